@@ -1,0 +1,100 @@
+"""Events to bytes and back. Encoders are built once; a decoder raises `BadRecord` for everything that is not an event."""
+
+from typing import Any, Final
+
+import msgspec
+
+from evener.proto.errors import EvenerError
+from evener.proto.fleet import DeadLetter, EngineDraining, EngineJoined, EngineLeft, Heartbeat, PolicyPublished, PolicyRetired
+from evener.proto.relay import AnyFrame
+from evener.proto.sessions import (
+    AttemptEnded,
+    CallClosed,
+    CallFailed,
+    CallOpened,
+    CallUndelivered,
+    Event,
+    HarnessExited,
+    SessionCancelled,
+    SessionDispatched,
+    SessionGivenUp,
+    SessionSealed,
+    SessionStarted,
+)
+from evener.proto.state import GroupState, TaskState
+from evener.proto.tasks import TaskCancelled, TaskEnded, TaskSubmitted
+from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt, TrajectoryScored
+
+AnyEvent = (
+    TaskSubmitted
+    | TaskCancelled
+    | TaskEnded
+    | SessionDispatched
+    | SessionCancelled
+    | SessionStarted
+    | HarnessExited
+    | SessionGivenUp
+    | CallOpened
+    | CallClosed
+    | CallFailed
+    | CallUndelivered
+    | AttemptEnded
+    | SessionSealed
+    | TrajectoryBuilt
+    | TrajectoryScored
+    | GroupMerged
+    | GroupFailed
+    | PolicyPublished
+    | PolicyRetired
+    | Heartbeat
+    | EngineJoined
+    | EngineDraining
+    | EngineLeft
+    | TaskState
+    | GroupState
+    | DeadLetter
+)
+
+
+class BadRecord(EvenerError):
+    """The bytes are not an event of this version. The record goes to dead-letters; replay it with a version that knows its type."""
+
+
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_decoder: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
+_frames: Final[msgspec.msgpack.Decoder[AnyFrame]] = msgspec.msgpack.Decoder(AnyFrame)
+
+
+def encode(event: Event) -> bytes:
+    """Return the event as a msgpack map. Equal events give equal bytes."""
+    return _encoder.encode(event)
+
+
+def decode(data: bytes) -> AnyEvent:
+    """Return the event in `data`. Raises `BadRecord` if it is none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as cause:
+        msg = f"record of {len(data)} bytes: {cause}"
+        raise BadRecord(msg) from cause
+
+
+def tag_of(event: Event | type[Event]) -> str:
+    """Return the event's type as it stands in the record and its header."""
+    tag: Any = event.__struct_config__.tag
+    return str(tag)
+
+
+def encode_frame(frame: AnyFrame) -> bytes:
+    """Return the frame with its 4-byte big-endian length before it."""
+    body = _encoder.encode(frame)
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode_frame(body: bytes) -> AnyFrame:
+    """Return the frame in `body`, without its length. Raises `BadRecord`."""
+    try:
+        return _frames.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError) as cause:
+        msg = f"frame of {len(body)} bytes: {cause}"
+        raise BadRecord(msg) from cause

@@ -1,0 +1,64 @@
+"""Ids: how each is made and what it tells.
+
+Task ids come from the client (its own id makes a submission idempotent) or are drawn. Group and session ids are derived, so
+that a scheduler that takes over names the same things. Start ids, nonces and request ids are random: knowing one is the right
+to use it. Call ids are the letters and digits that every harness returns verbatim.
+"""
+
+import re
+import secrets
+import time
+from typing import Final
+
+TASK_ID_PATTERN: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+
+
+def new_id(prefix: str, *, now: float | None = None) -> str:
+    """Return `prefix` + 12 hexadecimal digits of milliseconds since 1970 + 14 random ones: unique, sorts by time."""
+    millis = int((time.time() if now is None else now) * 1000)
+    return f"{prefix}{millis:012x}{secrets.token_hex(7)}"
+
+
+def id_seconds(made: str) -> float:
+    """Return the Unix seconds at which `new_id` made this id. Raises ValueError for a foreign id."""
+    return int(made[-26:-14], 16) / 1000
+
+
+def group_of(task_id: str) -> str:
+    """Return the id of the one group of a task."""
+    return task_id
+
+
+def session_of(group_id: str, index: int) -> str:
+    """Return the id of sample `index` (from 0) of a group."""
+    return f"{group_id}.{index}"
+
+
+def new_request_id() -> str:
+    """Return the id that the relay gives to one request of the harness; a re-send keeps it. The answer's time comes from it."""
+    return new_id("r")
+
+
+def answer_identity(request_id: str) -> tuple[str, int]:
+    """Return the id and the time (Unix seconds) of a request's answer. Relay and gateway derive the same."""
+    return f"chatcmpl-{request_id}", int(id_seconds(request_id))
+
+
+def new_call_id() -> str:
+    """Return the id of a model call in the log."""
+    return new_id("c")
+
+
+def new_start_id() -> str:
+    """Return the id of one start of a session by one runner."""
+    return new_id("s")
+
+
+def new_nonce() -> str:
+    """Return the key that a harness holds: 256 bits, letters and digits, worthless outside its own relay."""
+    return f"evk{secrets.token_hex(32)}"
+
+
+def tool_call_id(call_id: str, choice: int, index: int) -> str:
+    """Return the id of a tool call in an answer: letters and digits only, so that every harness returns it verbatim."""
+    return f"call{call_id}x{choice}x{index}"

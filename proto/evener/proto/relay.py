@@ -1,0 +1,57 @@
+"""What relay and gateway say to each other about one call: HTTP, POST to the gateway, answered by a stream of frames.
+
+The request is the harness's own (path, query, body) with the headers below. The answer is status 200 and a stream of frames,
+each a 4-byte big-endian length and a msgpack map; the last frame is `Answer`. A stream that ends without one is a broken
+gateway: the relay sends the request again under the same id. Status 307 with `OWNER` names the gateway that owns the session.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+CAPABILITY: Final = "x-evener-capability"
+"""The session's capability: session, attempt, start id, the offset of SessionStarted, expiry; signed."""
+REQUEST_ID: Final = "x-evener-request-id"
+STARTED: Final = "x-evener-started"
+"""Set by the relay once the headers of a streamed answer are out: from then on an error is an event of the stream."""
+OWNER: Final = "x-evener-owner"
+"""In a 307 answer: base URL of the owner."""
+LEFT_PATH: Final = "/calls/{request_id}/left"
+"""POST with the capability: the harness left. Aborts the open call, or records that its answer was not delivered."""
+SERVE_PREFIX: Final = "/serve"
+"""POST /serve/v1/chat/completions ...: a harness's request as the relay passes it on."""
+
+
+class Frame(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="frame"):
+    """Base of the frames."""
+
+
+class Admitted(Frame, frozen=True, kw_only=True, tag="admitted"):
+    """The call is admitted and placed: headers may leave."""
+
+    prompt_tokens: int
+
+
+class Waiting(Frame, frozen=True, kw_only=True, tag="waiting"):
+    """Seconds that the call waited without the agent's clock, since the last such frame."""
+
+    seconds: float
+
+
+class Delta(Frame, frozen=True, kw_only=True, tag="delta"):
+    """Bytes of the answer's body that may leave before the commit (`live`)."""
+
+    body: bytes
+
+
+class Answer(Frame, frozen=True, kw_only=True, tag="answer"):
+    """The end: committed. The bytes of the answer's body that were not sent as deltas, after the dialect's prologue."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes
+    recorded: bool = False
+    """It was answered from the record."""
+
+
+AnyFrame = Admitted | Waiting | Delta | Answer

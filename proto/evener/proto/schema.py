@@ -1,0 +1,102 @@
+"""The JSON Schema of all events, committed as `proto/schema/events.json`: `python -m evener.proto.schema FILE` writes it.
+
+The wire format is msgpack, where fields of bytes are raw; in the schema, as in JSON exports, they are base64 strings.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from evener.proto.codec import AnyEvent, tag_of
+from evener.proto.docs import meanings
+from evener.proto.fleet import DeadLetter, EngineDraining, EngineJoined, EngineLeft, Heartbeat, PolicyPublished, PolicyRetired
+from evener.proto.sessions import (
+    AttemptEnded,
+    CallClosed,
+    CallFailed,
+    CallOpened,
+    CallUndelivered,
+    Event,
+    HarnessExited,
+    SessionCancelled,
+    SessionDispatched,
+    SessionGivenUp,
+    SessionSealed,
+    SessionStarted,
+)
+from evener.proto.state import GroupState, TaskState
+from evener.proto.tasks import TaskCancelled, TaskEnded, TaskSubmitted
+from evener.proto.topics import TOPICS, Topic
+from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt, TrajectoryScored
+
+EVENTS: Final[dict[Topic, tuple[type[Event], ...]]] = {
+    Topic.TASKS: (TaskSubmitted, TaskCancelled, TaskEnded),
+    Topic.DISPATCH: (SessionDispatched, SessionCancelled),
+    Topic.SESSIONS: (
+        SessionStarted,
+        HarnessExited,
+        SessionGivenUp,
+        CallOpened,
+        CallClosed,
+        CallFailed,
+        CallUndelivered,
+        AttemptEnded,
+        SessionSealed,
+    ),
+    Topic.BUILT: (TrajectoryBuilt,),
+    Topic.SCORED: (TrajectoryScored,),
+    Topic.MERGED: (GroupMerged, GroupFailed),
+    Topic.KEPT: (GroupMerged, GroupFailed),
+    Topic.POLICIES: (PolicyPublished, PolicyRetired),
+    Topic.FLEET: (Heartbeat, EngineJoined, EngineDraining, EngineLeft),
+    Topic.SCHEDULER_STATE: (TaskState,),
+    Topic.BRIDGE_STATE: (GroupState,),
+    Topic.DEAD_LETTERS: (DeadLetter,),
+}
+"""Which events stand on which topic."""
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema of any event, and the topics with their keys and events."""
+    (any_event,), components = msgspec.json.schema_components((AnyEvent,), ref_template="#/$defs/{name}")
+    for struct in _structs(Struct):
+        if struct.__name__ in components:
+            _describe(components[struct.__name__], struct)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Events of Evener",
+        "topics": {
+            str(name): {**structs.asdict(spec), "events": [tag_of(event) for event in EVENTS[name]]} for name, spec in TOPICS.items()
+        },
+        **any_event,
+        "$defs": dict(sorted(components.items())),
+    }
+
+
+def text() -> str:
+    """Return the schema as it is committed."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _describe(component: dict[str, Any], struct: type[Struct]) -> None:
+    """Add what the fields mean."""
+    encoded = {field.name: field.encode_name for field in structs.fields(struct)}
+    for name, meaning in meanings(struct).items():
+        if meaning:
+            component["properties"][encoded[name]].setdefault("description", meaning)
+
+
+def _structs(base: type[Struct]) -> Iterator[type[Struct]]:
+    for struct in base.__subclasses__():
+        if struct.__module__.startswith("evener.proto."):
+            yield struct
+        yield from _structs(struct)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(text())
