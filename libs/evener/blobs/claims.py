@@ -1,0 +1,134 @@
+"""The claim check: a record that is too large leaves its largest bulk fields in the blob store and carries their references.
+
+Only fields typed `Bulk` move, wherever they are nested; a field that is a `BlobRef` by its type is data and stays as it is.
+"""
+
+import asyncio
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct, structs
+
+from evener.blobs.port import Blobs
+from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef, Bulk
+from evener.proto.codec import encode
+from evener.proto.sessions import Event
+
+REF_BYTES: Final = 100
+"""About what a reference takes in a record; fields below twice that stay."""
+CONCURRENT: Final = 16
+"""Objects that one event moves or fetches at a time."""
+
+E = TypeVar("E", bound=Event)
+T = TypeVar("T")
+
+
+async def deflate(event: E, blobs: Blobs, limit: int = INLINE_LIMIT_BYTES) -> E:
+    """Return the event with its largest bulk fields in `blobs`, so that it encodes to `limit` bytes or as near as they allow.
+
+    An event that is small enough is returned as it is. Equal events give equal events. Raises BlobError.
+    """
+    size = len(encode(event))
+    if size <= limit:
+        return event
+    moving = dict.fromkeys(_largest(event, size - limit))
+    refs = dict(zip(moving, await _each(blobs.put, moving), strict=True))
+    moved: E = _changed(event, lambda field: refs.get(field, field) if isinstance(field, bytes) else field)
+    return moved
+
+
+async def inflate(event: E, blobs: Blobs) -> E:
+    """Return the event with the bytes of all its bulk fields in place. Raises BlobError."""
+    refs = dict.fromkeys(field for field in _bulks(event) if isinstance(field, BlobRef))
+    if not refs:
+        return event
+    fetched = dict(zip(refs, await _each(blobs.get, refs), strict=True))
+    whole: E = _changed(event, lambda field: fetched[field] if isinstance(field, BlobRef) else field)
+    return whole
+
+
+def _largest(event: Event, excess: int) -> Iterator[bytes]:
+    """Choose fields to move, the largest first, until `excess` bytes are gone."""
+    inline = [field for field in _bulks(event) if isinstance(field, bytes)]
+    for field in sorted(inline, key=len, reverse=True):
+        if excess <= 0 or len(field) < 2 * REF_BYTES:
+            return
+        yield field
+        excess -= len(field) - REF_BYTES
+
+
+async def _each(work: Callable[[T], Any], items: dict[T, None]) -> list[Any]:
+    gate = asyncio.Semaphore(CONCURRENT)
+
+    async def one(item: T) -> Any:
+        async with gate:
+            return await work(item)
+
+    return await asyncio.gather(*map(one, items))
+
+
+def _bulks(value: object) -> Iterator[Bulk]:
+    """Walk all bulk fields of a Struct, and of those in its fields, tuples and dictionaries."""
+    if isinstance(value, Struct):
+        bulk, nested = _fields(type(value))
+        for name in bulk:
+            field = getattr(value, name)
+            if field is not None:
+                yield field
+        for name in nested:
+            yield from _bulks(getattr(value, name))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _bulks(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _bulks(item)
+
+
+def _changed(value: Any, change: Callable[[Bulk], Bulk]) -> Any:
+    """Return `value` with `change` done to each of its bulk fields; the very same object where nothing changed."""
+    if isinstance(value, Struct):
+        bulk, nested = _fields(type(value))
+        new = {name: change(field) for name in bulk if (field := getattr(value, name)) is not None}
+        new |= {name: _changed(getattr(value, name), change) for name in nested}
+        new = {name: field for name, field in new.items() if field is not getattr(value, name)}
+        return structs.replace(value, **new) if new else value
+    if isinstance(value, tuple | list):
+        items = [_changed(item, change) for item in value]
+        if any(new is not old for new, old in zip(items, value, strict=True)):
+            return type(value)(items)
+    elif isinstance(value, dict):
+        pairs = {key: _changed(item, change) for key, item in value.items()}
+        if any(pairs[key] is not value[key] for key in value):
+            return pairs
+    return value
+
+
+@cache
+def _fields(struct: type[Struct]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a Struct's bulk fields, and of those with Structs in them that have some."""
+    hints = get_type_hints(struct, include_extras=False)
+    bulk = tuple(name for name in struct.__struct_fields__ if {bytes, BlobRef} <= set(_members(hints[name])))
+    nested = tuple(name for name in struct.__struct_fields__ if name not in bulk and _reaches(hints[name]))
+    return bulk, nested
+
+
+def _reaches(hint: Any) -> bool:
+    for member in _members(hint):
+        if isinstance(member, type) and issubclass(member, Struct):
+            if any(_fields(member)):
+                return True
+        elif any(_reaches(argument) for argument in get_args(member)):
+            return True
+    return False
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    if get_origin(hint) is Annotated:
+        return _members(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(member for argument in get_args(hint) for member in _members(argument))
+    return (hint,)

@@ -1,0 +1,152 @@
+"""Bytes by digest: in a local folder, in memory, or in an object store by obstore.
+
+An object named `abcdef...` lies under `ab/abcdef...`: no folder grows beyond what file systems and object stores like.
+"""
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError, NotFoundError
+
+from evener.blobs.port import BlobError, NotStored
+from evener.proto.blobs import BlobRef
+
+
+def ref_of(data: bytes) -> BlobRef:
+    """Return the reference of an object: its SHA-256 and its size in bytes."""
+    return BlobRef(digest=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
+def path_of(ref: BlobRef) -> str:
+    """Return the object's path in its store."""
+    return f"{ref.digest[:2]}/{ref.digest}"
+
+
+def verified(data: bytes, ref: BlobRef) -> bytes:
+    """Return `data`. Raises BlobError unless size and digest are the reference's."""
+    if ref_of(data) != ref:
+        msg = f"blob {ref.digest} is damaged: {len(data)} bytes, {ref.size} expected"
+        raise BlobError(msg)
+    return data
+
+
+class LocalBlobs:
+    """A folder. Files are written here and not by obstore, which does not sync: an event must never outlive its object."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder if it is missing. Raises BlobError."""
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            msg = f"blob folder {folder}: {cause.strerror}"
+            raise BlobError(msg) from cause
+
+    async def put(self, data: bytes) -> BlobRef:
+        return await asyncio.to_thread(self._put, data)
+
+    async def get(self, ref: BlobRef) -> bytes:
+        return await asyncio.to_thread(self._get, ref)
+
+    async def has(self, ref: BlobRef) -> bool:
+        return await asyncio.to_thread(self._has, ref)
+
+    def _put(self, data: bytes) -> BlobRef:
+        ref = ref_of(data)
+        path = self._folder / path_of(ref)
+        try:
+            if not self._has(ref):
+                path.parent.mkdir(exist_ok=True)
+                _write(path, data)
+                _sync_folder(self._folder)
+            # also where the object was there: whoever wrote it may not have come to this line yet
+            _sync_folder(path.parent)
+        except OSError as cause:
+            msg = f"blob of {ref.size} bytes was not written to {self._folder}: {cause.strerror}"
+            raise NotStored(msg) from cause
+        return ref
+
+    def _get(self, ref: BlobRef) -> bytes:
+        try:
+            data = (self._folder / path_of(ref)).read_bytes()
+        except FileNotFoundError as cause:
+            msg = f"blob {ref.digest} is not in {self._folder}"
+            raise BlobError(msg) from cause
+        except OSError as cause:
+            msg = f"blob {ref.digest} was not read from {self._folder}: {cause.strerror}"
+            raise BlobError(msg) from cause
+        return verified(data, ref)
+
+    def _has(self, ref: BlobRef) -> bool:
+        try:
+            return (self._folder / path_of(ref)).stat().st_size == ref.size
+        except OSError:
+            return False
+
+
+class ObjectBlobs:
+    """An obstore store: memory, S3, GCS, Azure. A put that returned is as durable as the store makes it."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        """Use `store`; `name` is what errors call it."""
+        self._store = store
+        self._name = name
+
+    async def put(self, data: bytes) -> BlobRef:
+        ref = ref_of(data)
+        if not await self.has(ref):
+            try:
+                await obstore.put_async(self._store, path_of(ref), data)
+            except (BaseError, OSError) as cause:
+                msg = f"blob of {ref.size} bytes was not written to {self._name}: {cause}"
+                raise NotStored(msg) from cause
+        return ref
+
+    async def get(self, ref: BlobRef) -> bytes:
+        try:
+            found = await obstore.get_async(self._store, path_of(ref))
+            data = bytes(await found.bytes_async())
+        except (NotFoundError, FileNotFoundError) as cause:
+            msg = f"blob {ref.digest} is not in {self._name}"
+            raise BlobError(msg) from cause
+        except (BaseError, OSError) as cause:
+            msg = f"blob {ref.digest} was not read from {self._name}: {cause}"
+            raise BlobError(msg) from cause
+        return verified(data, ref)
+
+    async def has(self, ref: BlobRef) -> bool:
+        try:
+            found = await obstore.head_async(self._store, path_of(ref))
+        except (NotFoundError, FileNotFoundError):
+            return False
+        except (BaseError, OSError) as cause:
+            msg = f"{self._name} did not answer: {cause}"
+            raise BlobError(msg) from cause
+        return bool(found["size"] == ref.size)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that it is whole and synced, or absent, whatever dies meanwhile."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,235 @@
+"""The embedded bus: one process, one SQLite file, group commit. Not a small Kafka: one member a group, no rebalancing."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import TypeVar
+
+from evener.bus import embedded_store as store
+from evener.bus.embedded_lock import hold
+from evener.bus.embedded_store import Log
+from evener.bus.embedded_writer import Ends, Transaction, Writer
+from evener.bus.port import BusError, Fenced, GroupOffset, Membership, NotCommitted, Outgoing, Position, Record
+from evener.bus.records import check, group_of_offsets, partition_for
+from evener.proto.topics import TOPICS, Topic, TopicSpec
+from evener.service.faults import point_in_thread
+from evener.service.room import says_full
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def open_embedded(folder: Path, topics: Mapping[Topic, TopicSpec] = TOPICS, partitions: int = 4) -> AsyncIterator["EmbeddedBus"]:
+    """Open the bus in `folder`, made if missing. Raises BusHeld, BusError, ConfigError."""
+    async with AsyncExitStack() as stack:
+        try:
+            stack.enter_context(hold(folder))
+            writing = stack.enter_context(closing(await asyncio.to_thread(store.connect, folder)))
+            logs = await asyncio.to_thread(store.prepare, writing, topics, partitions)
+            ends = {log.number: store.end(writing, log) for log in logs.values()}
+            reading = stack.enter_context(closing(await asyncio.to_thread(store.connect, folder)))
+        except (OSError, sqlite3.Error) as cause:
+            why = f"the disk of {folder} is full" if says_full(cause, folder) else cause
+            msg = f"the bus in {folder} cannot be opened: {why}"
+            raise BusError(msg) from cause
+        bus = EmbeddedBus(logs, ends, writing, reading)
+        stack.push_async_callback(bus.aclose)
+        yield bus
+
+
+class EmbeddedBus:
+    """A `Bus` on one file. Writes go through the writer's thread, reads through a thread of their own."""
+
+    def __init__(self, logs: dict[tuple[str, int], Log], ends: Ends, writing: sqlite3.Connection, reading: sqlite3.Connection) -> None:
+        self._logs = logs
+        self._partitions = _count(logs)
+        self._ends = ends
+        self._grown = {log.number: asyncio.Event() for log in logs.values()}
+        self._writer = Writer(writing, ends, self._note_growth)
+        self._reading = reading
+        self._reader = ThreadPoolExecutor(1, "bus-reader")
+        self._members: set[tuple[str, str]] = set()
+
+    def partitions_of(self, topic: str) -> int:
+        return self._partitions[topic]
+
+    def partition_of(self, topic: str, key: str) -> int:
+        return partition_for(key, self._partitions[topic])
+
+    async def send(self, records: Sequence[Outgoing]) -> tuple[Position, ...]:
+        check(records, (), self._partitions)
+        return await self._writer.do(lambda transaction: self._append(transaction, records))
+
+    async def producer(self, transactional_id: str) -> "EmbeddedProducer":
+        epoch = await self._writer.do(lambda transaction: store.take_over(transaction.connection, transactional_id))
+        return EmbeddedProducer(self, transactional_id, epoch)
+
+    async def commit_as(
+        self, transactional_id: str, epoch: int, records: Sequence[Outgoing], offsets: Sequence[GroupOffset]
+    ) -> tuple[Position, ...]:
+        """Commit for the holder of `epoch`. Raises Fenced if there is a later one, NotCommitted, RecordTooLarge."""
+        check(records, offsets, self._partitions)
+        group_of_offsets(offsets)
+
+        def work(transaction: Transaction) -> tuple[Position, ...]:
+            if store.epoch_of(transaction.connection, transactional_id) != epoch:
+                msg = f"transactional id {transactional_id} was taken over"
+                raise Fenced(msg)
+            self._set_offsets(transaction, offsets)
+            positions = self._append(transaction, records)
+            point_in_thread(f"bus.committing.{transactional_id.partition('-')[0]}")
+            return positions
+
+        return await self._writer.do(work)
+
+    async def flush(self) -> None:
+        """Wait until everything asked for before is written."""
+        await self._writer.do(lambda _: None)
+
+    async def end(self, topic: str, partition: int) -> int:
+        return self._ends[self._logs[topic, partition].number]
+
+    async def beginning(self, topic: str, partition: int) -> int:
+        log = self._logs[topic, partition]
+        return await self._read(lambda connection: store.beginning(connection, log))
+
+    async def read(self, topic: str, partition: int, start: int = 0) -> AsyncIterator[Record]:
+        log = self._logs[topic, partition]
+        end = self._ends[log.number]
+        while start < end:
+            records = await self._next(log, start, end)
+            for record in records:
+                yield record
+            start = records[-1].offset + 1 if records else end
+
+    async def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
+        log = self._logs[topic, partition]
+        while True:
+            grown, end = self._grown[log.number], self._ends[log.number]
+            if start >= end:
+                await grown.wait()
+                continue
+            records = await self._next(log, start, end)
+            start = records[-1].offset + 1 if records else end
+            if records:
+                yield records
+
+    async def last_values(self, topic: str, partition: int) -> dict[str, Record]:
+        log = self._logs[topic, partition]
+        if not log.compacted:
+            msg = f"topic {topic} is not compacted"
+            raise ValueError(msg)
+        return {record.key: record for record in await self._read(lambda connection: store.last_values(connection, log))}
+
+    async def committed(self, group: str, topic: str, partition: int) -> int | None:
+        log = self._logs[topic, partition]
+        return await self._read(lambda connection: store.committed(connection, group, log))
+
+    async def commit_offsets(self, offsets: Iterable[GroupOffset]) -> None:
+        kept = tuple(offsets)
+        check((), kept, self._partitions)
+        await self._writer.do(lambda transaction: self._set_offsets(transaction, kept))
+
+    @asynccontextmanager
+    async def join(self, group: str, topic: str) -> AsyncIterator[Membership]:
+        if (group, topic) in self._members:
+            msg = f"group {group} of topic {topic} has a member already, and on the embedded bus one is all there can be"
+            raise BusError(msg)
+        self._members.add((group, topic))
+        try:
+            yield SoleMember(frozenset(range(self.partitions_of(topic))))
+        finally:
+            self._members.discard((group, topic))
+
+    async def check(self) -> None:
+        await self._writer.do(lambda transaction: store.note_check(transaction.connection))
+
+    async def aclose(self) -> None:
+        """Finish what is under way and stop both threads."""
+        await self._writer.aclose()
+        await asyncio.to_thread(self._reader.shutdown)
+
+    def _append(self, transaction: Transaction, records: Sequence[Outgoing]) -> tuple[Position, ...]:
+        positions = []
+        for record in records:
+            partition = self.partition_of(record.topic, record.key) if record.partition is None else record.partition
+            log = self._logs[record.topic, partition]
+            offset = transaction.ends[log.number]
+            store.append(transaction.connection, log, offset, record)
+            transaction.ends[log.number] = offset + 1
+            positions.append(Position(record.topic, partition, offset))
+        return tuple(positions)
+
+    def _set_offsets(self, transaction: Transaction, offsets: Sequence[GroupOffset]) -> None:
+        for item in offsets:
+            log = self._logs[item.position.topic, item.position.partition]
+            store.commit_offsets(transaction.connection, item.group, [(log, item.position.offset)])
+
+    def _note_growth(self, ends: Ends) -> None:
+        for number, end in ends.items():
+            if end > self._ends[number]:
+                grown, self._grown[number] = self._grown[number], asyncio.Event()
+                grown.set()
+        self._ends = ends
+
+    async def _next(self, log: Log, start: int, stop: int) -> list[Record]:
+        return await self._read(lambda connection: store.read(connection, log, start, stop))
+
+    async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, query, self._reading)
+        except sqlite3.Error as cause:
+            msg = f"the bus file was not read: {cause}"
+            raise BusError(msg) from cause
+
+
+class EmbeddedProducer:
+    """A `Producer`: the holder of one epoch of a transactional id."""
+
+    def __init__(self, bus: EmbeddedBus, transactional_id: str, epoch: int) -> None:
+        self._bus = bus
+        self._transactional_id = transactional_id
+        self._epoch = epoch
+        self._closed = False
+
+    @property
+    def transactional_id(self) -> str:
+        return self._transactional_id
+
+    async def commit(self, records: Sequence[Outgoing], offsets: Sequence[GroupOffset] = ()) -> tuple[Position, ...]:
+        if self._closed:
+            msg = f"the producer of {self._transactional_id} is closed"
+            raise NotCommitted(msg)
+        return await self._bus.commit_as(self._transactional_id, self._epoch, records, offsets)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._bus.flush()
+
+
+class SoleMember:
+    """A `Membership` that owns all partitions and keeps them."""
+
+    def __init__(self, partitions: frozenset[int]) -> None:
+        self._partitions = partitions
+        self._told = False
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        return self._partitions
+
+    async def changed(self) -> frozenset[int]:
+        if self._told:
+            await asyncio.Event().wait()
+        self._told = True
+        return self._partitions
+
+
+def _count(logs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for topic, _ in logs:
+        counts[topic] = counts.get(topic, 0) + 1
+    return counts

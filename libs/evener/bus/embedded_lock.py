@@ -1,0 +1,31 @@
+"""One process owns an embedded bus: a lock that the kernel lets go with its holder, and that tells who the holder is."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from evener.bus.port import BusHeld
+
+LOCK_FILE: Final = "bus.lock"
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Make the folder if it is missing, and hold its lock. Raises BusHeld with the pid of the process that holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            msg = f"the bus in {folder} is held by process {holder}"
+            raise BusHeld(msg) from cause
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,136 @@
+"""The one thread that writes to the embedded bus's file. Jobs that wait while it syncs share its next SQL transaction and sync."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
+
+from evener.bus.port import NotCommitted
+
+MAX_JOBS: Final = 512
+"""Jobs of one SQL transaction. The queue itself is bounded by its callers: each waits for its job."""
+
+T = TypeVar("T")
+Ends = dict[int, int]
+"""Number of a log to the offset after its last record."""
+
+
+class Transaction(Struct, frozen=True):
+    """What a job works with."""
+
+    connection: sqlite3.Connection
+    ends: Ends
+    """Advanced by the job; put back if it fails."""
+
+
+class _Job(Struct, Generic[T], frozen=True, eq=False):
+    work: Callable[[Transaction], T]
+    future: "asyncio.Future[T]"
+
+
+class _Outcome(Struct, frozen=True):
+    job: _Job[Any]
+    result: object = None
+    error: Exception | None = None
+
+
+class Writer:
+    """Runs jobs in the order in which they come, each atomic, many to a sync."""
+
+    def __init__(self, connection: sqlite3.Connection, ends: Ends, grown: Callable[[Ends], None]) -> None:
+        """Start the thread. `grown` is told in the event loop, after each sync, what is in the log now."""
+        self._connection = connection
+        self._ends = ends
+        self._grown = grown
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="bus-writer", daemon=True)
+        self._thread.start()
+
+    async def do(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in the thread; it is durable when this returns. Raises NotCommitted, and what `work` raises."""
+        if self._closed:
+            msg = "the bus is closed"
+            raise NotCommitted(msg)
+        job: _Job[T] = _Job(work, self._loop.create_future())
+        self._jobs.put(job)
+        return await job.future
+
+    async def aclose(self) -> None:
+        """Finish what is under way and end the thread."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while jobs := self._waiting():
+            outcomes = self._write(jobs)
+            self._loop.call_soon_threadsafe(self._settle, outcomes, self._ends)
+
+    def _waiting(self) -> list[_Job[Any]]:
+        """Return the jobs that wait, at least one; none at the end."""
+        jobs: list[_Job[Any]] = []
+        job = self._jobs.get()
+        while job is not None:
+            jobs.append(job)
+            if len(jobs) == MAX_JOBS:
+                return jobs
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return jobs
+        if jobs:
+            self._jobs.put(None)  # seen again, alone, at the next call
+        return jobs
+
+    def _write(self, jobs: list[_Job[Any]]) -> list[_Outcome]:
+        ends = dict(self._ends)
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            outcomes = [self._apply(job, ends) for job in jobs if not job.future.cancelled()]
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as cause:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            error = not_committed(cause)
+            return [_Outcome(job, error=error) for job in jobs]
+        self._ends = ends
+        return outcomes
+
+    def _apply(self, job: _Job[Any], ends: Ends) -> _Outcome:
+        before = dict(ends)
+        self._connection.execute("SAVEPOINT job")
+        try:
+            outcome = _Outcome(job, job.work(Transaction(self._connection, ends)))
+        except Exception as error:  # whatever it is, it belongs to the caller that waits for this job
+            if not self._connection.in_transaction:
+                raise  # SQLite gave up the whole transaction
+            self._connection.execute("ROLLBACK TO job")
+            ends.update(before)
+            outcome = _Outcome(job, error=not_committed(error) if isinstance(error, sqlite3.Error) else error)
+        self._connection.execute("RELEASE job")
+        return outcome
+
+    def _settle(self, outcomes: list[_Outcome], ends: Ends) -> None:
+        self._grown(ends)
+        for outcome in outcomes:
+            future = outcome.job.future
+            if future.done():
+                continue
+            if outcome.error is None:
+                future.set_result(outcome.result)
+            else:
+                future.set_exception(outcome.error)
+
+
+def not_committed(cause: sqlite3.Error | OSError) -> NotCommitted:
+    """Return the error that says why the file did not take it."""
+    error = NotCommitted(f"the bus file was not written: {cause}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,124 @@
+"""The bus on Apache Kafka, by aiokafka: what the port says, said to a broker.
+
+One broker survives the death of a process, not a power cut. With three or more, every topic has three replicas and a record
+counts when two have it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+
+from evener.bus import kafka_group, kafka_reader
+from evener.bus.kafka_client import REQUEST_MS, Cluster, asking, reaching, start_producer
+from evener.bus.kafka_group import GroupOffsets
+from evener.bus.kafka_producer import TRANSACTION_MS, KafkaProducer
+from evener.bus.kafka_sender import Sender
+from evener.bus.kafka_topics import make_topics
+from evener.bus.port import GroupOffset, Membership, Outgoing, Position, Record
+from evener.bus.records import check, partition_for
+from evener.proto.topics import TOPICS, Topic, TopicSpec
+
+CHECK_SECONDS: Final = 5.0
+
+
+@asynccontextmanager
+async def open_kafka(
+    servers: str, topics: Mapping[Topic, TopicSpec] = TOPICS, partitions: int = 4, prefix: str = ""
+) -> AsyncIterator["KafkaBus"]:
+    """Open the bus at `servers` (host:port,...) and make its topics. Raises BusUnreachable, BusError, ConfigError."""
+    async with AsyncExitStack() as stack:
+        admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=REQUEST_MS)
+        stack.push_async_callback(admin.close)
+        with asking(servers, "topics"):
+            await admin.start()
+            made = await make_topics(admin, prefix, topics, partitions)
+        compacted = frozenset(str(spec.name) for spec in topics.values() if spec.compacted)
+        cluster = Cluster(servers=servers, prefix=prefix, partitions=made, compacted=compacted)
+        lookup = await stack.enter_async_context(kafka_reader.open_consumer(cluster))
+        bus = KafkaBus(cluster, admin, lookup, stack)
+        stack.push_async_callback(bus.aclose)
+        yield bus
+
+
+class KafkaBus:
+    """A `Bus` on a Kafka cluster."""
+
+    def __init__(self, cluster: Cluster, admin: AIOKafkaAdminClient, lookup: AIOKafkaConsumer, stack: AsyncExitStack) -> None:
+        self._cluster = cluster
+        self._admin = admin
+        self._lookup = lookup
+        self._sender = Sender(cluster)
+        self._offsets = GroupOffsets(cluster, admin, stack)
+        self._producers: list[KafkaProducer] = []
+
+    def partitions_of(self, topic: str) -> int:
+        return self._cluster.partitions[topic]
+
+    def partition_of(self, topic: str, key: str) -> int:
+        return partition_for(key, self._cluster.partitions[topic])
+
+    async def send(self, records: Sequence[Outgoing]) -> tuple[Position, ...]:
+        check(records, (), self._cluster.partitions)
+        return await self._sender.send(records)
+
+    async def producer(self, transactional_id: str) -> KafkaProducer:
+        started = await start_producer(self._cluster, transactional_id, TRANSACTION_MS)
+        producer = KafkaProducer(self._cluster, transactional_id, started)
+        self._producers = [kept for kept in self._producers if not kept.ended]
+        self._producers.append(producer)
+        return producer
+
+    async def end(self, topic: str, partition: int) -> int:
+        place = self._cluster.place(topic, partition)
+        with asking(self._cluster.servers, f"offsets of topic {topic}"):
+            return int((await self._lookup.end_offsets([place]))[place])
+
+    async def beginning(self, topic: str, partition: int) -> int:
+        place = self._cluster.place(topic, partition)
+        with asking(self._cluster.servers, f"offsets of topic {topic}"):
+            return int((await self._lookup.beginning_offsets([place]))[place])
+
+    async def read(self, topic: str, partition: int, start: int = 0) -> AsyncIterator[Record]:
+        end = await self.end(topic, partition)
+        if start >= end:
+            return
+        async for record in kafka_reader.read(self._cluster, topic, partition, start, end):
+            yield record
+
+    def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
+        return kafka_reader.follow(self._cluster, topic, partition, start)
+
+    async def last_values(self, topic: str, partition: int) -> dict[str, Record]:
+        if topic not in self._cluster.compacted:
+            msg = f"topic {topic} is not compacted"
+            raise ValueError(msg)
+        last: dict[str, Record] = {}
+        async for record in self.read(topic, partition):
+            last.pop(record.key, None)
+            if record.value is not None:
+                last[record.key] = record
+        return last
+
+    async def committed(self, group: str, topic: str, partition: int) -> int | None:
+        return await self._offsets.committed(group, topic, partition)
+
+    async def commit_offsets(self, offsets: Iterable[GroupOffset]) -> None:
+        kept = tuple(offsets)
+        check((), kept, self._cluster.partitions)
+        await self._offsets.commit(kept)
+
+    def join(self, group: str, topic: str) -> AbstractAsyncContextManager[Membership]:
+        return kafka_group.join(self._cluster, group, topic)
+
+    async def check(self) -> None:
+        with reaching(self._cluster.servers):
+            async with asyncio.timeout(CHECK_SECONDS):
+                await self._admin.describe_cluster()
+
+    async def aclose(self) -> None:
+        """Finish what is under way and let all transactional ids go."""
+        await asyncio.gather(*(producer.aclose() for producer in self._producers), self._sender.aclose())

@@ -1,0 +1,133 @@
+"""Consumer groups: who reads which partition, and where each group goes on.
+
+Groups only divide partitions; records are read by `follow`. The members of group G join under the name `G.members`, because a
+broker takes plain offset commits from outside only for a group that has none.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError, KafkaError, NotCoordinatorForGroupError
+
+from evener.bus.kafka_client import Cluster, asking
+from evener.bus.kafka_reader import open_consumer
+from evener.bus.port import GroupOffset, Membership, NotCommitted
+
+SESSION_MS: Final = 6000
+HEARTBEAT_MS: Final = 1000
+NEVER_MS: Final = 2**31 - 1
+MEMBERS: Final = ".members"
+NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
+"""A cluster's first group finds none, and after a broker's restart they load: that passes."""
+COORDINATOR_SECONDS: Final = 30.0
+AGAIN_SECONDS: Final = 0.1
+
+
+class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships no types
+    """A `Membership` that hears of each rebalance from aiokafka."""
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+        self._partitions: frozenset[int] = frozenset()
+        self._assignments = 0
+        self._told = 0
+        self._assigned = asyncio.Event()
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        return self._partitions
+
+    async def changed(self) -> frozenset[int]:
+        while self._told == self._assignments:
+            self._assigned.clear()
+            await self._assigned.wait()
+        self._told = self._assignments
+        return self._partitions
+
+    def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        """A rebalance begins: aiokafka takes everything from everyone, and nothing is assigned until it ends."""
+        del revoked
+        self._partitions = frozenset()
+
+    def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        """A rebalance ended."""
+        self._consumer.pause(*assigned)  # this consumer divides and does not read
+        self._partitions = frozenset(place.partition for place in assigned)
+        self._assignments += 1
+        self._assigned.set()
+
+
+@asynccontextmanager
+async def join(cluster: Cluster, group: str, topic: str) -> AsyncIterator[Membership]:
+    """Be a member while the block runs. Its first assignment comes some time after it began."""
+    async with open_consumer(
+        cluster,
+        group_id=cluster.prefix + group + MEMBERS,
+        session_timeout_ms=SESSION_MS,
+        heartbeat_interval_ms=HEARTBEAT_MS,
+        max_poll_interval_ms=NEVER_MS,
+    ) as consumer:
+        member = Member(consumer)
+        consumer.subscribe([cluster.prefix + topic], listener=member)
+        yield member
+
+
+class GroupOffsets:
+    """Reads and writes where groups go on, without being a member of any."""
+
+    def __init__(self, cluster: Cluster, admin: AIOKafkaAdminClient, stack: AsyncExitStack) -> None:
+        """Consumers opened on the way are closed with `stack`."""
+        self._cluster = cluster
+        self._admin = admin
+        self._stack = stack
+        self._consumers: dict[str, AIOKafkaConsumer] = {}
+        self._places: defaultdict[str, set[TopicPartition]] = defaultdict(set)
+        self._busy = asyncio.Lock()
+
+    async def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """Return the committed offset. Raises BusUnreachable, BusError."""
+        place = self._cluster.place(topic, partition)
+        with asking(self._cluster.servers, f"offsets of group {group}"):
+            async with asyncio.timeout(COORDINATOR_SECONDS):
+                while (offset := await self._asked(group, place)) is None:  # noqa: ASYNC110 - the broker is asked
+                    await asyncio.sleep(AGAIN_SECONDS)
+        return None if offset < 0 else offset
+
+    async def commit(self, offsets: Iterable[GroupOffset]) -> None:
+        """Commit offsets. Raises NotCommitted."""
+        by_group: defaultdict[str, dict[TopicPartition, int]] = defaultdict(dict)
+        for item in offsets:
+            by_group[item.group][self._cluster.place(item.position.topic, item.position.partition)] = item.position.offset
+        async with self._busy:
+            for group, places in by_group.items():
+                consumer = await self._consumer(group, set(places))
+                try:
+                    await consumer.commit(places)
+                except KafkaError as cause:
+                    msg = f"offsets of group {group} were not committed: {cause!r}"
+                    raise NotCommitted(msg) from cause
+
+    async def _asked(self, group: str, place: TopicPartition) -> int | None:
+        """Return the committed offset, -1 where there is none. None: the group's coordinator is not there yet, or still loads."""
+        try:
+            found = await self._admin.list_consumer_group_offsets(self._cluster.prefix + group, partitions=[place])
+        except NO_COORDINATOR:
+            return None
+        return int(found[place].offset) if place in found else None  # aiokafka drops the error of an answer without partitions
+
+    async def _consumer(self, group: str, places: set[TopicPartition]) -> AIOKafkaConsumer:
+        """Return the group's consumer, which aiokafka lets commit only what is assigned to it."""
+        if group not in self._consumers:
+            opened = open_consumer(self._cluster, group_id=self._cluster.prefix + group)
+            self._consumers[group] = await self._stack.enter_async_context(opened)
+        consumer = self._consumers[group]
+        if not places <= self._places[group]:
+            self._places[group] |= places
+            consumer.assign(list(self._places[group]))
+            consumer.pause(*self._places[group])
+        return consumer

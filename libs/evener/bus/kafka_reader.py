@@ -1,0 +1,79 @@
+"""Readers of committed records: consumers that own what they were told to read and belong to no group."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
+from aiokafka.errors import KafkaError
+
+from evener.bus.kafka_client import REQUEST_MS, Cluster, reaching
+from evener.bus.port import BusError, Header, Record
+
+READ_RECORDS: Final = 1000
+MARKER_MS: Final = 20
+"""A fetch that holds nothing but markers moves the position without waking the reader: it looks again after this time."""
+IDLE_MS: Final = 3_600_000
+
+
+@asynccontextmanager
+async def open_consumer(cluster: Cluster, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
+    """Start a consumer that sees committed records only. Raises BusUnreachable."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=cluster.servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        request_timeout_ms=REQUEST_MS,
+        **options,
+    )
+    try:
+        with reaching(cluster.servers):
+            await consumer.start()
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+async def read(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> AsyncIterator[Record]:
+    """Read from `start` until the position is at `end`. Markers and aborted records leave gaps, so no record need be there."""
+    place = cluster.place(topic, partition)
+    async with open_consumer(cluster) as consumer:
+        consumer.assign([place])
+        consumer.seek(place, start)
+        while await consumer.position(place) < end:
+            for record in await _batch(consumer, topic, partition, MARKER_MS):
+                if record.offset < end:
+                    yield record
+
+
+async def follow(cluster: Cluster, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
+    """Read from `start` for ever. While no broker answers, it waits."""
+    place = cluster.place(topic, partition)
+    async with open_consumer(cluster) as consumer:
+        consumer.assign([place])
+        consumer.seek(place, start)
+        while True:
+            if batch := await _batch(consumer, topic, partition, IDLE_MS):
+                yield batch
+
+
+async def _batch(consumer: AIOKafkaConsumer, topic: str, partition: int, timeout_ms: int) -> list[Record]:
+    try:
+        fetched = await consumer.getmany(timeout_ms=timeout_ms, max_records=READ_RECORDS)
+    except KafkaError as cause:
+        msg = f"partition {partition} of topic {topic} was not read: {cause!r}"
+        raise BusError(msg) from cause
+    return [_record(topic, raw) for batch in fetched.values() for raw in batch]
+
+
+def _record(topic: str, raw: ConsumerRecord) -> Record:
+    return Record(
+        topic=topic,
+        partition=raw.partition,
+        offset=raw.offset,
+        key=(raw.key or b"").decode(errors="replace"),
+        value=raw.value,
+        headers=tuple(Header(name, value) for name, value in raw.headers),
+        timestamp_ms=raw.timestamp,
+    )

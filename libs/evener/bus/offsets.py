@@ -1,0 +1,46 @@
+"""Which offset a reader may commit when its records finish in any order."""
+
+from collections import OrderedDict
+
+
+class Contiguous:
+    """The records of one partition that were handed out, and which of them are finished.
+
+    A record counts only when all before it are finished, so that a reader that is started again repeats some but skips none.
+    """
+
+    def __init__(self, start: int) -> None:
+        """Begin at `start`, the offset of the next record to read."""
+        self._next = start
+        self._open: OrderedDict[int, bool] = OrderedDict()
+
+    @property
+    def next_offset(self) -> int:
+        """The offset to commit: all records before it are finished."""
+        return self._next
+
+    @property
+    def unfinished(self) -> int:
+        """Records handed out and not finished."""
+        return sum(not finished for finished in self._open.values())
+
+    def handed_out(self, offset: int) -> None:
+        """Register a record that is being worked on. Raises ValueError unless offsets rise."""
+        last = next(reversed(self._open), self._next - 1)
+        if offset <= last:
+            msg = f"offset {offset} was handed out after {last}"
+            raise ValueError(msg)
+        self._open[offset] = False
+
+    def finished(self, offset: int) -> int:
+        """Mark a record as finished and return the offset to commit now. Raises KeyError for one that is not open."""
+        if self._open[offset]:
+            raise KeyError(offset)
+        self._open[offset] = True
+        while self._open:
+            first, done = next(iter(self._open.items()))
+            if not done:
+                break
+            del self._open[first]
+            self._next = first + 1
+        return self._next

@@ -1,0 +1,183 @@
+"""The bus port: a durable, partitioned log with transactions. Two implementations, one contract suite.
+
+`embedded` (SQLite, one process) and `kafka` (aiokafka) behave alike in everything that stands here. What a service may rely on:
+
+- Records of one key are in one partition, in the order of their commits. Offsets in a partition rise and may have gaps.
+- What is awaited is durable (embedded: synced to disk; Kafka: acknowledged by all in-sync replicas).
+- Readers see committed records only, a moment after the commit returned (Kafka writes its markers then). After `producer(id)`
+  returned, everything that the id's earlier holder committed can be read.
+- A transactional id has one holder: `producer(id)` fences the earlier one for good. A fenced producer is thrown away.
+- `Producer.commit` is atomic: all its records and offsets, or none. It returns only when its own records are committed, and
+  raises otherwise, whatever other commits shared its transaction. A record that is too large fails its own commit alone.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from evener.proto.errors import EvenerError, Recoverable
+
+MAX_RECORD_BYTES: Final = 1_000_000
+"""Value, key and headers of one record; Kafka's default cap is 1 MiB."""
+
+
+class BusError(EvenerError):
+    """Look at the bus: the broker's log, or the disk under the embedded file."""
+
+
+class NotCommitted(BusError, Recoverable):
+    """Nothing of it is in the log. Check the broker, or the free space under the embedded file, and send it again."""
+
+
+class BusUnreachable(BusError, Recoverable):
+    """No broker answers. Check its address and that it runs."""
+
+
+class Fenced(BusError):
+    """Another instance took over this transactional id. This one must drop its state and may not write under it again."""
+
+
+class RecordTooLarge(BusError):
+    """A record is above the bus's limit. Move its bulk fields to the blob store before sending it."""
+
+
+class BusHeld(BusError):
+    """Another process has this bus file open. Stop that one, or point this one at another state folder."""
+
+
+class Header(Struct, frozen=True, array_like=True):
+    """One record header."""
+
+    name: str
+    value: bytes
+
+
+class Outgoing(Struct, frozen=True, kw_only=True):
+    """A record to write."""
+
+    topic: str
+    key: str
+    value: bytes | None
+    """None: the key is deleted at the next compaction (compacted topics)."""
+    headers: tuple[Header, ...] = ()
+    partition: int | None = None
+    """None: by the key's hash (murmur2, as Kafka's default partitioner)."""
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """A committed record."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str
+    value: bytes | None
+    headers: tuple[Header, ...]
+    timestamp_ms: int
+
+
+class Position(Struct, frozen=True, order=True):
+    """Where a record stands."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class GroupOffset(Struct, frozen=True):
+    """Group `group` goes on at `position` (the next record to read, not the last one read)."""
+
+    group: str
+    position: Position
+
+
+class Producer(Protocol):
+    """The one writer under a transactional id."""
+
+    @property
+    def transactional_id(self) -> str: ...
+
+    async def commit(self, records: Sequence[Outgoing], offsets: Sequence[GroupOffset] = ()) -> tuple[Position, ...]:
+        """Commit records and offsets together; return where each record stands. Concurrent commits may share a transaction.
+
+        Raises Fenced, NotCommitted, RecordTooLarge. A cancelled commit may or may not have happened.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Finish what is under way and let the id go."""
+        ...
+
+
+class Membership(Protocol):
+    """A member of a consumer group that only divides partitions; what it owns it reads with `follow`."""
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """Partitions that the group assigns to this member now."""
+        ...
+
+    async def changed(self) -> frozenset[int]:
+        """Wait for the next assignment and return it. The first call returns the first assignment."""
+        ...
+
+
+class Bus(Protocol):
+    """The log. Opened by `open_embedded` or `open_kafka`, both async context managers."""
+
+    def partitions_of(self, topic: str) -> int:
+        """Return the number of partitions of a topic."""
+        ...
+
+    def partition_of(self, topic: str, key: str) -> int:
+        """Return the partition in which records of this key stand."""
+        ...
+
+    async def send(self, records: Sequence[Outgoing]) -> tuple[Position, ...]:
+        """Append outside any transaction (idempotent, durable when it returns). Raises NotCommitted, RecordTooLarge.
+
+        Several records are not atomic, and one that was not acknowledged may still be there: whoever sends it again must not mind.
+        """
+        ...
+
+    async def producer(self, transactional_id: str) -> Producer:
+        """Become the one writer under this id, fencing the earlier one. Its open transaction is aborted before this returns."""
+        ...
+
+    async def end(self, topic: str, partition: int) -> int:
+        """Return the offset after the last committed record."""
+        ...
+
+    async def beginning(self, topic: str, partition: int) -> int:
+        """Return the offset of the first record that is still kept."""
+        ...
+
+    def read(self, topic: str, partition: int, start: int = 0) -> AsyncIterator[Record]:
+        """Read committed records from `start` to the end as it is at the call, then stop."""
+        ...
+
+    def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
+        """Read committed records from `start` for ever, in batches as they come (never empty)."""
+        ...
+
+    async def last_values(self, topic: str, partition: int) -> dict[str, Record]:
+        """Return the last record of each key up to the end; deleted keys are absent. Raises ValueError for a topic not compacted."""
+        ...
+
+    async def committed(self, group: str, topic: str, partition: int) -> int | None:
+        """Return where the group goes on. None: it never committed there."""
+        ...
+
+    async def commit_offsets(self, offsets: Iterable[GroupOffset]) -> None:
+        """Commit offsets of a group without records (at-least-once readers)."""
+        ...
+
+    def join(self, group: str, topic: str) -> AbstractAsyncContextManager[Membership]:
+        """Become a member of a group that divides the partitions of a topic."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the log can be reached and written; raise BusUnreachable or NotCommitted otherwise (readiness)."""
+        ...

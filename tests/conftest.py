@@ -1,0 +1,41 @@
+"""What all tests share: a clean environment, and one real Kafka broker for those that are marked with it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.engines_fixtures"]
+
+KAFKA = Path(__file__).parents[1] / "scripts" / "kafka.py"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is configured on this machine reaches a test."""
+    for name in os.environ:
+        if name.startswith("EVENER_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def kafka_servers() -> Iterator[str]:
+    """Bootstrap address of a real broker that lives as long as this test session."""
+    missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"NOT TESTED ON KAFKA: {' and '.join(missing)} missing on this machine")
+    command = [sys.executable, str(KAFKA), "run", "--with-parent"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as broker:
+        assert broker.stdout
+        assert broker.stderr
+        address = broker.stdout.readline().strip()
+        if not address:
+            pytest.fail(f"Java and Maven are here, and the broker did not start: {broker.stderr.read()}")
+        try:
+            yield address
+        finally:
+            broker.terminate()

@@ -1,0 +1,110 @@
+"""What every blob store promises, on a folder and on obstore."""
+
+import abc
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from evener.blobs.open import open_blobs
+from evener.blobs.port import BlobError, Blobs, NotStored
+from evener.blobs.store import path_of, ref_of
+from evener.proto.blobs import BlobRef
+from evener.proto.errors import ConfigError
+
+
+class BlobsContract(abc.ABC):
+    """A subclass only says how to open one."""
+
+    @pytest.fixture
+    @abc.abstractmethod
+    def blobs(self, tmp_path: Path) -> Blobs: ...
+
+    async def test_object_comes_back_by_its_reference(self, blobs: Blobs) -> None:
+        """The reference is the SHA-256 and the size, nothing that the store made up."""
+        for data in (b"", b"ids", bytes(3_000_000)):
+            ref = await blobs.put(data)
+            assert ref == ref_of(data)
+            assert await blobs.get(ref) == data
+            assert await blobs.has(ref)
+
+    async def test_the_same_bytes_are_stored_once(self, blobs: Blobs) -> None:
+        """Also when many put them at the same time."""
+        refs = await asyncio.gather(*(blobs.put(b"tools" * 1000) for _ in range(20)))
+        assert set(refs) == {ref_of(b"tools" * 1000)}
+        assert await blobs.get(refs[0]) == b"tools" * 1000
+
+    async def test_missing_object_is_named(self, blobs: Blobs) -> None:
+        """An operator can look for it."""
+        ref = ref_of(b"never put")
+        assert not await blobs.has(ref)
+        with pytest.raises(BlobError, match=f"{ref.digest} is not in"):
+            await blobs.get(ref)
+
+    async def test_object_of_another_size_than_its_reference_is_refused(self, blobs: Blobs) -> None:
+        """A reference is a promise about the bytes."""
+        ref = await blobs.put(b"abc")
+        with pytest.raises(BlobError, match="damaged"):
+            await blobs.get(BlobRef(digest=ref.digest, size=4))
+
+
+class TestLocalBlobs(BlobsContract):
+    @pytest.fixture
+    def blobs(self, tmp_path: Path) -> Blobs:
+        return open_blobs(str(tmp_path / "blobs"))
+
+    async def test_damaged_file_is_never_handed_out(self, blobs: Blobs, tmp_path: Path) -> None:
+        """Same size, other bytes: only the digest tells."""
+        ref = await blobs.put(b"sampled")
+        (tmp_path / "blobs" / path_of(ref)).write_bytes(b"sampleD")
+        with pytest.raises(BlobError, match="damaged"):
+            await blobs.get(ref)
+
+    async def test_cut_file_is_written_again(self, blobs: Blobs, tmp_path: Path) -> None:
+        """What a broken disk left in part does not pass for being there."""
+        ref = await blobs.put(b"sampled")
+        (tmp_path / "blobs" / path_of(ref)).write_bytes(b"sam")
+        assert not await blobs.has(ref)
+        await blobs.put(b"sampled")
+        assert await blobs.get(ref) == b"sampled"
+
+    async def test_folder_holds_objects_and_nothing_else(self, blobs: Blobs, tmp_path: Path) -> None:
+        """No temporary file is left, and a path follows from the digest alone."""
+        refs = [await blobs.put(b"%d" % number) for number in range(20)]
+        found = {str(path.relative_to(tmp_path / "blobs")) for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+        assert found == {path_of(ref) for ref in refs}
+
+    async def test_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        """One line: which folder, and what is wrong with it."""
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(BlobError, match="blob folder"):
+            open_blobs(str(tmp_path / "file" / "blobs"))
+
+
+class TestMemoryBlobs(BlobsContract):
+    @pytest.fixture
+    def blobs(self, tmp_path: Path) -> Blobs:
+        del tmp_path
+        return open_blobs("memory://")
+
+
+def test_unknown_kind_of_store_is_refused_by_name() -> None:
+    """A typing mistake is an error at start, not a folder called `ftp:`."""
+    with pytest.raises(ConfigError, match="ftp://host"):
+        open_blobs("ftp://host")
+
+
+def test_object_stores_open_without_being_asked_anything() -> None:
+    """A bucket's URL is enough; credentials come from the environment."""
+    for url in ("s3://bucket/evener", "gs://bucket/evener"):
+        assert open_blobs(url)
+
+
+async def test_folder_without_room_may_have_some_later(tmp_path: Path) -> None:
+    """What the disk refuses is worth another try; a damaged object is not."""
+    blobs = open_blobs(str(tmp_path / "blobs"))
+    (tmp_path / "blobs").rmdir()
+    (tmp_path / "blobs").write_text("in the way")
+
+    with pytest.raises(NotStored, match="was not written to"):
+        await blobs.put(b"data")

@@ -1,0 +1,204 @@
+"""What happens on a real broker only: records that it refuses, transactions that stay open, owners that change in between."""
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from evener.bus import kafka_producer, kafka_sender
+from evener.bus.kafka import KafkaBus, open_kafka
+from evener.bus.kafka_client import Cluster, discard, start_producer
+from evener.bus.port import BusUnreachable, Fenced, NotCommitted, Outgoing, RecordTooLarge
+from evener.proto.topics import TOPICS, Topic
+
+pytestmark = pytest.mark.kafka
+
+CALLS = Topic.SESSIONS
+FEW = {CALLS: TOPICS[CALLS]}
+SMALL_LIMIT = 20_000
+KAFKA = Path(__file__).parents[2] / "scripts" / "kafka.py"
+
+
+def record(value: bytes, partition: int = 0) -> Outgoing:
+    return Outgoing(topic=CALLS, key="s1", value=value, partition=partition)
+
+
+async def values(bus: KafkaBus, partition: int = 0) -> list[bytes | None]:
+    await (await bus.producer("gateway-0")).aclose()
+    async with asyncio.timeout(20):
+        return [found.value async for found in bus.read(CALLS, partition)]
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"t{secrets.token_hex(4)}."
+
+
+@pytest.fixture
+async def bus(kafka_servers: str, prefix: str) -> AsyncIterator[KafkaBus]:
+    async with open_kafka(kafka_servers, FEW, 4, prefix) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def strict_bus(kafka_servers: str, prefix: str) -> AsyncIterator[KafkaBus]:
+    """A bus whose broker takes less than the bus's own limit, so that records fail inside a transaction."""
+    async with open_kafka(kafka_servers, FEW, 4, prefix) as bus:
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka_servers)
+        await admin.start()
+        limit = {"max.message.bytes": str(SMALL_LIMIT)}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, prefix + CALLS, limit)])
+        await admin.close()
+        async with asyncio.timeout(10):
+            with suppress(RecordTooLarge):
+                while True:  # the broker keeps to its new limit a moment later
+                    await bus.send([record(bytes(SMALL_LIMIT * 2), 3)])
+        yield bus
+
+
+async def test_record_that_the_broker_refuses_fails_its_own_commit_alone(strict_bus: KafkaBus) -> None:
+    """aiokafka would commit the transaction without it and without an error; here its mates are there, once, and it is told."""
+    producer = await strict_bus.producer("gateway-0")
+    commits = [producer.commit([record(b"%d" % number)]) for number in range(8)]
+    commits.insert(3, producer.commit([record(b"with it"), record(bytes(SMALL_LIMIT * 2))]))
+    outcomes = await asyncio.gather(*commits, return_exceptions=True)
+
+    assert isinstance(outcomes.pop(3), RecordTooLarge)
+    assert not [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    await producer.commit([record(b"the same holder goes on")])
+    assert await values(strict_bus) == [*(b"%d" % number for number in range(8)), b"the same holder goes on"]
+
+
+async def test_record_that_the_broker_refuses_does_not_stop_later_plain_ones(strict_bus: KafkaBus) -> None:
+    """An idempotent producer is useless after a failed batch; it is replaced, and what failed beside it is sent again."""
+    await strict_bus.send([record(b"0")])
+    sends = [strict_bus.send([record(b"%d" % number)]) for number in range(1, 6)]
+    sends.insert(2, strict_bus.send([record(bytes(SMALL_LIMIT * 2))]))
+    outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    await strict_bus.send([record(b"6")])
+
+    assert isinstance(outcomes.pop(2), RecordTooLarge)
+    assert not [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert sorted(await values(strict_bus)) == [b"%d" % number for number in range(7)]  # type: ignore[type-var] # no tombstones
+
+
+async def test_take_over_while_a_producer_is_replaced_fences_the_replaced_one(
+    strict_bus: KafkaBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the abort and the new start somebody else may have taken the id: going on would write under stale state."""
+
+    async def raced(cluster: Cluster, transactional_id: str, timeout_ms: int) -> AIOKafkaProducer:
+        await discard(await start_producer(cluster, transactional_id, timeout_ms))
+        return await start_producer(cluster, transactional_id, timeout_ms)
+
+    producer = await strict_bus.producer("gateway-0")
+    monkeypatch.setattr(kafka_producer, "start_producer", raced)
+    outcomes = await asyncio.gather(
+        producer.commit([record(bytes(SMALL_LIMIT * 2))]), producer.commit([record(b"stale")]), return_exceptions=True
+    )
+
+    assert {type(outcome) for outcome in outcomes} == {Fenced}
+    monkeypatch.undo()
+    assert await values(strict_bus) == []
+
+
+async def test_open_transaction_of_a_dead_producer_hides_but_does_not_hang(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
+    """Reading to the end stops before it; when the broker has ended it, later records appear and its own never do."""
+    cluster = Cluster(servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset())
+    dead = await start_producer(cluster, "somebody", 1500)
+    await bus.send([record(b"before")])
+    await dead.begin_transaction()
+    await dead.send_and_wait(prefix + CALLS, value=b"never committed", key=b"s1", partition=0)
+    await discard(dead)
+    await bus.send([record(b"after")])
+
+    assert await values(bus) == [b"before"]
+    async with asyncio.timeout(20):
+        async for batch in bus.follow(CALLS, 0, 0):
+            if batch[-1].value == b"after":
+                break
+    assert await values(bus) == [b"before", b"after"]
+
+
+async def test_take_over_aborts_what_the_earlier_holder_left_open(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
+    """Half of a transaction of a killed owner is never read, and its successor does not wait for a time-out."""
+    cluster = Cluster(servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset())
+    killed = await start_producer(cluster, "gateway-0", 60_000)
+    await killed.begin_transaction()
+    await killed.send_and_wait(prefix + CALLS, value=b"half", key=b"s1", partition=0)
+
+    successor = await bus.producer("gateway-0")
+    await successor.commit([record(b"whole")])
+    await discard(killed)
+    assert await values(bus) == [b"whole"]
+
+
+async def test_two_members_divide_the_partitions_and_one_inherits_them(bus: KafkaBus) -> None:
+    """What a leaving instance served is given to the one that stays."""
+    async with asyncio.timeout(30), bus.join("gateways", CALLS) as stays:
+        async with bus.join("gateways", CALLS) as leaves:
+            while len(stays.partitions) != 2 or len(leaves.partitions) != 2:
+                await asyncio.wait([asyncio.create_task(one.changed()) for one in (stays, leaves)], timeout=1)
+            assert stays.partitions | leaves.partitions == frozenset(range(4))
+        while await stays.changed() != frozenset(range(4)):
+            pass
+
+
+@contextmanager
+def own_broker() -> Iterator[tuple[str, int]]:
+    """A broker that a test may stop: its address, and the pid of its Java process."""
+    with subprocess.Popen([sys.executable, str(KAFKA), "run", "--with-parent"], stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout
+        address = script.stdout.readline().strip()
+        try:
+            yield address, int(Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()[-1])
+        finally:
+            script.terminate()
+
+
+async def test_silent_broker_fails_calls_in_time_and_the_holder_goes_on_afterwards(
+    kafka_servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log down: callers are told that nothing was committed, which stays true, and nobody has to take over."""
+    assert kafka_servers  # the tools for a broker are here
+    monkeypatch.setattr(kafka_producer, "ACKNOWLEDGE_SECONDS", 1.0)
+    monkeypatch.setattr(kafka_sender, "SEND_SECONDS", 1.0)
+    with own_broker() as (servers, java):
+        async with asyncio.timeout(40), open_kafka(servers, FEW) as bus:
+            producer = await bus.producer("gateway-0")
+            await producer.commit([record(b"before")])
+            await bus.send([record(b"before", 1)])
+            os.kill(java, signal.SIGSTOP)
+            commits = [producer.commit([record(b"never %d" % number)]) for number in range(3)]
+            lost = await asyncio.gather(*commits, bus.send([record(b"perhaps")]), return_exceptions=True)
+            os.kill(java, signal.SIGCONT)
+
+            assert {type(outcome) for outcome in lost} == {NotCommitted}
+            await producer.commit([record(b"after")])
+            await bus.send([record(b"after", 1)])
+            assert [value for value in await values(bus) if value != b"perhaps"] == [b"before", b"after"]
+
+
+async def test_first_question_for_an_offset_on_a_new_cluster_waits_for_its_coordinator(kafka_servers: str) -> None:
+    """The broker makes the topic of all offsets when somebody first asks for one, and says until then that it has no coordinator."""
+    assert kafka_servers  # the tools for a broker are here
+    with own_broker() as (servers, _):
+        async with asyncio.timeout(40), open_kafka(servers, FEW) as bus:
+            assert await asyncio.gather(*(bus.committed(f"group-{number}", CALLS, 0) for number in range(8))) == [None] * 8
+
+
+async def test_broker_that_is_not_there_is_named() -> None:
+    """One line with the address, not a stack of socket errors."""
+    with pytest.raises(BusUnreachable, match=r"no broker answers at 127\.0\.0\.1:9"):
+        async with open_kafka("127.0.0.1:9"):
+            pass
