@@ -1,0 +1,218 @@
+"""Rows: root-to-leaf paths of segments as training samples, and where every sampled token went. Version 1 of the rules."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from evener.proto.arrays import float32s, int32s, pack_float32, pack_int32, pack_uint8
+from evener.proto.ends import CONSEQUENCES, CallFailure, End, LeftOut
+from evener.proto.sessions import Choice, Fidelity, FinishReason, RootReason, SegmentRef
+from evener.proto.spec import Strategy
+from evener.proto.trajectories import Accounting, Row, RowKind
+from evener.tokens.forest import Call, Forest
+from evener.tokens.session import Session
+
+RULE: Final = 1
+"""Version of these rules, recorded with each trajectory."""
+
+_KINDS: Final = {RootReason.SUB_AGENT: RowKind.SUB_AGENT, RootReason.COMPACTION: RowKind.COMPACTION}
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class Cut(Struct, frozen=True, kw_only=True):
+    """Rows of a session, with the books."""
+
+    rows: tuple[Row, ...]
+    branches: tuple[tuple[SegmentRef, ...], ...]
+    """Of each row: its segments from the root."""
+    accounting: Accounting
+
+
+def cut(session: Session, end: End, strategy: Strategy = Strategy.TREE) -> Cut:
+    """Cut the rows of a session that ended so. Branches without a trainable token are not emitted, but counted."""
+    reasons = _Reasons(session, end)
+    segments = _segments(session)
+    paths = _paths(session.forest, [segment for segment in segments if reasons.trains(segment)], segments, strategy)
+    main = _main(session.forest, paths)
+    rows: list[Row] = []
+    trained: set[SegmentRef] = set()
+    for path in paths:
+        rows.append(_row(session.forest, path, reasons, trained, RowKind.MAIN if path is main else None))
+        trained.update(path)
+    return Cut(rows=tuple(rows), branches=tuple(map(tuple, paths)), accounting=_account(session, reasons))
+
+
+def main_branch(session: Session) -> list[SegmentRef]:
+    """Return the main branch up to its last answer that was received, trainable or not. Empty: no call was answered."""
+    segments = _segments(session)
+    received = [segment for segment in segments if _received(session.forest, segment)]
+    return _main(session.forest, _paths(session.forest, received, segments, Strategy.TREE))
+
+
+def digest(rows: Sequence[Row]) -> str:
+    """Return the SHA-256 over all rows in their order: equal rows have equal digests, live and rebuilt."""
+    return hashlib.sha256(_encoder.encode(tuple(rows))).hexdigest()
+
+
+class _Reasons:
+    """Why sampled tokens are not trained, per segment and per token: one reason each."""
+
+    def __init__(self, session: Session, end: End) -> None:
+        self._session = session
+        self._trainable_end = CONSEQUENCES[end].trainable
+
+    def trains(self, segment: SegmentRef) -> bool:
+        """Return whether any token of a segment is trainable."""
+        call = self._session.forest.calls[segment.call_id]
+        return any(reason is None for reason in self.of_tokens(call, call.choices[segment.choice]))
+
+    def of_call(self, call: Call) -> LeftOut | None:
+        """Return why nothing of a call is trained. None: look at its tokens."""
+        if call.opened.attempt != self._session.attempt:
+            return LeftOut.EARLIER_ATTEMPT
+        if not self._trainable_end:
+            return LeftOut.END
+        if call.opened.side_call is not None:
+            return LeftOut.SIDE_CALL
+        if call.opened.policy is None:
+            return LeftOut.FROZEN
+        return LeftOut.ORPHAN if self._session.forest.orphaned(call) else None
+
+    def of_tokens(self, call: Call, choice: Choice) -> list[LeftOut | None]:
+        """Return the reason of each sampled token, None for a trainable one."""
+        size = len(int32s(choice.sampled_ids))
+        whole = self.of_call(call) or (LeftOut.ABORTED if choice.finish_reason is FinishReason.ABORTED else None)
+        if whole is not None:
+            return [whole] * size
+        reasons: list[LeftOut | None] = [None] * size
+        for at in np.flatnonzero(int32s(choice.versions) < 0):
+            reasons[at] = LeftOut.VERSION_UNKNOWN
+        for at in np.flatnonzero(~np.isfinite(float32s(choice.logprobs))):
+            reasons[at] = LeftOut.DOUBT
+        for masked in choice.masked:
+            reasons[masked.start : masked.end] = [masked.reason] * (min(masked.end, size) - masked.start)
+        return reasons
+
+
+def _segments(session: Session) -> list[SegmentRef]:
+    """Return the segments of the last attempt, in the order of the log."""
+    return [SegmentRef(call_id=call.call_id, choice=index) for call, index in session.forest.segments(session.attempt)]
+
+
+def _received(forest: Forest, segment: SegmentRef) -> bool:
+    call = forest.calls[segment.call_id]
+    aborted = call.choices[segment.choice].finish_reason is FinishReason.ABORTED
+    return call.opened.side_call is None and not aborted and not forest.orphaned(call)
+
+
+def _paths(forest: Forest, wanted: Sequence[SegmentRef], order: Sequence[SegmentRef], strategy: Strategy) -> list[list[SegmentRef]]:
+    """Return the root-to-leaf paths that end in a wanted segment, in the order of rows. `order`: all segments as logged."""
+    if strategy is Strategy.PER_CALL:
+        return [forest.lineage(segment) for segment in wanted]
+    lineages = {segment: forest.lineage(segment) for segment in wanted}
+    inner = {segment for path in lineages.values() for segment in path[:-1]}
+    paths = [path for segment, path in lineages.items() if segment not in inner]
+    held = Counter(segment for path in paths for segment in path)
+    place = {segment: at for at, segment in enumerate(order)}
+    return sorted(paths, key=lambda path: min((place[segment] for segment in path if held[segment] == 1 and segment in place), default=-1))
+
+
+def _main(forest: Forest, paths: list[list[SegmentRef]]) -> list[SegmentRef]:
+    """Return the path that holds the first call that is no side call and has most calls."""
+    own = [
+        path
+        for path in paths
+        if forest.calls[path[0].call_id].opened.side_call is None and forest.calls[path[-1].call_id].opened.side_call is None
+    ]
+    if not own:
+        return []
+    first = min((segment for path in own for segment in path), key=lambda s: (forest.calls[s.call_id].offset, s.call_id))
+    return max((path for path in own if any(s.call_id == first.call_id for s in path)), key=len)
+
+
+def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set[SegmentRef], kind: RowKind | None) -> Row:
+    ids, mask, logprobs, versions, call_of = _Column(np.int32), _Column(np.uint8), _Column(np.float32), _Column(np.int32), _Column(np.int32)
+    prompt_length = None
+    for number, segment in enumerate(path):
+        call = forest.calls[segment.call_id]
+        given = forest.context(call) if number == 0 else call.given
+        prompt_length = len(given) if prompt_length is None else prompt_length
+        ids.add(given)
+        for column, filler in ((mask, 0), (logprobs, np.nan), (versions, -1), (call_of, -1)):
+            column.fill(len(given), filler)
+        choice = call.choices[segment.choice]
+        sampled = int32s(choice.sampled_ids)
+        ids.add(sampled)
+        own = [] if segment in trained else reasons.of_tokens(call, choice)
+        mask.add(np.fromiter((reason is None for reason in own), np.uint8, len(own)) if own else np.zeros(len(sampled), np.uint8))
+        logprobs.add(float32s(choice.logprobs))
+        versions.add(int32s(choice.versions))
+        call_of.fill(len(sampled), number)
+    root, last = forest.calls[path[0].call_id], forest.calls[path[-1].call_id]
+    reason = root.placement.root or RootReason.DOUBT
+    return Row(
+        ids=pack_int32(ids.whole()),
+        mask=pack_uint8(mask.whole()),
+        logprobs=pack_float32(logprobs.whole()),
+        versions=pack_int32(versions.whole()),
+        call_of=pack_int32(call_of.whole()),
+        calls=tuple(segment.call_id for segment in path),
+        prompt_length=prompt_length or 0,
+        kind=kind or _KINDS.get(reason, RowKind.BRANCH),
+        root=reason,
+        fidelity=Fidelity.FED if all(forest.calls[s.call_id].fidelity is Fidelity.FED for s in path) else Fidelity.MATCHED,
+        finish_reason=last.choices[path[-1].choice].finish_reason,
+        policy=last.opened.policy or "",
+        options=last.opened.options,
+        sampling=last.opened.sampling,
+    )
+
+
+class _Column:
+    """One array of a row, in pieces."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._dtype = dtype
+        self._pieces: list[NDArray[np.generic]] = []
+
+    def add(self, piece: NDArray[np.generic]) -> None:
+        self._pieces.append(piece)
+
+    def fill(self, length: int, value: float) -> None:
+        self._pieces.append(np.full(length, value, self._dtype))
+
+    def whole(self) -> NDArray[np.generic]:
+        return np.concatenate(self._pieces) if self._pieces else np.empty(0, self._dtype)
+
+
+def _account(session: Session, reasons: _Reasons) -> Accounting:
+    left_out: Counter[LeftOut] = Counter()
+    delivered = resampled = 0
+    forest = session.forest
+    for call in forest.in_order():
+        for choice in call.choices:
+            for reason in reasons.of_tokens(call, choice):
+                if reason is None:
+                    delivered += 1
+                    resampled += call.placement.root is RootReason.NO_ANSWER
+                else:
+                    left_out[reason] += 1
+    if session.stray_tokens:
+        left_out[LeftOut.DOUBT] += session.stray_tokens
+    calls = forest.calls.values()
+    return Accounting(
+        sampled=delivered + left_out.total(),
+        delivered=delivered,
+        left_out=dict(sorted(left_out.items())),
+        lost_calls=sum(not call.ended or (call.failed is not None and call.failed.reason is CallFailure.OWNER_LOST) for call in calls),
+        resampled=resampled,
+        reinstated=sum(call.placement.reinstated_tokens for call in calls),
+        side_calls=sum(call.opened.side_call is not None for call in calls),
+        failed_calls=sum(call.failed is not None for call in calls),
+    )

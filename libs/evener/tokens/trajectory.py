@@ -1,0 +1,88 @@
+"""From a sealed session to its TrajectoryBuilt: the same bytes whenever, wherever and however often it is built."""
+
+from typing import Any
+
+import msgspec
+
+from evener.proto.arrays import inline
+from evener.proto.blobs import BlobRef
+from evener.proto.spec import Strategy
+from evener.proto.trajectories import CallSummary, HarnessExit, TrajectoryBuilt
+from evener.tokens.forest import Call
+from evener.tokens.rows import RULE, cut, digest, main_branch
+from evener.tokens.session import Session
+
+
+def build(session: Session, *, records: BlobRef | None = None, strategy: Strategy = Strategy.TREE) -> TrajectoryBuilt:
+    """Return the trajectory of a sealed session. Raises ValueError for one that is not sealed or whose purpose is not known."""
+    seal, spec = session.sealed, session.spec
+    if seal is None or spec is None:
+        msg = f"session {session.session_id} cannot be built: {'no seal' if seal is None else 'neither a start nor a giving-up'} was read"
+        raise ValueError(msg)
+    made = cut(session, seal.end, strategy)
+    rows_digest = digest(made.rows)
+    doubts = list(session.doubts)
+    if strategy is Strategy.TREE and rows_digest != seal.rows_digest:
+        doubts.append(f"rows differ from the live ones: {rows_digest} is not {seal.rows_digest}")
+    start, left = session.starts.get(session.attempt), session.exit
+    return TrajectoryBuilt(
+        session_id=session.session_id,
+        attempt=session.attempt,
+        spec=spec,
+        end=seal.end,
+        detail=seal.detail,
+        harness_version=start.harness_version if start else None,
+        exit=None
+        if left is None
+        else HarnessExit(
+            cause=left.cause,
+            exit_code=left.exit_code,
+            detail=left.detail,
+            agent_seconds=left.agent_seconds,
+            wall_seconds=left.wall_seconds,
+            prepare_seconds=left.prepare_seconds,
+            artifacts=left.artifacts,
+            reward=left.reward,
+        ),
+        rows=made.rows,
+        accounting=made.accounting,
+        calls=tuple(_summary(call) for call in session.forest.in_order()),
+        answer=_answer(session),
+        strategy=strategy,
+        rule=RULE,
+        rows_digest=rows_digest,
+        doubts=tuple(doubts),
+        records=records,
+        dispatched_at=start.dispatched_at if start else None,
+        started_at=start.started_at if start else None,
+        sealed_at=seal.sealed_at,
+    )
+
+
+def _summary(call: Call) -> CallSummary:
+    opened, closed, placement = call.opened, call.closed, call.placement
+    return CallSummary(
+        call_id=call.call_id,
+        attempt=opened.attempt,
+        parent=placement.parent.call_id if placement.parent else None,
+        root=placement.root,
+        side_call=opened.side_call,
+        prompt_tokens=opened.prompt_tokens,
+        sampled_tokens=call.sampled_tokens,
+        failure=call.failed.reason if call.failed else None,
+        undelivered=call.undelivered is not None,
+        opened_at=opened.opened_at,
+        closed_at=closed.closed_at if closed else call.failed.failed_at if call.failed else None,
+        engine_seconds=closed.engine_seconds if closed else 0.0,
+        queue_seconds=closed.queue_seconds if closed else 0.0,
+    )
+
+
+def _answer(session: Session) -> str | None:
+    branch = main_branch(session)
+    if not branch:
+        return None
+    segment = branch[-1]
+    message: dict[str, Any] = msgspec.json.decode(inline(session.forest.calls[segment.call_id].choices[segment.choice].message))
+    content = message.get("content")
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,146 @@
+"""The independent checker: every row of every trajectory against the scripted engine's own ledger. Imports nothing of Evener.
+
+    python tests/checker.py LEDGER.jsonl TRAJECTORIES.msgpack ...
+
+A ledger line is {"request_id": "<call id>-<choice>", "fed_ids", "sampled_ids", "logprobs", "versions", "aborted"}, as the engine
+saw it; a version is a label whose number stands at its end. A trajectory file is one msgpack map, the value of a TrajectoryBuilt
+record (fields inline), or a concatenation of such maps, each after its 4-byte big-endian length. It answers with the faults
+found, one a line, and exit status 1 if any.
+"""
+
+import json
+import math
+import re
+import struct
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+def ints(data: bytes) -> list[int]:
+    """Decode int32 little-endian."""
+    return list(struct.unpack(f"<{len(data) // 4}i", data))
+
+
+def floats(data: bytes) -> list[float]:
+    """Decode float32 little-endian."""
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def read_ledger(lines: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the ledger's entries by call id (request ids are `<call id>-<choice>`)."""
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        entry = json.loads(line)
+        entries.setdefault(entry["request_id"].rpartition("-")[0], []).append(entry)
+    return entries
+
+
+def number_of(label: str) -> int:
+    """Return the number at the end of a version's label; 0 without one."""
+    digits = re.search(r"\d+$", label)
+    return int(digits[0]) if digits else 0
+
+
+def sampled(entry: dict[str, Any], size: int) -> list[int]:
+    """Return what the engine sampled; of an aborted request only what can have arrived."""
+    ids: list[int] = entry["sampled_ids"]
+    return ids[:size] if entry.get("aborted") else ids
+
+
+def check_row(row: dict[str, Any], name: str, ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]]) -> list[str]:  # noqa: C901
+    """Return what is wrong with one row; count the sampled tokens that it trains in `trained`."""
+    ids, versions, call_of = ints(row["ids"]), ints(row["versions"]), ints(row["call_of"])
+    mask, logprobs = list(row["mask"]), floats(row["logprobs"])
+    if not len(ids) == len(mask) == len(versions) == len(call_of) == len(logprobs):
+        return [f"{name}: arrays differ in length"]
+    faults = []
+    for at, number in enumerate(call_of):
+        if number < 0 and (mask[at] or not math.isnan(logprobs[at]) or versions[at] != -1):
+            faults.append(f"{name}: token {at} was not sampled, but is masked {mask[at]}, {logprobs[at]}, {versions[at]}")
+    for number, call_id in enumerate(row["calls"]):
+        places = [at for at, which in enumerate(call_of) if which == number]
+        if not places or places != list(range(places[0], places[-1] + 1)):
+            faults.append(f"{name}: call {call_id} has no whole segment")
+            continue
+        start, end = places[0], places[-1] + 1
+        found = [e for e in ledger.get(call_id, ()) if e["fed_ids"] == ids[:start] and sampled(e, end - start) == ids[start:end]]
+        if not found:
+            faults.append(f"{name}: call {call_id}: the engine never sampled {end - start} ids after exactly these {start}")
+            continue
+        entry = min(found, key=lambda e: sum(trained[(e["request_id"], at)] for at in range(end - start)))
+        for at in range(start, end):
+            if mask[at]:
+                trained[(entry["request_id"], at - start)] += 1
+                if not math.isclose(logprobs[at], entry["logprobs"][at - start], rel_tol=1e-5, abs_tol=1e-6):
+                    faults.append(f"{name}: token {at} has logprob {logprobs[at]}, the engine said {entry['logprobs'][at - start]}")
+                if versions[at] != number_of(entry["versions"][at - start]):
+                    faults.append(f"{name}: token {at} has version {versions[at]}, the engine said {entry['versions'][at - start]}")
+    return faults
+
+
+def check_trajectory(trajectory: dict[str, Any], ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]]) -> list[str]:
+    """Return what is wrong with one session: its rows, its books, its calls against the ledger."""
+    name = trajectory["session_id"]
+    faults = []
+    delivered = 0
+    for index, row in enumerate(trajectory.get("rows", ())):
+        before = trained.total()
+        faults += check_row(row, f"{name} row {index}", ledger, trained)
+        delivered += sum(row["mask"])
+        if sum(row["mask"]) != trained.total() - before and not faults:
+            faults.append(f"{name} row {index}: masks train tokens outside any segment")
+    books = trajectory.get("accounting", {})
+    left_out = sum(books.get("left_out", {}).values())
+    if books.get("delivered", 0) != delivered:
+        faults.append(f"{name}: the books say {books.get('delivered', 0)} delivered, the rows hold {delivered}")
+    if books.get("sampled", 0) != delivered + left_out:
+        faults.append(f"{name}: {delivered} delivered + {left_out} left out is not {books.get('sampled', 0)} sampled")
+    closed = [call for call in trajectory.get("calls", ()) if not call.get("failure") and call.get("closed_at")]
+    answered = sum(call.get("sampled_tokens", 0) for call in closed)
+    if answered != books.get("sampled", 0):
+        faults.append(f"{name}: its closed calls sampled {answered}, the books say {books.get('sampled', 0)}")
+    for call in closed:
+        in_ledger = sum(len(entry["sampled_ids"]) for entry in ledger.get(call["call_id"], ()))
+        if in_ledger < call.get("sampled_tokens", 0):
+            faults.append(f"{name}: call {call['call_id']} holds {call['sampled_tokens']} sampled tokens, the engine sampled {in_ledger}")
+    return faults
+
+
+def check(trajectories: list[dict[str, Any]], ledger_lines: list[str]) -> list[str]:
+    """Return everything that is wrong, across sessions too: a sampled token is trained at most once."""
+    ledger = read_ledger(ledger_lines)
+    trained: Counter[tuple[str, int]] = Counter()
+    faults = [fault for trajectory in trajectories for fault in check_trajectory(trajectory, ledger, trained)]
+    return faults + [f"token {at} of request {request} is trained {times} times" for (request, at), times in trained.items() if times > 1]
+
+
+def read_trajectories(data: bytes) -> list[dict[str, Any]]:
+    """Return the maps in a file: one bare, or any number with their lengths before them."""
+    try:
+        return [msgspec.msgpack.decode(data, type=dict[str, Any])]
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        found, at = [], 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "big")
+            found.append(msgspec.msgpack.decode(data[at + 4 : at + 4 + size], type=dict[str, Any]))
+            at += 4 + size
+        return found
+
+
+def main(arguments: list[str]) -> int:
+    """Check files; print the faults."""
+    ledger, *files = arguments
+    trajectories = [one for file in files for one in read_trajectories(Path(file).read_bytes())]
+    faults = check(trajectories, Path(ledger).read_text().splitlines())
+    for fault in faults:
+        print(fault)  # noqa: T201 - a command
+    print(f"{len(trajectories)} trajectories, {len(faults)} faults")  # noqa: T201 - a command
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

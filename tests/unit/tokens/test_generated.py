@@ -1,0 +1,32 @@
+"""Properties 1 to 5 on generated sessions, with the independent checker as the oracle."""
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from tests.checker import check
+from tests.unit.tokens.generated import Harness, Step, steps
+from tests.unit.tokens.toy import plain, replay
+
+from evener.proto.codec import encode
+from evener.proto.spec import Strategy
+from evener.tokens.trajectory import build
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
+"""Sessions in `make test`; `make fuzz` generates more."""
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps)
+def test_whatever_a_harness_does_rows_hold_what_the_engine_sampled(plan: list[Step]) -> None:
+    """Each row stands in the ledger, each sampled token is trained once or counted, and a replay gives the same bytes."""
+    harness = Harness()
+    trajectory = harness.play(plan)
+
+    assert check([plain(trajectory)], harness.world.ledger_lines()) == []
+    assert trajectory.doubts == ()
+    assert encode(replay(harness.world.log)) == encode(trajectory)
+    twice = [record for record in harness.world.log for _ in range(2)]
+    assert replay(twice).rows == trajectory.rows
+    per_call = build(harness.world.session, strategy=Strategy.PER_CALL)
+    assert check([plain(per_call)], harness.world.ledger_lines()) == []
+    assert per_call.accounting == trajectory.accounting

@@ -1,0 +1,397 @@
+"""Sessions of every kind, checked by the independent checker against the engine's ledger."""
+
+import msgspec
+import pytest
+from tests.checker import check
+from tests.unit.tokens.toy import World, plain, replay, tool, user
+
+from evener.proto.arrays import int32s, uint8s
+from evener.proto.codec import encode
+from evener.proto.ends import CallFailure, End, LeftOut
+from evener.proto.sessions import CallClosed, FinishReason, MatchedBy, RootReason, SessionGivenUp
+from evener.proto.spec import Quirks, SideCall, Strategy, Tolerance
+from evener.proto.trajectories import RowKind, TrajectoryBuilt
+from evener.tokens.conversation import conversation
+from evener.tokens.rows import cut
+from evener.tokens.session import Session, verdict
+from evener.tokens.trajectory import build
+
+CALL = 'let me see<call>{"cmd": "there in the hen"}'
+
+
+def assert_true(world: World, trajectory: TrajectoryBuilt) -> None:
+    """The checker finds nothing, and a replay of the log gives the same bytes."""
+    assert check([plain(trajectory)], world.ledger_lines()) == []
+    assert encode(replay(world.log)) == encode(trajectory)
+    assert not trajectory.doubts
+
+
+def test_line_with_tool_turns_is_one_row_that_extends_the_sampled_ids() -> None:
+    """The common case: every call's context is the last one's plus the new messages."""
+    world = World()
+    messages = [user("the weather in Berlin")]
+    for _ in range(4):
+        messages.append(world.ask(messages, CALL))
+        messages.append(tool(messages[-1], "rain there"))
+    world.ask(messages, "it rains in the north")
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    (row,) = trajectory.rows
+    assert row.kind is RowKind.MAIN
+    assert row.root is RootReason.FIRST
+    assert len(row.calls) == 5
+    assert trajectory.accounting.delivered == trajectory.accounting.sampled
+    assert trajectory.answer == "it rains in the north"
+    assert [call["fed_ids"] for call in world.ledger] == [int32s(row.ids)[: len(call["fed_ids"])].tolist() for call in world.ledger]
+
+
+def test_answer_cut_by_length_gets_its_closing_token_as_given() -> None:
+    """The end-of-turn token that was not sampled is not trained either."""
+    world = World()
+    first = world.ask([user("count")], "one two three", finish=FinishReason.LENGTH)
+    world.ask([user("count"), first, user("go on")], "four")
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    assert len(trajectory.rows) == 1
+
+
+def test_rewritten_history_starts_a_new_root_and_the_old_answer_is_still_trained_once() -> None:
+    """Nothing is spliced: two rows, each with what was sampled in its own context."""
+    world = World()
+    messages = [user("a question there"), world.ask([user("a question there")], "an answer in the end")]
+    world.ask([messages[0], {"role": "assistant", "content": "something else"}, user("then?")], "then this")
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    assert [row.root for row in trajectory.rows] == [RootReason.FIRST, RootReason.REWRITTEN]
+    assert trajectory.accounting.delivered == trajectory.accounting.sampled
+
+
+def test_same_request_again_is_a_new_sample_of_its_own() -> None:
+    """Voting harnesses exist: both answers are trained, the second counted as resampled."""
+    world = World()
+    world.ask([user("vote there")], "yes then")
+    second = world.ask([user("vote there")], "no then")
+    world.ask([user("vote there"), second, user("why?")], "because")
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    assert len(trajectory.rows) == 2
+    assert trajectory.accounting.resampled > 0
+
+
+def test_equal_siblings_the_last_received_is_extended() -> None:
+    """Two equal answers to one prompt: the one whose answer was received is the parent, and the choice is recorded."""
+    world = World()
+    world.ask([user("vote")], "yes")
+    answer = world.ask([user("vote")], "yes")
+    placed, opened = world.open([user("vote"), answer, user("why?")])
+    assert placed.placement.parent is not None
+    assert placed.placement.parent.call_id == "c2"
+    assert placed.placement.siblings == 2
+    world.close(placed, opened, ["so"])
+    world.undeliver("c2")
+    placed, opened = world.open([user("vote"), answer, user("again?")])
+    assert placed.placement.parent is not None
+    assert placed.placement.parent.call_id == "c1"
+    world.close(placed, opened, ["so"])
+    assert_true(world, world.seal())
+
+
+def test_tools_are_the_start_of_the_chain() -> None:
+    """The same messages under another tool list are another context."""
+    world = World()
+    tools = [{"name": "run", "description": "runs"}]
+    first = world.ask([user("hello there")], "hi there", tools=tools)
+    placed, opened = world.open([user("hello there"), first, user("more")], tools=[*tools, {"name": "read"}])
+    world.close(placed, opened, ["ok"])
+
+    assert placed.placement.root is RootReason.TOOLS_CHANGED
+    assert_true(world, world.seal())
+
+
+def test_all_choices_of_a_call_are_trained_once_in_their_own_rows() -> None:
+    """n answers share their prompt; each is a branch."""
+    world = World()
+    placed, opened = world.open([user("three of them")])
+    answers = world.close(placed, opened, ["the first", "the second", "the third"])
+    world.ask([user("three of them"), answers[1], user("go on with that")], "well then")
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    assert len(trajectory.rows) == 3
+    assert trajectory.rows[0].kind is RowKind.MAIN or trajectory.rows[1].kind is RowKind.MAIN
+
+
+@pytest.mark.parametrize(
+    ("reason", "make"),
+    [
+        (LeftOut.ORPHAN, lambda world: world.undeliver("c1")),
+        (LeftOut.ORPHAN, lambda world: world.close(*world.open([user("hello")], retry_of="c1"), ["again"])),
+    ],
+)
+def test_answer_that_was_not_received_is_kept_and_not_trained(reason: LeftOut, make: object) -> None:
+    """Orphans: told so by the relay, or superseded by a transport retry."""
+    world = World()
+    world.ask([user("hello")], "lost in the wire")
+    assert callable(make)
+    make(world)
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    assert trajectory.accounting.left_out[reason] == len(world.ledger[0]["sampled_ids"])
+
+
+def test_aborted_answer_is_kept_and_not_trained_and_never_extended() -> None:
+    """A partial answer is nobody's context."""
+    world = World()
+    partial = world.ask([user("hello")], "half an ans", finish=FinishReason.ABORTED)
+    placed, opened = world.open([user("hello"), partial, user("go on")])
+    world.close(placed, opened, ["fine"])
+    trajectory = world.seal()
+
+    assert placed.placement.root is RootReason.NO_BRIDGE
+    assert_true(world, trajectory)
+    assert trajectory.accounting.left_out == {LeftOut.ABORTED: len(world.ledger[0]["sampled_ids"])}
+
+
+def test_side_call_is_served_kept_and_not_trained() -> None:
+    """A title is not the agent's work."""
+    world = World(quirks=Quirks(side_calls=(SideCall(name="title", last="^Title"),)))
+    world.ask([user("Title of: the thing")], "A thing")
+    world.ask([user("do the thing")], "done then")
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    assert [row.calls for row in trajectory.rows] == [("c2",)]
+    assert trajectory.accounting.side_calls == 1
+    assert trajectory.accounting.left_out == {LeftOut.SIDE_CALL: len(world.ledger[0]["sampled_ids"])}
+
+
+def test_earlier_attempt_is_counted_and_not_trained() -> None:
+    """What an attempt sampled that was run again is left out by name."""
+    world = World()
+    world.ask([user("hello")], "first try")
+    world.start(2)
+    world.ask([user("hello")], "second try")
+    trajectory = world.seal()
+
+    assert_true(world, trajectory)
+    assert trajectory.accounting.left_out == {LeftOut.EARLIER_ATTEMPT: len(world.ledger[0]["sampled_ids"])}
+    assert trajectory.attempt == 2
+
+
+def test_last_call_failed_by_us_ends_in_infrastructure_whatever_the_exit_code() -> None:
+    """A harness that exits 0 after our 503 was not finished."""
+    world = World()
+    world.ask([user("hello")], "hi")
+    _, opened = world.open([user("hello again")])
+    world.fail(opened, CallFailure.ENGINE_UNREACHABLE)
+    trajectory = world.seal()
+
+    assert trajectory.end is End.INFRASTRUCTURE
+    assert trajectory.rows == ()
+    assert trajectory.accounting.left_out == {LeftOut.END: len(world.ledger[0]["sampled_ids"])}
+
+
+def test_repeated_delivery_changes_nothing() -> None:
+    """Every record twice, and the first ones once more at the end."""
+    world = World()
+    messages = [user("there")]
+    messages.append(world.ask(messages, CALL))
+    messages.append(tool(messages[-1], "in the end"))
+    world.ask(messages, "fine")
+    trajectory = world.seal()
+
+    twice = [record for record in world.log for _ in range(2)]
+    assert encode(replay([*twice, *world.log[:3]])).count(b"c1") == encode(trajectory).count(b"c1")
+    assert replay(twice).rows == trajectory.rows
+    assert replay(twice).accounting == trajectory.accounting
+
+
+def test_later_calls_never_change_earlier_segments() -> None:
+    """Property 5: the contexts of old calls are the same after new ones."""
+    world = World()
+    messages = [user("there")]
+    contexts: dict[str, list[int]] = {}
+    for turn in range(5):
+        messages.append(world.ask(messages, f"turn {turn} in the thing"))
+        messages.append(user("then?"))
+        for call_id, context in contexts.items():
+            assert world.session.forest.context(world.session.forest.calls[call_id]).tolist() == context
+        contexts = {c.call_id: world.session.forest.context(c).tolist() for c in world.session.forest.in_order()}
+
+
+def test_missing_call_opened_is_a_named_doubt_and_counts_its_tokens() -> None:
+    """A hole in the log: what is certain is delivered, the rest is counted as doubt."""
+    world = World()
+    messages = [user("there")]
+    messages.append(world.ask(messages, CALL))
+    messages.append(tool(messages[-1], "in"))
+    world.ask(messages, "fine")
+    world.seal()
+
+    without = [record for record in world.log if not (b"call_opened" in record and b"c1" in record and b"c2" not in record)]
+    rebuilt = replay(without)
+    assert rebuilt.accounting.left_out == {LeftOut.DOUBT: rebuilt.accounting.sampled}
+    assert rebuilt.rows == ()
+    assert any("c1" in doubt for doubt in rebuilt.doubts)
+    assert any("differ" in doubt for doubt in rebuilt.doubts)
+
+
+def test_per_call_rows_train_each_answer_once() -> None:
+    """The strategy to compare with: a row for each call, the same tokens trained."""
+    world = World()
+    messages = [user("there")]
+    for _ in range(3):
+        messages.append(world.ask(messages, CALL))
+        messages.append(tool(messages[-1], "rain"))
+    trajectory = world.seal()
+    per_call = build(world.session, strategy=Strategy.PER_CALL)
+
+    assert check([plain(per_call)], world.ledger_lines()) == []
+    assert len(per_call.rows) == 3
+    assert per_call.accounting == trajectory.accounting
+    assert [int(uint8s(row.mask).sum()) for row in per_call.rows] == [len(entry["sampled_ids"]) for entry in world.ledger]
+
+
+TOLERANT = Quirks(tolerances=tuple(Tolerance))
+
+
+@pytest.mark.parametrize(
+    ("quirks", "change", "by"),
+    [
+        (Quirks(), lambda m: m, MatchedBy.CALL_ID),
+        (TOLERANT, lambda m: m | {"content": m["content"].strip()}, MatchedBy.CALL_ID),
+        (TOLERANT, lambda m: m | {"tool_calls": [m["tool_calls"][0] | {"arguments": {"n": 1}}]}, MatchedBy.CALL_ID),
+        (Quirks(), lambda m: m | {"content": m["content"].strip()}, None),
+        (Quirks(), lambda m: m | {"tool_calls": [m["tool_calls"][0] | {"arguments": {"n": 1}}]}, None),
+        (TOLERANT, lambda m: m | {"tool_calls": [m["tool_calls"][0] | {"arguments": {"n": 2}}]}, None),
+        (TOLERANT, lambda m: m | {"tool_calls": [m["tool_calls"][0] | {"id": "callother"}]}, None),
+    ],
+    ids=["verbatim", "trimmed", "numbers", "trimmed_undeclared", "numbers_undeclared", "other_arguments", "other_id"],
+)
+def test_answer_comes_back_changed(quirks: Quirks, change: object, by: MatchedBy | None) -> None:
+    """Within the declared tolerances it is ours; beyond them it is the harness's own message."""
+    world = World(quirks=quirks)
+    answer = world.ask([user("go")], '  see <call>{"n": 1.0}')
+    assert callable(change)
+    sent = change(msgspec.json.decode(msgspec.json.encode(answer)))
+    placed, opened = world.open([user("go"), sent, {"role": "tool", "tool_call_id": sent["tool_calls"][0]["id"], "content": "ok"}])
+    world.close(placed, opened, ["fine"])
+
+    assert placed.placement.matched_by == by
+    assert (placed.placement.parent is None) == (by is None)
+    assert_true(world, world.seal())
+
+
+def test_token_without_logprob_or_version_is_masked_with_its_reason() -> None:
+    """A doubt about one token masks that token, not its neighbours."""
+    world = World()
+    world.ask([user("go")], "abcd")
+    closed = world.session.forest.calls["c1"].closed
+    assert isinstance(closed, CallClosed)
+    choice = closed.choices[0]
+    damaged = msgspec.structs.replace(
+        choice,
+        logprobs=b"\x00\x00\xc0\x7f" + bytes(choice.logprobs)[4:],  # type: ignore[arg-type]  # inline bytes
+        versions=bytes(choice.versions)[:-4] + b"\xff\xff\xff\xff",  # type: ignore[arg-type]  # inline bytes
+    )
+    world.session.forest.calls["c1"].closed = msgspec.structs.replace(closed, choices=(damaged,))
+    trajectory = world.seal()
+
+    assert trajectory.accounting.left_out == {LeftOut.DOUBT: 1, LeftOut.VERSION_UNKNOWN: 1}
+    assert uint8s(trajectory.rows[0].mask)[-5:].tolist() == [0, 1, 1, 1, 0]
+
+
+def test_second_attempt_never_extends_an_answer_of_the_first() -> None:
+    """Equal prompts, equal answers, and the second attempt's own copy was not received: still a context of its own."""
+    world = World()
+    answer = world.ask([user("go")], "same")
+    world.start(2)
+    assert world.ask([user("go")], "same") == answer
+    world.undeliver("c2")
+    placed, opened = world.open([user("go"), answer, user("more")])
+    world.close(placed, opened, ["fine"])
+    trajectory = world.seal()
+
+    assert placed.placement.parent is not None
+    assert placed.placement.parent.call_id == "c2"
+    assert_true(world, trajectory)
+
+
+def test_first_call_asked_again_after_our_failure_is_still_the_first() -> None:
+    """Nothing was answered before: neither compaction nor a resample."""
+    world = World()
+    world.fail(world.open([user("go")])[1], CallFailure.ENGINE_UNREACHABLE)
+    placed, opened = world.open([user("go")])
+    world.close(placed, opened, ["fine"])
+
+    assert placed.placement.root is RootReason.FIRST
+    assert_true(world, world.seal())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_giving_up_ends_its_own_attempt_whichever_was_written_first(order: tuple[int, int]) -> None:
+    """A runner that thaws and starts what was given up does not bring it back; a later attempt does."""
+    world = World()
+    start = world.session.starts[1]
+    gone = SessionGivenUp(session_id="t.0", attempt=1, end=End.DEADLINE, given_up_at=1.0, spec=world.spec)
+    session = Session("t.0")
+    for at in order:
+        session.apply((start, gone)[at], offset=at, record_at=100.0)
+
+    assert verdict(session, None) == (End.DEADLINE, "")
+    assert not session.accepts("s1")
+    session.apply(msgspec.structs.replace(start, attempt=2, start_id="s2"), offset=3, record_at=100.0)
+    assert verdict(session, None) is None
+    assert session.accepts("s2")
+
+
+def test_start_that_the_owner_had_not_read_at_the_seal_changes_nothing() -> None:
+    """It stands before the seal in the log; the seal says which attempt it is of."""
+    world = World()
+    world.ask([user("go")], "fine")
+    start = world.session.starts[1]
+    trajectory = world.seal()
+    late = encode(msgspec.structs.replace(start, attempt=2, start_id="s2"))
+
+    rebuilt = replay([*world.log[:-1], late, world.log[-1]])
+    assert (rebuilt.rows, rebuilt.attempt, rebuilt.exit) == (trajectory.rows, 1, trajectory.exit)
+    assert rebuilt.doubts == ()
+
+
+def test_answer_of_a_frozen_engine_is_the_harnesss_own_message() -> None:
+    """It is neither extended nor trained."""
+    world = World()
+    placed, opened = world.open([user("judge this")])
+    answer = world.close(placed, msgspec.structs.replace(opened, policy=None, engine_id="judge"), ["fine"])[0]
+    placed, opened = world.open([user("judge this"), answer, user("and this")])
+    world.close(placed, opened, ["good"])
+    trajectory = world.seal()
+
+    assert placed.placement.parent is None
+    assert_true(world, trajectory)
+    assert trajectory.accounting.left_out == {LeftOut.FROZEN: len(world.ledger[0]["sampled_ids"])}
+
+
+def test_aborted_call_is_no_answer_to_an_earlier_failure() -> None:
+    """The harness gave up while it asked again: our failure explains its exit."""
+    world = World()
+    world.fail(world.open([user("go")])[1], CallFailure.ENGINE_UNREACHABLE)
+    world.ask([user("go")], "half", finish=FinishReason.ABORTED)
+
+    assert world.seal(exit_code=1).end is End.INFRASTRUCTURE
+
+
+def test_messages_of_a_branch_are_those_of_its_own_choice() -> None:
+    """Three answers to one prompt are three conversations."""
+    world = World()
+    placed, opened = world.open([user("three of them")])
+    answers = world.close(placed, opened, ["the first", "the second", "the third"])
+    world.seal()
+    branches = cut(world.session, End.FINISHED).branches
+
+    assert [conversation(world.session.forest, branch)[-1] for branch in branches] == answers
