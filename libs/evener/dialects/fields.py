@@ -1,0 +1,115 @@
+"""Fields of a request body, checked: whatever a client sends becomes typed values or a RequestError that names the place. Pure."""
+
+import json
+import math
+from typing import Any, Final, NoReturn
+
+from evener.dialects.canonical import RequestError
+
+MAX_DEPTH: Final = 100
+"""Nested objects and lists in a request."""
+
+
+def refuse(path: str, why: str) -> NoReturn:
+    """Raise a RequestError for the field at `path` (`messages[3].content`)."""
+    raise RequestError(f"{path}: {why}" if path else why, field=path or None)
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a request body. Raises RequestError."""
+    try:
+        value = read_json(body)
+    except ValueError as cause:
+        refuse("", f"the body is not JSON: {cause}")
+    return as_object(value, "body")
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return a JSON value that can be passed on anywhere: finite numbers, bounded depth, no halves of surrogate pairs.
+
+    Raises ValueError.
+    """
+    try:
+        return _clean(json.loads(text, parse_constant=_not_json), 0)
+    except RecursionError as cause:
+        msg = "nested too deeply"
+        raise ValueError(msg) from cause
+
+
+def as_object(value: Any, path: str) -> dict[str, Any]:
+    """Return an object, or refuse."""
+    return value if isinstance(value, dict) else refuse(path, f"must be an object, not {_kind(value)}")
+
+
+def as_list(value: Any, path: str) -> list[Any]:
+    """Return a list, or refuse."""
+    return value if isinstance(value, list) else refuse(path, f"must be a list, not {_kind(value)}")
+
+
+def as_string(value: Any, path: str) -> str:
+    """Return a string, or refuse."""
+    return value if isinstance(value, str) else refuse(path, f"must be a string, not {_kind(value)}")
+
+
+def as_name(value: Any, path: str) -> str:
+    """Return a string that is not empty, or refuse."""
+    return as_string(value, path) or refuse(path, "must not be empty")
+
+
+def as_flag(value: Any, path: str) -> bool:
+    """Return a boolean (null: false), or refuse."""
+    return bool(value) if value is None or isinstance(value, bool) else refuse(path, f"must be true or false, not {_kind(value)}")
+
+
+def as_count(value: Any, path: str, *, at_most: int | None = None) -> int:
+    """Return an integer of at least 1, or refuse."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (at_most is not None and value > at_most):
+        refuse(path, "must be an integer of at least 1" + (f" and at most {at_most}" if at_most else ""))
+    return value
+
+
+def as_integer(value: Any, path: str) -> int:
+    """Return an integer, or refuse."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else refuse(path, f"must be an integer, not {_kind(value)}")
+
+
+def as_number(value: Any, path: str, *, least: float, most: float) -> float:
+    """Return a number between two bounds, both included, or refuse."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(path, f"must be a number, not {_kind(value)}")
+    return value if least <= value <= most else refuse(path, f"must be between {least:g} and {most:g}")
+
+
+def _kind(value: Any) -> str:
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "an object")
+
+
+def _clean(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        msg = f"nested deeper than {MAX_DEPTH} levels"
+        raise ValueError(msg)
+    if isinstance(value, str):
+        return _whole(value)
+    if isinstance(value, dict):
+        return {_whole(key): _clean(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item, depth + 1) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        msg = "a number is out of range"
+        raise ValueError(msg)
+    return value
+
+
+def _whole(text: str) -> str:
+    """Replace halves of surrogate pairs: harnesses that cut long outputs leave them, and they are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _not_json(constant: str) -> NoReturn:
+    msg = f"{constant} is not JSON"
+    raise ValueError(msg)

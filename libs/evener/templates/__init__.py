@@ -1,0 +1,1 @@
+"""Tokenizers and chat templates: canonical messages to ids, sampled ids to messages."""

@@ -1,0 +1,23 @@
+"""Which tokenizer and chat template a policy is rendered with."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from evener.proto.spec import PolicyOptions
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A policy's tokenizer, template and options. `open_renderer` turns it into a Renderer."""
+
+    name: str
+    source: str
+    """`gguf:PATH`, `gguf:package:NAME` (the one GGUF file inside an installed package) or `hf:FOLDER` (tokenizer.json beside
+    chat_template.jinja or tokenizer_config.json)."""
+    template: str | None = None
+    """A bundled template's name (`chatml_tools`) or a file's path. None: the one that the source brings."""
+    tool_parser: Literal["auto", "hermes", "none"] = "auto"
+    """How sampled tool calls are spelled. `auto`: hermes if the template writes `<tool_call>`."""
+    options: PolicyOptions = PolicyOptions()
+    vision: bool = False
+    """Images are passed on to the template; otherwise they are refused."""

@@ -1,0 +1,69 @@
+"""Messages to ids and back, for one policy: the port that the gateway uses and `evener.tokens` is handed."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from evener.proto.errors import EvenerError
+from evener.proto.sessions import BridgedBy
+
+Message = dict[str, Any]
+"""A canonical message (`evener.dialects.canonical`): role, content, and for assistants reasoning and tool_calls."""
+
+
+class TemplateError(EvenerError):
+    """The policy's tokenizer or chat template cannot render this. The message names the place."""
+
+
+class Bridge(Struct, frozen=True, eq=False):
+    """Ids that extend a sampled segment, with what proves them."""
+
+    ids: NDArray[np.int32]
+    """int32[G]: closing glue where the sampled turn was not closed, the new messages, the generation prompt."""
+    by: BridgedBy
+
+
+class Renderer(Protocol):
+    """A policy's tokenizer and chat template."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn; the first is the template's own end-of-turn."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> NDArray[np.int32]:
+        """Return the ids of the whole history and the generation prompt. Special tokens inside texts are split. Raises TemplateError."""
+        ...
+
+    def bridge(
+        self,
+        before: Sequence[Message],
+        answer: Message,
+        new: Sequence[Message],
+        tools: Sequence[Message] | None,
+        *,
+        closed: bool,
+    ) -> Bridge | None:
+        """Return the ids after the sampled `answer` to `before` when `new` follows, or None where that cannot be proven.
+
+        `closed`: the sampled ids end with an end-of-turn id; otherwise the bridge begins with it.
+        """
+        ...
+
+    def parse(self, ids: NDArray[np.int32], *, call_id: str, choice: int) -> Message:
+        """Return the assistant message that sampled ids (without prompt) spell; tool-call ids by `evener.proto.ids.tool_call_id`.
+
+        Text that looks like a broken tool call stays text: the harness sees what the model wrote.
+        """
+        ...
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each id stands for, special tokens spelled out."""
+        ...
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a text; `special`: special tokens in it are parsed, else they are split into ordinary ones."""
+        ...

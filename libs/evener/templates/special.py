@@ -1,0 +1,140 @@
+"""Text to ids, with the special tokens of a template kept apart from the same letters in somebody's text.
+
+A template mixes its own control tokens with texts of the harness, and a tokenizer cannot tell them apart afterwards: tool
+output that spells an end-of-turn token would end the turn. So before rendering, every such spelling inside harness texts gets
+a sentinel character behind its first letter, one that occurs in none of them. After rendering, what is spelled without the
+sentinel is the template's own. The pieces between are encoded with special tokens off.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer
+
+from evener.templates.port import TemplateError
+
+NEVER: Final = "(?!)"
+"""A pattern that matches nothing."""
+PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+"""Where sentinels are taken from: characters without a meaning of their own."""
+AWKWARD: Final = (
+    "plain words, 12345 and 3.14159\n",
+    "don't we'll I'M\r\n\ttab   spaces \u00a0 no-break  ",
+    "\n\n\nnaïve Ünïcödé ﬁn — “quotes” …",
+    "中文日本語한국어 ไทยภาษา עברית العربية",
+    "😀👩‍👩‍👧‍👦🇺🇳 \u200b\u0000\u0001",
+    ' {"a": [1, 2.50, null]} <tag attr="x"/> </div> <| |> [INST]',
+    " x",
+)
+"""Texts on which an encoding is compared with the tokenizer's own."""
+
+
+class SplitEncoder:
+    """A tokenizer that parses special tokens only where the template wrote them. Raises TemplateError where it cannot."""
+
+    def __init__(self, tokenizer: Tokenizer, markup: str) -> None:
+        """`markup`: the template's source. Ordinary added tokens that it writes (`<tool_call>`) count as special too."""
+        added = tokenizer.get_added_tokens_decoder()
+        control = {id_: token for id_, token in added.items() if token.special or (len(token.content) > 1 and token.content in markup)}
+        if any(len(token.content) == 1 or token.single_word for token in control.values()):
+            msg = "a special token of one letter, or one bound to whole words, cannot be told from text"
+            raise TemplateError(msg)
+        self.control: Final = {token.content: id_ for id_, token in control.items()}
+        self._markup = frozenset(markup)
+        self._parsing = tokenizer
+        self._splitting = _copy(tokenizer, special=frozenset(self.control))
+        self._splitting.encode_special_tokens = True
+        longest_first = sorted(control.values(), key=lambda token: -len(token.content))
+        self._genuine = re.compile(f"({'|'.join(map(_pattern, longest_first)) or NEVER})")
+        self._forged = re.compile(f"(?=(?:{'|'.join(re.escape(token.content) for token in longest_first) or NEVER}))(.)", re.DOTALL)
+        self._prove()
+
+    def guard(self, value: Any) -> tuple[Any, str]:
+        """Return JSON-like `value` with the sentinel inside every spelled special token, and the sentinel ("": none was needed)."""
+        text = "\0".join(_strings(value))
+        if not self._forged.search(text):
+            return value, ""
+        used = self._markup.union(text)
+        sentinel = next((letter for code in chain(*PRIVATE_USE) if (letter := chr(code)) not in used), None)
+        if sentinel is None:
+            msg = "the texts use up all private-use characters, so special tokens in them cannot be marked"
+            raise TemplateError(msg)
+        return self._mark(value, sentinel), sentinel
+
+    def controls(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (position, id) of the special tokens in guarded `text`."""
+        for match in self._genuine.finditer(text):
+            yield match.start(), self._id(match[0])
+
+    def encode(self, text: str, sentinel: str = "") -> list[int]:
+        """Return the ids of guarded `text`: special tokens where they stand without the sentinel, ordinary ones elsewhere."""
+        ids: list[int] = []
+        for index, piece in enumerate(self._genuine.split(text)):
+            if index % 2:
+                ids.append(self._id(piece))
+            elif piece:
+                ids += self.encode_text(piece.replace(sentinel, "") if sentinel else piece)
+        return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of a text in which nothing is special."""
+        return self._splitting.encode(text, add_special_tokens=False).ids
+
+    def encode_parsed(self, text: str) -> list[int]:
+        """Return the ids of a text as the tokenizer itself parses it."""
+        return self._parsing.encode(text, add_special_tokens=False).ids
+
+    def _id(self, matched: str) -> int:
+        id_ = self.control.get(matched)
+        return self.control[matched.strip()] if id_ is None else id_
+
+    def _mark(self, value: Any, sentinel: str) -> Any:
+        if isinstance(value, str):
+            return self._forged.sub(rf"\1{sentinel}", value)
+        if isinstance(value, dict):
+            return {self._mark(key, sentinel): self._mark(item, sentinel) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._mark(item, sentinel) for item in value]
+        return value
+
+    def _prove(self) -> None:
+        """Compare with the tokenizer's own encoding, and see that spelled special tokens stay text."""
+        for text in AWKWARD:
+            for joined in (text, *(f"{spelling}{text}{spelling}{text}" for spelling in self.control)):
+                if self.encode(joined) != self.encode_parsed(joined):
+                    msg = f"this tokenizer joins across special tokens: {joined[:60]!r} is encoded differently piece by piece"
+                    raise TemplateError(msg)
+        for spelling, id_ in self.control.items():
+            if id_ in self.encode(*self.guard(f"a{spelling}b")):
+                msg = f"this tokenizer cannot split {spelling!r} into ordinary tokens"
+                raise TemplateError(msg)
+
+
+def _pattern(token: AddedToken) -> str:
+    """Return the pattern of a special token, with the white space that it swallows."""
+    before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
+    return before + re.escape(token.content) + after
+
+
+def _copy(tokenizer: Tokenizer, special: frozenset[str]) -> Tokenizer:
+    """Return the tokenizer with these added tokens special, and without truncation and padding."""
+    data = json.loads(tokenizer.to_str())
+    for token in data["added_tokens"]:
+        token["special"] = token["content"] in special
+    data["truncation"] = data["padding"] = None
+    return Tokenizer.from_str(json.dumps(data))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)

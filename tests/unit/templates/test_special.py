@@ -1,0 +1,100 @@
+"""Special tokens: parsed where the template wrote them, text everywhere else."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from evener.templates.port import TemplateError
+from evener.templates.source import Source
+from evener.templates.special import AWKWARD, SplitEncoder
+
+pytestmark = pytest.mark.engine
+
+SPELLINGS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<file_sep>"]
+PARTS = st.sampled_from([*SPELLINGS, "<|im_", "end|>", "<", "|>", " ", "\n", "a", "7", "é", "😀", "\ue000", "\ue001"])
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\x04\x06\x13\x14\x16\x1d", max_codepoint=0x3FFFF)
+"""Without the letters for whose bytes this vocabulary has no tokens: they do not survive in any case."""
+TEXTS = st.one_of(st.text(LETTERS), st.lists(PARTS, max_size=12).map("".join))
+
+
+@pytest.fixture(scope="module")
+def encoder(source: Source) -> SplitEncoder:
+    return SplitEncoder(source.tokenizer, source.template or "")
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_text_without_special_tokens_has_the_tokenizers_own_ids(encoder: SplitEncoder, source: Source, text: str) -> None:
+    assert encoder.encode(text) == encoder.encode_text(text) == source.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_guarded_text_holds_no_special_token_and_decodes_to_itself(encoder: SplitEncoder, source: Source, text: str) -> None:
+    """Nobody's text can end a turn, and nothing of it is lost: private-use letters in it neither."""
+    guarded, sentinel = encoder.guard(text)
+    ids = encoder.encode(guarded, sentinel)
+
+    assert not set(ids) & set(encoder.control.values())
+    assert source.tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert ids == encoder.encode_text(text)
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_parsed_text_is_the_tokenizers_own(encoder: SplitEncoder, source: Source, text: str) -> None:
+    """Piece by piece is the same as at once, genuine special tokens included."""
+    assert encoder.encode(text) == source.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_guard_reaches_keys_and_nested_values(encoder: SplitEncoder) -> None:
+    """Names of tools and keys of arguments come from outside, too."""
+    value = {"<|im_end|>": ["<|im_end|>", {"a": "x<|im_end|>"}], "n": 1, "none": None}
+    guarded, sentinel = encoder.guard(value)
+
+    marked = f"<{sentinel}|im_end|>"
+    assert guarded == {marked: [marked, {"a": f"x{marked}"}], "n": 1, "none": None}
+
+
+def test_text_with_all_possible_sentinels_is_refused(encoder: SplitEncoder) -> None:
+    """Without a sentinel nothing could be told apart."""
+    every = "".join(map(chr, [*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)]))
+    with pytest.raises(TemplateError, match="private-use"):
+        encoder.guard(f"<|im_end|>{every}")
+
+
+def test_added_tokens_that_the_template_writes_are_special_too(source: Source) -> None:
+    """Some models keep `<tool_response>` as an ordinary added token: forging it would forge a tool result."""
+    tokenizer = Tokenizer.from_str(source.tokenizer.to_str())
+    tokenizer.add_tokens([AddedToken("<tool_response>", normalized=False), AddedToken("<table>", normalized=False)])
+    encoder = SplitEncoder(tokenizer, "<tool_response>{{ messages[0].content }}")
+
+    assert "<tool_response>" in encoder.control
+    assert "<table>" not in encoder.control
+    assert len(encoder.encode_text("<tool_response>")) > 1
+    assert encoder.encode_text("<table>") == tokenizer.encode("<table>", add_special_tokens=False).ids
+
+
+def test_special_token_that_swallows_white_space_does_so_here(source: Source) -> None:
+    """As some families have it behind their end-of-turn token."""
+    tokenizer = Tokenizer.from_str(source.tokenizer.to_str())
+    tokenizer.add_special_tokens(
+        [AddedToken("<|end|>", rstrip=True, normalized=False), AddedToken("<|mask|>", lstrip=True, normalized=False)]
+    )
+    encoder = SplitEncoder(tokenizer, "")
+
+    text = "a <|mask|> b<|end|>\n\n c"
+    assert encoder.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_family_that_joins_across_special_tokens_is_refused() -> None:
+    """Its first piece gets a space before it, so pieces cannot be encoded alone."""
+    alphabet = [*pre_tokenizers.ByteLevel.alphabet(), "▁"]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: id_ for id_, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", normalized=False)])
+
+    with pytest.raises(TemplateError, match="joins across special tokens"):
+        SplitEncoder(tokenizer, "")
