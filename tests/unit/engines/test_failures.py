@@ -1,0 +1,139 @@
+"""An engine that is down or answers rubbish is named as such, by both adapters."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import numpy as np
+import pytest
+
+from evener.engines.answers import whole
+from evener.engines.llama import LlamaEngine
+from evener.engines.open import open_engine
+from evener.engines.port import Engine, EngineError, EngineUnreachable, GenerateRequest
+from evener.engines.vllm import VllmEngine, version_number
+from evener.proto.fleet import EngineJoined
+from evener.proto.spec import Sampling
+
+OPENERS: list[Callable[[str], Engine]] = [LlamaEngine, VllmEngine]
+REQUEST = GenerateRequest(request_id="r1", ids=np.asarray([1, 2], np.int32), sampling=Sampling(), max_tokens=4)
+STREAM = "text/event-stream"
+
+
+def http(body: str, kind: str = "application/json", *, status: int = 200, length: int | None = None) -> bytes:
+    """An answer as bytes; `length` may lie."""
+    size = len(body.encode()) if length is None else length
+    return f"HTTP/1.1 {status} Whatever\r\ncontent-type: {kind}\r\ncontent-length: {size}\r\n\r\n{body}".encode()
+
+
+@asynccontextmanager
+async def answering(raw: bytes) -> AsyncIterator[str]:
+    """A server that answers everything with these bytes and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def sample(engine: Engine) -> None:
+    try:
+        async with aclosing(engine.generate(REQUEST)) as chunks:
+            await whole(chunks)
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("opened", OPENERS)
+async def test_an_engine_that_is_down_is_unreachable(opened: Callable[[str], Engine]) -> None:
+    """Trying again can help, and the URL is named."""
+    async with answering(b"") as url:
+        pass
+    with pytest.raises(EngineUnreachable, match=url):
+        await sample(opened(url))
+
+
+@pytest.mark.parametrize("opened", OPENERS)
+@pytest.mark.parametrize(
+    "raw",
+    [b"", http('{"half', length=900), http("busy", status=503), http("", status=502)],
+    ids=["closes", "dies in its answer", "overloaded", "proxy without engine"],
+)
+async def test_an_engine_that_goes_away_is_unreachable(opened: Callable[[str], Engine], raw: bytes) -> None:
+    async with answering(raw) as url:
+        with pytest.raises(EngineUnreachable):
+            await sample(opened(url))
+
+
+@pytest.mark.parametrize("opened", OPENERS)
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (http("<html>It works!</html>", "text/html"), "It works!"),
+        (http('{"hello": "world"}'), "hello"),
+        (http("[1, 2]"), r"\[1, 2\]"),
+        (http("null"), "null|None"),
+        (http("no such thing", status=404), "404: no such thing"),
+        (http("oh", status=500), "500: oh"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "answered"),
+    ],
+)
+async def test_rubbish_is_an_error_that_names_it(opened: Callable[[str], Engine], raw: bytes, named: str) -> None:
+    """Not unreachable: the same again would not help."""
+    async with answering(raw) as url:
+        with pytest.raises(EngineError, match=named) as error:
+            await sample(opened(url))
+        assert not isinstance(error.value, EngineUnreachable)
+
+
+@pytest.mark.parametrize("opened", OPENERS)
+@pytest.mark.parametrize("status", [200, 404, 503])
+async def test_a_web_page_is_named_by_its_beginning_on_one_line(opened: Callable[[str], Engine], status: int) -> None:
+    """A wrong URL is an everyday mistake; its page is not what the user wants to read."""
+    page = "<html>\n" + "  <p>Not found</p>\n" * 500
+    async with answering(http(page, "text/html", status=status)) as url:
+        with pytest.raises(EngineError, match="<html> <p>Not found</p>") as error:
+            await sample(opened(url))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def event(**changes: object) -> str:
+    choice = {"index": 0, "finish_reason": None, "token_ids": [7], "logprobs": {"content": [{"token_id": 7, "logprob": -1.0}]}}
+    return f"data: {json.dumps({'choices': [choice | changes]})}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (event(), "without a finish reason"),
+        (event() + "data: [DONE]\n\n", "without a finish reason"),
+        (event(token_ids=[8]), "token_ids"),
+        (event(logprobs=None), "token_ids"),
+        (event(finish_reason="tired"), "tired"),
+        (event(finish_reason="stop", weight_versions=[{"version": "final", "start": 0, "end": 1}]), "final"),
+        ('data: {"error": {"message": "boom"}}\n\n', "boom"),
+        ("data: {]\n\n", "answered"),
+        ("hello\n\n", "hello"),
+    ],
+)
+async def test_a_stream_that_makes_no_sense_is_an_error(text: str, named: str) -> None:
+    async with answering(http(text, STREAM)) as url:
+        with pytest.raises(EngineError, match=named):
+            await sample(VllmEngine(url))
+
+
+@pytest.mark.parametrize(("label", "number"), [("default", 0), ("step-12", 12), ("7", 7), ("run3/step-40", 40)])
+def test_a_version_is_the_number_at_the_end_of_its_label(label: str, number: int) -> None:
+    assert version_number(label) == number
+
+
+def test_an_unknown_kind_of_engine_is_named() -> None:
+    with pytest.raises(EngineError, match="engine e1 is of kind 'abacus'"):
+        open_engine(EngineJoined(engine_id="e1", kind="abacus", url="http://127.0.0.1:1", joined_at=0.0))
