@@ -1,0 +1,1 @@
+"""Groups and rows in the forms that trainers and people read. Pure."""

@@ -1,0 +1,81 @@
+"""Neutral rows as Parquet: one row group a group, arrays as lists of their own type. Needs the extra `parquet`.
+
+Columns are the fields of `NeutralRow`: `ids`, `versions`, `call_of` list<int32>; `mask` list<uint8>; `logprobs` list<float>
+(NaN where not sampled); `rewards` map<string, double>; `branch_index`, `n_branches`, `prompt_len` int32; `reward`,
+`temperature` double; `truncated` bool; `reward` is null where nobody graded; the rest strings. Hugging Face `datasets` reads it as it is.
+"""
+
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from evener.formats.neutral import NeutralRow, neutral_rows
+from evener.proto.errors import EvenerError
+from evener.proto.trajectories import GroupMerged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ARRAYS: Final = {"ids": "int32", "mask": "uint8", "logprobs": "float32", "versions": "int32", "call_of": "int32"}
+SCALARS: Final = {
+    "branch_index": "int32",
+    "n_branches": "int32",
+    "prompt_len": "int32",
+    "reward": "float64",
+    "truncated": "bool_",
+    "temperature": "float64",
+}
+
+
+NULLABLE: Final = frozenset({"reward"})
+
+
+class ParquetMissing(EvenerError):
+    """Install Evener with its extra `parquet`: pip install 'evener[parquet]'."""
+
+
+class ParquetRefused(EvenerError):
+    """These rows do not fit the columns, which is a defect of Evener: export them as JSON lines, and report it."""
+
+
+def write(groups: Iterable[GroupMerged], sink: IO[bytes]) -> int:
+    """Write all rows of the groups and return how many. Raises ParquetMissing, ParquetRefused."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - an extra, and slow to import
+        import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError as cause:
+        msg = "pyarrow is not installed"
+        raise ParquetMissing(msg) from cause
+    count = 0
+    try:
+        with pq.ParquetWriter(sink, schema(), compression="zstd") as writer:
+            for group in groups:
+                rows = neutral_rows(group)
+                if rows:
+                    writer.write_table(table(rows))
+                count += len(rows)
+    except pa.ArrowException as cause:
+        msg = f"the rows cannot be written as Parquet: {cause}"
+        raise ParquetRefused(msg) from cause
+    return count
+
+
+def schema() -> "pa.Schema":
+    """Return the columns and their types."""
+    import pyarrow as pa  # noqa: PLC0415 - an extra, and slow to import
+
+    def column(name: str) -> Any:
+        if name in ARRAYS:
+            return pa.list_(getattr(pa, ARRAYS[name])())
+        if name == "rewards":
+            return pa.map_(pa.string(), pa.float64())
+        return getattr(pa, SCALARS[name])() if name in SCALARS else pa.string()
+
+    return pa.schema([pa.field(name, column(name), nullable=name in NULLABLE) for name in NeutralRow.__annotations__])
+
+
+def table(rows: list[NeutralRow]) -> "pa.Table":
+    """Return rows as a table of this schema."""
+    import pyarrow as pa  # noqa: PLC0415 - an extra, and slow to import
+
+    plain = [{**row, "rewards": list(row["rewards"].items())} for row in rows]
+    return pa.Table.from_pylist(plain, schema=schema())

@@ -1,0 +1,135 @@
+"""What the page shows, as plain values: the template only places them. Pure."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from evener.formats.summary import Outcome, Summary
+from evener.proto.trajectories import GroupMerged, Member
+
+NO_NUMBER: Final = "\u2013"
+NO_SPREAD: Final = 1e-9
+"""A group whose rewards spread less teaches nothing."""
+
+
+class Bar(Struct, frozen=True):
+    """One session's reward: percent of the chart's height."""
+
+    index: int
+    bottom: float
+    height: float
+    negative: bool
+    label: str
+    """For people: the reward, or why there is none."""
+    value: str
+    left_out: bool
+
+
+class Group(Struct, frozen=True):
+    """A card."""
+
+    name: str
+    result: str
+    """`merged`, `kept` or `failed`."""
+    reason: str
+    bars: tuple[Bar, ...]
+    mean: str
+    mean_at: float | None
+    """Percent of the chart's height."""
+    spread: str
+    """Standard deviation of the rewards. Empty: fewer than two."""
+    flat: bool
+    """All rewards are equal."""
+    spoken: str
+    """The chart in words."""
+
+
+class Share(Struct, frozen=True):
+    """A part of all sampled tokens."""
+
+    name: str
+    tokens: int
+    percent: float
+    delivered: bool
+
+
+def group_card(event: Outcome) -> Group:
+    """Return the card of a group."""
+    rewards = [member.reward for member in event.members if member.reward is not None]
+    low, high = min([0.0, *rewards]), max([1.0, *rewards])
+    mean = statistics.fmean(rewards) if rewards else None
+    spread = statistics.pstdev(rewards) if rewards else 0.0
+    failed = not isinstance(event, GroupMerged)
+    told = ", ".join("none" if member.reward is None else number(member.reward) for member in event.members)
+    return Group(
+        name=task_name(event),
+        result="failed" if failed else "merged" if event.purpose.value == "train" else "kept",
+        reason="" if isinstance(event, GroupMerged) else event.reason,
+        bars=tuple(_bar(index, member, low, high) for index, member in enumerate(event.members)),
+        mean=NO_NUMBER if mean is None else number(mean),
+        mean_at=None if mean is None else _percent(mean - low, high - low),
+        spread=number(spread) if len(rewards) > 1 else "",
+        flat=len(rewards) > 1 and spread < NO_SPREAD,
+        spoken=f"Rewards by sample: {told}." + ("" if mean is None else f" Mean {number(mean)}."),
+    )
+
+
+def task_name(event: Outcome) -> str:
+    """Return the name of a group's task; its group id where no session tells."""
+    tasks = (member.scored.trajectory.spec.task for member in event.members if member.scored is not None)
+    return next((task.name for task in tasks if task is not None), event.group_id)
+
+
+def shares(summary: Summary) -> tuple[Share, ...]:
+    """Return where the sampled tokens went: delivered first, then the reasons, largest first."""
+    tokens = summary.tokens
+    reasons = sorted(tokens.left_out.items(), key=lambda item: -item[1])
+    parts = [("delivered", tokens.delivered, True), *((reason.replace("_", " "), count, False) for reason, count in reasons)]
+    return tuple(Share(name, count, _percent(count, tokens.sampled), delivered) for name, count, delivered in parts)
+
+
+def number(value: float) -> str:
+    """Return a reward as people read it: at most three decimals, no trailing zeros."""
+    return f"{value:.3f}".rstrip("0").rstrip(".") or "0"
+
+
+def result_counts(summary: Summary) -> Sequence[tuple[str, str, str]]:
+    """Return the figures at the top: value, name, note."""
+    groups, tokens, fidelity = summary.groups, summary.tokens, summary.fidelity
+    delivered = _percent(tokens.delivered, tokens.sampled)
+    mean = NO_NUMBER if summary.rewards.mean is None else number(summary.rewards.mean)
+    flat = sum(len(known) > 1 and max(known) - min(known) < NO_SPREAD for known in _known(summary))
+    return (
+        (f"{groups.merged}", "groups", f"of {groups.submitted} submitted"),
+        (f"{summary.sessions.total}", "sessions", f"{summary.sessions.by_end.get('finished', 0)} finished"),
+        (mean, "mean reward", f"{flat} group{'' if flat == 1 else 's'} without spread"),
+        (f"{delivered:.0f} %", "tokens delivered", f"{tokens.delivered:,} of {tokens.sampled:,}"),
+        (f"{summary.rows}", "rows", f"{fidelity.fed} fed, {fidelity.matched} matched"),
+    )
+
+
+def _known(summary: Summary) -> list[list[float]]:
+    return [[reward for reward in rewards if reward is not None] for rewards in summary.rewards.per_group.values()]
+
+
+def _bar(index: int, member: Member, low: float, high: float) -> Bar:
+    why = "" if member.left_out is None else f", left out: {member.left_out.value.replace('_', ' ')}"
+    if member.reward is None:
+        return Bar(index, 0.0, 0.0, negative=False, label=f"sample {index}: no reward{why}", value=NO_NUMBER, left_out=True)
+    base = _percent(-low, high - low)
+    top = _percent(member.reward - low, high - low)
+    return Bar(
+        index=index,
+        bottom=min(base, top),
+        height=abs(top - base),
+        negative=member.reward < 0,
+        label=f"sample {index}: {number(member.reward)}{why}",
+        value=number(member.reward),
+        left_out=member.left_out is not None,
+    )
+
+
+def _percent(part: float, whole: float) -> float:
+    return round(100 * part / whole, 2) if whole else 0.0

@@ -1,0 +1,1 @@
+"""From what a session left to a reward."""

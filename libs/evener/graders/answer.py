@@ -1,0 +1,75 @@
+"""Compare the agent's last message with an expected answer.
+
+Options: `expected` (the answer), `match` = `exact` (default), `contains`, `regex` or `number`. Case and white space are folded,
+except inside a regular expression. No answer is worth 0; so is a wrong one.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from evener.graders.port import Context, Grade, GraderRefused, graded
+
+OPTIONS: Final = frozenset({"expected", "match"})
+_NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
+class Answer:
+    """The grader `answer`."""
+
+    async def grade(self, context: Context) -> Grade:
+        options = context.trajectory.spec.grader.options
+        if unknown := sorted(set(options) - OPTIONS):
+            msg = f"grader `answer` knows no option {unknown[0]!r}"
+            raise GraderRefused(msg)
+        right = compare(context.trajectory.answer, options.get("expected"), options.get("match", "exact"))
+        return graded({"reward": float(right)})
+
+
+def compare(answer: str | None, expected: str | None, match: str) -> bool:
+    """Return whether the answer is the expected one. Raises GraderRefused where that cannot be said."""
+    if expected is None:
+        msg = "grader `answer` has no option `expected`"
+        raise GraderRefused(msg)
+    if match not in MATCHES:
+        msg = f"grader `answer`: match is {match!r}, not one of {', '.join(sorted(MATCHES))}"
+        raise GraderRefused(msg)
+    return answer is not None and MATCHES[match](answer, expected)
+
+
+def folded(text: str) -> str:
+    """Return the text in one case, with single blanks and none around it."""
+    return " ".join(text.casefold().split())
+
+
+def _exact(answer: str, expected: str) -> bool:
+    return folded(answer) == folded(expected)
+
+
+def _contains(answer: str, expected: str) -> bool:
+    return folded(expected) in folded(answer)
+
+
+def _regex(answer: str, expected: str) -> bool:
+    try:
+        return re.search(expected, answer, re.IGNORECASE) is not None
+    except re.error as cause:
+        msg = f"grader `answer`: {expected!r} is no regular expression: {cause}"
+        raise GraderRefused(msg) from cause
+
+
+def _number(answer: str, expected: str) -> bool:
+    """Compare the last number of the answer: people say what they computed first."""
+    wanted, said = _last_number(expected), _last_number(answer)
+    if wanted is None:
+        msg = f"grader `answer`: {expected!r} is no number"
+        raise GraderRefused(msg)
+    return said == wanted
+
+
+def _last_number(text: str) -> float | None:
+    found: list[str] = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+MATCHES: Final[dict[str, Callable[[str, str], bool]]] = {"exact": _exact, "contains": _contains, "regex": _regex, "number": _number}

@@ -1,0 +1,75 @@
+"""The grader port: a trajectory and what its agent left in, a reward and its evidence out."""
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from evener.blobs.port import Blobs
+from evener.proto.errors import EvenerError
+from evener.proto.trajectories import TrajectoryBuilt
+from evener.sandboxes.port import Sandboxes
+
+REWARD = "reward"
+"""The name of the number that is the reward, where a grader gives several."""
+
+
+class GraderError(EvenerError):
+    """The grader crashed or gave no reward; the session counts as ungraded, not as 0. Its output is kept as evidence."""
+
+    def __init__(self, what: str, *, evidence: Mapping[str, bytes] | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.evidence: Mapping[str, bytes] = evidence or {}
+
+
+class GraderRefused(GraderError):
+    """Trying again cannot help. Correct the task or the grader's options and submit the task again."""
+
+
+class Context(Struct, frozen=True, kw_only=True, eq=False):
+    """What a grader may use."""
+
+    trajectory: TrajectoryBuilt
+    """`trajectory.spec.grader.options` are the grader's own options."""
+    blobs: Blobs
+    """Holds the task's archive and the session's artifacts."""
+    sandboxes: Sandboxes
+    """Opens fresh sandboxes."""
+    name: str
+    """For a sandbox: unique among the gradings that run."""
+
+
+class Grade(Struct, frozen=True, kw_only=True):
+    """What a session is worth."""
+
+    reward: float | None
+    """Finite. None: this grader does not grade, see `ungraded`."""
+    rewards: dict[str, float] = {}
+    """All named numbers."""
+    ungraded: str | None = None
+    """Why there is no reward. None: there is one."""
+    evidence: Mapping[str, bytes] = {}
+    """Contents of files that the grading left, by name."""
+
+
+class Grader(Protocol):
+    """A way to score a session. Knows nothing of groups, retries or topics."""
+
+    async def grade(self, context: Context) -> Grade:
+        """Return the session's grade. Raises GraderError; any other exception is a crash of the grader."""
+        ...
+
+
+def graded(rewards: Mapping[str, float], evidence: Mapping[str, bytes] | None = None) -> Grade:
+    """Return the grade of named numbers: the reward is the one named `reward`, or their mean. Raises GraderError if one is not finite."""
+    if not rewards:
+        msg = "no reward among the grader's numbers"
+        raise GraderError(msg, evidence=evidence)
+    for name, value in rewards.items():
+        if not math.isfinite(value):
+            msg = f"reward {name!r} is {value}, not a finite number"
+            raise GraderError(msg, evidence=evidence)
+    reward = rewards.get(REWARD, sum(rewards.values()) / len(rewards))
+    return Grade(reward=float(reward), rewards={name: float(value) for name, value in rewards.items()}, evidence=evidence or {})

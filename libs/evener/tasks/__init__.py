@@ -1,0 +1,1 @@
+"""Task directories in Harbor's format: read, checked, packed, unpacked. `bundled/` holds the tasks of the demo."""

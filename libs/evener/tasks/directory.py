@@ -1,0 +1,188 @@
+"""A task directory as one checked value."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from evener.proto.spec import GraderSpec
+from evener.tasks import manifest
+from evener.tasks.errors import TaskError
+
+INSTRUCTION: Final = "instruction.md"
+MANIFEST: Final = "task.toml"
+IMAGE_FILES: Final = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
+IGNORED: Final = frozenset({"__pycache__", ".git", ".DS_Store"})
+"""Names that are no part of a task."""
+
+MAX_FILES: Final = 10_000
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""Of all files together."""
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """A task directory that was read and found good."""
+
+    name: str
+    """`[task] name`, or the folder's name."""
+    path: Path
+    instruction: str
+    """What the agent is told; canary lines are gone."""
+    environment: Path | None
+    """Folder whose files are put into the agent's working directory. None: it starts empty."""
+    tests: Path | None
+    """Folder with `test.sh`, brought in after the agent. None: graded without a script."""
+    workdir: str | None
+    """Where an image wants the agent to work. None: the sandbox decides."""
+    env: dict[str, str] = {}
+    """Variables of the agent."""
+    agent_seconds: float | None
+    """None: no limit."""
+    verifier_seconds: float
+    verifier_env: dict[str, str] = {}
+    grader: GraderSpec
+    needs: tuple[str, ...] = ()
+    """What a plain working directory cannot give, in words for people: images, GPUs, network rules. Empty: `local` can run it."""
+
+
+def bundled() -> Path:
+    """Return the folder of the demo's tasks."""
+    return Path(__file__).parent / "bundled"
+
+
+def find(path: Path) -> list[Path]:
+    """Return `path` if it is a task, else the tasks directly in it, sorted by name. Raises TaskError where there is none."""
+    if not path.is_dir():
+        msg = f"{path} is no directory"
+        raise TaskError(msg)
+    if _is_task(path):
+        return [path]
+    found = sorted(entry for entry in path.iterdir() if entry.is_dir() and _is_task(entry))
+    if not found:
+        msg = f"{path} holds no task: neither {INSTRUCTION} nor {MANIFEST} is there or one folder below"
+        raise TaskError(msg)
+    return found
+
+
+def load(path: Path) -> Task:
+    """Read and check the task directory `path`. Raises TaskError, which names the directory and its first fault."""
+    try:
+        return _load(path)
+    except TaskError as cause:
+        msg = f"task {path}: {cause.args[0]}"
+        raise TaskError(msg) from cause
+    except OSError as cause:
+        msg = f"task {path}: {cause.strerror}: {cause.filename}"
+        raise TaskError(msg) from cause
+
+
+def entries(path: Path) -> list[Path]:
+    """Return everything below `path`, sorted, links not followed. Raises TaskError for what may not be in a task."""
+    found: list[Path] = []
+    size = 0
+    for folder, names, files in os.walk(path):
+        names[:] = [name for name in names if name not in IGNORED]
+        for name in (*names, *(name for name in files if name not in IGNORED)):
+            entry = Path(folder, name)
+            size += _size(path, entry)
+            found.append(entry)
+        if len(found) > MAX_FILES or size > MAX_BYTES:
+            msg = f"is too large: more than {MAX_FILES} files or {MAX_BYTES // 1024**2} MiB"
+            raise TaskError(msg)
+    return sorted(found)
+
+
+def leaves(root: Path, link: Path) -> bool:
+    """Return whether a link points out of `root`, or nowhere at all (a loop)."""
+    try:
+        return link.readlink().is_absolute() or not link.resolve().is_relative_to(root.resolve())
+    except RuntimeError:
+        return True
+
+
+def _load(path: Path) -> Task:
+    if not path.is_dir():
+        msg = "is no directory"
+        raise TaskError(msg)
+    entries(path)
+    read = manifest.parse(_text(path / MANIFEST)) if (path / MANIFEST).exists() else manifest.Manifest()
+    if read.steps:
+        msg = "has several steps ([[steps]]), which are not supported"
+        raise TaskError(msg)
+    tests = path / "tests" if (path / "tests" / "test.sh").is_file() else None
+    environment = path / "environment"
+    return Task(
+        name=read.task.name or path.resolve().name,
+        path=path,
+        instruction=_instruction(path / INSTRUCTION),
+        environment=environment if environment.is_dir() else None,
+        tests=tests,
+        workdir=read.environment.workdir,
+        env=read.environment.env,
+        agent_seconds=read.agent.timeout_sec,
+        verifier_seconds=read.verifier.timeout_sec,
+        verifier_env=read.verifier.env,
+        grader=_grader(read, tests),
+        needs=(*_needs_of_files(path), *manifest.needs(read)),
+    )
+
+
+def _is_task(path: Path) -> bool:
+    return (path / INSTRUCTION).exists() or (path / MANIFEST).exists()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as cause:
+        msg = f"{path.name} is not UTF-8 text (byte {cause.start})"
+        raise TaskError(msg) from cause
+
+
+def _instruction(path: Path) -> str:
+    if not path.is_file():
+        msg = f"has no {INSTRUCTION}"
+        raise TaskError(msg)
+    lines = _text(path).splitlines()
+    while lines and (not lines[0].strip() or _is_canary(lines[0].strip())):
+        del lines[0]
+    text = "\n".join(lines).strip()
+    if not text:
+        msg = f"{INSTRUCTION} is empty"
+        raise TaskError(msg)
+    return text
+
+
+def _is_canary(line: str) -> bool:
+    return line.startswith(("#", "<!--", "//")) and "canary" in line.lower()
+
+
+def _grader(read: manifest.Manifest, tests: Path | None) -> GraderSpec:
+    if read.metadata.evener is not None:
+        return manifest.own_grader(read.metadata.evener)
+    if tests is not None:
+        return GraderSpec(name="harbor")
+    msg = "has neither tests/test.sh nor a grader in [metadata.evener] of task.toml"
+    raise TaskError(msg)
+
+
+def _needs_of_files(path: Path) -> tuple[str, ...]:
+    image = [f"an image built from environment/{name}" for name in IMAGE_FILES if (path / "environment" / name).exists()]
+    grading = ["an image of its own for grading"] if any((path / "tests" / name).exists() for name in IMAGE_FILES) else []
+    context = ["earlier context (trajectory.json)"] if (path / "trajectory.json").exists() else []
+    return (*image, *grading, *context)
+
+
+def _size(root: Path, entry: Path) -> int:
+    """Return the bytes of a file. Raises TaskError for a link that leaves the directory, and for devices and sockets."""
+    name = entry.relative_to(root)
+    if entry.is_symlink():
+        if leaves(root, entry):
+            msg = f"{name} is a link that leaves the directory"
+            raise TaskError(msg)
+        return 0
+    if not entry.is_dir() and not entry.is_file():
+        msg = f"{name} is neither a file nor a folder"
+        raise TaskError(msg)
+    return 0 if entry.is_dir() else entry.stat().st_size

@@ -1,0 +1,120 @@
+"""Rows of delivered sessions, in the neutral form and in files."""
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from msgspec import structs
+from tests.builders import built, group, scored
+
+from evener.cli.exporting import NotWritten, write_groups
+from evener.formats import jsonl, parquet
+from evener.formats.neutral import neutral_rows
+from evener.proto.blobs import BlobRef
+from evener.proto.ends import End
+from evener.proto.trajectories import GroupMerged, TrajectoryScored
+from evener.trainer_bridge.core import fold, outcome
+
+
+def merged(sessions: tuple[TrajectoryScored, ...]) -> GroupMerged:
+    state = None
+    for session in sessions:
+        state = fold(state, session)
+    assert state is not None
+    event = outcome(state, None, 0.0)
+    assert isinstance(event, GroupMerged)
+    return event
+
+
+def test_only_delivered_sessions_become_rows() -> None:
+    rows = neutral_rows(merged(group((1.0, None, 0.5, 0.0))))
+
+    assert [row["rollout_id"] for row in rows] == ["fix-the-bug.0", "fix-the-bug.2", "fix-the-bug.3"]
+    assert [row["reward"] for row in rows] == [1.0, 0.5, 0.0]
+    assert all(len(row["ids"]) == len(row["mask"]) == len(row["logprobs"]) == 27 for row in rows)
+    assert all(row["mask"].sum() == 10 and row["prompt_len"] == 12 for row in rows)
+
+
+def test_siblings_share_their_session() -> None:
+    """A trainer counts the reward of a session with two rows once."""
+    two = built(index=0, size=2)
+    two = msgspec.structs.replace(two, rows=two.rows * 2)
+    rows = neutral_rows(merged((scored(two), scored(built(index=1, size=2)))))
+
+    assert [(row["rollout_id"], row["branch_index"], row["n_branches"]) for row in rows] == [
+        ("fix-the-bug.0", 0, 2),
+        ("fix-the-bug.0", 1, 2),
+        ("fix-the-bug.1", 0, 1),
+    ]
+
+
+def test_session_cut_by_a_budget_is_marked_truncated() -> None:
+    rows = neutral_rows(merged((scored(built(index=0, size=2, end=End.TOKEN_BUDGET)), scored(built(index=1, size=2)))))
+
+    assert [row["truncated"] for row in rows] == [True, False]
+    assert [row["status"] for row in rows] == ["token_budget", "finished"]
+
+
+def test_blobs_that_were_not_fetched_are_an_error() -> None:
+    """Never a row without its tokens."""
+    session = built(index=0, size=1)
+    lost = msgspec.structs.replace(session.rows[0], ids=BlobRef(digest="0" * 64, size=4))
+    event = merged((scored(msgspec.structs.replace(session, rows=(lost,))),))
+
+    with pytest.raises(TypeError, match="not fetched"):
+        neutral_rows(event)
+
+
+def test_lines_are_json_with_null_for_what_was_not_sampled() -> None:
+    event = merged(group())
+    rows = neutral_rows(event)
+    lines = [json.loads(line) for line in jsonl.lines([event])]
+
+    assert len(lines) == 4
+    assert lines[0]["ids"] == rows[0]["ids"].tolist()
+    assert lines[0]["logprobs"][:12] == [None] * 12
+    assert lines[0]["logprobs"][12] == pytest.approx(float(rows[0]["logprobs"][12]))
+
+
+def test_parquet_gives_back_what_was_written() -> None:
+    event = merged(group((1.0, 0.0)))
+    rows = neutral_rows(event)
+    sink = io.BytesIO()
+
+    assert parquet.write([event], sink) == 2
+    table = pq.read_table(io.BytesIO(sink.getvalue()))
+    assert table.schema.equals(parquet.schema())
+    read = table.to_pylist()
+    for row, back in zip(rows, read, strict=True):
+        for name in parquet.ARRAYS:
+            np.testing.assert_array_equal(np.array(back[name], dtype=row[name].dtype), row[name])  # type: ignore[literal-required]
+        assert (back["reward"], back["rollout_id"], back["rewards"]) == (row["reward"], row["rollout_id"], [("reward", row["reward"])])
+
+
+def rewarded(reward: object) -> GroupMerged:
+    event = merged(group((1.0, 0.0)))
+    first, *others = event.members
+    assert first.scored is not None
+    changed = structs.replace(first, scored=structs.replace(first.scored, reward=reward, rewards={}))
+    return structs.replace(event, members=(changed, *others))
+
+
+def test_parquet_holds_recordings_without_a_reward() -> None:
+    """Nobody graded them: their reward is null, not a crash."""
+    sink = io.BytesIO()
+    parquet.write([rewarded(None)], sink)
+
+    assert pq.read_table(io.BytesIO(sink.getvalue()))["reward"].to_pylist() == [None, 0.0]
+
+
+def test_what_parquet_refuses_is_told_with_the_file(tmp_path: Path) -> None:
+    """In one line; and no half a file is left."""
+    with pytest.raises(NotWritten, match=r"cannot write .*rows\.parquet: the rows cannot be written as Parquet: "):
+        asyncio.run(write_groups(tmp_path / "rows.parquet", "parquet", [rewarded("much")]))
+
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,142 @@
+"""The page that a person opens."""
+
+import re
+from html.parser import HTMLParser
+
+import msgspec
+from tests.builders import T0, built, group, scored
+
+from evener.formats.report.conversation import chosen, conversation, wanted_ids
+from evener.formats.report.render import render
+from evener.formats.report.timelines import timelines
+from evener.formats.report.view import group_card
+from evener.formats.summary import Outcome
+from evener.proto.arrays import int32s, pack_int32
+from evener.proto.ends import End
+from evener.proto.trajectories import TrajectoryScored
+from evener.trainer_bridge.core import fold, outcome
+
+
+def ended(sessions: tuple[TrajectoryScored, ...]) -> Outcome:
+    state = None
+    for session in sessions:
+        state = fold(state, session)
+    assert state is not None
+    event = outcome(state, None, T0 + 6)
+    assert event is not None
+    return event
+
+
+def page(*outcomes: Outcome, piece: bytes = b"word ", title: str = "Demo") -> str:
+    pieces = dict.fromkeys(wanted_ids(outcomes), piece)
+    return render(outcomes, pieces, title=title, facts={"policy": "tiny"}, now=T0)
+
+
+class Checker(HTMLParser):
+    """Keeps tags and checks that they are closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "input", "path"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def test_page_is_well_formed_and_asks_nobody_for_anything() -> None:
+    """One file: no address in any attribute, and a policy that forbids every request."""
+    html = page(ended(group()), ended(group((None, None), name="lost")))
+    tags = parsed(html).tags
+
+    assert not [tag for tag, attributes in tags if {"src", "href", "action", "data"} & attributes.keys()]
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "default-src 'none'" in html
+    assert not re.search(r"@import|url\(", html)
+
+
+def test_what_a_model_wrote_is_escaped() -> None:
+    """In tokens, names, reasons and details."""
+    evil = "<script>alert(1)</script>"
+    lost = tuple(scored(built(evil, index, size=2, end=End.NO_START, given={"detail": evil}), reward=None) for index in (0, 1))
+    html = page(ended(group()), ended(lost), piece=evil.encode() + b"\"'", title=evil)
+
+    assert evil not in html
+    assert html.count("<script>") == 1
+    assert [tag for tag, _ in parsed(html).tags].count("script") == 1
+
+
+def test_group_without_spread_is_marked() -> None:
+    """Equal rewards teach nothing."""
+    assert "no spread" in page(ended(group((1.0, 1.0))))
+    assert "no spread" not in page(ended(group((1.0, 0.0))))
+
+
+def test_bars_stand_on_zero_also_below_it() -> None:
+    bars = group_card(ended(group((1.0, -1.0, None)))).bars
+
+    assert [(bar.bottom, bar.height, bar.negative) for bar in bars] == [(50.0, 50.0, False), (0.0, 50.0, True), (0.0, 0.0, False)]
+    assert bars[2].left_out
+
+
+def test_conversation_of_several_turns_from_the_widest_group_is_shown() -> None:
+    flat = ended(group((1.0, 1.0), name="flat"))
+    wide = ended(group((0.0, 1.0), name="wide"))
+    single = ended(group((0.0, 1.0), name="single", turns=((4, 3),)))
+    scored_one = chosen([flat, wide, single])
+
+    assert scored_one is not None
+    assert scored_one.trajectory.session_id == "wide.1"
+
+
+def test_conversation_is_cut_where_sampling_begins_and_ends() -> None:
+    talk = conversation(scored(), dict.fromkeys(range(49152), b"a"))
+
+    assert [(run.call, len(run.tokens)) for run in talk.runs] == [(None, 12), (1, 6), (None, 5), (2, 4)]
+    assert all(token.logprob is None for token in talk.runs[0].tokens)
+    assert all(token.trained and token.version == 0 for token in talk.runs[1].tokens)
+    assert (talk.sampled, talk.trained) == (10, 10)
+
+
+def test_character_that_several_tokens_spell_is_shown_once() -> None:
+    """Bytes of one letter stand together at its last token."""
+    event = scored(built(turns=((1, 2),)))
+    row = msgspec.structs.replace(event.trajectory.rows[0], ids=pack_int32([7, 8, 9]))
+    event = msgspec.structs.replace(event, trajectory=msgspec.structs.replace(event.trajectory, rows=(row,)))
+    talk = conversation(event, {7: b"f", 8: b"\xc3", 9: b"\xbcr"})
+
+    assert [token.text for run in talk.runs for token in run.tokens] == ["f", "", "\u00fcr"]
+    assert int32s(row.ids).tolist() == [token.id for run in talk.runs for token in run.tokens]
+
+
+def test_time_lines_share_one_axis() -> None:
+    lines = timelines([ended(group())])
+
+    assert len(lines.lines) == 4
+    assert [block.kind for block in lines.lines[0].blocks] == ["prepare", "agent", "call", "call", "grade"]
+    assert all(block.left >= 0 and block.left + block.width <= 100.01 for line in lines.lines for block in line.blocks)
+    assert lines.ticks[0].label == "0 s"
+
+
+def test_page_without_a_single_session_still_tells() -> None:
+    html = render([], {}, title="Nothing", facts={}, submitted=3, now=T0)
+
+    parsed(html)
+    assert "of 3 submitted" in html

@@ -1,0 +1,144 @@
+"""Harbor's contract, in real local sandboxes."""
+
+import io
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.builders import built
+
+from evener.blobs.open import open_blobs
+from evener.blobs.port import Blobs
+from evener.graders.harbor import Harbor
+from evener.graders.port import Context, Grade, GraderError, GraderRefused
+from evener.proto.ends import ExitCause
+from evener.proto.sessions import Artifact
+from evener.proto.trajectories import HarnessExit
+from evener.sandboxes.local import LocalSandboxes, open_local
+from evener.tasks import pack
+
+
+class Bench:
+    """A place to grade: makes a task of a test script, and grades what an agent left."""
+
+    def __init__(self, folder: Path, blobs: Blobs, sandboxes: LocalSandboxes) -> None:
+        self._folder = folder
+        self._blobs = blobs
+        self._sandboxes = sandboxes
+
+    async def grade(
+        self, script: str, *, changed: dict[str, str] | None = None, removed: tuple[str, ...] = (), lost: str | None = None
+    ) -> Grade:
+        """Grade a session that left these changes; or none, because they were lost for a reason."""
+        task = self._folder / "task"
+        for name, text in {
+            "instruction.md": "Write the answer.",
+            "task.toml": "[verifier]\ntimeout_sec = 5.0\n",
+            "environment/given.txt": "given\n",
+            "tests/test.sh": f"#!/bin/sh\n{script}\n",
+            "tests/helper.sh": "echo helped\n",
+        }.items():
+            (task / name).parent.mkdir(parents=True, exist_ok=True)
+            (task / name).write_text(text)
+        (task / "tests/test.sh").chmod(0o755)
+        packed = pack.pack(task)
+        await self._blobs.put(packed.data)
+        kept = {"changes.tar": tar(changed or {}), "removed.json": msgspec.json.encode(removed)} if lost is None else {}
+        kept["harness.log"] = b"done"
+        exited = HarnessExit(
+            cause=ExitCause.EXITED,
+            exit_code=0,
+            detail=lost or "",
+            artifacts=tuple([Artifact(name=name, blob=await self._blobs.put(data)) for name, data in kept.items()]),
+        )
+        trajectory = built(given={"exit": exited}, task=packed.ref)
+        return await Harbor().grade(Context(trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading"))
+
+
+def tar(files: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with open_local(tmp_path / "grading") as sandboxes:
+        yield Bench(tmp_path, open_blobs("memory://"), sandboxes)
+
+
+async def test_tests_see_the_task_with_what_the_agent_changed(bench: Bench) -> None:
+    """The given file is there anew, the agent's is added, the tests' own files came with them."""
+    script = """
+    sh /tests/helper.sh
+    [ "$(cat given.txt)" = given ] && [ "$(cat answer.txt)" = 42 ] && echo 1.0 > /logs/verifier/reward.txt
+    """
+    grade = await bench.grade(script, changed={"app/answer.txt": "42"})
+
+    assert (grade.reward, grade.rewards) == (1.0, {"reward": 1.0})
+    assert b"helped" in grade.evidence["test-stdout.txt"]
+
+
+async def test_removed_files_are_gone(bench: Bench) -> None:
+    script = "[ -e given.txt ] && echo 0 > /logs/verifier/reward.txt || echo 1 > /logs/verifier/reward.txt"
+
+    assert (await bench.grade(script, removed=("app/given.txt",))).reward == 1.0
+    assert (await bench.grade(script)).reward == 0.0
+
+
+async def test_json_is_read_before_text_and_its_mean_is_the_reward(bench: Bench) -> None:
+    both = 'echo \'{"style": 0.5, "speed": 1}\' > /logs/verifier/reward.json; echo 0 > /logs/verifier/reward.txt'
+    named = 'echo \'{"style": 0.5, "reward": 1}\' > /logs/verifier/reward.json'
+
+    assert (await bench.grade(both)).reward == 0.75
+    assert (await bench.grade(named)).rewards == {"style": 0.5, "reward": 1.0}
+    assert (await bench.grade(named)).reward == 1.0
+
+
+async def test_exit_status_of_the_tests_means_nothing(bench: Bench) -> None:
+    assert (await bench.grade("echo 1 > /logs/verifier/reward.txt; exit 3")).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exit 0",
+        ": > /logs/verifier/reward.txt",
+        "echo good > /logs/verifier/reward.txt",
+        "echo nan > /logs/verifier/reward.txt",
+        "echo inf > /logs/verifier/reward.txt",
+        "echo '{}' > /logs/verifier/reward.json",
+        "echo 1.0 > /logs/verifier/reward.json",
+        'echo \'{"reward": "1"}\' > /logs/verifier/reward.json',
+        ": > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt",
+    ],
+)
+async def test_reward_that_is_missing_or_unreadable_is_an_error_and_not_zero(bench: Bench, script: str) -> None:
+    """The tests' output is kept, so that somebody can mend them."""
+    with pytest.raises(GraderError) as raised:
+        await bench.grade(f"echo tried; {script}")
+    assert b"tried" in raised.value.evidence["test-stdout.txt"]
+
+
+async def test_reward_that_the_agent_wrote_itself_is_not_believed(bench: Bench) -> None:
+    """Files in the verifier's places never come from the agent."""
+    with pytest.raises(GraderError):
+        await bench.grade("exit 1", changed={"logs/verifier/reward.txt": "1.0"})
+
+
+async def test_session_without_a_task_is_refused(bench: Bench) -> None:
+    context = Context(trajectory=built(), blobs=bench._blobs, sandboxes=bench._sandboxes, name="grading")
+    with pytest.raises(GraderRefused, match="recording"):
+        await Harbor().grade(context)
+
+
+async def test_session_whose_changes_were_not_kept_is_refused_and_not_zero(bench: Bench) -> None:
+    """The tests would see an environment in which nobody worked."""
+    with pytest.raises(GraderRefused, match="changed files were not kept: too large"):
+        await bench.grade("echo 0 > /logs/verifier/reward.txt", lost="changed files were not kept: too large")

@@ -1,0 +1,176 @@
+"""Task directories as their writers hand them in."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evener.proto.spec import GraderSpec
+from evener.tasks.directory import MAX_BYTES, bundled, find, load
+from evener.tasks.errors import TaskError
+
+ANSWER = '[metadata.evener]\nexpected = "Paris"\nmatch = "contains"\n'
+
+
+def written(folder: Path, **files: str) -> Path:
+    """Make a task directory; `__` in a name is a slash, `_toml` and the like an extension."""
+    names = {"instruction": "instruction.md", "manifest": "task.toml", "test": "tests/test.sh", "dockerfile": "environment/Dockerfile"}
+    for name, text in files.items():
+        path = folder / names.get(name, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(TaskError) as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+    return str(error.value)
+
+
+def test_every_bundled_task_is_good_and_needs_no_image() -> None:
+    """The demo runs them in plain working directories."""
+    tasks = [load(path) for path in find(bundled())]
+
+    assert len(tasks) >= 4
+    assert {task.grader.name for task in tasks} == {"answer", "harbor"}
+    assert any(task.environment and task.tests for task in tasks)
+    assert not any(task.needs for task in tasks)
+
+
+def test_harbor_task_is_read_whole(tmp_path: Path) -> None:
+    manifest = """
+        schema_version = "1.4"
+        source = "somewhere"
+        artifacts = ["/logs/artifacts"]
+        [task]
+        name = "org/fix"
+        keywords = ["python"]
+        [metadata]
+        difficulty = "easy"
+        [agent]
+        timeout_sec = 90
+        [verifier]
+        timeout_sec = 30
+        env = { LEVEL = "2" }
+        [environment]
+        build_timeout_sec = 10
+        cpus = 0.5
+        workdir = "/app"
+        env = { MODE = "test" }
+    """
+    task = load(written(tmp_path, instruction="Fix it.\n", manifest=manifest, test="true"))
+
+    assert (task.name, task.instruction, task.workdir) == ("org/fix", "Fix it.", "/app")
+    assert (task.agent_seconds, task.verifier_seconds) == (90, 30)
+    assert (task.env, task.verifier_env) == ({"MODE": "test"}, {"LEVEL": "2"})
+    assert (task.tests, task.environment) == (tmp_path / "tests", None)
+    assert task.grader == GraderSpec(name="harbor")
+    assert task.needs == ()
+
+
+def test_task_without_manifest_takes_harbors_defaults(tmp_path: Path) -> None:
+    task = load(written(tmp_path / "plain", instruction="Go.", test="true"))
+
+    assert (task.name, task.agent_seconds, task.verifier_seconds) == ("plain", None, 600)
+
+
+def test_canary_lines_never_reach_the_agent(tmp_path: Path) -> None:
+    """Only leading comments with the word are cut: a heading stays."""
+    text = "<!-- harbor-canary GUID 1 -->\n\n# CANARY 2\n# Heading\ncanary in the text\n"
+
+    assert load(written(tmp_path, instruction=text, manifest=ANSWER)).instruction == "# Heading\ncanary in the text"
+
+
+def test_own_grader_wins_over_the_script(tmp_path: Path) -> None:
+    task = load(written(tmp_path, instruction="?", manifest='[metadata.evener]\nexpected = 7\nmatch = "number"\n', test="true"))
+
+    assert task.grader == GraderSpec(name="answer", options={"expected": "7", "match": "number"})
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"manifest": ANSWER}, "no instruction.md"),
+        ({"instruction": "# canary only\n", "manifest": ANSWER}, "instruction.md is empty"),
+        ({"instruction": "Go."}, "neither tests/test.sh nor a grader"),
+        ({"instruction": "Go.", "manifest": "[agent]\ntimeout_sec = soon\n"}, "line 2"),
+        ({"instruction": "Go.", "manifest": '[agent]\ntimeout_sec = "long"', "test": ""}, "$.agent.timeout_sec"),
+        ({"instruction": "Go.", "manifest": "[agent]\ntimeout_sec = -1", "test": ""}, "$.agent.timeout_sec"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpects = "x"'}, "unknown field `expects`"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nmatch = "exact"'}, "no `expected`"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "fuzzy"'}, "not one of exact"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "("\nmatch = "regex"'}, "expected is no regex"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "number"'}, "expected is no number"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\ngrader = "judge"'}, "not 'answer' or 'none'"),
+        ({"instruction": "Go.", "manifest": '[[steps]]\nname = "one"', "test": ""}, "several steps"),
+    ],
+)
+def test_fault_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    """One clear reason for each, with the line or the key where there is one."""
+    assert said in refused(written(tmp_path, **files))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "need"),
+    [
+        ('[environment]\ndocker_image = "python:3"', "the image python:3"),
+        ("[environment]\ngpus = 2", "2 GPUs"),
+        ('[environment]\nos = "windows"', "windows"),
+        ('[environment]\nnetwork_mode = "no-network"', "limited network"),
+        ('[agent]\nnetwork_mode = "allowlist"', "limited network"),
+        ('[environment]\nenv = { KEY = "${KEY}" }', "variables of the host"),
+        ('[verifier.environment]\ndocker_image = "x"', "image of its own for grading"),
+        ('[agent]\nuser = "root"', "a user of its own"),
+    ],
+)
+def test_what_a_plain_directory_cannot_give_is_said(tmp_path: Path, manifest: str, need: str) -> None:
+    """The task is good; the sandbox `local` cannot run it."""
+    task = load(written(tmp_path, instruction="Go.", manifest=manifest, test="true"))
+
+    assert any(need in said for said in task.needs)
+
+
+def test_dockerfile_is_a_need(tmp_path: Path) -> None:
+    task = load(written(tmp_path, instruction="Go.", test="true", dockerfile="FROM scratch"))
+
+    assert task.needs == ("an image built from environment/Dockerfile",)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "loop"])
+def test_link_that_leaves_the_directory_is_refused(tmp_path: Path, target: str) -> None:
+    task = written(tmp_path / "task", instruction="Go.", test="true")
+    (tmp_path / "outside").write_text("secret")
+    (task / "loop").symlink_to(target)
+
+    assert "loop is a link that leaves the directory" in refused(task)
+
+
+def test_pipe_is_refused(tmp_path: Path) -> None:
+    """Reading one would wait for ever."""
+    os.mkfifo(written(tmp_path, instruction="Go.", test="true") / "pipe")
+
+    assert "pipe is neither a file nor a folder" in refused(tmp_path)
+
+
+def test_huge_task_is_refused(tmp_path: Path) -> None:
+    with written(tmp_path, instruction="Go.", test="true").joinpath("big").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+
+    assert "is too large" in refused(tmp_path)
+
+
+def test_tasks_are_found_alone_and_in_a_folder(tmp_path: Path) -> None:
+    one, two = (written(tmp_path / name, instruction="Go.", test="true") for name in ("a", "b"))
+    (tmp_path / "notes").mkdir()
+
+    assert find(one) == [one]
+    assert find(tmp_path) == [one, two]
+
+
+def test_folder_without_tasks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="holds no task"):
+        find(tmp_path)
+    with pytest.raises(TaskError, match="is no directory"):
+        find(tmp_path / "absent")
