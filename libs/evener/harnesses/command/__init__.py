@@ -1,0 +1,75 @@
+"""`command`: any program. Options: `argv`, a JSON array of strings.
+
+In each string `{instruction}`, `{instruction_file}`, `{base_url}`, `{key}` and `{model}` are replaced; the program also finds
+every provider's usual variables in its environment.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from evener.harnesses.port import Context, HarnessError, Judged, Launch, only_options
+from evener.harnesses.provider import variables
+from evener.proto.spec import Quirks
+from evener.sandboxes.port import HOME
+
+OPTIONS: Final = ("argv",)
+INSTRUCTION: Final = "instruction.md"
+PLACEHOLDER: Final = re.compile(r"\{(?:instruction|instruction_file|base_url|key|model)\}")
+
+
+class Command:
+    """Nothing is known of it: it may do anything, and its history is taken as it comes."""
+
+    name = "command"
+    version = "1"
+    has_tools = True
+    quirks = Quirks()
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, OPTIONS, self.name)
+        _argv(options)
+
+    async def install(self, cache: Path) -> Path:
+        return cache
+
+    def launch(self, context: Context, bundle: Path) -> Launch:  # noqa: ARG002 - it has no bundle
+        words = {
+            "{instruction}": context.instruction,
+            "{instruction_file}": f"{context.home}/{INSTRUCTION}",
+            "{base_url}": context.base_url,
+            "{key}": context.key,
+            "{model}": context.model,
+        }
+        return Launch(
+            argv=tuple(_filled(word, words) for word in _argv(context.options)),
+            environment=variables(context.base_url, context.key, context.model),
+            files={f"{HOME}/{INSTRUCTION}": context.instruction.encode()},
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        last = log.decode(errors="replace").strip().rpartition("\n")[2]
+        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last[-500:])
+
+
+def _argv(options: Mapping[str, str]) -> list[str]:
+    try:
+        argv = msgspec.json.decode(options.get("argv", "null"), type=list[str])
+    except (msgspec.DecodeError, msgspec.ValidationError) as cause:
+        msg = f'harness command: option argv is a JSON array of strings, for example ["python3", "agent.py"]: {cause}'
+        raise HarnessError(msg) from cause
+    if not argv:
+        msg = "harness command: option argv is empty"
+        raise HarnessError(msg)
+    return argv
+
+
+def _filled(word: str, words: Mapping[str, str]) -> str:
+    """Replace all at once: what an instruction says in braces is not replaced again."""
+    return PLACEHOLDER.sub(lambda found: words[found.group()], word)
+
+
+HARNESS: Final = Command()

@@ -1,0 +1,18 @@
+"""The variables by which programs find a model provider, for every dialect's usual client."""
+
+
+def variables(base_url: str, key: str, model: str) -> dict[str, str]:
+    """Return the environment that points a program at the relay: `base_url` is without `/v1`."""
+    return {
+        "OPENAI_BASE_URL": f"{base_url}/v1",
+        "OPENAI_API_BASE": f"{base_url}/v1",
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": base_url,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_AUTH_TOKEN": key,
+        "ANTHROPIC_MODEL": model,
+        "GOOGLE_GEMINI_BASE_URL": base_url,
+        "GEMINI_API_KEY": key,
+        "GEMINI_MODEL": model,
+    }

@@ -1,0 +1,49 @@
+"""`script`: the example of a self-made harness (`agent.py` beside this file), standard library only.
+
+Options: `turns`, user messages that follow the instruction, one a line; `stream` (`1`: ask for streams); `max_calls`;
+`tools` (`0`: offer none).
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from evener.harnesses.port import Context, Judged, Launch, only_options
+from evener.harnesses.provider import variables
+from evener.proto.spec import Quirks
+from evener.sandboxes.port import HOME
+
+AGENT: Final = Path(__file__).with_name("agent.py")
+INSTRUCTION: Final = "instruction.md"
+OPTIONS: Final = ("turns", "stream", "max_calls", "tools")
+
+
+class Script:
+    """Runs `agent.py` with this Python. Its one tool cannot leave the working directory."""
+
+    name = "script"
+    version = "1"
+    has_tools = False
+    quirks = Quirks(retry_header="x-retry-count")
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, OPTIONS, self.name)
+
+    async def install(self, cache: Path) -> Path:  # noqa: ARG002 - it comes with Evener
+        return AGENT.parent
+
+    def launch(self, context: Context, bundle: Path) -> Launch:
+        own = {f"SCRIPT_{name.upper()}": value for name, value in context.options.items()}
+        return Launch(
+            argv=(sys.executable, "-I", str(bundle / AGENT.name), f"{context.home}/{INSTRUCTION}"),
+            environment=variables(context.base_url, context.key, context.model) | own,
+            files={f"{HOME}/{INSTRUCTION}": context.instruction.encode()},
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        last = log.decode(errors="replace").strip().rpartition("\n")[2]
+        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last[-500:])
+
+
+HARNESS: Final = Script()

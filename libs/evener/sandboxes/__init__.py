@@ -1,0 +1,1 @@
+"""Where a harness or a grader runs: the port and its backends."""

@@ -1,0 +1,21 @@
+"""Becomes the program of a `local` sandbox: `python launch.py PARENT_PID PROGRAM ARGUMENT...`.
+
+The kernel is asked to kill this process when the thread that started it dies; that wish survives exec. A program of its own,
+because the alternative, code between fork and exec of a threaded process, can deadlock.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+parent, *argv = sys.argv[1:]
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(parent):  # it died before the wish was heard
+    sys.exit(1)
+try:
+    os.execvp(argv[0], argv)  # noqa: S606 - no shell is wanted
+except OSError as cause:
+    sys.exit(f"{argv[0]}: {cause.strerror}")

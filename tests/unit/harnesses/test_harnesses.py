@@ -1,0 +1,138 @@
+"""Harness folders: found by name, launched from data, their exits judged."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evener.harnesses import npm
+from evener.harnesses.port import Context, HarnessError, HarnessMissing
+from evener.harnesses.registry import harness, names
+
+CONTEXT = Context(
+    instruction="Say {model}.", base_url="http://127.0.0.1:1", key="k", model="m", workdir="/x/app", home="/x/home/agent", options={}
+)
+
+
+def with_options(**options: str) -> Context:
+    return msgspec.structs.replace(CONTEXT, options=options)
+
+
+def test_every_folder_is_a_harness_of_its_name() -> None:
+    """Adding one is adding a folder."""
+    assert set(names()) >= {"command", "pi", "script"}
+    for name in names():
+        assert harness(name).name == name
+
+
+def test_an_unknown_harness_is_refused_with_those_that_there_are() -> None:
+    """The user reads this line."""
+    with pytest.raises(HarnessError, match=r"unknown harness 'scrip' \(known: command, pi, script\); did you mean 'script'\?"):
+        harness("scrip")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("script", {"turn": "x"}, "no option 'turn'"),
+        ("pi", {"context_tokens": "many"}, "not a number"),
+        ("command", {}, "is a JSON array of strings"),
+        ("command", {"argv": "ls"}, "is a JSON array of strings"),
+        ("command", {"argv": "[]"}, "is empty"),
+    ],
+)
+def test_wrong_options_are_named(name: str, options: dict[str, str], message: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(HarnessError, match=message):
+        harness(name).check(options)
+
+
+def test_a_command_is_filled_in_once() -> None:
+    """What an instruction holds in braces stays as it is."""
+    argv = '["run", "{instruction}", "--url={base_url}/v1", "{other}"]'
+
+    launch = harness("command").launch(with_options(argv=argv), Path())
+
+    assert launch.argv == ("run", "Say {model}.", "--url=http://127.0.0.1:1/v1", "{other}")
+
+
+def test_the_script_harness_gets_its_options_as_variables() -> None:
+    """It runs with our Python, isolated from what is installed for the user."""
+    launch = harness("script").launch(with_options(turns="again\nand again"), Path("/bundle"))
+
+    assert launch.argv == (sys.executable, "-I", "/bundle/agent.py", "/x/home/agent/instruction.md")
+    assert launch.environment["SCRIPT_TURNS"] == "again\nand again"
+    assert launch.environment["OPENAI_BASE_URL"] == "http://127.0.0.1:1/v1"
+    assert launch.files == {"/home/agent/instruction.md": b"Say {model}."}
+
+
+def test_pi_never_reads_an_instruction_as_a_flag_or_a_file() -> None:
+    """`@notes.txt` is Pi's word for a file, `--help` for help."""
+    for text in ("@notes.txt", "--help"):
+        launch = harness("pi").launch(msgspec.structs.replace(CONTEXT, instruction=text), Path())
+        assert launch.argv[-2:] == ("-p", f" {text}")
+
+
+@pytest.mark.parametrize(
+    ("answer_tokens", "options", "believed"),
+    [(None, {}, (8192, 1024)), (128, {}, (8192, 128)), (128, {"context_tokens": "32768", "answer_tokens": "512"}, (36864, 512))],
+)
+def test_pi_is_told_the_models_context_and_the_length_of_its_answers(
+    answer_tokens: int | None, options: dict[str, str], believed: tuple[int, int]
+) -> None:
+    """The run's limit, unless an option says otherwise; and 4096 tokens more than there are, because it keeps so many free."""
+    launch = harness("pi").launch(msgspec.structs.replace(with_options(**options), answer_tokens=answer_tokens), Path())
+    (model,) = msgspec.json.decode(launch.files["/home/agent/.pi/agent/models.json"])["providers"]["evener"]["models"]
+
+    assert (model["contextWindow"], model["maxTokens"]) == believed
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "log", "judged"),
+    [
+        (0, b'{"stopReason":"toolUse"}\n{"stopReason":"stop"}', (0, "")),
+        (0, b'{"stopReason":"stop"}\n{"stopReason":"error","errorMessage":"503 no \\"engine\\""}', (1, '503 no \\"engine\\"')),
+        (0, b"", (1, "")),
+        (1, b"Error: Unknown option: -x", (1, "Error: Unknown option: -x")),
+        (-9, b'{"stopReason":"stop"}', (-9, '{"stopReason":"stop"}')),
+    ],
+)
+def test_pis_exit_is_judged_by_its_last_stop_reason(exit_code: int, log: bytes, judged: tuple[int, str]) -> None:
+    """Its own exit code is 0 also when the model call failed for good."""
+    found = harness("pi").judge(exit_code, log)
+
+    assert (found.exit_code, found.detail) == judged
+
+
+async def test_a_machine_without_npm_is_told_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says what to install; nothing half-made stays."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(HarnessMissing, match="npm is needed to install"):
+        await harness("pi").install(tmp_path / "cache")
+
+    assert not (tmp_path / "cache").exists()
+
+
+async def test_an_installation_that_fails_leaves_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next try starts anew."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in {"npm": "echo no network; exit 1", "node": "echo v99.0.0"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/bin:/usr/bin")
+
+    with pytest.raises(HarnessMissing, match="could not install a@1: no network"):
+        await npm.install(tmp_path / "cache", "a", npm.Package(name="a", version="1", node=(1, 0)))
+
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where npm is gone."""
+    (tmp_path / "a-1").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert await npm.install(tmp_path, "a", npm.Package(name="a", version="1", node=(1, 0))) == tmp_path / "a-1"
