@@ -1,0 +1,1 @@
+"""The provider_gateway service."""

@@ -1,0 +1,125 @@
+"""The gateway's HTTP endpoints: what relays ask, and the tokens' spelling for people."""
+
+import base64
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from evener.bus.port import Bus
+from evener.dialects.canonical import RequestError
+from evener.dialects.registry import dialect_for
+from evener.proto.codec import encode_frame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, AnyFrame
+from evener.provider_gateway.asked import Asked
+from evener.provider_gateway.calls import Calls
+from evener.provider_gateway.live import Live
+from evener.provider_gateway.owner import Owner
+from evener.provider_gateway.owners import Owners
+from evener.provider_gateway.policies import Policy
+from evener.service.auth import Capability, CapabilityRefused, Secrets, open_capability, operator_route
+
+
+class PiecesAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ids whose spelling is asked for."""
+
+    policy: str
+    ids: tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
+
+
+class Endpoints:
+    """Routes over the partitions that this gateway owns."""
+
+    def __init__(
+        self, bus: Bus, owners: Owners, calls: Calls, policies: Mapping[str, Policy], secrets: Secrets, *, known_seconds: float
+    ) -> None:
+        self._bus = bus
+        self._owners = owners
+        self._calls = calls
+        self._policies = policies
+        self._secrets = secrets
+        self._known_seconds = known_seconds
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes to mount."""
+        return [
+            Route(SERVE_PREFIX + "/{path:path}", self.serve, methods=["POST"]),
+            Route(LEFT_PATH, self.left, methods=["POST"]),
+            Route("/tokens/pieces", operator_route(self._secrets, self.pieces), methods=["POST"]),
+        ]
+
+    async def serve(self, request: Request) -> Response:
+        """Answer a harness's request as frames; 401, 404, 307 and 503 are for the relay."""
+        found = await self._find(request)
+        if isinstance(found, Response):
+            return found
+        owner, live, capability = found
+        path = "/" + request.path_params["path"]
+        dialect = dialect_for(path)
+        if dialect is None:
+            return _refused(404, f"no dialect serves {path}")
+        request_id, started = request.headers[REQUEST_ID], STARTED in request.headers
+        try:
+            asked = Asked(request_id=request_id, dialect=dialect, request=dialect.parse(path, await request.body()), started=started)
+        except RequestError as error:
+            return Response(dialect.error(error), status_code=error.status, media_type="application/json")
+        return StreamingResponse(
+            _encoded(self._calls.serve(owner, live, capability.start_id, asked)), media_type="application/octet-stream"
+        )
+
+    async def left(self, request: Request) -> Response:
+        """Take note that a harness left before its answer was through."""
+        found = await self._find(request)
+        if isinstance(found, Response):
+            return found
+        owner, live, _ = found
+        await self._calls.left(owner, live, request.path_params["request_id"])
+        return Response(status_code=204)
+
+    async def pieces(self, request: Request) -> Response:
+        """Return the bytes that each id stands for, base64."""
+        try:
+            asked = msgspec.json.decode(await request.body(), type=PiecesAsked)
+        except (msgspec.DecodeError, msgspec.ValidationError) as bad:
+            return _refused(400, str(bad))
+        policy = self._policies.get(asked.policy)
+        if policy is None:
+            return _refused(404, f"policy {asked.policy!r} is not known here; known: {', '.join(self._policies)}")
+        return JSONResponse({"pieces": [base64.b64encode(piece).decode() for piece in policy.renderer.pieces(asked.ids)]})
+
+    async def _find(self, request: Request) -> tuple[Owner, Live, Capability] | Response:
+        """Return the owner and the session that the capability opens, or what to tell the relay."""
+        if REQUEST_ID not in request.headers and "request_id" not in request.path_params:
+            return _refused(400, f"header {REQUEST_ID} is missing")
+        try:
+            capability = open_capability(self._secrets, request.headers.get(CAPABILITY, ""))
+        except CapabilityRefused as refused:
+            return _refused(401, str(refused))
+        owner = self._owners.of(capability.partition)
+        if owner is None:
+            return await self._elsewhere(capability.partition)
+        if not await owner.passed(capability.offset, self._known_seconds):
+            return _refused(503, "the session's start has not been read yet", {"retry-after": "1"})
+        live = owner.lives.get(capability.session_id)
+        if live is None:
+            return _refused(410, f"session {capability.session_id} has ended or is not known")
+        return owner, live, capability
+
+    async def _elsewhere(self, partition: int) -> Response:
+        address = await self._owners.address_of(partition)
+        if address is None:
+            return _refused(503, f"nobody owns partition {partition} now", {"retry-after": "1"})
+        return Response(status_code=307, headers={OWNER: address})
+
+
+async def _encoded(frames: AsyncIterator[AnyFrame]) -> AsyncIterator[bytes]:
+    async for frame in frames:
+        yield encode_frame(frame)
+
+
+def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "field": None}}, status_code=status, headers=headers)

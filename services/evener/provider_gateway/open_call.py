@@ -1,0 +1,209 @@
+"""One call while it is open: placed, sampled, closed. Nothing that lets a harness act leaves before the commit."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import structlog
+from msgspec import Struct
+
+from evener.blobs.port import BlobError
+from evener.bus.port import BusError
+from evener.dialects.canonical import RequestError
+from evener.engines.answers import join, partial
+from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineUnreachable, GenerateRequest
+from evener.proto.arrays import pack_float32, pack_int32
+from evener.proto.ends import CallFailure, LeftOut
+from evener.proto.ids import answer_identity
+from evener.proto.sessions import CallClosed, CallFailed, CallOpened, Choice, FinishReason, MaskRange
+from evener.proto.spec import SessionSpec, Target
+from evener.provider_gateway.asked import LOST, Asked, Failure, answer_of, overloaded, refuse
+from evener.provider_gateway.core import STOP_STATUS, body_digest, exact, seed_of
+from evener.provider_gateway.engines import Pooled
+from evener.provider_gateway.live import Flight, Live
+from evener.provider_gateway.owner import Owner
+from evener.provider_gateway.policies import Policy
+from evener.service.faults import point
+from evener.tokens.place import Placed
+
+log = structlog.get_logger()
+
+
+class Way(Struct, frozen=True, kw_only=True, eq=False):
+    """Where a call hangs, and who is to answer it."""
+
+    target: Target
+    policy: Policy
+    placed: Placed
+    call_id: str
+    number: int
+    """Of the call in its session since the take-over: calls at once have seeds of their own."""
+    try_number: int
+    opened_at: float
+
+
+class OpenCall:
+    """What is known of one call between its opening and its end."""
+
+    def __init__(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, way: Way, pooled: Pooled, waited_seconds: float) -> None:
+        self.live = live
+        self.flight = flight
+        self.asked = asked
+        self.way = way
+        self.pooled = pooled
+        self.opened = opening(live, asked, way, pooled.joined.engine_id)
+        self._waited_seconds = waited_seconds
+        """For the engine: not the agent's time."""
+        self._owner = owner
+        self._chunks: list[list[Chunk]] = [[] for _ in range(asked.request.n)]
+        self._first_token_at: float | None = None
+        self._engine_began = time.time()
+
+    @property
+    def spec(self) -> SessionSpec:
+        """What the session is to do."""
+        return self.live.session.starts[self.opened.attempt].spec
+
+    async def sample(self, max_tokens: int) -> None:
+        """Sample all choices. Raises Failure."""
+        self._engine_began = time.time()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                gone = tasks.create_task(self.pooled.until_gone())
+                await asyncio.wait([tasks.create_task(self._sample_choice(index, max_tokens)) for index in range(self.asked.request.n)])
+                gone.cancel()
+        except* ContextOverflow as group:
+            error = RequestError(str(group.exceptions[0].args[0]), field="messages", kind="context_length_exceeded")
+            raise Failure(CallFailure.CONTEXT_OVERFLOW, error) from group
+        except* EngineUnreachable as group:
+            raise Failure(CallFailure.ENGINE_UNREACHABLE, overloaded("the engine does not answer"), str(group.exceptions[0])) from group
+        except* EngineError as group:
+            raise Failure(CallFailure.ENGINE_ERROR, overloaded("the engine failed"), str(group.exceptions[0])) from group
+
+    async def close(self) -> None:
+        """Commit the call with what it sampled, then let the answer go."""
+        closed = self._closed(aborted=False)
+        await self._owner.commit(self.live, [self.opened, closed])
+        await point("gateway.committed")
+        self.flight.put(answer_of(self.asked, self.opened, closed, recorded=False))
+
+    async def abort(self) -> None:
+        """The harness or its session is gone: record what was sampled as aborted, or that there was nothing."""
+        if self.opened.call_id in self.live.session.forest.calls or self.live.session.sealed is not None:
+            return
+        sampled = any(len(chunk.ids) for chunks in self._chunks for chunk in chunks)
+        ended = self._closed(aborted=True) if sampled else self._failed(CallFailure.CANCELLED, "the harness left", STOP_STATUS)
+        try:
+            await self._owner.commit(self.live, [self.opened, ended])
+        except (BusError, BlobError) as error:
+            log.error("abort_not_committed", session_id=self.opened.session_id, error=str(error))
+
+    async def fail(self, failure: Failure, *, again: bool) -> None:
+        """Record a failure where the log takes it, and tell the harness in its dialect, or (`again`) the relay alone."""
+        failed = self._failed(failure.reason, failure.detail, failure.error.status)
+        try:
+            await self._owner.commit(self.live, [self.opened, failed])
+        except (BusError, BlobError) as error:
+            log.error("failure_not_committed", session_id=self.opened.session_id, error=str(error))
+        self.flight.put(LOST if again else refuse(self.asked, failure.error, admitted=self.flight.admitted))
+
+    async def _sample_choice(self, index: int, max_tokens: int) -> None:
+        session, way = self.live.session, self.way
+        request = GenerateRequest(
+            request_id=f"{self.opened.call_id}-{index}",
+            ids=way.placed.context,
+            sampling=seed_of(self.opened.sampling, session.session_id, way.number, index),
+            max_tokens=max_tokens,
+            stop_ids=way.policy.renderer.stop_ids,
+            session=session.session_id,
+        )
+        async for chunk in self.pooled.engine.generate(request):
+            if self._first_token_at is None and len(chunk.ids):
+                self._first_token_at = time.time()
+            self._chunks[index].append(chunk)
+
+    def _failed(self, reason: CallFailure, detail: str, status: int) -> CallFailed:
+        return failing(self.opened, reason, detail, status)
+
+    def _closed(self, *, aborted: bool) -> CallClosed:
+        opened, now = self.opened, time.time()
+        answer_id, created = answer_identity(opened.request_id)
+        cached = [chunk.cached_tokens for chunks in self._chunks for chunk in chunks if chunk.cached_tokens is not None]
+        return CallClosed(
+            session_id=opened.session_id,
+            attempt=opened.attempt,
+            call_id=opened.call_id,
+            request_id=opened.request_id,
+            choices=tuple(self._choice(index, chunks, aborted=aborted) for index, chunks in enumerate(self._chunks)),
+            answer_id=answer_id,
+            answer_created=created,
+            cached_tokens=max(cached) if cached else None,
+            queue_seconds=self._waited_seconds,
+            first_token_seconds=None if self._first_token_at is None else self._first_token_at - opened.opened_at,
+            engine_seconds=now - self._engine_began,
+            closed_at=now,
+        )
+
+    def _choice(self, index: int, chunks: Sequence[Chunk], *, aborted: bool) -> Choice:
+        pooled, renderer = self.pooled, self.way.policy.renderer
+        whole = partial(chunks) if aborted else join(chunks)
+        ids = whole.ids
+        versions = whole.versions if pooled.facts.reports_versions else np.full(len(ids), pooled.facts.version, np.int32)
+        masked = () if exact(pooled.rule, self.opened.sampling) else (MaskRange(start=0, end=len(ids), reason=LeftOut.CONSTRAINED),)
+        return Choice(
+            sampled_ids=pack_int32(ids),
+            logprobs=pack_float32(whole.logprobs),
+            versions=pack_int32(versions),
+            finish_reason=FinishReason.ABORTED if aborted else whole.finish_reason or FinishReason.ABORTED,
+            message=msgspec.json.encode(renderer.parse(ids, call_id=self.opened.call_id, choice=index)),
+            masked=masked,
+        )
+
+
+def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
+    """Return the record of a call's placement. `engine_id`: empty where none was free."""
+    request, session, placed = asked.request, live.session, way.placed
+    start = session.starts[session.attempt]
+    return CallOpened(
+        session_id=session.session_id,
+        attempt=session.attempt,
+        start_id=start.start_id,
+        call_id=way.call_id,
+        request_id=asked.request_id,
+        try_number=way.try_number,
+        dialect=request.dialect,
+        model=request.model,
+        policy=way.target.policy,
+        engine_id=engine_id,
+        placement=placed.placement,
+        given_ids=pack_int32(placed.given),
+        prompt_tokens=len(placed.context),
+        follows=placed.follows,
+        messages=msgspec.json.encode(placed.messages),
+        message_count=len(request.messages),
+        tools=msgspec.json.encode(request.tools) if request.tools and placed.follows is None else None,
+        side_call=placed.side_call,
+        options=way.policy.config.options,
+        sampling=start.spec.sampling,
+        wishes=msgspec.json.encode(dict(request.wishes)),
+        streamed=request.stream,
+        n=request.n,
+        body_digest=body_digest(request),
+        opened_at=way.opened_at,
+    )
+
+
+def failing(opened: CallOpened, reason: CallFailure, detail: str, status: int) -> CallFailed:
+    """Return the record of a call's failure, now."""
+    return CallFailed(
+        session_id=opened.session_id,
+        attempt=opened.attempt,
+        call_id=opened.call_id,
+        request_id=opened.request_id,
+        reason=reason,
+        detail=detail,
+        status=status,
+        failed_at=time.time(),
+    )

@@ -1,0 +1,68 @@
+"""Wiring of the provider-gateway: the only place that knows its concrete adapters."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from evener.proto.fleet import Heartbeat
+from evener.proto.topics import Topic
+from evener.provider_gateway.calls import Calls
+from evener.provider_gateway.config import Config
+from evener.provider_gateway.engines import EnginePool
+from evener.provider_gateway.http import Endpoints
+from evener.provider_gateway.owner import GROUP
+from evener.provider_gateway.owners import SERVICE, Owners
+from evener.provider_gateway.policies import open_policies
+from evener.service.events import EventLog
+from evener.service.partitions import own_partitions
+from evener.service.parts import Parts, Service
+from evener.service.telemetry import metrics
+
+
+@asynccontextmanager
+async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
+    """Open the gateway: policies are loaded, engines join by `fleet`, partitions come with the group."""
+    policies = await asyncio.to_thread(open_policies, config.policies)
+    events = EventLog(parts.bus, parts.blobs)
+    instance_id = f"{parts.instance_id}-{SERVICE}"
+    renderers = {name: policy.renderer for name, policy in policies.items()}
+    pool = EnginePool(parts.bus, events, renderers, queue=config.queue, required=config.required_engine)
+    measured = metrics(parts.registry)
+    owners = Owners(parts.bus, EventLog(parts.bus, parts.blobs), measured, instance_id)
+    calls = Calls(pool, policies, measured, lonely_seconds=config.lonely_seconds)
+    endpoints = Endpoints(parts.bus, owners, calls, policies, parts.secrets, known_seconds=config.known_seconds)
+    stopping = asyncio.Event()
+
+    async def run() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(pool.follow())
+                tasks.create_task(pool.lacks_what_is_required())
+                tasks.create_task(own_partitions(parts.bus, GROUP, Topic.SESSIONS, owners.serve, keep=True))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def drain() -> None:
+        stopping.set()
+
+    def heartbeat() -> Heartbeat:
+        return Heartbeat(
+            instance_id=instance_id,
+            service=SERVICE,
+            address=parts.address,
+            boot_id=parts.boot_id,
+            policies=tuple(policies),
+            partitions=() if stopping.is_set() else owners.partitions,
+            stopping=stopping.is_set(),
+            at=time.time(),
+        )
+
+    yield Service(
+        name=SERVICE,
+        routes=endpoints.routes(),
+        run=run,
+        ready=lambda: pool.ready() | {"partitions": bool(owners.partitions)},
+        heartbeat=heartbeat,
+        drain=drain,
+    )

@@ -1,0 +1,161 @@
+"""The gateway's decisions, walked one by one."""
+
+import pytest
+from tests.unit.tokens.toy import World, user
+
+from evener.dialects.canonical import CanonicalRequest, RequestError
+from evener.engines.port import LogprobRule
+from evener.proto.ends import CallFailure, End
+from evener.proto.sessions import FinishReason
+from evener.proto.spec import Budgets, Sampling, Target
+from evener.provider_gateway.core import (
+    FromRecord,
+    Join,
+    Sample,
+    answer_tokens,
+    decide,
+    enforced,
+    exact,
+    looping,
+    refusal,
+    seed_of,
+    spent,
+    target_of,
+    unsupported,
+)
+
+
+def test_resend_is_answered_from_the_record_joined_or_tried_again() -> None:
+    """One request id: closed, in flight, lost with its gateway, aborted."""
+    world = World()
+    world.ask([user("a")], "b")
+    assert isinstance(decide(world.session, "r1", in_flight=False), FromRecord)
+    assert isinstance(decide(world.session, "r9", in_flight=True), Join)
+    assert decide(world.session, "r9", in_flight=False) == Sample(1)
+    world.fail(world.open([user("b")])[1], CallFailure.OWNER_LOST)
+    assert decide(world.session, "r2", in_flight=False) == Sample(2)
+    world.ask([user("c")], "half", finish=FinishReason.ABORTED)
+    assert decide(world.session, "r3", in_flight=False) == Sample(2)
+
+
+def test_calls_under_an_old_start_or_after_the_end_are_refused() -> None:
+    """An orphan of an earlier attempt is harmless."""
+    world = World()
+    assert refusal(world.session, "s1") is None
+    world.start(2)
+    assert refusal(world.session, "s1") is not None
+    assert refusal(world.session, "s2") is None
+    world.seal()
+    refused = refusal(world.session, "s2")
+    assert refused is not None
+    assert refused.status == 400
+
+
+@pytest.mark.parametrize(
+    ("budgets", "end"),
+    [
+        (Budgets(), None),
+        (Budgets(calls=2), End.CALL_BUDGET),
+        (Budgets(calls=3), None),
+        (Budgets(tokens=3), End.TOKEN_BUDGET),
+        (Budgets(turns=2), End.TURN_BUDGET),
+        (Budgets(turns=3), None),
+    ],
+)
+def test_budget_is_spent_by_closed_calls_of_the_attempt(budgets: Budgets, end: End | None) -> None:
+    """Two calls, the second extending the first."""
+    world = World()
+    answer = world.ask([user("a")], "b")
+    world.ask([user("a"), answer, user("c")], "d")
+    assert spent(world.session, budgets) is end
+
+
+def test_budget_end_is_read_from_the_log_after_a_take_over() -> None:
+    """What the harness was told decides, not what the counters say now."""
+    world = World()
+    world.ask([user("a")], "b")
+    assert enforced(world.session) is None
+
+
+def test_looping_is_the_same_call_with_the_same_result_in_a_row() -> None:
+    """Different ids do not hide it; a different result or a user's word breaks it."""
+
+    def turn(number: int, result: str) -> list[dict[str, object]]:
+        call = {"id": f"call{number}", "name": "run", "arguments": {"cmd": "ls"}}
+        return [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": result},
+        ]
+
+    assert looping([user("go"), *turn(1, "x"), *turn(2, "x"), *turn(3, "x")], 3)
+    assert not looping([user("go"), *turn(1, "x"), *turn(2, "x"), *turn(3, "y")], 3)
+    assert not looping([user("go"), *turn(1, "x"), user("stop"), *turn(2, "x"), *turn(3, "x")], 3)
+    assert not looping([user("go"), *turn(1, "x"), *turn(2, "x"), *turn(3, "x")], None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "wish", "budget", "expected"),
+    [
+        (None, None, None, 100),
+        (None, 50, None, 50),
+        (20, 50, None, 20),
+        (None, 32000, None, 100),
+        (300, None, None, 100),
+        (None, None, 60, 10),
+    ],
+)
+def test_answer_length_is_lowered_never_refused(limit: int | None, wish: int | None, budget: int | None, expected: int) -> None:
+    """100 tokens of room, 50 sampled already."""
+    assert answer_tokens(Sampling(max_tokens=limit), wish, Budgets(tokens=budget), sampled=50, room=100, choices=1) == expected
+
+
+def test_logprobs_are_trusted_only_for_settings_that_the_check_proved() -> None:
+    """Raw logprobs are those of temperature 1 without filters."""
+    raw = LogprobRule(any_temperature=False, filters=False)
+    assert exact(raw, Sampling())
+    assert not exact(raw, Sampling(temperature=0.7))
+    assert not exact(raw, Sampling(top_p=0.9))
+    after = LogprobRule(any_temperature=True, filters=False)
+    assert exact(after, Sampling(temperature=0.7))
+    assert not exact(after, Sampling(temperature=0))
+    assert not exact(after, Sampling(top_k=5))
+
+
+def test_seeds_differ_by_session_call_and_choice_and_repeat() -> None:
+    """A seeded run is repeatable without giving equal answers to equal prompts."""
+    seeds = {seed_of(Sampling(seed=1), session, call, choice).seed for session in "ab" for call in (0, 1) for choice in (0, 1)}
+    assert len(seeds) == 8
+    assert seed_of(Sampling(seed=1), "a", 0, 0) == seed_of(Sampling(seed=1), "a", 0, 0)
+    assert seed_of(Sampling(), "a", 0, 0).seed is None
+
+
+def test_model_map_routes_refuses_and_defaults() -> None:
+    """A name without an entry goes to the policy."""
+    spec = World().spec
+    assert target_of(spec, "anything") == Target(policy="policy")
+    mapped = type(spec)(
+        **{field: getattr(spec, field) for field in spec.__struct_fields__ if field != "models"},
+        models={"small": Target(frozen="judge"), "*": Target(refuse="use `policy`")},
+    )
+    assert target_of(mapped, "small") == Target(frozen="judge")
+    with pytest.raises(RequestError, match="use `policy`"):
+        target_of(mapped, "other")
+
+
+def test_what_a_policy_cannot_serve_is_refused_by_name() -> None:
+    """Images without vision, stop strings: a clear 400 that names the field."""
+
+    def request(content: object, stop: tuple[str, ...] = ()) -> CanonicalRequest:
+        return CanonicalRequest(
+            dialect="openai_chat", model="m", messages=({"role": "user", "content": content},), tools=(), stream=False, wishes={}, stop=stop
+        )
+
+    image = [{"type": "image", "digest": "0" * 64, "media_type": "image/png"}]
+    for refused, field in (
+        (unsupported(request(image), vision=False), "messages"),
+        (unsupported(request("a", ("x",)), vision=False), "stop"),
+    ):
+        assert refused is not None
+        assert refused.field == field
+    assert unsupported(request(image), vision=True) is None
+    assert unsupported(request("a"), vision=False) is None
