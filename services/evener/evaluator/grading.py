@@ -1,0 +1,76 @@
+"""One session's grading: tries, time limit, evidence."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from evener.blobs.port import Blobs
+from evener.evaluator.config import Config
+from evener.evaluator.core import Next, after_failure, not_graded, pause_seconds, score
+from evener.graders.port import Context, Grade, GraderError
+from evener.graders.registry import grader_for
+from evener.proto.sessions import Artifact
+from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
+from evener.sandboxes.port import Sandboxes
+from evener.service.telemetry import Metrics
+
+log = structlog.get_logger()
+
+
+class Gradings:
+    """Grades sessions, a bounded number at a time."""
+
+    def __init__(self, config: Config, blobs: Blobs, sandboxes: Sandboxes, metrics: Metrics) -> None:
+        self._config = config
+        self._blobs = blobs
+        self._sandboxes = sandboxes
+        self._metrics = metrics
+        self._room = asyncio.Semaphore(config.concurrency)
+
+    async def scored(self, trajectory: TrajectoryBuilt, name: str) -> TrajectoryScored:
+        """Return the session with its reward, or with why it has none. `name` is unique among the open gradings. Raises BlobError."""
+        reason = not_graded(trajectory)
+        if reason is not None:
+            return score(trajectory, Grade(reward=None, ungraded=reason), (), seconds=0.0, tries=0, now=time.time())
+        async with self._room:
+            began = time.monotonic()
+            grade, tries = await self._tried(trajectory, name)
+            seconds = time.monotonic() - began
+        grader = trajectory.spec.grader.name
+        self._metrics.grading_seconds.labels(grader).observe(seconds)
+        self._metrics.gradings.labels(grader, "ungraded" if grade.reward is None else "graded").inc()
+        return score(trajectory, grade, await self._kept(grade.evidence), seconds=seconds, tries=tries, now=time.time())
+
+    async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, int]:
+        """Return the grade, or the reason after the last failed try; and the number of tries."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return await self._try(trajectory, f"{name}-{tries}"), tries
+            except GraderError as error:
+                log.warning("grading_failed", session_id=trajectory.session_id, tries=tries, error=error.what)
+                if after_failure(trajectory, error, tries) is Next.GIVE_UP:
+                    return Grade(reward=None, ungraded=error.what, evidence=error.evidence), tries
+            await asyncio.sleep(pause_seconds(tries, self._config.retry_seconds))
+
+    async def _try(self, trajectory: TrajectoryBuilt, name: str) -> Grade:
+        """Grade once. Whatever a grader raises is a crash of the grader: the one broad except of this service."""
+        context = Context(trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name=name)
+        try:
+            async with asyncio.timeout(self._config.grading_seconds):
+                return await grader_for(trajectory.spec.grader.name).grade(context)
+        except GraderError:
+            raise
+        except TimeoutError as cause:
+            msg = f"no grade within {self._config.grading_seconds:g} s"
+            raise GraderError(msg) from cause
+        except Exception as cause:
+            log.exception("grader_crashed", session_id=trajectory.session_id, grader=trajectory.spec.grader.name)
+            msg = f"the grader crashed: {type(cause).__name__}: {cause}"
+            raise GraderError(msg) from cause
+
+    async def _kept(self, evidence: Mapping[str, bytes]) -> tuple[Artifact, ...]:
+        return tuple([Artifact(name=name, blob=await self._blobs.put(content)) for name, content in evidence.items()])

@@ -1,0 +1,1 @@
+"""The reconstructor service."""

@@ -1,0 +1,176 @@
+"""One request of the harness, from its arrival to the end of its answer. Nothing of its messages is read."""
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing, suppress
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from evener.dialects.canonical import Dialect, RequestError
+from evener.proto.ids import answer_identity
+from evener.proto.relay import Admitted, Answer, Delta, Waiting
+from evener.sandbox_runner.clock import CallWait
+from evener.sandbox_runner.relay_client import Call, GatewayClient, Lost
+
+RETRY_AFTER_SECONDS: Final = 5
+JSON: Final = "application/json"
+ENDED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE})
+"""What a gateway says of a session that is over: the harness gets 400, the one status that ends every harness."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Times and sizes of the relay; see the configuration."""
+
+    admission_seconds: float
+    call_seconds: float
+    keep_alive_seconds: float
+    body_bytes: int
+
+
+class Wish(Struct, frozen=True):
+    """All that the relay reads of a body."""
+
+    stream: bool = False
+    model: str = ""
+
+
+class _Error(Struct, frozen=True):
+    message: str = ""
+
+
+class _ErrorBody(Struct, frozen=True):
+    error: _Error = _Error()
+
+
+_wishes: Final = msgspec.json.Decoder(Wish)
+_errors: Final = msgspec.json.Decoder(_ErrorBody)
+
+
+def wish_of(body: bytes) -> Wish:
+    """Return whether a stream is asked for, and of which model. What cannot be read the gateway will refuse."""
+    try:
+        return _wishes.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return Wish()
+
+
+class Exchange:
+    """Answers one request: what gateways say, in the harness's dialect."""
+
+    def __init__(
+        self, request: web.Request, call: Call, dialect: Dialect, client: GatewayClient, *, wait: CallWait, limits: Limits
+    ) -> None:
+        self.sent_again = 0
+        self.timed_out = False
+        """A limit of the relay passed: no gateway may know of the request."""
+        self.gave_up = False
+        """A limit passed before an answer came: the call is to be aborted."""
+        self._request = request
+        self._call = call
+        self._dialect = dialect
+        self._client = client
+        self._wait = wait
+        self._limits = limits
+        self._wish = wish_of(call.body)
+        self._identity = (*answer_identity(call.request_id), self._wish.model)
+        self._stream: web.StreamResponse | None = None
+        """Open: the headers are out."""
+
+    async def run(self) -> web.StreamResponse:
+        """Answer the request. Raises ConnectionError when the harness is gone."""
+        async with AsyncExitStack() as stack:
+            answer = await self._within_limits(stack)
+        return await self._deliver(answer)
+
+    async def _within_limits(self, stack: AsyncExitStack) -> Answer:
+        admission = asyncio.timeout(self._limits.admission_seconds)
+        try:
+            async with asyncio.timeout(self._limits.call_seconds), admission:
+                return await self._listen(admission, stack)
+        except TimeoutError:
+            self.gave_up = self.timed_out = True
+            if admission.expired():
+                return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "no gateway admits the call now; try again", "overloaded_error")
+            return self._refused(HTTPStatus.GATEWAY_TIMEOUT, "the call took too long", "timeout_error")
+
+    async def _listen(self, admission: asyncio.Timeout, stack: AsyncExitStack) -> Answer:
+        self._wait.begin()
+        async with aclosing(self._client.frames(self._call)) as frames:
+            async for frame in frames:
+                match frame:
+                    case Admitted():
+                        self._wait.end()
+                        admission.reschedule(None)
+                        await self._open(stack)
+                    case Waiting():
+                        self._wait.take_out(frame.seconds)
+                    case Lost():
+                        self.sent_again += 1
+                        self._wait.begin()
+                    case Delta() if (stream := await self._open(stack)) is not None:
+                        await stream.write(frame.body)
+                    case Answer():
+                        return frame
+                    case _:
+                        pass
+        msg = "frames end with an answer"
+        raise RuntimeError(msg)
+
+    async def _open(self, stack: AsyncExitStack | None = None) -> web.StreamResponse | None:
+        """Send headers and prologue of a streamed answer, once; keep the harness waiting until the stack closes. None: not streamed."""
+        if self._stream is None and self._wish.stream:
+            headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+            self._stream = web.StreamResponse(headers=headers)
+            await self._stream.prepare(self._request)
+            self._call.started = True
+            await self._stream.write(self._dialect.prologue(*self._identity))
+            if stack is not None:
+                keeping = asyncio.create_task(self._keep_alive(self._stream))
+                stack.push_async_callback(_stop, keeping)
+        return self._stream
+
+    async def _keep_alive(self, stream: web.StreamResponse) -> None:
+        event = self._dialect.keep_alive(*self._identity)
+        with suppress(ConnectionError):  # the handler of a harness that is gone is cancelled
+            while True:
+                await asyncio.sleep(self._limits.keep_alive_seconds)
+                await stream.write(event)
+
+    async def _deliver(self, answer: Answer) -> web.StreamResponse:
+        is_error_body = answer.status >= HTTPStatus.BAD_REQUEST and answer.body[:1] in {b"{", b""}
+        stream = self._stream if is_error_body else await self._open()
+        if stream is not None:
+            await stream.write(self._late(answer) if is_error_body else answer.body)
+            await stream.write_eof()
+            return stream
+        if answer.status in ENDED:
+            answer = self._refused(HTTPStatus.BAD_REQUEST, _message(answer), "session_ended")
+        whole = web.StreamResponse(status=answer.status, headers={"content-type": JSON, **dict(answer.headers)})
+        whole.content_length = len(answer.body)
+        await whole.prepare(self._request)
+        await whole.write_eof(answer.body)
+        return whole
+
+    def _late(self, answer: Answer) -> bytes:
+        """Return an error that comes after the headers, as the event that ends the stream."""
+        return self._dialect.stream_error(RequestError(_message(answer), status=answer.status, kind="server_error"))
+
+    def _refused(self, status: HTTPStatus, message: str, kind: str) -> Answer:
+        headers = (("retry-after", str(RETRY_AFTER_SECONDS)),) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()
+        error = RequestError(message, status=status, kind=kind)
+        return Answer(status=status, headers=headers, body=self._dialect.error(error))
+
+
+def _message(answer: Answer) -> str:
+    try:
+        return _errors.decode(answer.body).error.message
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return f"status {answer.status}"
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

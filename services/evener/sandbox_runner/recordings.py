@@ -1,0 +1,107 @@
+"""Recordings: sessions whose process somebody else runs. The runner keeps their relay open while their owner gives signs of life."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from evener.service.auth import Secrets, operator_route
+from evener.service.http import error_response, json_response
+
+
+class RecordingOpened(Struct, frozen=True, kw_only=True):
+    """Where a recorded program finds its model."""
+
+    base_url: str
+    """Without `/v1`."""
+    key: str
+    environment: dict[str, str]
+    """Every provider's usual variables."""
+
+
+class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The recorded program is gone."""
+
+    exit_code: Annotated[int, Meta(ge=-255, le=255)] | None = None
+    reward: float | None = None
+
+
+class Recording:
+    """One open recording."""
+
+    def __init__(self, opened: RecordingOpened) -> None:
+        self.opened = opened
+        self.exited: asyncio.Future[RecordingExited] = asyncio.get_running_loop().create_future()
+        self.last_sign = time.monotonic()
+
+    async def wait(self, silence_seconds: float) -> RecordingExited:
+        """Wait for the exit, or for `silence_seconds` without a sign of life: then nothing is known of it."""
+        while (left := self.last_sign + silence_seconds - time.monotonic()) > 0:
+            done, _ = await asyncio.wait([self.exited], timeout=left)
+            if done:
+                return self.exited.result()
+        return RecordingExited()
+
+
+class Recordings:
+    """Open recordings by session, and their endpoints."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._open: dict[str, Recording] = {}
+        self._secrets = secrets
+
+    @contextmanager
+    def open(self, session_id: str, opened: RecordingOpened) -> Iterator[Recording]:
+        """Offer a recording while this block runs."""
+        recording = self._open[session_id] = Recording(opened)
+        try:
+            yield recording
+        finally:
+            if self._open.get(session_id) is recording:
+                del self._open[session_id]
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the endpoints to mount."""
+        path = "/recordings/{session_id}"
+        return [
+            Route(path, operator_route(self._secrets, self._show), methods=["GET"]),
+            Route(f"{path}/heartbeat", operator_route(self._secrets, self._heartbeat), methods=["POST"]),
+            Route(f"{path}/exited", operator_route(self._secrets, self._exited), methods=["POST"]),
+        ]
+
+    async def _show(self, request: Request) -> Response:
+        recording = self._of(request)
+        return _unknown(request) if recording is None else json_response(recording.opened)
+
+    async def _heartbeat(self, request: Request) -> Response:
+        if (recording := self._of(request)) is None:
+            return _unknown(request)
+        recording.last_sign = time.monotonic()
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _exited(self, request: Request) -> Response:
+        try:
+            exited = msgspec.json.decode(await request.body(), type=RecordingExited)
+        except (msgspec.DecodeError, msgspec.ValidationError) as cause:
+            return error_response(HTTPStatus.BAD_REQUEST, str(cause))
+        if (recording := self._of(request)) is None:
+            return _unknown(request)
+        if not recording.exited.done():
+            recording.exited.set_result(exited)
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    def _of(self, request: Request) -> Recording | None:
+        return self._open.get(request.path_params["session_id"])
+
+
+def _unknown(request: Request) -> Response:
+    message = f"session {request.path_params['session_id']} is not recorded here: it has ended, or has not started yet"
+    return error_response(HTTPStatus.NOT_FOUND, message, "session_id")

@@ -1,0 +1,175 @@
+"""The relay: the listener that one start of a session sees as its model provider, and the only thing that its key opens."""
+
+import asyncio
+import hmac
+import re
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import web
+from msgspec import Struct
+
+from evener.dialects.canonical import Dialect, RequestError
+from evener.dialects.registry import dialect_for
+from evener.proto.ends import CallFailure
+from evener.proto.ids import new_request_id
+from evener.sandbox_runner.clock import AgentClock
+from evener.sandbox_runner.exchange import JSON, Exchange, Limits
+from evener.sandbox_runner.relay_client import Call, GatewayClient
+from evener.service.telemetry import Metrics
+
+PREFIX: Final = re.compile(r"^/s/[^/]+(?=/)")
+"""A harness may put a session into its base URL: it says nothing that the listener does not know."""
+KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
+NOT_PASSED_ON: Final = frozenset(
+    {
+        *KEY_HEADERS,
+        *("accept-encoding", "connection", "content-encoding", "content-length", "cookie", "expect", "host"),
+        *("keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+"""Headers that belong to the connection, and secrets; `x-evener-*` is ours."""
+CLOSE_SECONDS: Final = 0.2
+LEFT_SECONDS: Final = 5.0
+
+log = structlog.get_logger()
+
+
+class Opening(Struct, frozen=True, kw_only=True):
+    """What the listener of one start opens."""
+
+    session_id: str
+    nonce: str
+    """The key that the harness holds."""
+    capability: str
+    """What the gateway wants to see; the harness never does."""
+    partition: int
+    models: Sequence[str]
+
+
+class LastRequest:
+    """Whether the harness's last request had an answer, as far as only the relay knows."""
+
+    def __init__(self) -> None:
+        self.unanswered: CallFailure | None = None
+
+
+@asynccontextmanager
+async def open_relay(
+    opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, last: LastRequest
+) -> AsyncIterator[str]:
+    """Listen on a free port of loopback; yield the base URL (without `/v1`). Closing ends what is open."""
+    relay = Relay(opening, client, clock, limits, metrics=metrics, last=last)
+    application = web.Application(client_max_size=limits.body_bytes)
+    application.router.add_route("*", "/{path:.*}", relay.handle)
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS)
+    try:
+        await runner.setup()
+        listening = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, listening).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+        await relay.finish()
+
+
+class Relay:
+    """Checks the key, gives each request its id, and hands it to an Exchange."""
+
+    def __init__(
+        self, opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, last: LastRequest
+    ) -> None:
+        self._opening = opening
+        self._last = last
+        self._client = client
+        self._clock = clock
+        self._limits = limits
+        self._metrics = metrics
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer any request of the harness."""
+        response = await self._answer(request)
+        self._metrics.relay_requests.labels(str(response.status)).inc()
+        return response
+
+    async def finish(self) -> None:
+        """Wait a while for the notes to gateways that the harness left."""
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=LEFT_SECONDS)
+        for task in self._leaving:
+            task.cancel()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = PREFIX.sub("", request.path_qs)
+        dialect = dialect_for(path) if request.method == "POST" else None
+        if dialect is None:
+            return self._other(request.method, path.partition("?")[0])
+        if not self._knows(request):
+            return _error(dialect, HTTPStatus.UNAUTHORIZED, "this key opens no session here", "authentication_error")
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            text = f"the request is above {self._limits.body_bytes} bytes"
+            return _error(dialect, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "invalid_request_error")
+        return await self._exchange(request, self._call(request, path, body), dialect)
+
+    async def _exchange(self, request: web.Request, call: Call, dialect: Dialect) -> web.StreamResponse:
+        with self._clock.call() as wait:
+            exchange = Exchange(request, call, dialect, client=self._client, wait=wait, limits=self._limits)
+            try:
+                return await exchange.run()
+            except (asyncio.CancelledError, ConnectionError) as gone:
+                exchange.gave_up = True
+                if isinstance(gone, asyncio.CancelledError):
+                    raise
+                return web.Response(status=499)
+            finally:
+                self._metrics.relay_sent_again.inc(exchange.sent_again)
+                self._last.unanswered = CallFailure.OVERLOADED if exchange.timed_out else None
+                if exchange.gave_up:
+                    self._tell_left(call)
+
+    def _tell_left(self, call: Call) -> None:
+        log.info("harness_left", session_id=self._opening.session_id, request_id=call.request_id)
+        task = asyncio.create_task(self._client.left(call))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _call(self, request: web.Request, path: str, body: bytes) -> Call:
+        passed = {name.lower(): value for name, value in request.headers.items()}
+        return Call(
+            path=path,
+            body=body,
+            headers={name: value for name, value in passed.items() if name not in NOT_PASSED_ON and not name.startswith("x-evener-")},
+            request_id=new_request_id(),
+            capability=self._opening.capability,
+            partition=self._opening.partition,
+        )
+
+    def _knows(self, request: web.Request) -> bool:
+        given = [request.headers.get(name, "").removeprefix("Bearer ").strip() for name in KEY_HEADERS]
+        return any(hmac.compare_digest(key.encode(), self._opening.nonce.encode()) for key in given)
+
+    def _other(self, method: str, path: str) -> web.Response:
+        """Answer what is no model call: the list of models, a sign of life, or nothing."""
+        if method in {"GET", "HEAD"} and path.rstrip("/").endswith("/models"):
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "evener"} for name in self._opening.models]
+            return _json(HTTPStatus.OK, {"object": "list", "data": models})
+        if method == "HEAD" and path == "/api/hello":
+            return web.Response()
+        message = f"{method} {path} is not served; POST /v1/chat/completions is"
+        return _json(HTTPStatus.NOT_FOUND, {"error": {"message": message, "type": "not_found_error", "code": None}})
+
+
+def _json(status: HTTPStatus, body: object) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type=JSON)
+
+
+def _error(dialect: Dialect, status: HTTPStatus, message: str, kind: str) -> web.Response:
+    return web.Response(status=status, body=dialect.error(RequestError(message, status=status, kind=kind)), content_type=JSON)

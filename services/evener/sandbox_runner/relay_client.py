@@ -1,0 +1,185 @@
+"""The relay's side of the conversation with gateways: one call, sent again under the same id until somebody answers it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+import aiohttp
+import structlog
+from msgspec import Struct
+from yarl import URL
+
+from evener.proto.codec import BadRecord, decode_frame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
+from evener.sandbox_runner.owners import Owners
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 2.0
+CONNECT_SECONDS: Final = 5.0
+MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
+LEFT_TRIES: Final = 5
+PASSING: Final = frozenset(
+    {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
+)
+"""Statuses of a gateway, not of a call, that another try may not meet."""
+
+log = structlog.get_logger()
+
+
+class Broken(Exception):
+    """The gateway was lost before it answered."""
+
+
+class Lost(Struct, frozen=True):
+    """No gateway has the call at the moment; it is sent again."""
+
+
+class Call(Struct, kw_only=True):
+    """A request of the harness, kept until its answer is through."""
+
+    path: str
+    """With its query."""
+    body: bytes
+    headers: Mapping[str, str]
+    request_id: str
+    capability: str
+    partition: int
+    started: bool = False
+    """The headers of its answer are out."""
+
+
+class GatewayClient:
+    """Finds the owner of a call's partition and talks frames to it."""
+
+    def __init__(self, http: aiohttp.ClientSession, owners: Owners) -> None:
+        self._http = http
+        self._owners = owners
+
+    async def frames(self, call: Call) -> AsyncGenerator[AnyFrame | Lost, None]:
+        """Yield what gateways say, `Lost` before each new try; the last is an Answer. Goes on until closed."""
+        pause, hint = FIRST_PAUSE_SECONDS, None
+        while True:
+            address = hint or self._owners.address(call.partition) or await self._owners.moved(call.partition, ())
+            hint = None
+            try:
+                async with aclosing(self._try(call, address)) as frames:
+                    async for frame in frames:
+                        pause = FIRST_PAUSE_SECONDS
+                        yield frame
+                        if isinstance(frame, Answer):
+                            return
+            except _Elsewhere as elsewhere:
+                hint = elsewhere.address
+            except (Broken, BadRecord, aiohttp.ClientError, OSError, TimeoutError) as cause:
+                log.info("call_sent_again", request_id=call.request_id, gateway=address, reason=repr(cause))
+            yield Lost()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def left(self, call: Call) -> None:
+        """Tell the owner that the harness left. A few tries; a gateway that never hears of it aborts the call by itself."""
+        pause = FIRST_PAUSE_SECONDS
+        for _ in range(LEFT_TRIES):
+            address = self._owners.address(call.partition)
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                if address is not None and await self._post_left(call, address) not in PASSING:
+                    return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _post_left(self, call: Call, address: str) -> int:
+        url = address + LEFT_PATH.format(request_id=call.request_id)
+        timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+        async with self._http.post(url, headers=_ours(call), timeout=timeout, allow_redirects=False) as response:
+            if response.status != HTTPStatus.TEMPORARY_REDIRECT:
+                return response.status
+            owner = response.headers[OWNER]
+        async with self._http.post(owner + LEFT_PATH.format(request_id=call.request_id), headers=_ours(call), timeout=timeout) as response:
+            return response.status
+
+    async def _try(self, call: Call, address: str) -> AsyncGenerator[AnyFrame, None]:
+        """Yield one gateway's frames up to its Answer. Raises Broken or _Elsewhere where it has none."""
+        known = (address, self._owners.address(call.partition))
+        async with self._post(call, address) as response:
+            if response.status != HTTPStatus.OK:
+                yield await _refusal(response)
+                return
+            async with _moves(self._owners, call.partition, known) as moved:
+                while (frame := await _either(_read_frame(response.content), moved)) is not None:
+                    if isinstance(frame, Answer) and frame.status in PASSING and not frame.body:
+                        break  # it lost the session before it could say anything in the harness's dialect
+                    yield frame
+        msg = f"{address} ended its stream without an answer"
+        raise Broken(msg)
+
+    @asynccontextmanager
+    async def _post(self, call: Call, address: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        url = URL(address + SERVE_PREFIX + call.path, encoded=True)
+        headers = {**call.headers, **_ours(call)}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        async with self._http.post(url, data=call.body, headers=headers, timeout=timeout, allow_redirects=False) as response:
+            yield response
+
+
+class _Elsewhere(Exception):
+    """Another gateway owns the session."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+def _ours(call: Call) -> dict[str, str]:
+    started = {STARTED: "1"} if call.started else {}
+    return {CAPABILITY: call.capability, REQUEST_ID: call.request_id, **started}
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> Answer:
+    """Return what a gateway says without frames as an Answer. Raises Broken for what may pass, _Elsewhere for a redirection."""
+    if response.status == HTTPStatus.TEMPORARY_REDIRECT:
+        raise _Elsewhere(response.headers[OWNER])
+    if response.status in PASSING:
+        msg = f"status {response.status}"
+        raise Broken(msg)
+    return Answer(status=response.status, body=await response.read())
+
+
+async def _read_frame(stream: aiohttp.StreamReader) -> AnyFrame | None:
+    """Return the next frame. None: the stream ended between frames."""
+    try:
+        size = int.from_bytes(await stream.readexactly(4), "big")
+        if size > MAX_FRAME_BYTES:
+            msg = f"a frame of {size} bytes"
+            raise Broken(msg)
+        return decode_frame(await stream.readexactly(size))
+    except asyncio.IncompleteReadError as cut:
+        if cut.partial:
+            msg = "the stream was cut within a frame"
+            raise Broken(msg) from cut
+        return None
+
+
+@asynccontextmanager
+async def _moves(owners: Owners, partition: int, known: Collection[str | None]) -> AsyncIterator[asyncio.Task[str]]:
+    """Watch for another owner: the one that we talk to may be frozen, and would keep us waiting for ever."""
+    task = asyncio.create_task(owners.moved(partition, known))
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+async def _either(reading: Coroutine[Any, Any, AnyFrame | None], moved: asyncio.Task[str]) -> AnyFrame | None:
+    """Return the next frame. Raises Broken where the partition moves before it comes."""
+    task = asyncio.create_task(reading)
+    try:
+        await asyncio.wait({task, moved}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:
+        task.cancel()
+    msg = "the partition has another owner"
+    raise Broken(msg)

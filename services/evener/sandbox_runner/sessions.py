@@ -1,0 +1,261 @@
+"""One attempt of a session: prepared, started, watched, gathered up, reported. Its relay is open while its harness runs."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Final, TypeVar
+
+import structlog
+from msgspec import Struct
+
+from evener.blobs.port import BlobError
+from evener.bus.port import Position
+from evener.harnesses.port import Context, Harness
+from evener.harnesses.provider import variables
+from evener.proto.ends import CallFailure, ExitCause
+from evener.proto.errors import Recoverable
+from evener.proto.ids import new_nonce, new_start_id
+from evener.proto.sessions import Artifact, Event, HarnessExited, SessionDispatched, SessionStarted
+from evener.proto.spec import Quirks
+from evener.proto.topics import Topic
+from evener.sandbox_runner.clock import AgentClock
+from evener.sandbox_runner.core import NONE, Ending, NoStart, one_line
+from evener.sandbox_runner.preparing import Prepared, chosen, prepare
+from evener.sandbox_runner.recordings import RecordingOpened
+from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
+from evener.sandbox_runner.site import Site
+from evener.sandboxes.port import HOME, ChangesTooLarge, Program, ProgramMissing, Sandbox, SandboxError
+from evener.service.auth import Capability, seal_capability
+from evener.service.faults import point
+
+SEND_SECONDS: Final = 600.0
+"""How long an event of a session is sent again while the log cannot be written. Then its lease ends it."""
+FIRST_PAUSE_SECONDS: Final = 0.2
+LONGEST_PAUSE_SECONDS: Final = 5.0
+TICK_SECONDS: Final = 0.05
+"""The agent's clock is looked at no more often."""
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class Exit(Struct, kw_only=True):
+    """How an attempt ended, as far as it is known."""
+
+    cause: ExitCause
+    exit_code: int | None = None
+    detail: str = ""
+    agent_seconds: float = 0.0
+    artifacts: tuple[Artifact, ...] = ()
+    reward: float | None = None
+    unanswered: CallFailure | None = None
+
+
+class Session:
+    """One attempt, from its dispatch to its HarnessExited."""
+
+    def __init__(self, event: SessionDispatched, site: Site) -> None:
+        self._event = event
+        self._spec = event.spec
+        self._site = site
+        self._start_id = new_start_id()
+        self._nonce = new_nonce()
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._arrived = time.monotonic()
+        self._running_since: float | None = None
+
+    def end(self, ending: Ending) -> None:
+        """Have the harness ended; the first reason counts."""
+        if not self._ending.done():
+            self._ending.set_result(ending)
+
+    async def run(self) -> None:
+        """Live the attempt to its end. Raises what no event can tell: then the lease ends it."""
+        await point("runner.dispatched")
+        async with AsyncExitStack() as stack:
+            prepared, harness, failed = await self._prepare(stack)
+            position = await self._send(self._started(harness))
+            await point("runner.started")
+            found = failed or await self._live(prepared, position)
+            await self._send(self._exited(found))
+        await point("runner.exited")
+        self._site.metrics.harness_exits.labels(found.cause).inc()
+        log.info("harness_exited", session_id=self._event.session_id, cause=found.cause, exit_code=found.exit_code, detail=found.detail)
+
+    async def _prepare(self, stack: AsyncExitStack) -> tuple[Prepared | None, Harness | None, Exit | None]:
+        """Return what was prepared (None: a recording), the harness as far as it is known, and why it cannot start, if so."""
+        site, harness = self._site, None
+        if self._spec.harness.sandbox == NONE:
+            return None, None, None
+        name = f"{self._event.session_id}-{self._event.attempt}-{self._start_id}"
+        try:
+            harness = chosen(self._spec, trust_local=site.config.trust_local)
+            return await prepare(stack, self._spec, name, harness, site), harness, None
+        except NoStart as reason:
+            return None, harness, Exit(cause=ExitCause.NO_START, detail=one_line(str(reason)))
+        except (BlobError, SandboxError) as lost:
+            return None, harness, Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)))
+
+    async def _live(self, prepared: Prepared | None, position: Position) -> Exit:
+        """Run the harness, or keep the recording, behind an open relay."""
+        site, spec = self._site, self._spec
+        clock, last = AgentClock(time.monotonic), LastRequest()
+        opening = Opening(
+            session_id=self._event.session_id,
+            nonce=self._nonce,
+            capability=self._capability(position),
+            partition=position.partition,
+            models=(spec.policy, *(name for name in spec.models if name not in {spec.policy, "*"})),
+        )
+        try:
+            async with open_relay(opening, site.client, clock, site.limits, metrics=site.metrics, last=last) as base_url:
+                self._running_since = time.monotonic()
+                site.metrics.prepare_seconds.observe(self._running_since - self._arrived)
+                with site.metrics.harnesses_running.track_inprogress():
+                    living = self._record(base_url, clock) if prepared is None else self._harness(prepared, base_url, clock)
+                    found, output = await living
+            found.agent_seconds, found.unanswered = clock.seconds(), last.unanswered
+            if prepared is not None:
+                await self._gather(found, prepared.sandbox, output)
+        except ProgramMissing as missing:
+            return Exit(cause=ExitCause.NO_START, detail=one_line(str(missing)))
+        except (BlobError, SandboxError, OSError) as lost:
+            return Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)), agent_seconds=clock.seconds())
+        return found
+
+    async def _harness(self, prepared: Prepared, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
+        sandbox = prepared.sandbox
+        context = Context(
+            instruction=prepared.task.instruction,
+            base_url=base_url,
+            key=self._nonce,
+            model=self._spec.policy,
+            answer_tokens=self._spec.sampling.max_tokens,
+            workdir=sandbox.workdir,
+            home=sandbox.inside(HOME),
+            options=self._spec.harness.options,
+        )
+        launch = prepared.harness.launch(context, prepared.bundle)
+        await sandbox.write(launch.files)
+        await sandbox.settle()
+        environment = {**prepared.task.env, **launch.environment}
+        process = await sandbox.start(Program(argv=launch.argv, environment=environment, log_bytes=self._site.config.log_bytes))
+        try:
+            limit = self._spec.budgets.agent_seconds or prepared.task.agent_seconds
+            code, cause = await self._watch(process.wait(), clock, limit)
+            if code is None:
+                return Exit(cause=cause, exit_code=await process.end()), process.log()
+        except asyncio.CancelledError:
+            await asyncio.shield(process.end(grace_seconds=0))
+            raise
+        judged = prepared.harness.judge(code, process.log())
+        return Exit(cause=cause, exit_code=judged.exit_code, detail=one_line(judged.detail)), process.log()
+
+    async def _record(self, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
+        environment = variables(base_url, self._nonce, self._spec.policy)
+        opened = RecordingOpened(base_url=base_url, key=self._nonce, environment=environment)
+        with self._site.recordings.open(self._event.session_id, opened) as recording:
+            waiting = recording.wait(self._site.config.recording_seconds)
+            exited, cause = await self._watch(waiting, clock, self._spec.budgets.agent_seconds)
+        if exited is None:
+            return Exit(cause=cause), b""
+        return Exit(cause=cause, exit_code=exited.exit_code, reward=exited.reward), b""
+
+    async def _watch(self, exiting: Coroutine[Any, Any, T], clock: AgentClock, limit: float | None) -> tuple[T | None, ExitCause]:
+        """Wait for the exit; or return None and what ended the attempt before it."""
+        exited = asyncio.create_task(exiting)
+        timer = asyncio.create_task(_spent(clock, limit))
+        watched: set[asyncio.Future[Any]] = {exited, timer, self._ending}
+        try:
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                return exited.result(), ExitCause.EXITED
+            return None, ExitCause(self._ending.result()) if self._ending.done() else ExitCause.AGENT_TIME
+        finally:
+            for task in (exited, timer):
+                task.cancel()
+            await asyncio.gather(exited, timer, return_exceptions=True)
+
+    async def _gather(self, found: Exit, sandbox: Sandbox, output: bytes) -> None:
+        """Keep what the harness left. Raises BlobError, SandboxError: without its work the attempt is worth nothing."""
+        kept = {"harness.log": output}
+        try:
+            changes = await sandbox.changes(self._site.config.changes_bytes)
+            kept["changes.tar"] = changes.archive
+            kept["removed.json"] = json.dumps(changes.removed).encode()
+        except ChangesTooLarge as large:
+            found.detail = one_line(f"{found.detail} changed files were not kept: {large}")
+        found.artifacts = tuple([Artifact(name=name, blob=await self._site.blobs.put(data)) for name, data in kept.items()])
+
+    def _capability(self, position: Position) -> str:
+        capability = Capability(
+            session_id=self._event.session_id,
+            attempt=self._event.attempt,
+            start_id=self._start_id,
+            partition=position.partition,
+            offset=position.offset,
+            expires_at=time.time() + self._site.config.session_seconds,
+        )
+        return seal_capability(self._site.secrets, capability)
+
+    def _started(self, harness: Harness | None) -> SessionStarted:
+        return SessionStarted(
+            session_id=self._event.session_id,
+            attempt=self._event.attempt,
+            start_id=self._start_id,
+            runner_id=self._site.runner_id,
+            dispatched_at=self._event.dispatched_at,
+            started_at=time.time(),
+            harness_version=None if harness is None else harness.version,
+            quirks=Quirks() if harness is None else harness.quirks,
+            spec=self._spec,
+        )
+
+    def _exited(self, found: Exit) -> HarnessExited:
+        now, began = time.monotonic(), self._running_since
+        return HarnessExited(
+            session_id=self._event.session_id,
+            attempt=self._event.attempt,
+            start_id=self._start_id,
+            cause=found.cause,
+            exit_code=found.exit_code,
+            detail=found.detail,
+            agent_seconds=found.agent_seconds,
+            wall_seconds=0.0 if began is None else now - began,
+            prepare_seconds=(began or now) - self._arrived,
+            artifacts=found.artifacts,
+            exited_at=time.time(),
+            reward=found.reward,
+            unanswered=found.unanswered,
+        )
+
+    async def _send(self, event: Event) -> Position:
+        session_id = self._event.session_id
+        return await _insist(lambda: self._site.events.send(Topic.SESSIONS, session_id, event, session_id=session_id))
+
+
+async def _spent(clock: AgentClock, limit: float | None) -> None:
+    """Wait until the agent's clock has reached the limit."""
+    if limit is None:
+        await asyncio.get_running_loop().create_future()
+        return
+    left = limit
+    while left > 0:
+        await asyncio.sleep(max(left, TICK_SECONDS))
+        left = limit - clock.seconds()
+
+
+async def _insist(send: Callable[[], Awaitable[T]]) -> T:
+    """Try again what may pass, up to a limit."""
+    deadline, pause = time.monotonic() + SEND_SECONDS, FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await send()
+        except Recoverable as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("send_again", error=str(error))
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

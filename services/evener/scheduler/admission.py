@@ -1,0 +1,59 @@
+"""Which queued session goes to which runner: tasks in the order of their submission, runners by their free places."""
+
+from collections.abc import Iterable
+
+from evener.proto.fleet import Heartbeat, Running
+from evener.proto.state import SessionState, Stage, TaskState
+from evener.scheduler.core import HELD, Draft, may_start_at
+
+
+class Slots:
+    """The free places of all runners."""
+
+    def __init__(self, runners: Iterable[Heartbeat], draft: Draft, tasks: Iterable[TaskState]) -> None:
+        """`tasks` are those with sessions that runners may hold."""
+        self._runners = {runner.instance_id: runner for runner in runners}
+        self._free = {runner_id: runner.capacity - _others(runner, draft) for runner_id, runner in self._runners.items()}
+        for session in (session for task in tasks for session in task.sessions):
+            if session.stage in HELD and session.runner_id in self._free:
+                self._free[session.runner_id] -= 1
+
+    def any(self) -> bool:
+        """Return whether some runner has a free place."""
+        return any(free > 0 for free in self._free.values())
+
+    def take(self, harness: str) -> str | None:
+        """Return the runner with the most free places that can run the harness, one place fewer. None: there is none."""
+        able = [runner_id for runner_id, runner in self._runners.items() if not runner.harnesses or harness in runner.harnesses]
+        runner_id = max(able, key=lambda runner_id: self._free[runner_id], default=None)
+        if runner_id is None or self._free[runner_id] <= 0:
+            return None
+        self._free[runner_id] -= 1
+        return runner_id
+
+
+def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *, now: float, lease_seconds: float) -> None:
+    """Dispatch what can be dispatched of these tasks. `now` is in Unix seconds."""
+    tasks = [task for task_id in task_ids if (task := draft.task(task_id)) is not None]
+    slots = Slots(runners, draft, tasks)
+    for task in tasks:
+        if not slots.any():
+            return
+        for session in task.sessions:
+            if session.stage is not Stage.QUEUED or may_start_at(session) > now:
+                continue
+            runner_id = slots.take(task.submitted.options.harness.name)
+            if runner_id is None:
+                break
+            draft.dispatch(session.session_id, runner_id, lease_seconds=lease_seconds)
+
+
+def _others(runner: Heartbeat, draft: Draft) -> int:
+    """Return how many places are taken by what is not held for us: other schedulers' sessions, and attempts that still die."""
+    return sum(1 for running in runner.running if _is_other(running, draft.session(running.session_id)))
+
+
+def _is_other(running: Running, session: SessionState | None) -> bool:
+    if session is None or session.stage is Stage.GIVEN_UP:
+        return True
+    return session.stage is Stage.SEALED and running.attempt > session.attempt

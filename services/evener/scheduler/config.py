@@ -1,0 +1,18 @@
+"""The scheduler's configuration."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from evener.service.config import ServiceConfig
+
+
+class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tasks, leases and admission."""
+
+    name: str = "main"
+    """Of this scheduler: the one that starts under the same name goes on where the last one stopped."""
+    lease_seconds: Annotated[float, Meta(ge=1)] = 10.0
+    """An attempt without a sign of it in its runner's heartbeats for so long is lost. Heartbeats come every 2 seconds."""
+    tick_seconds: Annotated[float, Meta(gt=0)] = 1.0
+    """How often leases and deadlines are looked at."""

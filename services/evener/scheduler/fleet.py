@@ -1,0 +1,73 @@
+"""Runners and engines as `fleet` tells of them, and which attempts gave no sign for a lease.
+
+All times are of one monotonic clock of this process; clocks of other machines are not compared.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat, Running
+
+RUNNER: Final = "sandbox_runner"
+"""The service whose instances run sessions."""
+
+
+class Fleet:
+    """The last that was heard of each instance and each engine."""
+
+    def __init__(self) -> None:
+        self.heartbeats: dict[str, Heartbeat] = {}
+        self.heard_at: dict[str, float] = {}
+        """By instance id; absent where only its old heartbeat was found at the start."""
+        self.engines: dict[str, EngineJoined | EngineDraining] = {}
+
+    def read(self, event: object, *, now: float | None) -> None:
+        """Take a record of `fleet` into account. `now` None: it is an old one."""
+        match event:
+            case Heartbeat():
+                self.heartbeats[event.instance_id] = event
+                if now is not None:
+                    self.heard_at[event.instance_id] = now
+            case EngineJoined() | EngineDraining():
+                self.engines[event.engine_id] = event
+            case EngineLeft():
+                self.engines.pop(event.engine_id, None)
+            case _:
+                pass
+
+    def alive(self, instance_id: str, *, now: float, lease_seconds: float) -> bool:
+        """Return whether the instance was heard within a lease."""
+        return now - self.heard_at.get(instance_id, float("-inf")) < lease_seconds
+
+    def runners(self, *, now: float, lease_seconds: float) -> list[Heartbeat]:
+        """Return the runners that can be given sessions."""
+        return [
+            heartbeat
+            for instance_id, heartbeat in self.heartbeats.items()
+            if heartbeat.service == RUNNER and not heartbeat.stopping and self.alive(instance_id, now=now, lease_seconds=lease_seconds)
+        ]
+
+
+class Leases:
+    """When each attempt was last seen alive."""
+
+    def __init__(self, *, seconds: float, began_at: float) -> None:
+        """`began_at`: `fleet` had been read to its end; nothing expires earlier than one lease after it."""
+        self._seconds = seconds
+        self._began_at = began_at
+        self._signs: dict[Running, float] = {}
+
+    def sign(self, attempts: Iterable[Running], *, now: float) -> None:
+        """Renew the leases of these attempts: dispatched just now, or listed in their runner's heartbeat."""
+        self._signs.update(dict.fromkeys(attempts, now))
+
+    def slept(self, seconds: float) -> None:
+        """Take out a time in which this process or the log slept: it counts for no lease."""
+        self._began_at += seconds
+        self._signs = {attempt: at + seconds for attempt, at in self._signs.items()}
+
+    def expired(self, held: Iterable[Running], *, now: float) -> list[Running]:
+        """Return which of the held attempts are lost; forget the leases of what is not held any more."""
+        held = set(held)
+        self._signs = {attempt: at for attempt, at in self._signs.items() if attempt in held}
+        return [attempt for attempt in held if now - max(self._signs.get(attempt, self._began_at), self._began_at) > self._seconds]

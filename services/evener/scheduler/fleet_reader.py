@@ -1,0 +1,76 @@
+"""Reads `fleet`: who is there, and which attempts gave no sign for a whole lease."""
+
+import time
+from collections.abc import Callable, Collection
+
+import structlog
+
+from evener.bus.port import Bus, Record
+from evener.proto.codec import AnyEvent, BadRecord, decode
+from evener.proto.fleet import Heartbeat, Running
+from evener.proto.topics import Topic
+from evener.scheduler.fleet import Fleet, Leases
+
+log = structlog.get_logger()
+
+
+class FleetReader:
+    """The fleet as the log tells of it, and the leases of the attempts that its runners hold."""
+
+    def __init__(self, bus: Bus, *, boot_id: str, lease_seconds: float, tick_seconds: float) -> None:
+        """`boot_id` is that of this process: what it sent itself is not old."""
+        self.fleet = Fleet()
+        self._bus = bus
+        self._boot_id = boot_id
+        self._lease_seconds = lease_seconds
+        self._tick_seconds = tick_seconds
+        self._next = 0
+        self._looked_at = time.monotonic()
+        self.leases = Leases(seconds=lease_seconds, began_at=self._looked_at)
+
+    async def start(self) -> None:
+        """Read `fleet` to its end. Leases run from now on."""
+        self._next = await self._bus.end(Topic.FLEET, 0)
+        self._looked_at = time.monotonic()
+        for record in (await self._bus.last_values(Topic.FLEET, 0)).values():
+            event = _event(record)
+            ours = isinstance(event, Heartbeat) and event.boot_id == self._boot_id
+            self.fleet.read(event, now=self._looked_at if ours else None)
+        self.leases = Leases(seconds=self._lease_seconds, began_at=self._looked_at)
+
+    async def follow(self, wake: Callable[[], None]) -> None:
+        """Read on for ever; `wake` is called after each batch."""
+        async for records in self._bus.follow(Topic.FLEET, 0, self._next):
+            for record in records:
+                self._read(record)
+            wake()
+
+    async def lost(self, held: Collection[Running]) -> list[Running]:
+        """Return which of the held attempts are lost. Asked every tick; the time by which it is asked late counts for no lease."""
+        await self._bus.check()
+        now = time.monotonic()
+        late = now - self._looked_at - self._tick_seconds
+        self._looked_at = now
+        if late > self._tick_seconds:
+            self.leases.slept(late)
+        if not self.leases.expired(held, now=now):
+            return []
+        async for record in self._bus.read(Topic.FLEET, 0, self._next):
+            self._read(record)
+        return self.leases.expired(held, now=now)
+
+    def _read(self, record: Record) -> None:
+        now, event = time.monotonic(), _event(record)
+        self.fleet.read(event, now=now)
+        self._next = max(self._next, record.offset + 1)
+        if isinstance(event, Heartbeat):
+            self.leases.sign(event.running, now=now)
+
+
+def _event(record: Record) -> AnyEvent | None:
+    """Return the event in a record of `fleet`. None: it cannot be read; the next of its key will replace it."""
+    try:
+        return None if record.value is None else decode(record.value)
+    except BadRecord as bad:
+        log.warning("fleet_record_unreadable", key=record.key, reason=str(bad))
+        return None

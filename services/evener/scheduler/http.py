@@ -1,0 +1,263 @@
+"""The scheduler's HTTP endpoints: blobs, tasks, progress, the fleet and its engines."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from evener.blobs.port import BlobError, Blobs
+from evener.bus.port import BusError
+from evener.client.views import EngineRequest, EngineView, FleetView, InstanceView, Submission, TaskList
+from evener.proto.blobs import BlobRef
+from evener.proto.errors import EvenerError
+from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat
+from evener.proto.ids import new_id
+from evener.proto.tasks import TaskSubmitted
+from evener.proto.topics import Topic
+from evener.scheduler.core import TaskDiffers
+from evener.scheduler.fleet import Fleet
+from evener.scheduler.submission import Refused, check, check_archive, check_policies, parse
+from evener.scheduler.writer import NotServing, Writer
+from evener.service.auth import Handler, Secrets, operator_route
+from evener.service.events import EventLog
+from evener.service.http import error_response, json_response
+from evener.tasks.directory import MAX_BYTES
+
+MAX_BLOB_BYTES: Final = 2 * MAX_BYTES
+"""A packed task: its files, and what tar adds."""
+MAX_BODY_BYTES: Final = 256 * 1024
+"""Of a submission."""
+RETRY: Final = {"retry-after": "2"}
+
+
+class Endpoints:
+    """Handlers over the writer, the blob store and the log."""
+
+    def __init__(self, writer: Writer, blobs: Blobs, events: EventLog, *, lease_seconds: float) -> None:
+        self._writer = writer
+        self._blobs = blobs
+        self._events = events
+        self._lease_seconds = lease_seconds
+
+    def routes(self, secrets: Secrets) -> Sequence[BaseRoute]:
+        """Return all routes; each wants the operator's token."""
+        table: list[tuple[str, str, Handler]] = [
+            ("PUT", "/blobs/{digest}", self.put_blob),
+            ("GET", "/blobs/{digest}", self.get_blob),
+            ("POST", "/tasks", self.submit),
+            ("GET", "/tasks", self.tasks),
+            ("GET", "/tasks/{task_id}", self.task),
+            ("DELETE", "/tasks/{task_id}", self.cancel),
+            ("GET", "/events", self.progress),
+            ("GET", "/fleet", self.fleet),
+            ("POST", "/engines", self.join_engine),
+            ("POST", "/engines/{engine_id}/drain", self.drain_engine),
+            ("DELETE", "/engines/{engine_id}", self.remove_engine),
+        ]
+        return [Route(path, operator_route(secrets, _answered(handler)), methods=[method]) for method, path, handler in table]
+
+    async def put_blob(self, request: Request) -> Response:
+        """Store the body under its digest."""
+        digest = request.path_params["digest"]
+        data = await _body(request, MAX_BLOB_BYTES)
+        if hashlib.sha256(data).hexdigest() != digest:
+            msg = "the digest in the path is not the SHA-256 of the body"
+            raise Refused(msg, "digest")
+        return json_response(await self._blobs.put(data))
+
+    async def get_blob(self, request: Request) -> Response:
+        """Answer the object; `?size=` is its length in bytes, which readers verify."""
+        ref = BlobRef(digest=request.path_params["digest"], size=_number(request, "size"))
+        if not await self._blobs.has(ref):
+            return error_response(404, f"no object {ref.digest}", "digest")
+        return Response(await self._blobs.get(ref), media_type="application/octet-stream")
+
+    async def submit(self, request: Request) -> Response:
+        """Take a task in: 200 after the commit, also for the same task again; 409 where its id is taken by another."""
+        submission = parse(await _body(request, MAX_BODY_BYTES), Submission)
+        check(submission)
+        check_policies(submission.options, self._living("provider_gateway"))
+        await self._check_archive(submission)
+        now = time.time()
+        submitted = TaskSubmitted(
+            task_id=submission.task_id or new_id("t", now=now), task=submission.task, options=submission.options, submitted_at=now
+        )
+        try:
+            await self._writer.ask(lambda draft: draft.submit(submitted))
+        except TaskDiffers:
+            return error_response(
+                409, f"task {submitted.task_id} is there already, with other content: give it, or its run, another id", "task_id"
+            )
+        return self._detail(submitted.task_id)
+
+    async def tasks(self, request: Request) -> Response:
+        """Answer all tasks of a run."""
+        views = self._writer.watch.views(request.query_params.get("run_id"))
+        return json_response(TaskList(tasks=tuple(sorted(views, key=lambda view: (view.submitted_at, view.task_id)))))
+
+    async def task(self, request: Request) -> Response:
+        """Answer a task with its sessions."""
+        return self._detail(request.path_params["task_id"])
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a task; one that has ended stays as it is."""
+        task_id, reason = request.path_params["task_id"], request.query_params.get("reason", "cancelled by its user")
+        await self._writer.ask(lambda draft: draft.cancel(task_id, reason))
+        return self._detail(task_id)
+
+    async def progress(self, request: Request) -> Response:
+        """Stream changed tasks as lines of JSON, from `after` on, until this scheduler stops; empty lines while nothing changes."""
+        after = _number(request, "after", 0)
+        views = self._writer.watch.follow(request.query_params.get("run_id"), after)
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for view in views:
+                yield b"\n" if view is None else msgspec.json.encode(view) + b"\n"
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def fleet(self, _request: Request) -> Response:
+        """Answer instances and engines."""
+        return json_response(fleet_view(self._writer.fleet.fleet, now=time.monotonic(), lease_seconds=self._lease_seconds))
+
+    async def join_engine(self, request: Request) -> Response:
+        """Register an engine."""
+        wanted = parse(await _body(request, MAX_BODY_BYTES), EngineRequest)
+        joined = EngineJoined(**structs.asdict(wanted), joined_at=time.time())
+        return await self._tell(joined)
+
+    async def drain_engine(self, request: Request) -> Response:
+        """Let an engine finish what it has, and no more."""
+        return await self._tell(EngineDraining(engine_id=self._known_engine(request), draining_at=time.time()))
+
+    async def remove_engine(self, request: Request) -> Response:
+        """Forget an engine."""
+        return await self._tell(EngineLeft(engine_id=self._known_engine(request), left_at=time.time()))
+
+    async def _check_archive(self, submission: Submission) -> None:
+        if submission.task is None:
+            return
+        archive = submission.task.archive
+        if archive.size > MAX_BLOB_BYTES or not await self._blobs.has(archive):
+            msg = f"the archive is not there: PUT it to /blobs/{archive.digest} first"
+            raise Refused(msg, "task.archive")
+        await asyncio.to_thread(check_archive, await self._blobs.get(archive), submission.options)
+
+    def _living(self, service: str) -> list[Heartbeat]:
+        fleet, now = self._writer.fleet.fleet, time.monotonic()
+        beats = [beat for beat in fleet.heartbeats.values() if beat.service == service]
+        return [beat for beat in beats if fleet.alive(beat.instance_id, now=now, lease_seconds=self._lease_seconds)]
+
+    async def _tell(self, event: EngineJoined | EngineDraining | EngineLeft) -> Response:
+        await self._events.send(Topic.FLEET, event.engine_id, event)
+        fleet = self._writer.fleet.fleet
+        fleet.read(event, now=time.monotonic())
+        return json_response(fleet_view(fleet, now=time.monotonic(), lease_seconds=self._lease_seconds))
+
+    def _known_engine(self, request: Request) -> str:
+        engine_id: str = request.path_params["engine_id"]
+        if engine_id not in self._writer.fleet.fleet.engines:
+            msg = f"no engine {engine_id}"
+            raise NotFound(msg)
+        return engine_id
+
+    def _detail(self, task_id: str) -> Response:
+        detail = self._writer.watch.detail(task_id)
+        if detail is None:
+            msg = f"no task {task_id}"
+            raise NotFound(msg)
+        return json_response(detail)
+
+
+class NotFound(EvenerError):
+    """Look at GET /tasks and GET /fleet for what there is."""
+
+
+class TooLarge(EvenerError):
+    """Send less: task directories have limits."""
+
+
+def fleet_view(fleet: Fleet, *, now: float, lease_seconds: float) -> FleetView:
+    """Return the fleet as clients see it."""
+    return FleetView(
+        instances=tuple(
+            _instance(heartbeat, alive=fleet.alive(instance_id, now=now, lease_seconds=lease_seconds))
+            for instance_id, heartbeat in sorted(fleet.heartbeats.items())
+        ),
+        engines=tuple(_engine(event) for _, event in sorted(fleet.engines.items())),
+    )
+
+
+def _instance(heartbeat: Heartbeat, *, alive: bool) -> InstanceView:
+    return InstanceView(
+        instance_id=heartbeat.instance_id,
+        service=heartbeat.service,
+        alive=alive,
+        stopping=heartbeat.stopping,
+        address=heartbeat.address,
+        capacity=heartbeat.capacity,
+        running=heartbeat.running,
+        harnesses=heartbeat.harnesses,
+        partitions=heartbeat.partitions,
+    )
+
+
+def _engine(event: EngineJoined | EngineDraining) -> EngineView:
+    joined = event if isinstance(event, EngineJoined) else None
+    return EngineView(
+        engine_id=event.engine_id,
+        draining=joined is None,
+        kind=joined.kind if joined else None,
+        url=joined.url if joined else None,
+        policy=joined.policy if joined else None,
+    )
+
+
+def _answered(handler: Handler) -> Handler:
+    """Answer what a handler raises on purpose with its status."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return error_response(400, str(refused.args[0]), refused.field)
+        except NotFound as missing:
+            return error_response(404, str(missing.args[0]))
+        except TooLarge as large:
+            return error_response(413, str(large))
+        except NotServing as error:
+            return error_response(503, str(error.args[0]), headers=RETRY)
+        except (BusError, BlobError) as error:
+            return error_response(503, str(error), headers=RETRY)
+
+    return endpoint
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """Return the body, read up to a limit in bytes. Raises TooLarge."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            msg = f"the body is larger than {limit} bytes"
+            raise TooLarge(msg)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _number(request: Request, name: str, default: int | None = None) -> int:
+    given = request.query_params.get(name)
+    if given is None and default is not None:
+        return default
+    if given is None or not given.isdecimal():
+        msg = f"the query parameter {name} is a whole number"
+        raise Refused(msg, name)
+    return int(given)

@@ -1,0 +1,110 @@
+"""What the writer is given: batches of the log, commands of clients, the passing of time."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from evener.bus.port import Bus, Position, Record
+from evener.proto.codec import AnyEvent, BadRecord, tag_of
+from evener.proto.sessions import AttemptEnded, SessionSealed, SessionStarted
+from evener.proto.state import TaskState
+from evener.proto.topics import HEADER_TYPE, Topic
+from evener.scheduler.core import Draft
+from evener.service.events import EventLog, header
+from evener.tokens.session import START_LIMIT_SECONDS
+
+LENGTH: Final = 64
+"""Items that wait for the writer; more make their senders wait."""
+AT_ONCE: Final = 64
+"""Items that one transaction takes."""
+TOPICS: Final = (Topic.SESSIONS, Topic.MERGED, Topic.KEPT)
+"""What the scheduler reads from its committed offsets."""
+TAGS: Final = frozenset(tag_of(event).encode() for event in (SessionStarted, AttemptEnded, SessionSealed))
+"""Of `sessions`; everything else there is skipped by its header."""
+
+Command = Callable[[Draft], TaskState | None]
+
+
+class Batch(Struct, frozen=True):
+    """What a partition brought."""
+
+    position: Position
+    """Where reading goes on after it."""
+    events: tuple[AnyEvent, ...]
+
+
+class Asked(Struct, frozen=True, eq=False):
+    """A command of a client, and who waits for its answer."""
+
+    command: Command
+    answer: asyncio.Future[TaskState | None]
+
+
+class Tick(Struct, frozen=True):
+    """Time to look at leases and deadlines."""
+
+
+class Wake(Struct, frozen=True):
+    """The fleet changed: there may be free places."""
+
+
+Item = Batch | Asked | Tick | Wake
+
+
+class Inbox:
+    """A bounded queue of items."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Item] = asyncio.Queue(LENGTH)
+
+    async def put(self, item: Item) -> None:
+        """Hand an item to the writer; wait while it is behind."""
+        await self._queue.put(item)
+
+    def wake(self) -> None:
+        """Wake the writer, unless it has something to do."""
+        if self._queue.empty():
+            self._queue.put_nowait(Wake())
+
+    async def take(self) -> list[Item]:
+        """Wait for something and return all that is there, up to a transaction's worth."""
+        items = [await self._queue.get()]
+        while len(items) < AT_ONCE and not self._queue.empty():
+            items.append(self._queue.get_nowait())
+        return items
+
+    def refuse(self, error: Exception) -> None:
+        """Answer every client that still waits with an error."""
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if isinstance(item, Asked):
+                fail(item, error)
+
+
+def fail(asked: Asked, error: Exception) -> None:
+    """Answer a client with an error, unless it was answered or has left."""
+    if not asked.answer.done():
+        asked.answer.set_exception(error)
+
+
+async def follow(inbox: Inbox, bus: Bus, events: EventLog, *, group: str, topic: Topic, partition: int) -> None:
+    """Bring what a partition holds from the group's offset on, for ever."""
+    committed = await bus.committed(group, topic, partition)
+    start = max(committed or 0, await bus.beginning(topic, partition))
+    async for records in bus.follow(topic, partition, start):
+        found = [await _event(events, record) for record in records if topic is not Topic.SESSIONS or header(record, HEADER_TYPE) in TAGS]
+        position = Position(topic, partition, records[-1].offset + 1)
+        await inbox.put(Batch(position, tuple(event for event in found if event is not None)))
+
+
+async def _event(events: EventLog, record: Record) -> AnyEvent | None:
+    """Return the event in a record, its blobs not fetched. None: it was given up, or is void."""
+    try:
+        event = await events.light(record)
+    except BadRecord as bad:
+        await events.dead_letter("scheduler", record, str(bad))
+        return None
+    void = isinstance(event, SessionStarted) and record.timestamp_ms / 1000 - event.dispatched_at > START_LIMIT_SECONDS
+    return None if void else event

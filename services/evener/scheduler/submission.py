@@ -1,0 +1,157 @@
+"""What a client may submit. Every refusal names the field and says what would be right."""
+
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from evener.client.views import Submission
+from evener.graders.registry import GRADERS
+from evener.harnesses.port import HarnessError
+from evener.harnesses.registry import harness
+from evener.proto.errors import EvenerError
+from evener.proto.fleet import Heartbeat
+from evener.proto.ids import TASK_ID_PATTERN
+from evener.proto.spec import HarnessSpec, Streaming, Target
+from evener.proto.tasks import TaskOptions
+from evener.tasks.directory import load
+from evener.tasks.errors import TaskError
+from evener.tasks.pack import unpack
+
+SANDBOXES: Final = ("local", "none")
+"""Backends that there are; `none`: somebody else runs the harness."""
+
+_FIELD: Final = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
+
+BodyT = TypeVar("BodyT")
+
+
+class Refused(EvenerError):
+    """Correct the request and send it again."""
+
+    def __init__(self, what: str, field: str | None = None) -> None:
+        super().__init__(what)
+        self.field = field
+
+
+def parse(body: bytes, wanted: type[BodyT]) -> BodyT:
+    """Return the request in a JSON body, every key of it known. Raises Refused."""
+    try:
+        raw = msgspec.json.decode(body)
+        value = msgspec.convert(raw, wanted)
+    except msgspec.ValidationError as cause:
+        what, field = _place(str(cause))
+        raise Refused(what, field) from cause
+    except msgspec.DecodeError as cause:
+        msg = f"the body is no JSON: {cause}"
+        raise Refused(msg) from cause
+    if unknown := unknown_field(raw, value):
+        msg = f"unknown field {unknown}"
+        raise Refused(msg, unknown)
+    return value
+
+
+def unknown_field(raw: Any, value: object, path: str = "") -> str | None:
+    """Return the path of the first key in `raw` for which the Struct `value`, made from it, has no field. None: all are known."""
+    if isinstance(value, Struct):
+        pairs = {name: (part, getattr(value, name, None)) for name, part in raw.items()}
+        unknown = sorted(pairs.keys() - set(value.__struct_fields__))
+        if unknown:
+            return f"{path}{unknown[0]}"
+    elif isinstance(value, dict):
+        pairs = {str(name): (part, value[name]) for name, part in raw.items()}
+    elif isinstance(value, list | tuple):
+        pairs = {str(index): pair for index, pair in enumerate(zip(raw, value, strict=True))}
+    else:
+        return None
+    found = (unknown_field(part, made, f"{path}{name}.") for name, (part, made) in pairs.items())
+    return next((field for field in found if field), None)
+
+
+def check(submission: Submission) -> None:
+    """Refuse what cannot be run: unknown names, and options that contradict each other. Raises Refused."""
+    options = submission.options
+    if submission.task_id is not None and not TASK_ID_PATTERN.match(submission.task_id):
+        _refuse("a task id has 1 to 100 letters, digits, '.', '_' and '-', and begins with a letter or digit", "task_id")
+    _check_harness(options.harness)
+    if options.harness.sandbox not in SANDBOXES:
+        _refuse(f"unknown sandbox {options.harness.sandbox!r}: there are {', '.join(SANDBOXES)}", "options.harness.sandbox")
+    if submission.task is None and options.harness.sandbox != "none":
+        _refuse("only a recording (options.harness.sandbox = 'none') goes without a task", "task")
+    if options.grader.name not in GRADERS:
+        _refuse(f"unknown grader {options.grader.name!r}: there are {', '.join(sorted(GRADERS))}", "options.grader.name")
+    if submission.task is None and options.grader.name == "harbor":
+        _refuse("the grader `harbor` runs the task's tests/test.sh, and there is no task", "options.grader.name")
+    if options.streaming is Streaming.LIVE:
+        _refuse("streaming `live` is not there yet: use `hold`, in which answers leave whole after their commit", "options.streaming")
+    _check_counts(options)
+    for model, target in options.models.items():
+        _check_target(model, target, options.policy)
+
+
+def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
+    """Refuse a policy that none of the living gateways has a template for. Raises Refused; where there is none, nothing is known."""
+    known = {policy for gateway in gateways for policy in gateway.policies}
+    targets = {f"options.models.{model}": target.policy for model, target in options.models.items()}
+    for field, policy in {"options.policy": options.policy, **targets}.items():
+        if known and policy is not None and policy not in known:
+            _refuse(f"no gateway knows the policy {policy!r}: there are {', '.join(sorted(known))}", field)
+
+
+def check_archive(data: bytes, options: TaskOptions) -> None:
+    """Unpack and read the task as a runner will. Raises Refused. Blocks: for a thread."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
+            unpack(data, Path(folder))
+            task = load(Path(folder))
+    except TaskError as cause:
+        raise Refused(str(cause.args[0]), "task.archive") from cause
+    if task.needs and options.harness.sandbox == "local":
+        _refuse(f"the sandbox `local` cannot give the task what it needs: {', '.join(task.needs)}", "options.harness.sandbox")
+    if options.grader.name == "harbor" and task.tests is None:
+        _refuse("the grader `harbor` runs the task's tests/test.sh, and the task has none", "options.grader.name")
+
+
+def _check_harness(wanted: HarnessSpec) -> None:
+    """Refuse a harness that is not there; one that somebody else runs may be any."""
+    if wanted.sandbox == "none":
+        return
+    try:
+        harness(wanted.name).check(wanted.options)
+    except HarnessError as cause:
+        raise Refused(str(cause.args[0]), "options.harness") from cause
+
+
+def _check_counts(options: TaskOptions) -> None:
+    early, least = options.early_at, options.at_least
+    if early is not None and early > options.samples:
+        _refuse(f"early_at is {early}, and there are only {options.samples} samples", "options.early_at")
+    if least is not None and least > (early or options.samples):
+        _refuse(f"at_least is {least}, and the group is delivered at {early or options.samples}", "options.at_least")
+
+
+def _check_target(model: str, target: Target, policy: str) -> None:
+    if sum(field is not None for field in (target.policy, target.frozen, target.refuse)) != 1:
+        _refuse("a target has exactly one of `policy`, `frozen` and `refuse`", f"options.models.{model}")
+    if target.policy is not None and target.policy != policy:
+        _refuse(f"a session trains one policy: {policy!r}; name another model as `frozen`", f"options.models.{model}")
+
+
+def _refuse(what: str, field: str) -> None:
+    raise Refused(what, field)
+
+
+def _place(message: str) -> tuple[str, str | None]:
+    """Return what msgspec found wrong, and the dotted path of where."""
+    match = _FIELD.match(message)
+    what, path = (match["what"], match["path"]) if match else (message, "")
+    unknown = _UNKNOWN.match(what)
+    if unknown:
+        path = f"{path}.{unknown['name']}".lstrip(".")
+        what = f"unknown field {path}"
+    return what, path or None

@@ -1,0 +1,112 @@
+"""Progress for watchers: each is told the present state of what changed since it was last told, so that a slow one never piles up."""
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Final
+
+from evener.client.views import SessionProgress, TaskDetail, TaskView
+from evener.proto.state import TaskState
+
+QUIET_SECONDS: Final = 15.0
+"""After so long without news a watcher is told nothing, so that it sees the connection live."""
+
+
+class Watch:
+    """Which task changed when, by a cursor that only rises, also from one process to the next."""
+
+    def __init__(self) -> None:
+        self._tasks: Mapping[str, TaskState] = {}
+        self._cursors: OrderedDict[str, int] = OrderedDict()
+        """By task id, the last changed at the end."""
+        self._newest = time.time_ns() // 1000
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def end(self) -> None:
+        """End all streams: this scheduler tells nothing any more, and watchers shall ask the next one."""
+        self._ended = True
+        self._news.set()
+
+    def reset(self, tasks: Mapping[str, TaskState]) -> None:
+        """Watch these tasks; `changed` is to be called whenever one of them changes or joins them."""
+        self._tasks = tasks
+        self._cursors.clear()
+        self.changed(tasks)
+
+    def changed(self, task_ids: Iterable[str]) -> None:
+        """Tell the watchers."""
+        for task_id in task_ids:
+            self._newest += 1
+            self._cursors[task_id] = self._newest
+            self._cursors.move_to_end(task_id)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def views(self, run_id: str | None = None, *, after: int = 0) -> list[TaskView]:
+        """Return the tasks of a run (None: of all) that changed after a cursor, in the order of their last changes."""
+        found: list[TaskView] = []
+        for task_id, cursor in reversed(self._cursors.items()):
+            if cursor <= after:
+                break
+            state = self._tasks[task_id]
+            if run_id is None or state.submitted.options.run_id == run_id:
+                found.append(view(state, cursor))
+        return found[::-1]
+
+    def detail(self, task_id: str) -> TaskDetail | None:
+        """Return a task with its sessions. None: no such task."""
+        state = self._tasks.get(task_id)
+        if state is None:
+            return None
+        sessions = tuple(
+            SessionProgress(
+                session_id=session.session_id,
+                stage=session.stage,
+                attempt=session.attempt,
+                runner_id=session.runner_id,
+                end=session.end,
+                detail=session.detail,
+            )
+            for session in state.sessions
+        )
+        return TaskDetail(task=view(state, self._cursors[task_id]), sessions=sessions)
+
+    async def follow(self, run_id: str | None, after: int) -> AsyncIterator[TaskView | None]:
+        """Tell what changed after the cursor, then what changes, until the end. None: nothing new, the line is alive."""
+        cursor = after if after <= self._newest else 0
+        while True:
+            news = self._news
+            for changed in self.views(run_id, after=cursor):
+                yield changed
+                cursor = changed.cursor
+            if self._ended:
+                return
+            try:
+                await asyncio.wait_for(news.wait(), QUIET_SECONDS)
+            except TimeoutError:
+                yield None
+
+
+def view(state: TaskState, cursor: int) -> TaskView:
+    """Return a task as clients see it."""
+    submitted = state.submitted
+    return TaskView(
+        cursor=cursor,
+        task_id=submitted.task_id,
+        run_id=submitted.options.run_id,
+        name=None if submitted.task is None else submitted.task.name,
+        harness=submitted.options.harness.name,
+        purpose=submitted.options.purpose,
+        samples=submitted.options.samples,
+        stages=dict(Counter(session.stage for session in state.sessions)),
+        ends=dict(Counter(session.end for session in state.sessions if session.end is not None)),
+        attempts=sum(session.attempt for session in state.sessions),
+        rewards=state.rewards,
+        cancelled=state.cancelled,
+        outcome=state.outcome,
+        reason=state.reason,
+        submitted_at=submitted.submitted_at,
+        ended_at=state.ended_at,
+    )

@@ -1,0 +1,1 @@
+"""The trainer_bridge service."""

@@ -1,0 +1,202 @@
+"""What becomes of a group: pure, from the scored trajectories of its sessions to one GroupMerged or GroupFailed."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from evener.proto.arrays import int32s, uint8s
+from evener.proto.ends import CONSEQUENCES, End, LeftOut
+from evener.proto.ids import session_of
+from evener.proto.spec import Purpose, SessionSpec
+from evener.proto.state import GroupState
+from evener.proto.topics import Topic
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryBuilt, TrajectoryScored
+
+TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
+"""Nothing evaluated or collected is ever trained."""
+
+DEAD_LETTER: Final = LeftOut.DEAD_LETTER.value
+"""The `ungraded` of a session whose record could not be read."""
+
+Outcome = GroupMerged | GroupFailed
+
+
+def fold(state: GroupState | None, scored: TrajectoryScored) -> GroupState | None:
+    """Return the group with this session in it. None: it was there before, and the first counts.
+
+    A straggler of a group that has ended is only noted as seen.
+    """
+    trajectory = scored.trajectory
+    if state is None:
+        state = GroupState(group_id=trajectory.spec.group_id, size=trajectory.spec.group_size)
+    if trajectory.session_id in state.seen:
+        return None
+    kept = state.scored if state.delivered else (*state.scored, scored)
+    return msgspec.structs.replace(state, scored=kept, seen=(*state.seen, trajectory.session_id))
+
+
+def complete(state: GroupState) -> bool:
+    """Return whether all N sessions were seen."""
+    return len(state.seen) >= state.size
+
+
+def close(state: GroupState, now: float) -> GroupState:
+    """Return the group as it stays after its end: session ids only, so that no straggler opens it again."""
+    return msgspec.structs.replace(state, scored=(), delivered=True, delivered_at=now)
+
+
+def outcome(state: GroupState, newest: int | None, now: float) -> Outcome | None:
+    """Return how the group ends now, or None while it has to wait (or has ended).
+
+    `newest` is the newest published version of its policy (None: none was published), `now` Unix seconds.
+    """
+    if state.delivered or not state.scored:
+        return None
+    spec = state.scored[0].trajectory.spec
+    reasons = {scored.trajectory.session_id: left_out(scored, newest) for scored in state.scored}
+    usable = sum(reason is None for reason in reasons.values())
+    broken = any(CONSEQUENCES[scored.trajectory.end].fails_task for scored in state.scored)
+    enough = usable >= spec.at_least and not broken
+    if enough and (complete(state) or (spec.early_at is not None and usable >= spec.early_at)):
+        return _merged(state, spec, reasons, now)
+    return _failed(state, spec, reasons, now) if complete(state) else None
+
+
+def left_out(scored: TrajectoryScored, newest: int | None) -> LeftOut | None:
+    """Return why a session may not be trained, or None if it may."""
+    trajectory = scored.trajectory
+    if scored.ungraded == DEAD_LETTER:
+        return LeftOut.DEAD_LETTER
+    if not CONSEQUENCES[trajectory.end].trainable:
+        return LeftOut.END
+    if scored.reward is None and not collected(trajectory.spec):
+        return LeftOut.UNGRADED
+    if stale(trajectory, newest):
+        return LeftOut.STALE
+    return None
+
+
+def collected(spec: SessionSpec) -> bool:
+    """Return whether a session is kept without a reward: offline data that nobody asked to be graded."""
+    return spec.purpose is Purpose.COLLECT and spec.grader.name == "none"
+
+
+def stale(trajectory: TrajectoryBuilt, newest: int | None) -> bool:
+    """Return whether a trainable token was sampled by a version older than `newest - max_lag`."""
+    lag = trajectory.spec.max_lag
+    if lag is None or newest is None:
+        return False
+    trained = [int32s(row.versions)[uint8s(row.mask) == 1] for row in trajectory.rows]
+    return any(versions.size and int(np.min(versions)) < newest - lag for versions in trained)
+
+
+def without_rows(scored: TrajectoryScored, reason: LeftOut) -> TrajectoryScored:
+    """Return the session as evidence: no row that could be trained, its delivered tokens counted as left out."""
+    trajectory = scored.trajectory
+    books = _moved(trajectory.accounting, reason)
+    return msgspec.structs.replace(scored, trajectory=msgspec.structs.replace(trajectory, rows=(), accounting=books))
+
+
+def total(books: Iterable[Accounting]) -> Accounting:
+    """Return the sums of several books, which balance as they do."""
+    books = tuple(books)
+    reasons: Counter[LeftOut] = Counter()
+    for book in books:
+        reasons.update(book.left_out)
+    fields = ("sampled", "delivered", "lost_calls", "resampled", "reinstated", "side_calls", "failed_calls")
+    sums = {field: sum(getattr(book, field) for book in books) for field in fields}
+    return Accounting(**sums, left_out=dict(sorted(reasons.items())))
+
+
+def late(scored: TrajectoryScored) -> int:
+    """Return the trainable tokens of a straggler that its group did not wait for."""
+    return scored.trajectory.accounting.delivered
+
+
+def _merged(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None], now: float) -> GroupMerged:
+    members = _members(state, reasons)
+    return GroupMerged(
+        group_id=state.group_id,
+        task_id=spec.task_id,
+        run_id=spec.run_id,
+        purpose=spec.purpose,
+        policy=spec.policy,
+        size=state.size,
+        members=members,
+        accounting=_books(members),
+        merged_at=now,
+    )
+
+
+def _failed(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None], now: float) -> GroupFailed:
+    members = _members(state, {session: reason or LeftOut.GROUP_FAILED for session, reason in reasons.items()})
+    return GroupFailed(
+        group_id=state.group_id,
+        task_id=spec.task_id,
+        run_id=spec.run_id,
+        purpose=spec.purpose,
+        policy=spec.policy,
+        size=state.size,
+        reason=_why(state, spec, reasons),
+        members=members,
+        accounting=_books(members),
+        failed_at=now,
+    )
+
+
+def _members(state: GroupState, reasons: dict[str, LeftOut | None]) -> tuple[Member, ...]:
+    seen = {scored.trajectory.spec.index: scored for scored in state.scored}
+    return tuple(_member(state.group_id, index, seen.get(index), reasons) for index in range(state.size))
+
+
+def _member(group_id: str, index: int, scored: TrajectoryScored | None, reasons: dict[str, LeftOut | None]) -> Member:
+    if scored is None:
+        return Member(session_id=session_of(group_id, index), attempt=0, left_out=LeftOut.LATE)
+    trajectory = scored.trajectory
+    reason = reasons[trajectory.session_id]
+    return Member(
+        session_id=trajectory.session_id,
+        attempt=trajectory.attempt,
+        end=trajectory.end,
+        left_out=reason,
+        reward=scored.reward,
+        scored=scored if reason is None else without_rows(scored, reason),
+    )
+
+
+def _books(members: Iterable[Member]) -> Accounting:
+    return total(member.scored.trajectory.accounting for member in members if member.scored is not None)
+
+
+def _moved(books: Accounting, reason: LeftOut) -> Accounting:
+    """Count the delivered tokens as left out."""
+    if not books.delivered:
+        return books
+    moved = dict(books.left_out)
+    moved[reason] = moved.get(reason, 0) + books.delivered
+    return msgspec.structs.replace(books, delivered=0, left_out=moved)
+
+
+def _why(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None]) -> str:
+    """Say for people how many sessions could be used, and of the others how many met what."""
+    usable = sum(reason is None for reason in reasons.values())
+    causes = Counter(cause for scored in state.scored if (cause := _cause(scored, reasons[scored.trajectory.session_id])))
+    listed = ", ".join(f"{count} {cause}" for cause, count in sorted(causes.items()))
+    return f"{usable} of {state.size} sessions usable, {spec.at_least} needed: {listed or 'none left out'}"
+
+
+def _cause(scored: TrajectoryScored, reason: LeftOut | None) -> str | None:
+    trajectory = scored.trajectory
+    match reason:
+        case None:
+            return None
+        case LeftOut.END:
+            detail = trajectory.detail or (trajectory.exit.detail if trajectory.exit else "")
+            return f"{trajectory.end} ({detail})" if detail and trajectory.end is End.NO_START else str(trajectory.end)
+        case LeftOut.UNGRADED:
+            return f"ungraded ({scored.ungraded})"
+        case _:
+            return str(reason)

@@ -1,0 +1,61 @@
+"""The parts of a service on an embedded bus, as the host would hand them over, and a server for its routes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from evener.blobs.open import open_blobs
+from evener.bus.open import open_bus
+from evener.bus.port import Header
+from evener.proto.blobs import BlobRef
+from evener.proto.topics import HEADER_CLAIM
+from evener.service.auth import load_secrets
+from evener.service.parts import Parts
+
+OPERATOR = "operator"
+"""The operator's token."""
+
+RUBBISH: tuple[bytes, tuple[Header, ...]] = b"rubbish", ()
+"""Value and headers of a record that is no event."""
+MISSING = msgspec.msgpack.encode(BlobRef(digest="0" * 64, size=1)), (Header(HEADER_CLAIM, b"1"),)
+"""Those of an event that is not in the blob store."""
+
+
+@asynccontextmanager
+async def open_parts(folder: Path, *, partitions: int = 2, instance: str = "test") -> AsyncIterator[Parts]:
+    """Yield parts whose bus, blobs and secrets live in a folder."""
+    async with open_bus(f"embedded:{folder / 'bus'}", partitions=partitions) as bus:
+        yield Parts(
+            bus=bus,
+            blobs=open_blobs(str(folder / "blobs")),
+            secrets=load_secrets(folder, operator_token=OPERATOR),
+            registry=CollectorRegistry(),
+            instance_id=instance,
+            boot_id="boot",
+            address="http://127.0.0.1:1",
+        )
+
+
+@asynccontextmanager
+async def operator(routes: Sequence[BaseRoute]) -> AsyncIterator[aiohttp.ClientSession]:
+    """Serve routes on loopback and yield an operator's client for them."""
+    config = uvicorn.Config(Starlette(routes=list(routes)), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has a flag, no event
+        await asyncio.sleep(0.01)
+    base = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        async with aiohttp.ClientSession(base, headers={"authorization": f"Bearer {OPERATOR}"}) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        await task

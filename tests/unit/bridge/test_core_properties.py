@@ -1,0 +1,93 @@
+"""Any interleaving, repetition and restart of a group's sessions: delivered at most once, ended once, books balanced."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.builders import built, scored
+
+from evener.proto.codec import decode, encode
+from evener.proto.ends import End, LeftOut
+from evener.proto.state import GroupState
+from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.trainer_bridge.core import Outcome, close, complete, fold, outcome
+
+ENDS = st.sampled_from([End.FINISHED, End.FINISHED, End.AGENT_TIME, End.CANCELLED, End.NO_START])
+REWARDS = st.sampled_from([0.0, 1.0, 0.25, None])
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[list[TrajectoryScored], list[int]]:
+    """Sessions of one group, and the order in which they are read: each at least once, some again."""
+    size = draw(st.integers(1, 6))
+    options: dict[str, Any] = {
+        "early_at": draw(st.one_of(st.none(), st.integers(1, size))),
+        "at_least": draw(st.integers(1, size)),
+        "max_lag": draw(st.sampled_from([None, 1])),
+    }
+    sessions = [
+        scored(built("g", index, size=size, end=draw(ENDS), version=draw(st.integers(0, 4)), **options), reward=draw(REWARDS))
+        for index in range(size)
+    ]
+    again = draw(st.lists(st.integers(0, size - 1), max_size=size))
+    return sessions, draw(st.permutations([*range(size), *again]))
+
+
+@given(groups(), st.sets(st.integers(0, 12)), st.sampled_from([None, 0, 3, 5]))
+def test_group_ends_once_and_delivers_each_session_at_most_once(
+    case: tuple[list[TrajectoryScored], list[int]], restarts: set[int], newest: int | None
+) -> None:
+    sessions, order = case
+    ended, state = played(sessions, order, restarts, newest)
+
+    assert len(ended) == 1
+    assert state is not None
+    assert state.delivered
+    assert complete(state)
+    assert [member.session_id for member in ended[0].members] == [session.trajectory.session_id for session in sessions]
+    check_books(ended[0])
+
+
+def played(
+    sessions: list[TrajectoryScored], order: list[int], restarts: set[int], newest: int | None
+) -> tuple[list[Outcome], GroupState | None]:
+    """Read the sessions in this order; before the steps in `restarts` the state is read back from its bytes."""
+    ended: list[Outcome] = []
+    state: GroupState | None = None
+    for step, index in enumerate(order):
+        if step in restarts and state is not None:
+            restored = decode(encode(state))
+            assert isinstance(restored, GroupState)
+            assert restored == state
+            state = restored
+        after = fold(state, sessions[index])
+        if after is None:
+            continue
+        state = after
+        event = outcome(state, newest, float(step))
+        if event is not None:
+            ended.append(event)
+            state = close(state, float(step))
+    return ended, state
+
+
+def check_books(event: Outcome) -> None:
+    """What is delivered is in rows of members that are not left out, and nothing else is."""
+    delivered = 0
+    for member in event.members:
+        if member.scored is None:
+            assert member.left_out is LeftOut.LATE
+            continue
+        if member.left_out is not None:
+            assert member.scored.trajectory.rows == ()
+        delivered += sum(row.mask.count(1) for row in member.scored.trajectory.rows if isinstance(row.mask, bytes))
+    books = event.accounting
+    assert books.delivered == delivered
+    assert books.delivered + sum(books.left_out.values()) == books.sampled
+    usable = sum(member.left_out is None for member in event.members)
+    assert usable == 0 if isinstance(event, GroupFailed) else usable >= 1
+    assert isinstance(event, GroupMerged | GroupFailed)
+    assert msgspec.structs.asdict(books)["sampled"] == sum(
+        member.scored.trajectory.accounting.sampled for member in event.members if member.scored is not None
+    )

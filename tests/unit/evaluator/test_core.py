@@ -1,0 +1,33 @@
+"""What to do with a trajectory."""
+
+import pytest
+from tests.builders import built
+
+from evener.evaluator.core import Next, after_failure, not_graded, pause_seconds
+from evener.graders.port import GraderError, GraderRefused
+from evener.proto.ends import CONSEQUENCES, End
+from evener.proto.spec import GraderSpec
+
+
+@pytest.mark.parametrize("end", list(End))
+def test_every_end_is_graded_as_the_table_says(end: End) -> None:
+    """An end that is not graded is the reason that stands in the score."""
+    reason = not_graded(built(end=end, given={"detail": "so it was"}))
+
+    assert (reason is None) is CONSEQUENCES[end].grade
+    assert reason is None or reason == f"{end}: so it was"
+
+
+def test_failed_grading_is_tried_again_so_often_as_the_task_says() -> None:
+    trajectory = built(grader=GraderSpec(name="harbor", tries=2))
+
+    assert after_failure(trajectory, GraderError("crashed"), 1) is Next.AGAIN
+    assert after_failure(trajectory, GraderError("crashed"), 2) is Next.GIVE_UP
+
+
+def test_grader_that_refuses_is_not_asked_again() -> None:
+    assert after_failure(built(), GraderRefused("no such option"), 1) is Next.GIVE_UP
+
+
+def test_pauses_double_up_to_a_minute() -> None:
+    assert [pause_seconds(tries, 1.0) for tries in (1, 2, 3, 9)] == [1.0, 2.0, 4.0, 60.0]

@@ -1,0 +1,70 @@
+"""Which dispatches a runner takes."""
+
+import pytest
+from tests.builders import T0, spec
+
+from evener.proto.fleet import Running
+from evener.proto.sessions import SessionDispatched
+from evener.proto.spec import HarnessSpec
+from evener.sandbox_runner import core
+from evener.sandbox_runner.core import Held, NoStart, allow, one_line
+from evener.tokens.session import START_LIMIT_SECONDS
+
+
+def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r") -> SessionDispatched:
+    return SessionDispatched(session_id=session_id, attempt=attempt, runner_id=runner_id, dispatched_at=T0, lease_seconds=10, spec=spec())
+
+
+def test_an_attempt_is_taken_once_for_ever() -> None:
+    """While it is held, and after it."""
+    held = Held()
+    assert held.take(dispatched(), runner_id="r", now=T0)
+    assert not held.take(dispatched(), runner_id="r", now=T0)
+    assert held.running == (Running(session_id="s", attempt=1),)
+
+    held.release(Running(session_id="s", attempt=1))
+
+    assert not held.take(dispatched(), runner_id="r", now=T0)
+    assert held.take(dispatched(attempt=2), runner_id="r", now=T0)
+
+
+def test_what_is_for_others_or_too_old_is_left_alone() -> None:
+    """A start so late would be void for every reader."""
+    held = Held()
+    assert not held.take(dispatched(runner_id="other"), runner_id="r", now=T0)
+    assert not held.take(dispatched(), runner_id="r", now=T0 + START_LIMIT_SECONDS + 1)
+
+
+def test_a_further_attempt_names_those_that_it_ends() -> None:
+    """Of its own session only."""
+    held = Held()
+    held.take(dispatched(), runner_id="r", now=T0)
+    held.take(dispatched("other"), runner_id="r", now=T0)
+
+    assert held.superseded(dispatched(attempt=2)) == (Running(session_id="s", attempt=1),)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner lives for months."""
+    monkeypatch.setattr(core, "REMEMBERED", 2)
+    held = Held()
+    for number in range(5):
+        held.take(dispatched(f"s{number}"), runner_id="r", now=T0)
+        held.release(Running(session_id=f"s{number}", attempt=1))
+
+    assert held.take(dispatched("s0"), runner_id="r", now=T0)
+    assert not held.take(dispatched("s4"), runner_id="r", now=T0)
+
+
+def test_local_asks_for_trust_when_the_harness_has_tools() -> None:
+    """What a model writes would run on the user's machine."""
+    allow(HarnessSpec(name="script"), has_tools=False, trust_local=False)
+    allow(HarnessSpec(name="pi"), has_tools=True, trust_local=True)
+    with pytest.raises(NoStart, match="--trust-local"):
+        allow(HarnessSpec(name="pi"), has_tools=True, trust_local=False)
+
+
+def test_details_are_one_bounded_line() -> None:
+    """They stand in events and on terminals."""
+    assert one_line("a\n  b\t c") == "a b c"
+    assert one_line("x" * 30, 10) == "xxxxxxxxxx..."

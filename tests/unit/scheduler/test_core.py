@@ -1,0 +1,377 @@
+"""What happens to tasks and sessions, decided without a clock or a log."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tests.builders import T0, spec
+
+from evener.bus.port import MAX_RECORD_BYTES
+from evener.proto.codec import encode
+from evener.proto.ends import CONSEQUENCES, End
+from evener.proto.sessions import AttemptEnded, SessionCancelled, SessionDispatched, SessionSealed, SessionStarted
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose
+from evener.proto.state import SessionState, Stage, TaskState
+from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member
+from evener.scheduler.core import HELD, NEXT, Draft, TaskDiffers, may_start_at
+from evener.scheduler.http import MAX_BODY_BYTES
+
+OPTIONS = TaskOptions(samples=2, harness=HarnessSpec(name="script"), grader=GraderSpec(name="answer", options={"expected": "42"}))
+
+
+def submitted(task_id: str = "t", **options: Any) -> TaskSubmitted:
+    return TaskSubmitted(task_id=task_id, task=None, options=structs.replace(OPTIONS, **options), submitted_at=T0)
+
+
+def started(session_id: str = "t.0", attempt: int = 1, runner_id: str = "r") -> SessionStarted:
+    return SessionStarted(
+        session_id=session_id, attempt=attempt, start_id="s", runner_id=runner_id, dispatched_at=T0, started_at=T0, spec=spec("t")
+    )
+
+
+def attempt_ended(session_id: str = "t.0", attempt: int = 1) -> AttemptEnded:
+    return AttemptEnded(session_id=session_id, attempt=attempt, end=End.INFRASTRUCTURE, ended_at=T0)
+
+
+def sealed(session_id: str = "t.0", end: End = End.FINISHED, detail: str = "") -> SessionSealed:
+    return SessionSealed(
+        session_id=session_id, attempt=1, end=end, detail=detail, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=T0
+    )
+
+
+def merged(task_id: str = "t", purpose: Purpose = Purpose.TRAIN, rewards: Iterable[float | None] = (1.0, 0.0)) -> GroupMerged:
+    members = tuple(
+        Member(session_id=f"{task_id}.{index}", attempt=1, end=End.FINISHED, reward=reward) for index, reward in enumerate(rewards)
+    )
+    common: dict[str, Any] = {"group_id": task_id, "task_id": task_id, "run_id": "default", "policy": "policy", "size": len(members)}
+    return GroupMerged(**common, purpose=purpose, members=members, accounting=Accounting(), merged_at=T0)
+
+
+def failed(task_id: str = "t", reason: str = "too few") -> GroupFailed:
+    done = merged(task_id)
+    return GroupFailed(
+        group_id=task_id,
+        task_id=task_id,
+        run_id="default",
+        purpose=done.purpose,
+        policy="policy",
+        size=2,
+        reason=reason,
+        members=done.members,
+        accounting=Accounting(),
+        failed_at=T0,
+    )
+
+
+class World:
+    """Tasks after every draft that was committed."""
+
+    def __init__(self, *tasks: TaskSubmitted) -> None:
+        self.tasks: dict[str, TaskState] = {}
+        self.now = T0
+        self.written: list[object] = []
+        for task in tasks:
+            self.commit(self.draft_of(lambda draft, task=task: draft.submit(task)))
+
+    def draft_of(self, *changes: Any) -> Draft:
+        draft = Draft(self.tasks, now=self.now)
+        for change in changes:
+            change(draft)
+        return draft
+
+    def commit(self, draft: Draft) -> Draft:
+        self.tasks.update(draft.changed)
+        self.written += [write.event for write in draft.writes]
+        return draft
+
+    def read(self, *events: object) -> Draft:
+        return self.commit(self.draft_of(*(lambda draft, event=event: draft.read(event) for event in events)))
+
+    def dispatch(self, session_id: str = "t.0", runner_id: str = "r") -> Draft:
+        return self.commit(self.draft_of(lambda draft: draft.dispatch(session_id, runner_id, lease_seconds=10)))
+
+    def session(self, index: int = 0) -> SessionState:
+        return self.tasks["t"].sessions[index]
+
+    def stage(self, index: int = 0) -> Stage:
+        return self.session(index).stage
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(event, kind) for event in self.written)
+
+
+def world_at(stage: Stage, **options: Any) -> World:
+    """Return a task whose first session was led to a stage."""
+    world = World(submitted(**options))
+    if stage is not Stage.QUEUED:
+        world.dispatch()
+    if stage is Stage.RUNNING:
+        world.read(started())
+    elif stage is Stage.GIVEN_UP:
+        world.commit(world.draft_of(lambda draft: draft.cancel("t", "enough")))
+    elif stage is Stage.SEALED:
+        world.read(sealed())
+    assert world.stage() is stage
+    return world
+
+
+CHANGES: dict[str, Any] = {
+    "dispatch": lambda draft: draft.dispatch("t.0", "r", lease_seconds=10),
+    "started": lambda draft: draft.read(started()),
+    "started_elsewhere": lambda draft: draft.read(started(runner_id="other")),
+    "attempt_ended": lambda draft: draft.read(attempt_ended()),
+    "lost": lambda draft: draft.lost("t.0", 1),
+    "sealed": lambda draft: draft.read(sealed()),
+    "cancel": lambda draft: draft.cancel("t", "enough"),
+    "merged": lambda draft: draft.read(merged()),
+}
+Q, D, R, G, S = Stage.QUEUED, Stage.DISPATCHED, Stage.RUNNING, Stage.GIVEN_UP, Stage.SEALED
+TABLE: dict[str, dict[Stage, Stage]] = {
+    "dispatch": {Q: D, D: D, R: R, G: G, S: S},
+    "started": {Q: Q, D: R, R: R, G: G, S: S},
+    "started_elsewhere": {Q: Q, D: D, R: R, G: G, S: S},
+    "attempt_ended": {Q: Q, D: Q, R: Q, G: G, S: S},
+    "lost": {Q: Q, D: Q, R: Q, G: G, S: S},
+    "sealed": {Q: S, D: S, R: S, G: S, S: S},
+    "cancel": {Q: G, D: G, R: G, G: G, S: S},
+    "merged": {Q: G, D: D, R: R, G: G, S: S},
+}
+
+
+@pytest.mark.parametrize(("change", "stage"), [(change, stage) for change in TABLE for stage in Stage])
+def test_every_change_at_every_stage_leads_where_the_table_says(change: str, stage: Stage) -> None:
+    world = world_at(stage)
+    world.commit(world.draft_of(CHANGES[change]))
+
+    after = TABLE[change][stage]
+    assert world.stage() is after
+    assert after is stage or after in NEXT[stage]
+
+
+def test_every_way_between_stages_ends_at_the_seal() -> None:
+    """Only a seal ends a session; no stage is a trap."""
+    assert {stage for stage, after in NEXT.items() if not after} == {Stage.SEALED}
+    assert all(Stage.SEALED in after for stage, after in NEXT.items() if stage is not Stage.SEALED)
+
+
+def test_same_task_again_is_the_same_task() -> None:
+    """A client that did not hear the answer asks again, later."""
+    world = World(submitted())
+    again = world.draft_of(lambda draft: draft.submit(structs.replace(submitted(), submitted_at=T0 + 60)))
+
+    assert not again.writes
+    assert not again.changed
+
+
+def test_other_task_under_a_known_id_is_refused() -> None:
+    world = World(submitted())
+
+    with pytest.raises(TaskDiffers):
+        world.draft_of(lambda draft: draft.submit(submitted(samples=3)))
+
+
+def test_dispatch_carries_the_whole_session_and_counts_attempts() -> None:
+    world = World(submitted(purpose=Purpose.EVAL))
+    (write,) = world.dispatch("t.1").writes
+
+    assert isinstance(write.event, SessionDispatched)
+    assert (write.key, write.event.session_id, write.event.attempt) == ("r", "t.1", 1)
+    assert (write.event.spec.index, write.event.spec.group_size, write.event.spec.purpose) == (1, 2, Purpose.EVAL)
+
+
+def test_attempt_that_ended_is_run_again_until_the_budget_is_spent() -> None:
+    world = World(submitted(budgets=Budgets(attempts=2)))
+    for attempt in (1, 2):
+        world.dispatch()
+        draft = world.read(started(attempt=attempt), attempt_ended(attempt=attempt))
+
+    assert world.stage() is Stage.GIVEN_UP
+    (given_up,) = draft.given_up
+    assert (given_up.session_id, given_up.attempt, given_up.end) == ("t.0", 2, End.ATTEMPTS_USED_UP)
+    assert world.count(SessionDispatched) == 2
+
+
+def test_end_of_an_earlier_attempt_does_not_touch_the_running_one() -> None:
+    """The lease ran out, the next attempt was dispatched, and only then the owner closed the first."""
+    world = World(submitted())
+    world.dispatch()
+    world.commit(world.draft_of(CHANGES["lost"]))
+    world.dispatch(runner_id="other")
+    world.read(attempt_ended(attempt=1), started(attempt=2, runner_id="other"), started(attempt=1))
+
+    assert (world.stage(), world.session().attempt) == (Stage.RUNNING, 2)
+
+
+def test_lost_attempt_that_lives_after_all_runs_on() -> None:
+    """Its SessionStarted was on the way when the lease ran out."""
+    world = World(submitted())
+    world.dispatch()
+    world.commit(world.draft_of(CHANGES["lost"]))
+    world.read(started())
+
+    assert world.stage() is Stage.RUNNING
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_seal_of_an_earlier_attempt_ends_the_newer_one(running: bool) -> None:  # noqa: FBT001 - the two cases
+    """The first was taken for lost, yet it finished: what the next one's runner does is worth nothing."""
+    world = World(submitted())
+    world.dispatch()
+    world.commit(world.draft_of(CHANGES["lost"]))
+    world.dispatch(runner_id="other")
+    if running:
+        world.read(started(attempt=2, runner_id="other"))
+    (write,) = world.read(sealed()).writes
+
+    assert isinstance(write.event, SessionCancelled)
+    assert (write.key, write.event.session_id, write.event.runner_id) == ("other", "t.0", "other")
+    assert world.stage() is Stage.SEALED
+
+
+def test_seal_of_the_running_attempt_cancels_nothing() -> None:
+    """Its harness is gone."""
+    world = world_at(Stage.RUNNING)
+
+    assert not world.read(sealed()).writes
+
+
+def test_attempts_wait_longer_each_time() -> None:
+    """An engine that is down for seconds must not eat all attempts."""
+    world = World(submitted())
+    waits = []
+    for attempt in (1, 2):
+        world.dispatch()
+        world.read(attempt_ended(attempt=attempt))
+        waits.append(may_start_at(world.session()) - T0)
+
+    assert 0 < waits[0] < waits[1]
+
+
+def test_cancel_tells_runners_and_owners() -> None:
+    """A queued session is given up, a running one also ended; the task itself ends with its group."""
+    world = World(submitted())
+    world.dispatch()
+    draft = world.commit(world.draft_of(CHANGES["cancel"]))
+
+    assert [type(write.event) for write in draft.writes] == [TaskCancelled, SessionCancelled]
+    assert [(event.session_id, event.attempt, event.end) for event in draft.given_up] == [
+        ("t.0", 1, End.CANCELLED),
+        ("t.1", 0, End.CANCELLED),
+    ]
+    assert world.tasks["t"].outcome is None
+
+
+def test_second_cancel_changes_nothing() -> None:
+    world = world_at(Stage.GIVEN_UP)
+
+    assert not world.draft_of(CHANGES["cancel"]).writes
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome", "reason"),
+    [
+        (merged(), TaskOutcome.MERGED, ""),
+        (merged(purpose=Purpose.EVAL), TaskOutcome.KEPT, ""),
+        (merged(purpose=Purpose.COLLECT), TaskOutcome.KEPT, ""),
+        (failed(), TaskOutcome.FAILED, "too few"),
+    ],
+)
+def test_task_ends_as_its_group_did(event: GroupMerged | GroupFailed, outcome: TaskOutcome, reason: str) -> None:
+    world = World(submitted())
+    world.read(sealed("t.0"), sealed("t.1"), event, event)
+
+    state = world.tasks["t"]
+    assert (state.outcome, state.reason, state.rewards) == (outcome, reason, (1.0, 0.0))
+    assert world.count(TaskEnded) == 1
+
+
+def test_cancelled_task_whose_group_failed_is_cancelled() -> None:
+    world = world_at(Stage.GIVEN_UP)
+    world.read(sealed("t.0", End.CANCELLED), sealed("t.1", End.CANCELLED), failed())
+
+    assert (world.tasks["t"].outcome, world.tasks["t"].reason) == (TaskOutcome.CANCELLED, "enough")
+
+
+def test_cancelled_task_whose_group_was_merged_before_is_merged() -> None:
+    """Trainers have it: anything else would be a lie."""
+    world = world_at(Stage.GIVEN_UP)
+    world.read(merged())
+
+    assert world.tasks["t"].outcome is TaskOutcome.MERGED
+
+
+def test_end_that_no_attempt_can_mend_ends_the_whole_group() -> None:
+    """The harness is not installed: what still waits is given up, and the task says why."""
+    world = World(submitted(samples=3))
+    world.dispatch("t.0")
+    world.dispatch("t.1")
+    draft = world.read(sealed("t.0", End.NO_START, "pi is not installed"))
+
+    assert [event.session_id for event in draft.given_up] == ["t.2"]
+    assert world.stage(1) is Stage.DISPATCHED
+    world.read(sealed("t.1", End.NO_START, "pi is not installed"), sealed("t.2", End.NO_START), failed())
+    assert (world.tasks["t"].outcome, world.tasks["t"].reason) == (TaskOutcome.FAILED, "pi is not installed")
+
+
+def test_group_that_was_delivered_early_starts_nothing_more() -> None:
+    """What runs may end by itself; its attempt is not repeated."""
+    world = World(submitted(samples=3))
+    world.dispatch("t.0")
+    world.read(merged(rewards=(None, 1.0, None)))
+    assert [world.stage(index) for index in range(3)] == [Stage.DISPATCHED, Stage.GIVEN_UP, Stage.GIVEN_UP]
+
+    world.read(attempt_ended("t.0"))
+    assert world.stage(0) is Stage.GIVEN_UP
+
+
+def test_deadline_counts_from_the_first_dispatch() -> None:
+    world = World(submitted(budgets=Budgets(deadline_seconds=60)))
+    world.dispatch()
+    world.read(attempt_ended())
+    world.now = T0 + 30
+    world.dispatch()
+    world.now = T0 + 59
+    assert not world.draft_of(lambda draft: draft.deadlines(["t"])).changed
+
+    world.now = T0 + 61
+    draft = world.commit(world.draft_of(lambda draft: draft.deadlines(["t"])))
+    assert [(event.session_id, event.end) for event in draft.given_up] == [("t.0", End.DEADLINE)]
+    assert [type(write.event) for write in draft.writes] == [SessionCancelled]
+
+
+def test_events_of_others_change_nothing() -> None:
+    """Several schedulers share `sessions`."""
+    world = World(submitted())
+    draft = world.read(sealed("other.0"), sealed("t.7"), sealed("t"), sealed("t.x"), started("other.1"), merged("other"), "no event")
+
+    assert not draft.changed
+    assert not draft.writes
+
+
+def test_largest_task_fits_one_record() -> None:
+    """With every session given up for a long reason: a state that cannot be written would stop the scheduler for ever."""
+    world = World(submitted("t" * 100, samples=1024))
+    for index in range(1024):
+        world.commit(world.draft_of(lambda draft, index=index: draft.dispatch(f"{'t' * 100}.{index}", "r" * 100, lease_seconds=10)))
+    draft = world.draft_of(lambda draft: draft.cancel("t" * 100, "\N{ELEPHANT}" * 1000))
+
+    assert len(encode(draft.changed["t" * 100])) < MAX_RECORD_BYTES - MAX_BODY_BYTES
+
+
+def test_draft_that_is_not_committed_leaves_no_trace() -> None:
+    world = World(submitted())
+    before = dict(world.tasks)
+    world.draft_of(CHANGES["dispatch"], CHANGES["sealed"], CHANGES["merged"])
+
+    assert world.tasks == before
+
+
+def test_every_end_has_a_place_in_the_seal() -> None:
+    """Whatever a session ended with, the scheduler takes the seal."""
+    for end in CONSEQUENCES:
+        world = World(submitted())
+        world.read(sealed("t.0", end))
+        assert (world.stage(), world.session().end) == (Stage.SEALED, end)
+        assert world.stage(1) in {Stage.QUEUED, Stage.GIVEN_UP} - HELD

@@ -1,0 +1,174 @@
+"""Leases and admission: who is alive, who holds what, and what goes where."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.proto.ends import End
+from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat, Running
+from evener.proto.sessions import SessionDispatched, SessionSealed
+from evener.proto.spec import GraderSpec, HarnessSpec
+from evener.proto.state import TaskState
+from evener.proto.tasks import TaskOptions, TaskSubmitted
+from evener.scheduler.admission import admit
+from evener.scheduler.core import Draft
+from evener.scheduler.fleet import Fleet, Leases
+
+A, B = Running(session_id="t.0", attempt=1), Running(session_id="t.1", attempt=1)
+
+
+def runner(instance_id: str = "r", capacity: int = 2, **given: Any) -> Heartbeat:
+    return Heartbeat(instance_id=instance_id, service="sandbox_runner", boot_id="b", capacity=capacity, at=0, **given)
+
+
+def tasks(**sizes: int) -> dict[str, TaskState]:
+    """Return tasks by name with so many samples; one named after a harness wants that one."""
+    draft = Draft({}, now=0)
+    for task_id, samples in sizes.items():
+        harness = HarnessSpec(name="pi" if task_id == "pi" else "script")
+        options = TaskOptions(harness=harness, grader=GraderSpec(name="none"), samples=samples)
+        draft.submit(TaskSubmitted(task_id=task_id, task=None, options=options, submitted_at=0))
+    return draft.changed
+
+
+def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.0) -> list[tuple[str, str]]:
+    """Admit, commit, and return which session went to which runner."""
+    draft = Draft(known, now=now)
+    admit(draft, known, runners, now=now, lease_seconds=10)
+    known.update(draft.changed)
+    events = [write.event for write in draft.writes]
+    return [(event.session_id, event.runner_id) for event in events if isinstance(event, SessionDispatched)]
+
+
+def test_attempt_without_a_sign_for_a_lease_is_lost() -> None:
+    leases = Leases(seconds=10, began_at=0)
+    leases.sign([A, B], now=1)
+    leases.sign([A], now=8)
+
+    assert leases.expired([A, B], now=11) == []
+    assert leases.expired([A, B], now=12) == [B]
+    assert leases.expired([A], now=19) == [A]
+
+
+def test_nothing_expires_within_a_lease_of_a_take_over() -> None:
+    """The new scheduler has not heard anybody yet."""
+    leases = Leases(seconds=10, began_at=100)
+
+    assert leases.expired([A], now=110) == []
+    assert leases.expired([A], now=111) == [A]
+
+
+def test_time_asleep_counts_for_no_lease() -> None:
+    """The process was stopped for a minute: so may everybody else have been."""
+    leases = Leases(seconds=10, began_at=0)
+    leases.sign([A], now=5)
+    leases.slept(60)
+
+    assert leases.expired([A], now=74) == []
+    assert leases.expired([A], now=76) == [A]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["sign", "sleep", "wait"]), st.floats(0.1, 30))))
+def test_lease_never_ends_before_its_length_awake(steps: list[tuple[str, float]]) -> None:
+    """Whatever the order of signs, sleeps and waits."""
+    leases, now, awake = Leases(seconds=10, began_at=0), 0.0, 0.0
+    for step, seconds in steps:
+        if step == "sign":
+            leases.sign([A], now=now)
+            awake = 0.0
+        else:
+            now += seconds
+            if step == "sleep":
+                leases.slept(seconds)
+            else:
+                awake += seconds
+        if awake < 9.99:
+            assert leases.expired([A], now=now) == []
+        elif awake > 10.01:
+            assert leases.expired([A], now=now) == [A]
+
+
+def test_runner_is_alive_while_it_was_heard_within_a_lease() -> None:
+    """An old heartbeat found at the start says nothing; a stopping runner takes nothing."""
+    fleet = Fleet()
+    fleet.read(runner("old"), now=None)
+    fleet.read(runner("fresh"), now=5)
+    fleet.read(runner("stopping", stopping=True), now=5)
+    fleet.read(Heartbeat(instance_id="gateway", service="provider_gateway", boot_id="b", at=0), now=5)
+
+    assert [heartbeat.instance_id for heartbeat in fleet.runners(now=14, lease_seconds=10)] == ["fresh"]
+    assert fleet.runners(now=16, lease_seconds=10) == []
+
+
+def test_engines_join_drain_and_leave() -> None:
+    fleet = Fleet()
+    fleet.read(EngineJoined(engine_id="e", kind="vllm", url="http://x", joined_at=0), now=0)
+    fleet.read(EngineDraining(engine_id="e", draining_at=0), now=0)
+    assert isinstance(fleet.engines["e"], EngineDraining)
+
+    fleet.read(EngineLeft(engine_id="e", left_at=0), now=0)
+    assert fleet.engines == {}
+
+
+def test_sessions_are_spread_over_runners_by_free_places() -> None:
+    assert dispatched(tasks(t=4), runner("a", 1), runner("b", 3)) == [("t.0", "b"), ("t.1", "b"), ("t.2", "a"), ("t.3", "b")]
+
+
+def test_tasks_go_first_in_first_out_and_no_runner_gets_too_much() -> None:
+    known = tasks(t=2, u=2)
+
+    assert [session for session, _ in dispatched(known, runner(capacity=3))] == ["t.0", "t.1", "u.0"]
+    assert dispatched(known, runner(capacity=3)) == []
+
+
+def test_harness_that_no_runner_has_holds_nobody_up() -> None:
+    assert dispatched(tasks(pi=1, t=1), runner(harnesses=("script",))) == [("t.0", "r")]
+
+
+def test_places_of_other_schedulers_are_not_free() -> None:
+    listed = (Running(session_id="foreign.0", attempt=1),)
+
+    assert len(dispatched(tasks(t=3), runner(capacity=2, running=listed))) == 1
+
+
+def test_given_up_session_takes_its_place_until_its_runner_lets_it_go() -> None:
+    """Its harness is still being ended; a sealed one has none, whatever an older heartbeat says."""
+    known = tasks(t=1, u=1)
+    dispatched(known, runner(capacity=1))
+    listed = runner(capacity=1, running=(Running(session_id="t.0", attempt=1),))
+    draft = Draft(known, now=1)
+    draft.cancel("t", "enough")
+    known.update(draft.changed)
+    assert dispatched(known, listed) == []
+
+    sealed = SessionSealed(session_id="t.0", attempt=1, end=End.CANCELLED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0)
+    draft = Draft(known, now=1)
+    draft.read(sealed)
+    known.update(draft.changed)
+    assert dispatched(known, listed) == [("u.0", "r")]
+
+
+def test_attempt_above_the_sealed_one_takes_its_place_until_its_runner_lets_it_go() -> None:
+    """Its harness is still being ended."""
+    known = tasks(t=1, u=1)
+    dispatched(known, runner(capacity=1))
+    draft = Draft(known, now=2)
+    draft.lost("t.0", 1)
+    draft.dispatch("t.0", "r", lease_seconds=10)
+    draft.read(SessionSealed(session_id="t.0", attempt=1, end=End.FINISHED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0))
+    known.update(draft.changed)
+
+    assert dispatched(known, runner(capacity=1, running=(Running(session_id="t.0", attempt=2),))) == []
+    assert dispatched(known, runner(capacity=1)) == [("u.0", "r")]
+
+
+def test_next_attempt_waits_its_pause() -> None:
+    known = tasks(t=1)
+    dispatched(known, runner(), now=1.0)
+    draft = Draft(known, now=1.1)
+    draft.lost("t.0", 1)
+    known.update(draft.changed)
+
+    assert dispatched(known, runner(), now=1.2) == []
+    assert dispatched(known, runner(), now=1.6) == [("t.0", "r")]
