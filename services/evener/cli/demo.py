@@ -1,0 +1,35 @@
+"""`evener demo`: the whole way, once."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+
+async def demo(
+    *,
+    harness: str = "script",
+    samples: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 4,
+    out: Path = Path("outputs/demo"),
+    trust_local: Annotated[bool, Parameter(negative="")] = False,
+    state: Path | None = None,
+) -> int:
+    """Run the bundled tasks with a real model on this machine; leave summary.json, groups.jsonl, groups.parquet and report.html.
+
+    Parameters
+    ----------
+    harness
+        The agent program: `script`, or `pi` (with --trust-local).
+    samples
+        Sessions of each task.
+    out
+        Folder for what is left.
+    trust_local
+        Let a harness with tools run on this machine, with your rights.
+    state
+        State folder of the Evener to use.
+    """
+    from evener.cli.demonstrating import demonstrate
+
+    return await demonstrate(harness, samples, out, trust_local=trust_local, state=state)

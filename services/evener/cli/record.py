@@ -1,0 +1,43 @@
+"""`evener record`: a harness that somebody else runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.types import ExistingDirectory
+
+
+async def record(
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    task: ExistingDirectory | None = None,
+    reward: float | None = None,
+    policy: str = "policy",
+    sampling: Annotated[dict[str, str] | None, Parameter(negative="")] = None,
+    state: Path | None = None,
+) -> int:
+    """Record the model calls of a program: `evener record -- python agent.py`.
+
+    The program runs here, with the base URL and key variables of every provider set to a fresh session; its exit code is the
+    command's. Without a program the session stays open until Ctrl-C, for whatever uses the printed base URL and key.
+
+    Parameters
+    ----------
+    command
+        Program and arguments, after `--`.
+    task
+        Task directory: the session is graded as the task says.
+    reward
+        Score the session by hand.
+    policy
+        The policy that samples.
+    sampling
+        Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ... The program's own wishes are recorded only.
+    state
+        State folder of the Evener to use.
+    """
+    from evener.cli.recording import record_session
+    from evener.cli.submitting import read
+    from evener.proto.spec import Sampling
+
+    wanted = read(Sampling, sampling or {}, "sampling")
+    return await record_session(command, task=task, reward=reward, policy=policy, sampling=wanted, state=state)

@@ -1,0 +1,134 @@
+"""A session without a process of the runner's: its harness runs here, or anywhere that reaches the relay."""
+
+import asyncio
+import math
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from evener.cli.errors import Usage
+from evener.cli.progress import tell
+from evener.cli.running import evener
+from evener.client.client import Client
+from evener.client.errors import ClientError
+from evener.client.views import TaskView
+from evener.proto.ids import session_of
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, TaskRef
+from evener.proto.tasks import TaskOptions
+from evener.service.exits import complain
+from evener.tasks.directory import load
+from evener.tasks.pack import pack
+
+BEAT_SECONDS: Final = 5.0
+END_SECONDS: Final = 120.0
+"""How long the command waits for its session to be graded and kept."""
+
+
+class NotRunnable(Usage):
+    """Give a program that can be started, after `--`."""
+
+
+async def record_session(
+    command: Sequence[str], *, task: Path | None, reward: float | None, policy: str, sampling: Sampling, state: Path | None
+) -> int:
+    """Record one session; return the program's exit code."""
+    if task is not None and reward is not None:
+        msg = "--reward and --task contradict each other: a task has its own grader"
+        raise Usage(msg)
+    if reward is not None and not math.isfinite(reward):
+        msg = f"--reward {reward} is no finite number"
+        raise Usage(msg)
+    if command and shutil.which(command[0]) is None:
+        msg = f"there is no program {command[0]!r}"
+        raise NotRunnable(msg)
+    async with evener(state, sampling=True) as client:
+        ref = await _put(client, task) if task else None
+        grader = load(task).grader if task else GraderSpec(name="fixed" if reward is not None else "none")
+        task_id = f"record-{token_hex(4)}"
+        options = TaskOptions(
+            run_id=task_id,
+            purpose=Purpose.COLLECT,
+            harness=HarnessSpec(name="none", sandbox="none"),
+            policy=policy,
+            sampling=sampling,
+            budgets=Budgets(attempts=1),
+            grader=grader,
+        )
+        await client.submit(options, task=ref, task_id=task_id)
+        session_id = session_of(task_id, 0)
+        recording = await client.recording(session_id)
+        tell({"session": session_id, "base_url": recording.base_url, "key": recording.key})
+        async with _heartbeats(client, session_id):
+            code = await (_run(command, recording.environment) if command else _until_interrupted())
+        await client.recording_exited(session_id, exit_code=code, reward=reward)
+        view = await _ended(client, task_id)
+        tell({"session": session_id, "exit_code": code, "rewards": view.rewards, "show": f"evener show {session_id}"})
+    return code if code >= 0 else 128 - code
+
+
+async def _put(client: Client, task: Path) -> TaskRef:
+    packed = await asyncio.to_thread(pack, task)
+    await client.put_blob(packed.data)
+    return packed.ref
+
+
+async def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the program with the session's variables; Ctrl-C reaches it, and it decides. Negative: ended by that signal."""
+    program = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment})
+    with _on_signals(lambda number: program.terminate() if number == signal.SIGTERM else None):
+        return await program.wait()
+
+
+async def _until_interrupted() -> int:
+    """Keep the session open for whatever uses its base URL and key."""
+    left = asyncio.Event()
+    with _on_signals(lambda _: left.set()):
+        await left.wait()
+    return 0
+
+
+@contextmanager
+def _on_signals(act: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Let Ctrl-C (which the program gets too) and SIGTERM do this, instead of ending the command."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        loop.add_signal_handler(number, act, number)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+@asynccontextmanager
+async def _heartbeats(client: Client, session_id: str) -> AsyncIterator[None]:
+    """Tell the runner that the session is in use, while this block runs."""
+
+    async def beat() -> None:
+        while True:
+            try:
+                await client.recording_heartbeat(session_id)
+            except ClientError as error:
+                complain(str(error))
+            await asyncio.sleep(BEAT_SECONDS)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.wait({beating})
+
+
+async def _ended(client: Client, task_id: str) -> TaskView:
+    """Wait until the recording was rebuilt and graded."""
+    async with asyncio.timeout(END_SECONDS):
+        return await anext(view async for view in client.watch(task_id) if view.outcome is not None)

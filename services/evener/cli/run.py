@@ -1,0 +1,71 @@
+"""`evener run`: tasks through a harness."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.types import ExistingDirectory
+from cyclopts.validators import Number
+
+from evener.proto.spec import Purpose
+
+Keys = Annotated[dict[str, str] | None, Parameter(negative="")]
+
+
+async def run(
+    tasks: ExistingDirectory,
+    *,
+    harness: str,
+    samples: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 4,
+    purpose: Purpose = Purpose.TRAIN,
+    run_id: str | None = None,
+    policy: str = "policy",
+    option: Keys = None,
+    sampling: Keys = None,
+    budgets: Keys = None,
+    trust_local: Annotated[bool, Parameter(negative="")] = False,
+    state: Path | None = None,
+) -> int:
+    """Run tasks, show how they go on, and exit with 0 if every group was delivered, else with 1.
+
+    Talks to the running `evener up`; where there is none, starts one for its own time.
+
+    Parameters
+    ----------
+    tasks
+        A task directory (Harbor format), or a folder of them.
+    harness
+        The agent program: a folder of evener.harnesses (`script`, `pi`, `command`).
+    samples
+        Sessions of each task: the size of its group.
+    purpose
+        What the groups are for; only `train` reaches trainers.
+    run_id
+        Name of this run; the same again goes on where it stopped. None: a new one.
+    policy
+        The policy that samples.
+    option
+        Options of the harness: `--option.turns ...`.
+    sampling
+        Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ...
+    budgets
+        Limits of a session: `--budgets.calls 20`, `--budgets.agent-seconds 300`, ...
+    trust_local
+        Let a harness with tools run on this machine, with your rights (where this command starts the services).
+    state
+        State folder of the Evener to use.
+    """
+    from evener.cli.running_tasks import run_tasks
+    from evener.cli.submitting import Wish, harness_spec, read, run_name
+    from evener.proto.spec import Budgets, Sampling
+
+    wish = Wish(
+        run_id=run_name(run_id, "run"),
+        harness=harness_spec(harness, option or {}),
+        samples=samples,
+        purpose=purpose,
+        policy=policy,
+        sampling=read(Sampling, sampling or {}, "sampling"),
+        budgets=read(Budgets, budgets or {}, "budgets"),
+    )
+    return await run_tasks(tasks, wish, trust_local=trust_local, state=state)

@@ -1,0 +1,220 @@
+"""Finds the running Evener, or starts one for a command's own time."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from evener.client.client import Client
+from evener.client.errors import Unavailable, Unreachable
+from evener.proto.errors import ConfigError, EvenerError
+from evener.service.auth import TOKEN_FILE
+from evener.service.config import default_state
+from evener.service.exits import complain
+from evener.service.host import STATE_FILE, RunningUp
+from evener.service.room import is_full
+
+START_SECONDS: Final = 180.0
+STOP_SECONDS: Final = 40.0
+PING_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 0.1
+LOG_FILE: Final = "up.log"
+COMPLAINT: Final = "evener: "
+FULL_SECONDS: Final = 10.0
+"""How long a child that is not ready may find room on a full disk."""
+ENDED_SECONDS: Final = 2.0
+"""How much later than its connections break a child's end may be seen."""
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """What /readyz answers: service to condition to whether it holds."""
+
+    services: dict[str, dict[str, bool]]
+
+
+class NotStarted(EvenerError):
+    """`evener up` could not be started for this command. Its log is up.log in the state folder; `evener doctor` says what is missing."""
+
+
+class UpEnded(EvenerError):
+    """The `evener up` that this command started has ended. Mend what it said, and give the command again: what was done is kept."""
+
+
+@asynccontextmanager
+async def evener(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *, sampling: bool = False) -> AsyncIterator[Client]:
+    """Yield a client of the Evener at EVENER_URL, else of the one that runs on this state folder, else of one started for this block.
+
+    `up`: called for the options of that one. `sampling`: this waits for an engine, so that stderr is told what a running one lacks.
+    """
+    folder = state_folder(state)
+    if url := os.environ.get("EVENER_URL"):
+        _check_url(url)
+        async with Client(url, _token(folder)) as client:
+            yield client
+    elif found := await running(folder):
+        if sampling and (lacking := await _lacks(found.url)):
+            complain(f"warning: the evener at {found.url} is not ready, and this waits for it: {lacking}")
+        async with Client(found.url, _token(folder)) as client:
+            yield client
+    else:
+        async with _started(folder, up()) as url, Client(url, _token(folder)) as client:
+            yield client
+
+
+def state_folder(state: Path | None) -> Path:
+    """Return the state folder that is meant."""
+    return Path(state or default_state()).expanduser().absolute()
+
+
+async def running(folder: Path) -> RunningUp | None:
+    """Return what runs on this state folder and answers. None: nothing does."""
+    told = _told(folder)
+    return told if told is not None and await _answers(f"{told.url}/healthz") else None
+
+
+def _told(folder: Path) -> RunningUp | None:
+    try:
+        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=RunningUp)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _token(folder: Path) -> str:
+    given = os.environ.get("EVENER_OPERATOR_TOKEN")
+    if given:
+        return given
+    try:
+        return (folder / TOKEN_FILE).read_text().strip()
+    except OSError as cause:
+        msg = f"no operator's token: EVENER_OPERATOR_TOKEN is not set, and {folder / TOKEN_FILE} cannot be read"
+        raise ConfigError(msg) from cause
+
+
+async def _answers(url: str) -> bool:
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PING_SECONDS)) as session, session.get(url) as answer:
+            return answer.ok
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return False
+
+
+async def _lacks(url: str) -> str:
+    """Return which conditions of readiness do not hold; empty where all do, or nothing answers."""
+    limit = aiohttp.ClientTimeout(total=PING_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=limit) as session, session.get(f"{url}/readyz") as answer:
+            services = msgspec.json.decode(await answer.read(), type=Readiness).services
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        return ""
+    return "; ".join(f"{service}: {name}" for service, held in services.items() for name, holds in held.items() if not holds)
+
+
+def _check_url(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        msg = f"EVENER_URL is {url!r}, not the base URL of an Evener, such as http://127.0.0.1:8700"
+        raise ConfigError(msg)
+
+
+@asynccontextmanager
+async def _started(folder: Path, up: Sequence[str]) -> AsyncIterator[str]:
+    """Run `evener up` as a child inside this block; yield its URL once it is ready."""
+    # Killed when this process is; in a session of its own, because Ctrl-C is for this command, which then stops the child.
+    words = ("-m", "evener.sandboxes.launch", str(os.getpid()), sys.executable, "-m", "evener.cli", "up")
+    options = ("--state", str(folder), "--port", "0", *up)
+    with _log_of(folder) as log:
+        start = log.tell()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, *words, *options, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        url = await _ready(child, folder, start)
+        async with _while_running(child, folder, start):
+            yield url
+    finally:
+        await _stop(child)
+
+
+@asynccontextmanager
+async def _while_running(child: Process, folder: Path, log_start: int) -> AsyncIterator[None]:
+    """End this block with UpEnded as soon as the child ends."""
+    block = cast("asyncio.Task[object]", asyncio.current_task())
+
+    async def watch() -> None:
+        await child.wait()
+        block.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except (asyncio.CancelledError, Unreachable, Unavailable) as cause:
+        if not watching.done() and not isinstance(cause, asyncio.CancelledError):
+            watching.cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), ENDED_SECONDS)
+        if child.returncode is None:
+            raise
+        msg = f"the evener that this command started has ended: {_why(folder, log_start, child.returncode)}"
+        raise UpEnded(msg) from cause
+    finally:
+        if watching.done() and not watching.cancelled():
+            block.uncancel()
+        watching.cancel()
+
+
+def _log_of(folder: Path) -> BinaryIO:
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / LOG_FILE).open("ab")
+
+
+async def _ready(child: Process, folder: Path, log_start: int) -> str:
+    """Wait until the child is ready; return its URL. Raises NotStarted with the last line that it wrote."""
+    for number in range(int(START_SECONDS / POLL_SECONDS)):
+        if child.returncode is not None:
+            raise NotStarted(_why(folder, log_start, child.returncode))
+        told = _told(folder)
+        if told is not None and told.pid == child.pid and await _answers(f"{told.url}/readyz"):
+            return told.url
+        if number * POLL_SECONDS > FULL_SECONDS and is_full(folder):
+            msg = f"not ready, and the disk of {folder} is full"
+            raise NotStarted(msg)
+        await asyncio.sleep(POLL_SECONDS)
+    msg = f"not ready after {START_SECONDS:.0f} s; GET /readyz of it says what is missing, and up.log why"
+    raise NotStarted(msg)
+
+
+def _why(folder: Path, log_start: int, code: int) -> str:
+    """Return why a child has ended: what it said last, which a full disk may have swallowed."""
+    said = _last_line(folder / LOG_FILE, log_start)
+    if is_full(folder) and "full" not in said:
+        return f"the disk of {folder} is full" + (f" ({said})" if said else "")
+    return said or f"exit status {code}"
+
+
+async def _stop(child: Process) -> None:
+    """Let the child drain; survives a cancellation."""
+    if child.returncode is not None:
+        return
+    child.terminate()
+    try:
+        await asyncio.wait_for(asyncio.shield(child.wait()), STOP_SECONDS)
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+
+
+def _last_line(log: Path, start: int) -> str:
+    """Return the last whole line that a child wrote for people, else its last whole line: a full disk cuts lines."""
+    with log.open("rb") as file:
+        file.seek(start)
+        written = file.read().decode(errors="replace")
+    lines = [line.strip() for line in written.splitlines(keepends=True) if line.endswith("\n") and line.strip()]
+    told = [line for line in lines if line.startswith(COMPLAINT)]
+    return (told or lines or [""])[-1].removeprefix(COMPLAINT)

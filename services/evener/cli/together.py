@@ -1,0 +1,104 @@
+"""The six services and their engine as one process."""
+
+import importlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, cast
+
+from msgspec import structs
+
+from evener.cli.config import Config
+from evener.cli.embedded import embedded
+from evener.proto.errors import ConfigError
+from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.topics import Topic
+from evener.provider_gateway.config import Config as GatewayConfig
+from evener.sandbox_runner.config import Config as RunnerConfig
+from evener.service.config import ServiceConfig
+from evener.service.events import EventLog
+from evener.service.host import run_process
+from evener.service.parts import Parts
+from evener.service.supervisor import Wanted
+from evener.templates.config import PolicyConfig
+
+GGUF: Final = b"GGUF"
+"""How a model file begins."""
+
+
+def run_together(configs: Mapping[str, ServiceConfig]) -> int:
+    """Run until a signal; return the exit code."""
+    own = cast("Config", configs["up"])
+    check_model(own.model)
+    wanted = [
+        Wanted(name=name, config=_told(own, config), open=importlib.import_module(f"evener.{name}.service").open_service)
+        for name, config in configs.items()
+        if name != "up"
+    ]
+
+    @asynccontextmanager
+    async def engine(parts: Parts) -> AsyncIterator[None]:
+        async with open_engine_of(own, parts):
+            yield
+
+    return run_process(own, wanted, beside=[engine], state_file=True)
+
+
+def check_model(model: str | None) -> None:
+    """Raise ConfigError for a file that cannot be a model: said before anything is started."""
+    if model is None:
+        return
+    try:
+        with Path(model).open("rb") as file:
+            magic = file.read(len(GGUF))
+    except OSError as cause:
+        msg = f"model {model}: {cause.strerror}"
+        raise ConfigError(msg) from cause
+    if magic != GGUF:
+        msg = f"model {model} is no GGUF file"
+        raise ConfigError(msg)
+
+
+def _told(own: Config, config: ServiceConfig) -> ServiceConfig:
+    """Pass on what `up` was told and a service needs, unless that was told otherwise."""
+    match config:
+        case RunnerConfig() if own.trust_local:
+            return structs.replace(config, trust_local=True)
+        case GatewayConfig():
+            policies = config.policies
+            if policies == GatewayConfig().policies:
+                source = f"gguf:{own.model}" if own.model else policies[0].source
+                policies = (PolicyConfig(name=own.policy, source=source),)
+            return structs.replace(config, policies=policies, required_engine=config.required_engine or engine_id_of(own))
+        case _:
+            return config
+
+
+def engine_id_of(config: Config) -> str:
+    """Return the id of the engine that `up` was told of."""
+    return f"{config.instance}-engine"
+
+
+@asynccontextmanager
+async def open_engine_of(config: Config, parts: Parts) -> AsyncIterator[None]:
+    """Let the engine that `up` was told of join the fleet; it has one id, so that a later one takes its place."""
+    events = EventLog(parts.bus, parts.blobs)
+    engine_id = engine_id_of(config)
+
+    async def join(url: str, kind: str) -> None:
+        joined = EngineJoined(
+            engine_id=engine_id, kind=kind, url=url, policy=config.policy, max_concurrency=config.slots, joined_at=time.time()
+        )
+        await events.send(Topic.FLEET, engine_id, joined)
+
+    match config.engine:
+        case "none":
+            await events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
+            yield
+        case "embedded":
+            async with embedded(config, join):
+                yield
+        case url:
+            await join(url, config.engine_kind)
+            yield

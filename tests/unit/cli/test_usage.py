@@ -1,0 +1,190 @@
+"""The command line's frame: quick help, and one clear line for wrong words."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evener.harnesses.npm import brings_node
+
+HEAVY = ("numpy", "aiohttp", "tokenizers", "starlette", "uvicorn", "aiokafka", "obstore", "pyarrow", "jinja2", "opentelemetry")
+HELPS = ("--help", "up --help", "run --help", "demo --help", "record --help", "show --help", "groups export --help")
+ROOT = Path(__file__).parents[3]
+BUNDLED = ROOT / "libs/evener/tasks/bundled"
+
+TELLS_IMPORTS = """
+import sys
+from evener.cli.__main__ import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def evener(*words: str, state: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end."""
+    environ = {name: value for name, value in os.environ.items() if name != "EVENER_URL"}
+    if state is not None:
+        environ["XDG_STATE_HOME"] = str(state)
+    return subprocess.run(
+        [sys.executable, "-m", "evener.cli", *words], capture_output=True, text=True, env=environ, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("words", HELPS)
+def test_help_imports_nothing_heavy(words: str) -> None:
+    """It answers before a person wonders."""
+    told = subprocess.run([sys.executable, "-c", TELLS_IMPORTS, *words.split()], capture_output=True, text=True, check=False)
+    imported = told.stderr.split()
+
+    assert told.returncode == 0, told.stderr
+    assert "cyclopts" in imported
+    assert [name for name in HEAVY if name in imported] == []
+    assert len(told.stdout.splitlines()) > 5
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nosuch"], 'evener: Unknown command "nosuch".'),
+        (["run"], 'evener: Command "run" parameter --tasks requires an argument.'),
+        (["run", "/nowhere", "--harness", "script"], '"/nowhere" does not exist'),
+        (["run", str(BUNDLED), "--harness", "scrip"], "unknown harness 'scrip' (known: "),
+        (["run", str(BUNDLED), "--harness", "script", "--option.turn", "x"], "harness script has no option 'turn'"),
+        (["run", str(BUNDLED), "--harness", "script", "--sampling.temp", "1"], "unknown key 'temp' in --sampling.temp"),
+        (["run", str(BUNDLED), "--harness", "script", "--sampling.top-p", "2"], "--sampling.top-p: Expected `float` <= 1.0"),
+        (["run", str(BUNDLED), "--harness", "script", "--samples", "many"], "many"),
+        (["groups", "export", "--out", "rows.txt"], "cannot tell the format of rows.txt: call it *.jsonl or *.parquet"),
+        (["record", "--", "/no/such/program"], "there is no program '/no/such/program'"),
+        (["record", "--task", str(BUNDLED / "small-sum"), "--reward", "1"], "--reward and --task contradict each other"),
+        (["up", "--prot", "1"], "unknown key 'prot' as a flag; did you mean 'port'?"),
+        (["up", "--scheduler.leases", "1"], "unknown key 'leases' in the flag --scheduler.leases; did you mean 'lease_seconds'?"),
+        (["up", "--log-level", "loud"], "--log-level: Invalid enum value 'loud'"),
+        (["up", "--partitions", "0"], "--partitions: Expected `int` >= 1"),
+        (["up", "--engine", "banana"], "--engine: Expected `str` matching regex '^(embedded|none|https?://.+)$'"),
+        (["up", "--model", "/no/such.gguf"], "model /no/such.gguf: No such file or directory"),
+        (["up", "--model", __file__], "is no GGUF file"),
+        (["run", str(BUNDLED), "--harness", "script", "--samples", "0"], 'Invalid value "0" for --samples. Must be >= 1'),
+        (["run", str(BUNDLED), "--harness", "script", "--run-id", "a b"], "--run-id 'a b' is not 1 to 60 letters, digits"),
+        (["run", str(BUNDLED), "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
+        (["demo", "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
+        (["record", "--reward", "nan", "--", "true"], "--reward nan is no finite number"),
+        (["record", "--sampling.top-p", "2", "--", "true"], "--sampling.top-p: Expected `float` <= 1.0"),
+        (["record", "--task", "/nowhere", "--", "true"], '"/nowhere" does not exist'),
+        (["up", "--bus", "redis://x", "--port", "0"], "bus redis://x is neither embedded:FOLDER nor kafka://HOST:PORT"),
+    ],
+)
+def test_wrong_words_are_told_in_one_line_with_code_2(words: list[str], told: str, tmp_path: Path) -> None:
+    """What is wrong, and how to mend it; never a traceback."""
+    ended = evener(*words, state=tmp_path)
+    last = ended.stderr.splitlines()[-1]
+
+    assert ended.returncode == 2, ended.stderr
+    assert told in last
+    assert last.startswith("evener: ")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "holds no task"),
+        ({"t/instruction.md": ""}, "instruction.md is empty"),
+        ({"t/instruction.md": "Do it."}, "has neither tests/test.sh nor a grader"),
+        ({"t/instruction.md": "Do it.", "t/task.toml": "[task"}, "task.toml"),
+        (
+            {"t/instruction.md": "Do it.", "t/tests/test.sh": "", "t/environment/Dockerfile": "FROM x"},
+            "needs what the sandbox `local` cannot give: an image built from environment/Dockerfile",
+        ),
+    ],
+)
+def test_wrong_task_is_told_before_anything_is_started(files: dict[str, str], told: str, tmp_path: Path) -> None:
+    """Nothing to run, so nothing runs."""
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    for name, text in files.items():
+        (tasks / name).parent.mkdir(parents=True, exist_ok=True)
+        (tasks / name).write_text(text)
+    ended = evener("run", str(tasks), "--harness", "script", state=tmp_path / "state")
+
+    assert ended.returncode == 1
+    assert told in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not (tmp_path / "state").exists()
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
+    """For those who mend Evener itself."""
+    ended = evener("groups", "export", "--out", "rows.txt", "--debug", state=tmp_path)
+
+    assert "Traceback" in ended.stderr
+
+
+def test_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """The disk's own words, in one line."""
+    (tmp_path / "evener").write_text("a file")
+    ended = evener("up", "--port", "0", state=tmp_path)
+
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert str(tmp_path / "evener") in ended.stderr
+
+
+def test_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path: Path) -> None:
+    """JSON lines where nobody watches; 0 as long as what every use needs is there."""
+    ended = evener("doctor", state=tmp_path)
+
+    assert ended.returncode == 0, ended.stderr
+    assert '"what":"Python","good":true' in ended.stdout
+    assert '"what":"evener up","good":false,"found":"nothing"' in ended.stdout
+
+
+def test_doctor_asks_for_node_as_the_harness_does(tmp_path: Path) -> None:
+    """Where a bundle can hold a Node of its own, an old one or none is no fault."""
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\necho v18.20.4\n")
+    node.chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path}:/bin:/usr/bin", "XDG_STATE_HOME": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-m", "evener.cli", "doctor"], capture_output=True, text=True, env=environ, check=True)
+    check = next(check for check in map(json.loads, told.stdout.splitlines()) if check["what"].startswith("Node.js"))
+
+    assert check["good"] is brings_node()
+    assert check["found"].startswith("v18.20")
+    assert check["mend"] == "install Node.js 22.19 or later, with npm"
+
+
+def test_dead_evener_is_told(tmp_path: Path) -> None:
+    """The URL that was given does not answer."""
+    environ = os.environ | {"EVENER_URL": "http://127.0.0.1:9", "EVENER_OPERATOR_TOKEN": "t", "XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "evener.cli", "show", "x.0"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("evener: no evener is running at http://127.0.0.1:9. Start one with `evener up`")
+
+
+def test_url_that_is_none_is_told(tmp_path: Path) -> None:
+    """Before anything is asked."""
+    environ = os.environ | {"EVENER_URL": "banana", "XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "evener.cli", "show", "x.0"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("evener: EVENER_URL is 'banana', not the base URL of an Evener")
+
+
+def test_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    """`evener doctor | head -1` ends quietly."""
+    environ = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "evener.cli", "doctor"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        errors = process.stderr.read()
+
+    assert (process.returncode, errors) == (0, "")
