@@ -1,0 +1,342 @@
+"""The trainer-bridge on the embedded bus: restarts, repeats, zombies and early delivery never deliver a session twice."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from tests.builders import T0, built, group, scored, spec
+from tests.parts import MISSING, RUBBISH, open_parts, operator
+
+from evener.bus.port import Bus, Fenced, Header, Outgoing
+from evener.proto.blobs import BlobRef
+from evener.proto.codec import decode
+from evener.proto.ends import End, LeftOut
+from evener.proto.fleet import DeadLetter, PolicyPublished
+from evener.proto.sessions import SessionSealed, SessionStarted
+from evener.proto.spec import Purpose
+from evener.proto.state import GroupState
+from evener.proto.topics import HEADER_GROUP, HEADER_SESSION, Topic
+from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.service import events as events_module
+from evener.service.events import EventLog
+from evener.service.parts import Parts, Service
+from evener.service.telemetry import metrics
+from evener.trainer_bridge.config import Config
+from evener.trainer_bridge.merging import Merging
+from evener.trainer_bridge.policies import Policies
+from evener.trainer_bridge.service import open_service
+
+SECONDS = 5.0
+"""Longer than anything here takes."""
+
+
+@asynccontextmanager
+async def running(parts: Parts, config: Config) -> AsyncIterator[Service]:
+    """A bridge that serves until the block ends, then dies without a word, as by SIGKILL."""
+    async with open_service(config, parts) as service:
+        task = asyncio.ensure_future(service.run())
+        try:
+            yield service
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(state=str(tmp_path))
+
+
+async def write(parts: Parts, sessions: Iterable[TrajectoryScored]) -> None:
+    """Write scored sessions as the evaluator does."""
+    events = EventLog(parts.bus, parts.blobs)
+    for session in sessions:
+        trajectory = session.trajectory
+        group_id = trajectory.spec.group_id
+        await events.send(Topic.SCORED, group_id, session, session_id=trajectory.session_id, group_id=group_id)
+
+
+async def outcomes(parts: Parts, topic: Topic = Topic.MERGED) -> list[GroupMerged | GroupFailed]:
+    """Return all groups that ended, blobs fetched."""
+    events = EventLog(parts.bus, parts.blobs)
+    found = []
+    for partition in range(parts.bus.partitions_of(topic)):
+        async for record in parts.bus.read(topic, partition):
+            event = await events.event(record)
+            assert isinstance(event, GroupMerged | GroupFailed)
+            found.append(event)
+    return found
+
+
+async def consumed(bus: Bus) -> bool:
+    """Return whether the bridge's committed offsets are at the ends of `trajectories.scored`."""
+    for partition in range(bus.partitions_of(Topic.SCORED)):
+        end = await bus.end(Topic.SCORED, partition)
+        if end and await bus.committed("trainer-bridge", Topic.SCORED, partition) != end:
+            return False
+    return True
+
+
+async def until_consumed(parts: Parts) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not await consumed(parts.bus):  # noqa: ASYNC110 - the log is what is looked at
+            await asyncio.sleep(0.01)
+
+
+async def test_group_is_merged_once_across_restarts_and_repeats(tmp_path: Path, config: Config) -> None:
+    """A new bridge after every session, and every session twice."""
+    sessions = group((1.0, 0.0, 0.5, 1.0))
+    async with open_parts(tmp_path) as parts:
+        for session in (*sessions, *sessions):
+            await write(parts, [session])
+            async with running(parts, config):
+                await until_consumed(parts)
+        (merged,) = await outcomes(parts)
+
+    assert isinstance(merged, GroupMerged)
+    assert [member.scored for member in merged.members] == list(sessions)
+
+
+async def test_group_delivered_early_is_not_opened_again_by_stragglers(tmp_path: Path, config: Config) -> None:
+    """Also when the bridge restarts between the delivery and the stragglers, and a delivered session is repeated."""
+    sessions = group((1.0, 0.0, 0.5, 1.0), early_at=2)
+    async with open_parts(tmp_path) as parts:
+        for batch in (sessions[:2], sessions[:1], sessions[2:], sessions):
+            await write(parts, batch)
+            async with running(parts, config):
+                await until_consumed(parts)
+        (merged,) = await outcomes(parts)
+        partition = parts.bus.partition_of(Topic.SCORED, "fix-the-bug")
+        record = (await parts.bus.last_values(Topic.BRIDGE_STATE, partition))["fix-the-bug"]
+
+    assert [member.left_out for member in merged.members] == [None, None, LeftOut.LATE, LeftOut.LATE]
+    assert record.value is not None
+    state = decode(record.value)
+    assert isinstance(state, GroupState)
+    assert (len(state.seen), state.scored) == (4, ())
+
+
+async def test_frozen_bridge_cannot_deliver_what_its_successor_delivered(tmp_path: Path, config: Config) -> None:
+    """A zombie has folded the last session of a group and commits after another took its partition over."""
+    sessions = group((1.0, 0.0))
+    async with open_parts(tmp_path, partitions=1) as parts:
+        await write(parts, sessions)
+        records = [record async for record in parts.bus.read(Topic.SCORED, 0)]
+        zombie = await merging(parts, config)
+        await zombie.merge(records[:1])
+        successor = await merging(parts, config)
+        await successor.merge(records[1:])
+        with pytest.raises(Fenced):
+            await zombie.merge(records[1:])
+
+        assert len(await outcomes(parts)) == 1
+        assert await parts.bus.committed("trainer-bridge", Topic.SCORED, 0) == records[-1].offset + 1
+
+
+async def merging(parts: Parts, config: Config) -> Merging:
+    """Take partition 0 over, as the service does."""
+    events = EventLog(parts.bus, parts.blobs)
+    taken = Merging(
+        partition=0,
+        producer=await parts.bus.producer("bridge-0"),
+        config=config,
+        bus=parts.bus,
+        events=events,
+        policies=Policies(parts.bus, events),
+        metrics=metrics(parts.registry),
+    )
+    await taken.restore()
+    return taken
+
+
+async def test_outputs_stand_in_the_partition_of_their_input(tmp_path: Path, config: Config) -> None:
+    """Input, state and output of a group have one partition number: one producer writes them."""
+    async with open_parts(tmp_path, partitions=4) as parts:
+        names = [f"task-{number}" for number in range(12)]
+        for name in names:
+            await write(parts, group((1.0, 0.0), name=name))
+        async with running(parts, config):
+            await until_consumed(parts)
+        assert len(await outcomes(parts)) == len(names)
+        for topic in (Topic.MERGED, Topic.BRIDGE_STATE):
+            for partition in range(4):
+                async for record in parts.bus.read(topic, partition):
+                    assert partition == parts.bus.partition_of(Topic.SCORED, record.key)
+
+
+@pytest.mark.parametrize("purpose", [Purpose.EVAL, Purpose.COLLECT])
+async def test_what_is_evaluated_or_collected_is_kept_and_not_merged(tmp_path: Path, config: Config, purpose: Purpose) -> None:
+    async with open_parts(tmp_path) as parts:
+        await write(parts, group((1.0, 0.0), purpose=purpose))
+        async with running(parts, config):
+            await until_consumed(parts)
+
+        assert await outcomes(parts, Topic.MERGED) == []
+        assert len(await outcomes(parts, Topic.KEPT)) == 1
+
+
+async def test_large_rows_pass_through_as_references(tmp_path: Path, config: Config) -> None:
+    """Rows above the inline limit are in the blob store before and after, and the group's record is small."""
+    turns = ((40_000, 20_000), (5_000, 5_000))
+    sessions = tuple(scored(built(index=index, size=2, turns=turns), reward=float(index)) for index in (0, 1))
+    async with open_parts(tmp_path, partitions=1) as parts:
+        await write(parts, sessions)
+        async with running(parts, config):
+            await until_consumed(parts)
+        (record,) = [record async for record in parts.bus.read(Topic.MERGED, 0)]
+        (merged,) = await outcomes(parts)
+
+    assert record.value is not None
+    light = decode(record.value)
+    assert isinstance(light, GroupMerged)
+    assert light.members[0].scored is not None
+    assert isinstance(light.members[0].scored.trajectory.rows[0].ids, BlobRef)
+    assert [member.scored for member in merged.members] == list(sessions)
+
+
+async def test_stale_sessions_are_left_out_by_the_newest_policy(tmp_path: Path, config: Config) -> None:
+    """Also after a restart, when the sessions come from the state."""
+    sessions = (
+        scored(built(index=0, size=3, version=1, max_lag=1)),
+        *(scored(built(index=index, size=3, version=3, max_lag=1)) for index in (1, 2)),
+    )
+    async with open_parts(tmp_path) as parts:
+        events = EventLog(parts.bus, parts.blobs)
+        await write(parts, sessions[:2])
+        async with running(parts, config):
+            await until_consumed(parts)
+        published = PolicyPublished(policy="policy", version=3, location="/weights/3", published_at=T0)
+        assert await Policies(parts.bus, events).publish(published)
+        await write(parts, sessions[2:])
+        async with running(parts, config):
+            await until_consumed(parts)
+        (merged,) = await outcomes(parts)
+
+    assert [member.left_out for member in merged.members] == [LeftOut.STALE, None, None]
+
+
+@pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
+async def test_unreadable_session_is_counted_from_the_log_and_its_group_ends(
+    tmp_path: Path, config: Config, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record goes to dead-letters; its tokens, known from its seal, are left out as dead_letter."""
+    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    async with open_parts(tmp_path) as parts:
+        await write(parts, group((1.0, 0.0, 1.0))[:2])
+        await lived(parts, "fix-the-bug.2", size=3, sampled=17)
+        value, claim = bad
+        headers = (Header(HEADER_SESSION, b"fix-the-bug.2"), Header(HEADER_GROUP, b"fix-the-bug"), *claim)
+        await parts.bus.send([Outgoing(topic=Topic.SCORED, key="fix-the-bug", value=value, headers=headers)])
+        async with running(parts, config):
+            await until_consumed(parts)
+        (merged,) = await outcomes(parts)
+        (letter,) = [record async for record in parts.bus.read(Topic.DEAD_LETTERS, 0)]
+
+    assert isinstance(merged, GroupMerged)
+    assert merged.members[2].left_out is LeftOut.DEAD_LETTER
+    assert merged.accounting.left_out == {LeftOut.DEAD_LETTER: 17}
+    assert letter.value is not None
+    assert isinstance(decode(letter.value), DeadLetter)
+
+
+async def lived(parts: Parts, session_id: str, *, size: int, sampled: int) -> None:
+    """Write the start and the seal of a session."""
+    events = EventLog(parts.bus, parts.blobs)
+    index = int(session_id.rpartition(".")[2])
+    started = SessionStarted(
+        session_id=session_id,
+        attempt=1,
+        start_id="s",
+        runner_id="r",
+        dispatched_at=T0,
+        started_at=T0,
+        spec=spec(index=index, size=size),
+    )
+    sealed = SessionSealed(
+        session_id=session_id, attempt=1, end=End.FINISHED, rows_digest="0" * 64, calls=1, sampled_tokens=sampled, sealed_at=T0
+    )
+    for event in (started, sealed):
+        await events.send(Topic.SESSIONS, session_id, event, session_id=session_id)
+
+
+async def test_ended_group_is_forgotten_after_the_retention(tmp_path: Path) -> None:
+    """The state does not grow for ever."""
+    config = Config(state=str(tmp_path), keep_ended_seconds=0.0)
+    async with open_parts(tmp_path, partitions=1) as parts:
+        await write(parts, group((1.0, 0.0), name="first"))
+        async with running(parts, config):
+            await until_consumed(parts)
+        await asyncio.sleep(0.01)
+        await write(parts, group((1.0, 0.0), name="second"))
+        async with running(parts, config):
+            await until_consumed(parts)
+
+        assert set(await parts.bus.last_values(Topic.BRIDGE_STATE, 0)) == {"second"}
+
+
+@asynccontextmanager
+async def client(parts: Parts, config: Config) -> AsyncIterator[aiohttp.ClientSession]:
+    async with running(parts, config) as service, operator(service.routes) as http:
+        yield http
+
+
+async def test_groups_are_listed_and_found_over_http(tmp_path: Path, config: Config) -> None:
+    async with open_parts(tmp_path) as parts, client(parts, config) as http:
+        await write(parts, group((1.0, 0.0), name="one"))
+        await write(parts, group((1.0, 0.0), name="two", run_id="other"))
+        await write(parts, group((1.0, 0.0), name="three", purpose=Purpose.EVAL))
+        await until_consumed(parts)
+        everything = await lines(http, "/groups")
+
+        assert sorted(everything) == ["one", "three", "two"]
+        assert await lines(http, "/groups?run_id=other") == ["two"]
+        assert await lines(http, "/groups?purpose=eval") == ["three"]
+        assert await lines(http, f"/groups?after={time.time() + 1}") == []
+        async with http.get("/groups/one") as found:
+            assert msgspec.json.decode(await found.read(), type=GroupMerged).group_id == "one"
+        assert await status(http, "GET", "/groups/none") == 404
+        assert await status(http, "GET", "/groups?colour=red") == 400
+        assert await status(http, "GET", "/groups", headers={"authorization": "Bearer wrong"}) == 401
+
+
+async def lines(http: aiohttp.ClientSession, path: str) -> list[str]:
+    async with http.get(path) as answer:
+        return [msgspec.json.decode(line, type=GroupMerged | GroupFailed).group_id async for line in answer.content]
+
+
+async def status(http: aiohttp.ClientSession, method: str, path: str, **options: Any) -> int:
+    async with http.request(method, path, **options) as answer:
+        return answer.status
+
+
+async def test_groups_come_as_msgpack_frames_where_asked_for(tmp_path: Path, config: Config) -> None:
+    async with open_parts(tmp_path) as parts, client(parts, config) as http:
+        await write(parts, group((1.0, 0.0)))
+        await until_consumed(parts)
+        async with http.get("/groups", headers={"accept": "application/x-msgpack"}) as answer:
+            body = await answer.read()
+
+        size = int.from_bytes(body[:4], "big")
+        assert len(body) == 4 + size
+        assert decode(body[4:]) == (await outcomes(parts))[0]
+
+
+async def test_versions_of_a_policy_only_rise(tmp_path: Path, config: Config) -> None:
+    """The same again is the same; a lower or another one is refused."""
+    async with open_parts(tmp_path) as parts, client(parts, config) as http:
+        first = {"policy": "p", "version": 1, "location": "/w/1"}
+
+        assert await status(http, "POST", "/policies", json=first) == 201
+        assert await status(http, "POST", "/policies", json=first) == 200
+        assert await status(http, "POST", "/policies", json=first | {"location": "/w/other"}) == 409
+        assert await status(http, "POST", "/policies", json=first | {"version": 0}) == 409
+        assert await status(http, "POST", "/policies", json=first | {"version": 2}) == 201
+        assert await status(http, "POST", "/policies", json={"policy": "p"}) == 400
+        records = [record async for record in parts.bus.read(Topic.POLICIES, 0)]
+        assert [record.key for record in records] == ["p@1", "p@2"]

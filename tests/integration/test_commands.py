@@ -1,0 +1,169 @@
+"""The commands, as a user gives them, on the real model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+TASK = ROOT / "libs/evener/tasks/bundled/small-sum"
+START_SECONDS = 60.0
+ASKS = """
+import json, os, urllib.request
+body = json.dumps({"model": "any", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8})
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+print(urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers)).read().decode())
+"""
+
+
+class Shell:
+    """Gives commands with a state folder of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state / "evener"
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_")}
+        self.environ = environ | {"XDG_STATE_HOME": str(state), "NO_COLOR": "1"}
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        """Start a command."""
+        command = [sys.executable, "-m", "evener.cli", *words]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environ)
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """Run a command to its end; return what it printed."""
+        process = self.start(*words)
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == code, errors
+        return out if code == 0 else errors
+
+    def lines(self, *words: str) -> list[Any]:
+        """Run a command; return its JSON lines."""
+        return [json.loads(line) for line in self.run(*words).splitlines()]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """Commands beside a running `evener up`."""
+    shell = Shell(tmp_path_factory.mktemp("state"))
+    up = shell.start("up", "--port", "0", "--log-level", "error")
+    end = time.monotonic() + START_SECONDS
+    while not (shell.state / "evener.json").exists():
+        assert up.poll() is None, up.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    yield shell
+    up.terminate()
+    _, errors = up.communicate(timeout=60)
+    assert up.returncode == 0, errors
+
+
+def test_run_shows_progress_and_the_same_run_again_changes_nothing(shell: Shell) -> None:
+    """A run id of one's own makes a submission idempotent."""
+    words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "twice", "--sampling.max-tokens", "16")
+    first, again = shell.lines(*words)[-1], shell.lines(*words)[-1]
+
+    assert first["outcome"] == "merged"
+    assert len(first["rewards"]) == 2
+    assert again == first
+
+
+def test_evaluated_groups_never_reach_trainers(shell: Shell, tmp_path: Path) -> None:
+    """They are kept beside."""
+    words = ("run", str(TASK), "--harness", "script", "--samples", "1", "--purpose", "eval", "--run-id", "judged")
+    (told,) = shell.lines(*words, "--sampling.max-tokens", "8")[-1:]
+    (trained,) = shell.lines("groups", "export", "--run-id", "judged", "--purpose", "train", "--out", str(tmp_path / "t.jsonl"))
+    (judged,) = shell.lines("groups", "export", "--run-id", "judged", "--purpose", "eval", "--out", str(tmp_path / "e.jsonl"))
+
+    assert told["outcome"] == "kept"
+    assert (trained["groups"], judged["groups"]) == (0, 1)
+
+
+def test_recorded_program_gives_a_trajectory(shell: Shell, tmp_path: Path) -> None:
+    """Any program that finds its provider in its environment; the reward is given by hand."""
+    out = shell.run("record", "--reward", "0.5", "--sampling.max-tokens", "9", "--", sys.executable, "-c", ASKS)
+    opened, _, ended = (json.loads(line) for line in out.splitlines())
+    shown = shell.run("show", opened["session"])
+    as_tokens = shell.run("show", opened["session"], "--tokens")
+    as_json = json.loads(shell.run("show", opened["session"], "--json"))
+    rows = {suffix: shell.lines("groups", "export", "--out", str(tmp_path / f"rows.{suffix}")) for suffix in ("jsonl", "parquet")}
+
+    assert (ended["exit_code"], ended["rewards"]) == (0, [0.5])
+    assert "Say hello." in shown
+    assert "<|im_start|>user\nSay hello.<|im_end|>" in as_tokens
+    assert as_json["trajectory"]["end"] == "finished"
+    assert as_json["trajectory"]["spec"]["sampling"]["max_tokens"] == 9
+    assert rows["jsonl"][0]["rows"] == rows["parquet"][0]["rows"] > 0
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == rows["jsonl"][0]["rows"]
+    assert pq.read_table(tmp_path / "rows.parquet").num_rows == rows["parquet"][0]["rows"]
+
+
+def test_program_that_fails_gives_its_exit_code(shell: Shell) -> None:
+    """`record` stands between a script and its program without being seen."""
+    process = shell.start("record", "--", sys.executable, "-c", "raise SystemExit(3)")
+    process.communicate(timeout=60)
+
+    assert process.returncode == 3
+
+
+def test_recording_without_a_program_stays_open_until_ctrl_c(shell: Shell) -> None:
+    """For a conversation by hand with the printed base URL and key."""
+    process = shell.start("record")
+    assert process.stdout
+    opened = json.loads(process.stdout.readline())
+    environ = shell.environ | {"OPENAI_BASE_URL": f"{opened['base_url']}/v1", "OPENAI_API_KEY": opened["key"]}
+    answered = subprocess.run([sys.executable, "-c", ASKS], env=environ, capture_output=True, text=True, check=False)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+
+    assert answered.returncode == 0, answered.stderr
+    assert process.returncode == 0, errors
+    assert json.loads(out.splitlines()[-1])["session"] == opened["session"]
+    assert "Say hello." in shell.run("show", opened["session"])
+
+
+def test_ctrl_c_cancels_the_tasks_of_a_run(shell: Shell, tmp_path: Path) -> None:
+    """Nobody waits for them any more."""
+    process = shell.start("run", str(TASK), "--harness", "script", "--samples", "8", "--run-id", "left")
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    again = shell.start("run", str(TASK), "--harness", "script", "--samples", "8", "--run-id", "left")
+    out, _ = again.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert again.returncode == 1
+    assert json.loads(out.splitlines()[-1])["outcome"] == "cancelled"
+    assert shell.lines("groups", "export", "--run-id", "left", "--out", str(tmp_path / "x.jsonl"))[0]["rows"] == 0
+
+
+def test_unknown_session_is_told(shell: Shell) -> None:
+    """By the one who looked for it."""
+    assert "no session 'nothing.0' in the log" in shell.run("show", "nothing.0", code=1)
+
+
+def test_demo_starts_what_it_needs_and_leaves_its_report(tmp_path: Path) -> None:
+    """From nothing to groups for trainers, by one command; nothing of it runs on."""
+    shell = Shell(tmp_path / "state")
+    out = tmp_path / "out"
+    shell.run("demo", "--samples", "2", "--out", str(out))
+    summary = json.loads((out / "summary.json").read_text())
+
+    assert summary["groups"] == {"submitted": 4, "merged": 4}
+    assert summary["sessions"]["total"] == 8
+    assert summary["tokens"]["delivered"] + sum(summary["tokens"]["left_out"].values()) == summary["tokens"]["sampled"] > 0
+    assert summary["fidelity"] == {"fed": summary["rows"], "matched": 0}
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    assert pq.read_table(out / "groups.parquet").num_rows == summary["rows"]
+    assert not (shell.state / "evener.json").exists()

@@ -1,0 +1,199 @@
+"""The evaluator on the embedded bus: every session gets its score, whatever happens to its grading."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.builders import T0, built, spec
+from tests.parts import MISSING, RUBBISH, open_parts
+
+from evener.bus.port import Header, Outgoing
+from evener.evaluator.config import Config
+from evener.evaluator.service import open_service
+from evener.proto.codec import decode
+from evener.proto.ends import End, LeftOut
+from evener.proto.fleet import DeadLetter
+from evener.proto.sessions import SessionGivenUp, SessionSealed
+from evener.proto.spec import GraderSpec, TaskRef
+from evener.proto.topics import HEADER_SESSION, Topic
+from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
+from evener.service import events as events_module
+from evener.service.events import EventLog, header
+from evener.service.parts import Parts, Service
+from evener.tasks import pack
+
+SECONDS = 10.0
+"""Longer than anything here takes."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(state=str(tmp_path), retry_seconds=0.01, commit_seconds=0.05, concurrency=2)
+
+
+@asynccontextmanager
+async def running(parts: Parts, config: Config) -> AsyncIterator[Service]:
+    """An evaluator that serves until the block ends, then dies without a word."""
+    async with open_service(config, parts) as service:
+        task = asyncio.ensure_future(service.run())
+        try:
+            yield service
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def write(parts: Parts, *trajectories: TrajectoryBuilt) -> None:
+    events = EventLog(parts.bus, parts.blobs)
+    for trajectory in trajectories:
+        await events.send(Topic.BUILT, trajectory.session_id, trajectory, session_id=trajectory.session_id)
+
+
+async def scores(parts: Parts, count: int) -> list[TrajectoryScored]:
+    """Wait for so many scores in all and return them."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            found = [
+                decode(record.value)
+                for partition in range(parts.bus.partitions_of(Topic.SCORED))
+                async for record in parts.bus.read(Topic.SCORED, partition)
+                if record.value is not None
+            ]
+            if len(found) >= count:
+                return [event for event in found if isinstance(event, TrajectoryScored)]
+            await asyncio.sleep(0.02)
+
+
+async def until_committed(parts: Parts) -> None:
+    """Wait until the evaluator's offsets are at the ends of `trajectories.built`."""
+    async with asyncio.timeout(SECONDS):
+        for partition in range(parts.bus.partitions_of(Topic.BUILT)):
+            end = await parts.bus.end(Topic.BUILT, partition)
+            while end and await parts.bus.committed("evaluator", Topic.BUILT, partition) != end:  # noqa: ASYNC110 - the log is looked at
+                await asyncio.sleep(0.02)
+
+
+async def test_every_session_is_scored_also_those_that_are_not_graded(tmp_path: Path, config: Config) -> None:
+    """A right answer, a wrong one, none, and an end that nobody grades."""
+    sessions = (
+        built(index=0, given={"answer": "42"}),
+        built(index=1, given={"answer": "41"}),
+        built(index=2, given={"answer": None}),
+        built(index=3, end=End.CANCELLED, given={"detail": "by the user"}),
+    )
+    async with open_parts(tmp_path) as parts:
+        await write(parts, *sessions)
+        async with running(parts, config):
+            found = {score.trajectory.session_id: score for score in await scores(parts, 4)}
+            await until_committed(parts)
+        partition = parts.bus.partition_of(Topic.SCORED, "fix-the-bug")
+        (first, *_) = [record async for record in parts.bus.read(Topic.SCORED, partition)]
+
+    assert [found[f"fix-the-bug.{index}"].reward for index in range(4)] == [1.0, 0.0, 0.0, None]
+    assert found["fix-the-bug.3"].ungraded == "cancelled: by the user"
+    assert found["fix-the-bug.3"].tries == 0
+    assert [found[session.session_id].trajectory for session in sessions] == list(sessions)
+    assert first.key == "fix-the-bug"
+    assert header(first, HEADER_SESSION) is not None
+
+
+async def test_grading_goes_on_from_the_committed_offset(tmp_path: Path, config: Config) -> None:
+    """A second evaluator repeats nothing that was committed."""
+    async with open_parts(tmp_path) as parts:
+        await write(parts, built(index=0))
+        async with running(parts, config):
+            await scores(parts, 1)
+            await until_committed(parts)
+        await write(parts, built(index=1))
+        async with running(parts, config):
+            await scores(parts, 2)
+            await until_committed(parts)
+
+        assert len(await scores(parts, 2)) == 2
+
+
+async def test_drain_finishes_and_commits_what_is_open(tmp_path: Path, config: Config) -> None:
+    slow = msgspec.structs.replace(config, commit_seconds=600.0)
+    async with open_parts(tmp_path) as parts:
+        await write(parts, *(built(index=index) for index in range(4)))
+        async with running(parts, slow) as service:
+            await scores(parts, 1)
+            await service.drain()
+            committed = [await parts.bus.committed("evaluator", Topic.BUILT, partition) for partition in (0, 1)]
+
+        assert sum(offset is not None for offset in committed) >= 1
+
+
+async def task_of(parts: Parts, folder: Path, script: str) -> TaskRef:
+    for name, text in {"instruction.md": "Do it.", "tests/test.sh": f"#!/bin/sh\n{script}\n"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "tests/test.sh").chmod(0o755)
+    packed = pack.pack(folder)
+    await parts.blobs.put(packed.data)
+    return packed.ref
+
+
+async def test_grading_that_gives_no_reward_is_tried_again_and_then_ungraded(tmp_path: Path, config: Config) -> None:
+    """The number of tries, the reason and the tests' output are in the score."""
+    async with open_parts(tmp_path) as parts:
+        task = await task_of(parts, tmp_path / "task", "echo broken on purpose; exit 1")
+        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=2)))
+        async with running(parts, config):
+            (score,) = await scores(parts, 1)
+        output = {artifact.name: await parts.blobs.get(artifact.blob) for artifact in score.evidence}
+
+    assert (score.reward, score.tries) == (None, 2)
+    assert score.ungraded == "tests/test.sh exited with 1 and wrote neither reward.json nor reward.txt"
+    assert b"broken on purpose" in output["test-stdout.txt"]
+
+
+async def test_grading_beyond_its_time_is_a_crash(tmp_path: Path, config: Config) -> None:
+    """The grader's processes do not outlive it."""
+    quick = msgspec.structs.replace(config, grading_seconds=0.3)
+    async with open_parts(tmp_path) as parts:
+        task = await task_of(parts, tmp_path / "task", "sleep 600")
+        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
+        async with running(parts, quick):
+            (score,) = await scores(parts, 1)
+
+        assert score.ungraded == "no grade within 0.3 s"
+        assert [entry for entry in (tmp_path / "grading" / "test").iterdir() if entry.is_dir()] == []
+
+
+async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path, config: Config) -> None:
+    async with open_parts(tmp_path) as parts:
+        await write(parts, built(grader=GraderSpec(name="oracle")))
+        async with running(parts, config):
+            (score,) = await scores(parts, 1)
+
+    assert (score.tries, score.ungraded) == (1, "unknown grader 'oracle', not one of answer, fixed, harbor, none")
+
+
+@pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
+async def test_unreadable_trajectory_is_counted_from_the_log(
+    tmp_path: Path, config: Config, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record goes to dead-letters, and its session is scored as an empty, ungraded one."""
+    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    given_up = SessionGivenUp(session_id="g.0", attempt=0, end=End.CANCELLED, given_up_at=T0, spec=spec("g", 0, 1))
+    sealed = SessionSealed(session_id="g.0", attempt=0, end=End.CANCELLED, rows_digest="0" * 64, calls=2, sampled_tokens=9, sealed_at=T0)
+    async with open_parts(tmp_path) as parts:
+        events = EventLog(parts.bus, parts.blobs)
+        for event in (given_up, sealed):
+            await events.send(Topic.SESSIONS, "g.0", event, session_id="g.0")
+        value, claim = bad
+        headers = (Header(HEADER_SESSION, b"g.0"), *claim)
+        await parts.bus.send([Outgoing(topic=Topic.BUILT, key="g.0", value=value, headers=headers)])
+        async with running(parts, config):
+            (score,) = await scores(parts, 1)
+            await until_committed(parts)
+        (letter,) = [record async for record in parts.bus.read(Topic.DEAD_LETTERS, 0)]
+
+    assert score.ungraded == "dead_letter"
+    assert score.trajectory.accounting.left_out == {LeftOut.DEAD_LETTER: 9}
+    assert letter.value is not None
+    assert isinstance(decode(letter.value), DeadLetter)

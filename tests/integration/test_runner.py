@@ -1,0 +1,419 @@
+"""The sandbox-runner with real harness processes and the embedded bus; the gateway is a double that speaks frames."""
+
+import asyncio
+import io
+import sys
+import tarfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from tests.integration.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, reply
+from tests.integration.gateway import serving
+
+from evener.blobs.open import open_blobs
+from evener.bus.open import open_bus
+from evener.proto.codec import AnyEvent, decode
+from evener.proto.ends import ExitCause
+from evener.proto.fleet import Heartbeat, Running
+from evener.proto.sessions import HarnessExited, SessionCancelled, SessionDispatched, SessionStarted
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, SessionSpec, TaskRef
+from evener.proto.topics import Topic
+from evener.sandbox_runner.config import Config
+from evener.sandbox_runner.service import open_service
+from evener.service.auth import load_secrets, open_capability
+from evener.service.events import EventLog
+from evener.service.parts import Parts, Service
+from evener.tasks.pack import pack
+
+E = TypeVar("E")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "self_made" / "agent.py"
+SLEEP = {"argv": '["sleep", "1000"]'}
+
+
+class Bench:
+    """A runner, and what stands around it."""
+
+    def __init__(self, parts: Parts, service: Service, gateway: FramesGateway, url: str, task: TaskRef) -> None:
+        self.bus = parts.bus
+        self.parts = parts
+        self.service = service
+        self.gateway = gateway
+        self.url = url
+        self.task = task
+        self.events = EventLog(parts.bus, parts.blobs)
+
+    async def dispatch(
+        self,
+        session_id: str = "t.0",
+        *,
+        attempt: int = 1,
+        harness: HarnessSpec | None = None,
+        budgets: Budgets | None = None,
+        dispatched_at: float | None = None,
+    ) -> None:
+        """Hand the runner a session, as the scheduler does."""
+        spec = SessionSpec(
+            run_id="run",
+            task_id="t",
+            group_id="t",
+            group_size=1,
+            index=0,
+            purpose=Purpose.TRAIN,
+            task=None if harness is not None and harness.sandbox == "none" else self.task,
+            harness=harness or HarnessSpec(name="script"),
+            policy="policy",
+            budgets=budgets or Budgets(),
+            grader=GraderSpec(name="none"),
+        )
+        event = SessionDispatched(
+            session_id=session_id,
+            attempt=attempt,
+            runner_id="test-sandbox_runner",
+            dispatched_at=dispatched_at or time.time(),
+            lease_seconds=10,
+            spec=spec,
+        )
+        await self.events.send(Topic.DISPATCH, event.runner_id, event)
+
+    async def cancel(self, session_id: str) -> None:
+        """Have a session cancelled, as the scheduler does."""
+        event = SessionCancelled(session_id=session_id, runner_id="test-sandbox_runner", reason="asked for")
+        await self.events.send(Topic.DISPATCH, event.runner_id, event)
+
+    async def log(self, session_id: str = "t.0") -> list[AnyEvent]:
+        partition = self.bus.partition_of(Topic.SESSIONS, session_id)
+        return [decode(r.value) async for r in self.bus.read(Topic.SESSIONS, partition) if r.key == session_id and r.value]
+
+    async def until(self, kind: type[E], session_id: str = "t.0", *, attempt: int = 1, seconds: float = 20.0) -> E:
+        """Wait for an event of an attempt."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for event in await self.log(session_id):
+                    if isinstance(event, kind) and getattr(event, "attempt", attempt) == attempt:
+                        return event
+                await asyncio.sleep(0.02)
+
+    async def artifact(self, exited: HarnessExited, name: str) -> bytes:
+        [ref] = [artifact.blob for artifact in exited.artifacts if artifact.name == name]
+        return await self.parts.blobs.get(ref)
+
+    async def changed(self, exited: HarnessExited) -> dict[str, bytes]:
+        """Return the files that the harness left, by place."""
+        with tarfile.open(fileobj=io.BytesIO(await self.artifact(exited, "changes.tar"))) as archive:
+            return {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
+
+
+@asynccontextmanager
+async def bench(folder: Path, **settings: Any) -> AsyncIterator[Bench]:
+    """Open a runner whose state lies in `folder`."""
+    task = folder / "task"
+    (task / "environment").mkdir(parents=True)
+    (task / "tests").mkdir()
+    for name, text in {
+        "instruction.md": "Write the answer.",
+        "task.toml": "[environment.env]\nGIVEN = 'yes'\n",
+        "environment/given.txt": "given",
+        "tests/test.sh": "exit 0",
+    }.items():
+        (task / name).write_text(text)
+    config = Config(state=str(folder), **settings)
+    async with open_bus(f"embedded:{folder / 'bus'}", partitions=2) as bus, frames_gateway() as gateway:
+        parts = Parts(
+            bus=bus,
+            blobs=open_blobs(str(folder / "blobs")),
+            secrets=load_secrets(folder),
+            registry=CollectorRegistry(),
+            instance_id="test",
+            boot_id="b",
+            address="http://127.0.0.1:1",
+        )
+        packed = pack(task)
+        await parts.blobs.put(packed.data)
+        heartbeat = Heartbeat(
+            instance_id="g", service="provider_gateway", address=gateway.url, boot_id="b", partitions=(0, 1), at=time.time()
+        )
+        await EventLog(bus, parts.blobs).send(Topic.FLEET, "g", heartbeat)
+        async with open_service(config, parts) as service, serving(Starlette(routes=list(service.routes))) as url:
+            running = asyncio.ensure_future(service.run())
+            try:
+                yield Bench(parts, service, gateway, url, packed.ref)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_session_runs_from_its_dispatch_to_its_artifacts(tmp_path: Path) -> None:
+    """The script harness asks through the relay, uses its tool, and leaves files."""
+    async with bench(tmp_path) as b:
+        b.gateway.script = [reply(tool=("write_file", {"path": "out/notes.txt", "content": "x"})), cut_after_admission, reply("42")]
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+        started, *_ = await b.log()
+
+        assert isinstance(started, SessionStarted)
+        assert (exited.cause, exited.exit_code, exited.detail) == (ExitCause.EXITED, 0, "")
+        assert exited.start_id == started.start_id
+        assert started.quirks.retry_header == "x-retry-count"
+        assert await b.changed(exited) == {"app/answer.txt": b"42", "app/out/notes.txt": b"x"}
+        assert await b.artifact(exited, "removed.json") == b"[]"
+        assert 0 < exited.agent_seconds <= exited.wall_seconds
+
+        first, second, again = b.gateway.seen
+        assert [message["content"] for message in first.body["messages"][1:]] == ["Write the answer."]
+        assert second.body["messages"][-1] == {
+            "role": "tool",
+            "tool_call_id": f"call{first.request_id}",
+            "content": "wrote 1 characters to out/notes.txt",
+        }
+        assert second.request_id == again.request_id
+        capability = open_capability(b.parts.secrets, first.capability)
+        assert (capability.session_id, capability.attempt, capability.start_id) == ("t.0", 1, started.start_id)
+        assert capability.partition == b.bus.partition_of(Topic.SESSIONS, "t.0")
+
+
+async def test_the_script_harness_streams_and_takes_further_turns(tmp_path: Path) -> None:
+    """A model of plain text has more than one turn."""
+    async with bench(tmp_path) as b:
+        b.gateway.script = [reply("41"), reply("42")]
+        await b.dispatch(harness=HarnessSpec(name="script", options={"turns": "Check your answer.", "stream": "1"}))
+        exited = await b.until(HarnessExited)
+
+        assert (exited.exit_code, exited.detail) == (0, "")
+        assert [message["role"] for message in b.gateway.seen[1].body["messages"]] == ["system", "user", "assistant", "user"]
+        assert (await b.changed(exited))["app/answer.txt"] == b"42"
+
+
+async def test_a_harness_finds_the_tasks_files_and_nothing_of_ours(tmp_path: Path) -> None:
+    """What it prints is kept."""
+    async with bench(tmp_path, trust_local=True) as b:
+        argv = ["sh", "-c", "cat given.txt; echo $GIVEN $OPENAI_MODEL; rm given.txt; env | grep -c operator; exit 3"]
+        await b.dispatch(harness=HarnessSpec(name="command", options={"argv": msgspec.json.encode(argv).decode()}))
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 3)
+        assert await b.artifact(exited, "harness.log") == b"givenyes policy\n0\n"
+        assert await b.artifact(exited, "removed.json") == b'["app/given.txt"]'
+
+
+@pytest.mark.parametrize(
+    ("harness", "reason"),
+    [
+        (HarnessSpec(name="command", options={"argv": '["true"]'}), "--trust-local"),
+        (HarnessSpec(name="scrip"), "did you mean 'script'?"),
+        (HarnessSpec(name="script", options={"turn": "x"}), "no option 'turn'"),
+        (HarnessSpec(name="script", sandbox="docker"), "sandbox 'docker' is not known"),
+    ],
+)
+async def test_what_cannot_start_says_why_at_once(tmp_path: Path, harness: HarnessSpec, reason: str) -> None:
+    """Another attempt would meet the same: the task fails with this reason."""
+    async with bench(tmp_path) as b:
+        await b.dispatch(harness=harness)
+        exited = await b.until(HarnessExited)
+
+        assert [type(event) for event in await b.log()] == [SessionStarted, HarnessExited]
+        assert exited.cause is ExitCause.NO_START
+        assert reason in exited.detail
+
+
+async def test_program_that_does_not_exist_fails_the_task_by_its_name(tmp_path: Path) -> None:
+    """Not a session that ran and failed: nothing was ever asked of the model."""
+    async with bench(tmp_path, trust_local=True) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options={"argv": '["no-such-program"]'}))
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.NO_START
+        assert "there is no program no-such-program" in exited.detail
+
+
+async def test_a_task_whose_archive_is_gone_is_run_again(tmp_path: Path) -> None:
+    """The blob store failed, not the task."""
+    async with bench(tmp_path) as b:
+        for path in (tmp_path / "blobs").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        await b.dispatch()
+
+        assert (await b.until(HarnessExited)).cause is ExitCause.SANDBOX_LOST
+
+
+async def test_the_agents_time_ends_the_harness_and_keeps_its_work(tmp_path: Path) -> None:
+    """Sampling counts; the call that was open is reported as left."""
+    async with bench(tmp_path) as b:
+        b.gateway.script = [reply(tool=("write_file", {"path": "a", "content": "x"})), admitted_silence]
+        await b.dispatch(budgets=Budgets(agent_seconds=1.0))
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.AGENT_TIME
+        assert 1.0 <= exited.agent_seconds < 1.5
+        assert await b.changed(exited) == {"app/a": b"x"}
+        assert b.gateway.left == [b.gateway.seen[-1].request_id]
+
+
+async def test_waits_do_not_spend_the_agents_time(tmp_path: Path) -> None:
+    """A weight update that takes longer than the whole budget."""
+    async with bench(tmp_path) as b:
+        b.gateway.script = [reply("x", waits=1.5)]
+        await b.dispatch(budgets=Budgets(agent_seconds=1.0))
+
+        assert (await b.until(HarnessExited)).cause is ExitCause.EXITED
+
+
+async def test_a_cancelled_session_ends_its_harness(tmp_path: Path) -> None:
+    """And is in no heartbeat any more."""
+    async with bench(tmp_path, trust_local=True) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
+        await b.until(SessionStarted)
+        assert b.service.heartbeat().running == (Running(session_id="t.0", attempt=1),)
+        await b.cancel("t.0")
+
+        assert (await b.until(HarnessExited)).cause is ExitCause.CANCELLED
+        await asyncio.sleep(0.1)
+        assert b.service.heartbeat().running == ()
+
+
+async def test_a_repeated_dispatch_starts_nothing(tmp_path: Path) -> None:
+    """Neither while the attempt runs nor after its end; one that is too old does not either."""
+    async with bench(tmp_path) as b:
+        await b.dispatch()
+        await b.dispatch()
+        await b.until(HarnessExited)
+        await b.dispatch()
+        await b.dispatch("t.1", dispatched_at=time.time() - 4000)
+        await b.dispatch("t.2")
+        await b.until(HarnessExited, "t.2")
+
+        assert len([event for event in await b.log() if isinstance(event, SessionStarted)]) == 1
+        assert await b.log("t.1") == []
+
+
+async def test_a_further_attempt_ends_the_one_before(tmp_path: Path) -> None:
+    """Its lease ran out, although it still runs here."""
+    async with bench(tmp_path, trust_local=True) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
+        await b.until(SessionStarted)
+        await b.dispatch(attempt=2)
+
+        assert (await b.until(HarnessExited, attempt=1)).cause is ExitCause.STOPPED
+        assert (await b.until(HarnessExited, attempt=2)).cause is ExitCause.EXITED
+
+
+async def test_sessions_beyond_the_capacity_wait_and_are_held(tmp_path: Path) -> None:
+    """The heartbeat lists them: their leases do not run out."""
+    async with bench(tmp_path, trust_local=True, capacity=1) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
+        await b.until(SessionStarted)
+        await b.dispatch("t.1")
+        await asyncio.sleep(0.2)
+        assert await b.log("t.1") == []
+        assert len(b.service.heartbeat().running) == 2
+        await b.cancel("t.0")
+
+        assert (await b.until(HarnessExited, "t.1")).cause is ExitCause.EXITED
+
+
+async def test_a_stop_ends_harnesses_and_reports_them(tmp_path: Path) -> None:
+    """Another attempt may run elsewhere; nothing new is taken."""
+    async with bench(tmp_path, trust_local=True) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
+        await b.until(SessionStarted)
+        await asyncio.wait_for(b.service.drain(), 10)
+        [exited] = [event for event in await b.log() if isinstance(event, HarnessExited)]
+
+        assert exited.cause is ExitCause.STOPPED
+        assert b.service.heartbeat().stopping
+        await b.dispatch("t.1")
+        await asyncio.sleep(0.2)
+        assert await b.log("t.1") == []
+
+
+async def test_too_many_changes_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    """The session's calls are kept all the same."""
+    async with bench(tmp_path, changes_bytes=10) as b:
+        b.gateway.script = [reply("more than ten bytes")]
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 0)
+        assert "19 bytes, 10 are allowed" in exited.detail
+        assert [artifact.name for artifact in exited.artifacts] == ["harness.log"]
+
+
+RECORDING = HarnessSpec(name="external", sandbox="none")
+
+
+async def opened(b: Bench, http: aiohttp.ClientSession) -> dict[str, Any]:
+    """Wait until the recording is open, and return where it is."""
+    async with asyncio.timeout(10):
+        while True:
+            async with http.get(f"{b.url}/recordings/t.0") as response:
+                if response.status == 200:
+                    found: dict[str, Any] = await response.json()
+                    return found
+                assert response.status == 404
+            await asyncio.sleep(0.02)
+
+
+def operator(b: Bench) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(headers={"authorization": f"Bearer {b.parts.secrets.operator_token}"})
+
+
+async def test_a_recording_gives_any_program_a_session(tmp_path: Path) -> None:
+    """Its own process, its own exit code, a reward given by hand."""
+    async with bench(tmp_path) as b, operator(b) as http:
+        await b.dispatch(harness=RECORDING)
+        found = await opened(b, http)
+        environment = found["environment"]
+        assert environment["OPENAI_BASE_URL"] == environment["ANTHROPIC_BASE_URL"] + "/v1" == found["base_url"] + "/v1"
+        headers = {"authorization": f"Bearer {environment['OPENAI_API_KEY']}"}
+        url = f"{environment['OPENAI_BASE_URL']}/chat/completions"
+        async with http.post(url, json={"model": "gpt", "messages": [{"role": "user", "content": "hi"}]}, headers=headers) as response:
+            assert response.status == 200
+        async with http.post(f"{b.url}/recordings/t.0/heartbeat") as response:
+            assert response.status == 204
+        async with http.post(f"{b.url}/recordings/t.0/exited", json={"exit_code": 0, "rewrd": 1}) as response:
+            assert (response.status, "rewrd" in (await response.json())["error"]["message"]) == (400, True)
+        async with http.post(f"{b.url}/recordings/t.0/exited", json={"exit_code": 0, "reward": 0.5}) as response:
+            assert response.status == 204
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code, exited.reward) == (ExitCause.EXITED, 0, 0.5)
+        async with http.get(f"{b.url}/recordings/t.0") as response:
+            assert response.status == 404
+
+
+async def test_the_smallest_harness_of_the_examples_can_be_recorded(tmp_path: Path) -> None:
+    """It knows nothing but the usual variables."""
+    async with bench(tmp_path) as b, operator(b) as http:
+        b.gateway.script = [reply("blue"), reply("in short: blue")]
+        await b.dispatch(harness=RECORDING)
+        environment = (await opened(b, http))["environment"]
+        agent = await asyncio.create_subprocess_exec(
+            sys.executable, str(EXAMPLE), "Why?", "Shorter.", env=environment, stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await agent.communicate()
+
+        assert (agent.returncode, said) == (0, b"blue\nin short: blue\n")
+        assert len(b.gateway.seen[1].body["messages"]) == 3
+
+
+async def test_a_recording_without_a_sign_of_life_ends(tmp_path: Path) -> None:
+    """Its owner was killed; of its exit nothing is known."""
+    async with bench(tmp_path, recording_seconds=0.3) as b:
+        await b.dispatch(harness=RECORDING)
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code, exited.reward) == (ExitCause.EXITED, None, None)
+
+
+async def test_recordings_want_the_operators_token(tmp_path: Path) -> None:
+    """They hand out a key."""
+    async with bench(tmp_path) as b, aiohttp.ClientSession() as http, http.get(f"{b.url}/recordings/t.0") as response:
+        assert response.status == 401

@@ -1,0 +1,459 @@
+"""The scheduler on the embedded bus: what it promises to clients, runners and the group's end."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.integration.outside import Outside, closed_port, scheduler, until
+from tests.parts import MISSING, RUBBISH
+
+from evener.blobs.open import open_blobs
+from evener.bus.open import open_bus
+from evener.bus.port import Bus, Header, Outgoing
+from evener.client.client import Client
+from evener.client.errors import RequestRefused, TokenRefused, Unreachable
+from evener.client.views import EngineRequest
+from evener.proto.ends import End
+from evener.proto.fleet import DeadLetter
+from evener.proto.sessions import SessionCancelled, SessionDispatched, SessionGivenUp
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, TaskRef
+from evener.proto.state import Stage
+from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
+from evener.proto.topics import Topic
+from evener.service import events as events_module
+from evener.service.faults import arm
+from evener.tasks.directory import bundled, find
+from evener.tasks.pack import pack
+
+PACKED = pack(find(bundled())[0])
+
+
+def options(samples: int = 2, **given: Any) -> TaskOptions:
+    fields: dict[str, Any] = {"harness": HarnessSpec(name="script"), "grader": GraderSpec(name="answer", options={"expected": "Paris"})}
+    return TaskOptions(samples=samples, **fields | given)
+
+
+async def submit(client: Client, task_id: str = "t", samples: int = 2, **given: Any) -> None:
+    await client.put_blob(PACKED.data)
+    await client.submit(options(samples, **given), task=PACKED.ref, task_id=task_id)
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    async with open_bus(f"embedded:{tmp_path / 'bus'}", partitions=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def outside(bus: Bus, tmp_path: Path) -> Outside:
+    return Outside(bus, open_blobs(str(tmp_path / "blobs")))
+
+
+async def test_task_goes_from_submission_to_its_end(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """Submitted, dispatched by capacity, started, sealed, merged: each is seen, and the end is told once."""
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, samples=3)
+        async with outside.beating(capacity=2):
+            first = await outside.dispatched(2)
+            await asyncio.sleep(0.2)
+            assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 2
+
+            for event in first:
+                await outside.started(event)
+            detail = await until(lambda: client.task("t"), lambda detail: detail.task.stages.get(Stage.RUNNING) == 2)
+            assert [session.runner_id for session in detail.sessions] == ["runner", "runner", None]
+
+            await outside.sealed("t.0")
+            await outside.dispatched(3)
+        for session_id in ("t.1", "t.2"):
+            await outside.sealed(session_id)
+        await outside.group_ended("t", 3)
+        ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
+
+    assert (ended.outcome, ended.rewards, ended.ends) == (TaskOutcome.MERGED, (0.0, 1.0, 2.0), {End.FINISHED: 3})
+    assert len(await outside.read(Topic.TASKS, TaskEnded)) == 1
+
+
+async def test_submission_is_idempotent_by_the_clients_own_id(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """Also at the next scheduler; other content under the same id is refused."""
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client)
+        await submit(client)
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client)
+        with pytest.raises(RequestRefused, match="t is there already") as refused:
+            await submit(client, samples=5)
+
+    assert refused.value.status == 409
+    assert len(await outside.read(Topic.TASKS, TaskSubmitted)) == 1
+
+
+async def test_task_without_an_id_gets_one(bus: Bus, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client:
+        await client.put_blob(PACKED.data)
+        views = [(await client.submit(options(), task=PACKED.ref)).task for _ in range(2)]
+
+        assert [view.task_id for view in await client.tasks("default")] == [view.task_id for view in views]
+        assert await client.tasks("other") == ()
+
+
+async def test_scheduler_that_dies_between_commit_and_answer_has_taken_the_task(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """The client hears an error, asks again, and there is one task."""
+    arm("cancel@scheduler.submitted")
+    async with scheduler(bus, tmp_path) as client:
+        with pytest.raises(Exception, match="stopped before it could answer"):
+            await submit(client)
+    arm("")
+    async with scheduler(bus, tmp_path) as client:
+        assert [view.task_id for view in await client.tasks()] == ["t"]
+        await submit(client)
+
+    assert len(await outside.read(Topic.TASKS, TaskSubmitted)) == 1
+
+
+@pytest.mark.parametrize("where", ["scheduler.dispatched", "scheduler.task_ended"])
+async def test_next_scheduler_goes_on_where_the_last_one_died(bus: Bus, outside: Outside, tmp_path: Path, where: str) -> None:
+    """Right after a commit, before anything that follows from it: nothing is dispatched or told twice."""
+    arm(f"cancel@{where}")
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, samples=1)
+        await outside.beat()
+        await outside.dispatched(1)
+        if where == "scheduler.task_ended":
+            await outside.sealed("t.0")
+            await outside.group_ended("t", 1)
+            await until(lambda: outside.read(Topic.TASKS, TaskEnded), bool)
+    arm("")
+    async with scheduler(bus, tmp_path) as client, outside.beating():
+        if where == "scheduler.dispatched":
+            await outside.sealed("t.0")
+            await outside.group_ended("t", 1)
+        await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)
+
+    assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+    assert len(await outside.read(Topic.TASKS, TaskEnded)) == 1
+
+
+async def test_scheduler_that_was_taken_over_can_write_nothing_more(bus: Bus, tmp_path: Path) -> None:
+    """Two of one name: the later one fences the earlier."""
+    async with scheduler(bus, tmp_path) as zombie, scheduler(bus, tmp_path) as client:
+        await submit(client)
+        with pytest.raises(Exception, match="taken over"):
+            await zombie.submit(options(), task=PACKED.ref, task_id="u")
+
+        assert [view.task_id for view in await client.tasks()] == ["t"]
+
+
+async def test_schedulers_of_two_names_do_not_touch_each_others_tasks(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """They share topics, runners and nothing else."""
+    async with scheduler(bus, tmp_path, name="one") as one, scheduler(bus, tmp_path, name="two") as two:
+        await submit(one, "t", samples=1)
+        await submit(two, "u", samples=1)
+    async with scheduler(bus, tmp_path, name="one") as one:
+        assert [view.task_id for view in await one.tasks()] == ["t"]
+        await outside.sealed("u.0")
+        await outside.group_ended("u", 1)
+        await asyncio.sleep(0.2)
+
+    assert await outside.read(Topic.TASKS, TaskEnded) == []
+
+
+async def test_recording_goes_without_a_task(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """Its harness is whatever its user runs."""
+    recorded = options(1, harness=HarnessSpec(name="my-agent", sandbox="none"), grader=GraderSpec(name="fixed"), purpose=Purpose.COLLECT)
+    async with scheduler(bus, tmp_path) as client:
+        await client.submit(recorded, task_id="r")
+        await outside.beat()
+        (event,) = await outside.dispatched(1)
+
+    assert (event.spec.task, event.spec.harness.sandbox, event.spec.at_least) == (None, "none", 1)
+
+
+async def test_silent_runner_loses_its_attempts_to_another(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """After a lease without a sign, attempt 2 goes to a runner that lives."""
+    async with scheduler(bus, tmp_path, lease_seconds=1) as client:
+        await submit(client, samples=1)
+        await outside.beat("silent")
+        (first,) = await outside.dispatched(1)
+        await outside.started(first)
+        async with outside.beating("other"):
+            second = (await outside.dispatched(2))[1]
+
+    assert (first.runner_id, first.attempt, first.lease_seconds) == ("silent", 1, 1)
+    assert (second.runner_id, second.attempt, second.session_id) == ("other", 2, "t.0")
+
+
+async def test_attempt_in_its_runners_heartbeats_is_never_lost(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path, lease_seconds=1) as client, outside.beating():
+        await submit(client, samples=1)
+        held = await outside.dispatched(1)
+        async with outside.beating(running=held):
+            await asyncio.sleep(2)
+            assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+
+
+async def test_paused_process_takes_nobody_for_lost(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """Two leases asleep, runner and scheduler alike: the time counts for no lease."""
+    async with scheduler(bus, tmp_path, lease_seconds=1) as client:
+        await submit(client, samples=1)
+        await outside.beat()
+        held = await outside.dispatched(1)
+        async with outside.beating(running=held):
+            await asyncio.sleep(0.3)
+            time.sleep(2)  # noqa: ASYNC251 - the pause
+            await asyncio.sleep(0.7)
+
+    assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+
+
+async def test_leases_begin_anew_at_a_take_over(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """The time without a scheduler counts for nobody."""
+    async with scheduler(bus, tmp_path, lease_seconds=1) as client:
+        await submit(client, samples=1)
+        await outside.beat()
+        held = await outside.dispatched(1)
+    await asyncio.sleep(1.2)
+    async with scheduler(bus, tmp_path, lease_seconds=1), outside.beating(running=held):
+        await asyncio.sleep(1.5)
+
+    assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+
+
+async def test_session_whose_attempts_are_used_up_is_given_up(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client, outside.beating():
+        await submit(client, samples=1, budgets=Budgets(attempts=2))
+        for attempt in (1, 2):
+            event = (await outside.dispatched(attempt))[-1]
+            await outside.started(event)
+            await outside.attempt_ended(event)
+        (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
+        await outside.sealed("t.0", given_up.end, attempt=2)
+        await outside.group_ended("t", 1, reason="1 usable session of 1 needed")
+        ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
+
+    assert (given_up.session_id, given_up.attempt, given_up.end) == ("t.0", 2, End.ATTEMPTS_USED_UP)
+    assert given_up.spec.task == PACKED.ref
+    assert (ended.outcome, ended.attempts) == (TaskOutcome.FAILED, 2)
+
+
+async def test_cancelled_task_tells_runner_and_owners_and_ends_with_its_group(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, purpose=Purpose.EVAL)
+        await outside.beat(capacity=1)
+        await outside.dispatched(1)
+        detail = await client.cancel("t", "changed my mind")
+        assert detail.task.stages == {Stage.GIVEN_UP: 2}
+        (told,) = await outside.read(Topic.DISPATCH, SessionCancelled)
+        given_up = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
+        for event in given_up:
+            await outside.sealed(event.session_id, event.end)
+        await outside.group_ended("t", 2, purpose=Purpose.EVAL, reason="cancelled")
+        ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
+        again = (await client.cancel("t")).task
+
+    assert (told.session_id, told.runner_id, told.reason) == ("t.0", "runner", "changed my mind")
+    assert (ended.outcome, ended.reason) == (TaskOutcome.CANCELLED, "changed my mind")
+    assert again.outcome is TaskOutcome.CANCELLED
+
+
+async def test_give_up_is_told_again_until_the_seal_is_read(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """The first scheduler may have died before it told anybody."""
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, samples=1)
+        await client.cancel("t")
+        await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
+    async with scheduler(bus, tmp_path):
+        await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
+        await outside.sealed("t.0", End.CANCELLED, attempt=0)
+        await asyncio.sleep(0.3)
+    async with scheduler(bus, tmp_path):
+        await asyncio.sleep(0.3)
+
+    assert len(await outside.read(Topic.SESSIONS, SessionGivenUp)) == 2
+
+
+async def test_giving_up_is_not_sent_again_where_its_seal_was_written_meanwhile(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """The scheduler was down for so long that the owner has forgotten the seal, and would seal again."""
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, samples=1)
+        await client.cancel("t")
+        (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
+    await outside.sealed("t.0", given_up.end, attempt=given_up.attempt)
+    async with scheduler(bus, tmp_path) as client:
+        await until(lambda: client.task("t"), lambda detail: detail.task.stages == {Stage.SEALED: 1})
+
+    assert len(await outside.read(Topic.SESSIONS, SessionGivenUp)) == 1
+
+
+async def test_hard_deadline_gives_up(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, samples=1, budgets=Budgets(deadline_seconds=0.3))
+        async with outside.beating():
+            held = await outside.dispatched(1)
+            async with outside.beating(running=held):
+                (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
+
+    assert given_up.end is End.DEADLINE
+
+
+@pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
+async def test_bad_record_goes_to_the_dead_letters_and_the_stream_goes_on(
+    bus: Bus, outside: Outside, tmp_path: Path, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, samples=1)
+        value, claim = bad
+        await bus.send([Outgoing(topic=Topic.MERGED, key="t", value=value, headers=claim)])
+        await outside.sealed("t.0")
+        await outside.group_ended("t", 1)
+        await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)
+
+    (letter,) = await outside.read(Topic.DEAD_LETTERS, DeadLetter)
+    assert (letter.service, letter.topic, letter.value) == ("scheduler", Topic.MERGED, bad[0])
+
+
+async def test_watcher_sees_changes_and_resumes_after_its_cursor(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """Level-triggered: what it missed it is told as it is now, also by the next scheduler."""
+    async with scheduler(bus, tmp_path) as client:
+        watching = client.watch("default")
+        await submit(client, samples=1)
+        first = await anext(watching)
+        await outside.beat()
+        second = await anext(watching)
+        assert (first.stages, second.stages) == ({Stage.QUEUED: 1}, {Stage.DISPATCHED: 1})
+        await watching.aclose()
+
+        await outside.sealed("t.0")
+        resumed = client.watch("default", after=second.cursor)
+        assert (await anext(resumed)).stages == {Stage.SEALED: 1}
+        await resumed.aclose()
+        other = client.watch("another")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(other), 0.3)
+    async with scheduler(bus, tmp_path) as client:
+        resumed = client.watch(after=second.cursor)
+        assert (await anext(resumed)).stages == {Stage.SEALED: 1}
+        await resumed.aclose()
+
+
+async def test_engines_join_drain_and_leave(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client:
+        await outside.beat()
+        await client.join_engine(EngineRequest(engine_id="e1", kind="vllm", url="http://127.0.0.1:8000", policy="policy"))
+        fleet = await until(client.fleet, lambda fleet: bool(fleet.instances))
+        assert [(engine.engine_id, engine.policy, engine.draining) for engine in fleet.engines] == [("e1", "policy", False)]
+        assert [(instance.instance_id, instance.alive) for instance in fleet.instances] == [("runner", True)]
+
+        assert (await client.drain_engine("e1")).engines[0].draining
+        assert (await client.remove_engine("e1")).engines == ()
+        with pytest.raises(RequestRefused, match="no engine e1"):
+            await client.remove_engine("e1")
+
+
+async def test_blob_comes_back_as_it_was_put(bus: Bus, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client:
+        ref = await client.put_blob(b"x" * 1_000_000)
+
+        assert await client.get_blob(ref) == b"x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        (b"{", None, "no JSON"),
+        (b"[]", None, "Expected `object`"),
+        (b'{"options": {"grader": {"name": "none"}}}', "options", "harness"),
+        (b'{"optoins": {}}', "optoins", "unknown field optoins"),
+        (b'{"options": {"harness": {"name": "script"}, "grader": {"name": "none"}, "sample": 2}}', "options.sample", "unknown"),
+        (
+            b'{"options": {"harness": {"name": "script"}, "grader": {"name": "none"}, "sampling": {"temprature": 2}}}',
+            "options.sampling.temprature",
+            "unknown",
+        ),
+        (b'{"options": {"harness": {"name": "script"}, "grader": {"name": "none"}, "samples": 0}}', "options.samples", ">= 1"),
+        (b'{"task_id": "no spaces", "options": {"harness": {"name": "script"}, "grader": {"name": "none"}}}', "task_id", "letters"),
+        (b'{"options": {"harness": {"name": "skript"}, "grader": {"name": "none"}}}', "options.harness", "did you mean 'script'"),
+        (b'{"options": {"harness": {"name": "script"}, "grader": {"name": "judge"}}}', "task", "without a task"),
+    ],
+)
+async def test_wrong_submission_is_refused_by_field(bus: Bus, tmp_path: Path, body: bytes, field: str | None, said: str) -> None:
+    """Status 400, one line that says what, and where."""
+    async with scheduler(bus, tmp_path) as client:
+        with pytest.raises(RequestRefused, match=said) as refused:
+            await client._connection.data("POST", "/tasks", body=body)
+
+    assert (refused.value.status, refused.value.field) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"grader": GraderSpec(name="judge")}, "options.grader.name"),
+        ({"grader": GraderSpec(name="harbor")}, "options.grader.name"),
+        ({"early_at": 3}, "options.early_at"),
+        ({"streaming": "live"}, "options.streaming"),
+        ({"at_least": 3}, "options.at_least"),
+        ({"harness": HarnessSpec(name="script", sandbox="docker")}, "options.harness.sandbox"),
+        ({"harness": HarnessSpec(name="script", options={"nonsense": "1"})}, "options.harness"),
+    ],
+)
+async def test_options_that_cannot_be_run_are_refused(bus: Bus, tmp_path: Path, given: dict[str, Any], field: str) -> None:
+    async with scheduler(bus, tmp_path) as client:
+        with pytest.raises(RequestRefused) as refused:
+            await submit(client, **given)
+
+    assert (refused.value.status, refused.value.field) == (400, field)
+
+
+async def test_archive_that_is_missing_or_no_task_is_refused(bus: Bus, tmp_path: Path) -> None:
+    """What a runner could not unpack is not accepted."""
+    async with scheduler(bus, tmp_path) as client:
+        with pytest.raises(RequestRefused, match="PUT it to /blobs/"):
+            await client.submit(options(), task=PACKED.ref)
+        rubbish = await client.put_blob(b"rubbish")
+        with pytest.raises(RequestRefused, match="packed task of 7 bytes"):
+            await client.submit(options(), task=TaskRef(name="x", digest=rubbish.digest, archive=rubbish))
+
+
+async def test_task_that_needs_an_image_is_refused_in_a_local_sandbox(bus: Bus, tmp_path: Path) -> None:
+    task = tmp_path / "task"
+    (task / "environment").mkdir(parents=True)
+    (task / "tests").mkdir()
+    (task / "instruction.md").write_text("Go.")
+    (task / "tests" / "test.sh").write_text("true")
+    (task / "environment" / "Dockerfile").write_text("FROM scratch")
+    packed = pack(task)
+    async with scheduler(bus, tmp_path) as client:
+        await client.put_blob(packed.data)
+        with pytest.raises(RequestRefused, match="an image built from environment/Dockerfile"):
+            await client.submit(options(), task=packed.ref)
+
+
+async def test_wrong_token_and_absent_evener_are_told_apart(bus: Bus, tmp_path: Path) -> None:
+    """Each with its own way to mend it."""
+    async with scheduler(bus, tmp_path) as client, Client(client._connection.url, "wrong") as stranger:
+        with pytest.raises(TokenRefused, match="operator-token"):
+            await stranger.tasks()
+    async with Client(f"http://127.0.0.1:{closed_port()}", "any") as nobody:
+        with pytest.raises(Unreachable, match=r"no evener is running at .* `evener up`"):
+            await nobody.tasks()
+
+
+async def test_every_endpoint_wants_the_token(bus: Bus, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client, aiohttp.ClientSession(client._connection.url) as stranger:
+        for method, path in [("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/events"), ("PUT", "/blobs/x"), ("POST", "/engines")]:
+            async with stranger.request(method, path) as response:
+                assert response.status == 401
+
+
+async def test_large_body_is_refused_before_it_is_read_whole(bus: Bus, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client:
+        with pytest.raises(RequestRefused, match="larger than") as refused:
+            await client._connection.data("POST", "/tasks", body=b" " * 1_000_000)
+
+    assert refused.value.status == 413
