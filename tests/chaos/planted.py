@@ -1,0 +1,105 @@
+"""`evener up` with a defence switched off: `python planted.py FAULT [ARGUMENT] up ...`. Tests of the tests: an audit must notice."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from msgspec import structs
+
+from evener.cli.__main__ import main
+from evener.proto.codec import AnyEvent
+from evener.proto.sessions import SessionSealed
+from evener.proto.state import GroupState
+from evener.proto.topics import Topic
+from evener.proto.trajectories import TrajectoryScored
+from evener.provider_gateway import live
+from evener.provider_gateway.asked import answer_of
+from evener.provider_gateway.open_call import OpenCall
+from evener.sandbox_runner import relay
+from evener.service.faults import point
+from evener.tokens.session import Session
+from evener.trainer_bridge import merging
+
+
+def answer_before_commit() -> None:
+    """The harness gets its answer, and acts on it, while the log does not have it yet."""
+
+    async def close(self: Any) -> None:
+        closed = self._closed(aborted=False)
+        self.flight.put(answer_of(self.asked, self.opened, closed, recorded=False))
+        await asyncio.sleep(0.3)
+        await self._owner.commit(self.live, [self.opened, closed])
+
+    replace(OpenCall, "close", close)
+
+
+def sessions_not_recognised() -> None:
+    """A session that was seen counts again, and a group that was delivered opens again."""
+
+    def fold(state: GroupState | None, scored: TrajectoryScored) -> GroupState:
+        spec = scored.trajectory.spec
+        known = GroupState(group_id=spec.group_id, size=spec.group_size) if state is None or state.delivered else state
+        seen = (*known.seen, scored.trajectory.session_id)
+        return structs.replace(known, scored=(*known.scored, scored), seen=seen)
+
+    replace(merging, "fold", fold)
+
+
+def seals_forgotten() -> None:
+    """An owner that takes over does not heed the seals that it reads, and writes its own."""
+
+    class Forgetful(Session):
+        def apply(self, event: AnyEvent, *, offset: int, record_at: float) -> bool:
+            return False if isinstance(event, SessionSealed) else super().apply(event, offset=offset, record_at=record_at)
+
+    replace(live, "Session", Forgetful)
+
+
+def outputs_before_offsets() -> None:
+    """The bridge's outputs are in the log before its state and its offset are."""
+
+    async def commit(self: Any, outgoing: Sequence[Any], offset: int) -> None:
+        if outputs := [one for one in outgoing if one.topic != Topic.BRIDGE_STATE]:
+            await self._producer.commit(outputs)
+            await point("bridge.torn")
+        await whole(self, [one for one in outgoing if one.topic == Topic.BRIDGE_STATE], offset)
+
+    whole = merging.Merging._commit
+    replace(merging.Merging, "_commit", commit)
+
+
+def one_relay_port(port: str) -> None:
+    """Every relay listens on the same port, as may happen on a busy machine: no defence is off."""
+
+    class Sockets:
+        @staticmethod
+        def create_server(address: tuple[str, int]) -> socket.socket:
+            return socket.create_server((address[0], int(port)))
+
+    replace(relay, "socket", Sockets)
+
+
+def replace(owner: object, name: str, value: object) -> None:
+    """Put something else in the place of a part of Evener."""
+    if not hasattr(owner, name):
+        msg = f"{owner} has no {name} any more"
+        raise AttributeError(msg)
+    setattr(owner, name, value)
+
+
+FAULTS: Final[dict[str, Callable[..., None]]] = {
+    "answer before commit": answer_before_commit,
+    "sessions not recognised": sessions_not_recognised,
+    "seals forgotten": seals_forgotten,
+    "outputs before offsets": outputs_before_offsets,
+    "one relay port": one_relay_port,
+}
+
+
+if __name__ == "__main__":
+    fault, *arguments = sys.argv[1 : sys.argv.index("up")]
+    del sys.argv[1 : sys.argv.index("up")]
+    FAULTS[fault](*arguments)
+    main()
