@@ -1,0 +1,1 @@
+"""Evener's HTTP API from outside: submit, watch, export. Light imports."""

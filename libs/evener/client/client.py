@@ -1,0 +1,226 @@
+"""A client of a running Evener: submit, watch, export, publish. Needs no tokenizer."""
+
+import asyncio
+import hashlib
+import struct
+from base64 import b64decode
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+
+from evener.client.connection import Connection
+from evener.client.errors import ClientError, RequestRefused, Unavailable, Unreachable
+from evener.client.views import (
+    EngineRequest,
+    FleetView,
+    Pieces,
+    Publish,
+    Recording,
+    Replayed,
+    SessionView,
+    Submission,
+    TaskDetail,
+    TaskList,
+    TaskView,
+)
+from evener.proto.blobs import BlobRef
+from evener.proto.codec import decode
+from evener.proto.fleet import PolicyPublished
+from evener.proto.spec import Purpose, Strategy, TaskRef
+from evener.proto.tasks import TaskOptions
+from evener.proto.trajectories import GroupFailed, GroupMerged
+
+AGAIN_SECONDS: Final = 1.0
+"""Pause before a broken stream is opened again."""
+MAX_AGAIN: Final = 30
+"""Attempts in a row to open it."""
+POLL_SECONDS: Final = 0.2
+MSGPACK: Final = "application/x-msgpack"
+
+
+class Client:
+    """Speaks to the scheduler at `url`; finds the other services in its fleet. All methods raise ClientError.
+
+    Use it as an async context manager, or call `aclose`.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self._connection = Connection(url, token)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._connection.aclose()
+
+    async def put_blob(self, data: bytes) -> BlobRef:
+        """Store bytes and return their reference."""
+        digest = hashlib.sha256(data).hexdigest()
+        answer = await self._connection.data("PUT", f"/blobs/{digest}", body=data)
+        return msgspec.json.decode(answer, type=BlobRef)
+
+    async def get_blob(self, ref: BlobRef) -> bytes:
+        """Return the bytes of a reference."""
+        return await self._connection.data("GET", f"/blobs/{ref.digest}", query={"size": ref.size})
+
+    async def submit(self, options: TaskOptions, *, task: TaskRef | None = None, task_id: str | None = None) -> TaskDetail:
+        """Submit a task whose archive was put before; with an id of the client's own, again and again to the same effect."""
+        submission = Submission(task_id=task_id, task=task, options=options)
+        return await self._connection.call("POST", "/tasks", TaskDetail, body=submission)
+
+    async def tasks(self, run_id: str | None = None) -> tuple[TaskView, ...]:
+        """Return the tasks of a run. None: of all runs."""
+        return (await self._connection.call("GET", "/tasks", TaskList, query={"run_id": run_id})).tasks
+
+    async def task(self, task_id: str) -> TaskDetail:
+        """Return a task with its sessions."""
+        return await self._connection.call("GET", f"/tasks/{task_id}", TaskDetail)
+
+    async def cancel(self, task_id: str, reason: str | None = None) -> TaskDetail:
+        """Cancel a task; one that has ended stays as it is."""
+        return await self._connection.call("DELETE", f"/tasks/{task_id}", TaskDetail, query={"reason": reason})
+
+    async def watch(self, run_id: str | None = None, *, after: int = 0) -> AsyncGenerator[TaskView, None]:
+        """Yield tasks whenever they change, for ever; goes on by itself when the connection breaks or the scheduler restarts."""
+        failures = 0
+        while True:
+            try:
+                async with self._connection.answer("GET", "/events", query={"run_id": run_id, "after": after}) as response:
+                    async for line in response.content:
+                        failures = 0
+                        if line.strip():
+                            view = msgspec.json.decode(line, type=TaskView)
+                            after = view.cursor
+                            yield view
+            except (Unreachable, Unavailable):
+                failures += 1
+                if failures > MAX_AGAIN:
+                    raise
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def fleet(self) -> FleetView:
+        """Return instances and engines."""
+        return await self._connection.call("GET", "/fleet", FleetView)
+
+    async def join_engine(self, engine: EngineRequest) -> FleetView:
+        """Register an engine."""
+        return await self._connection.call("POST", "/engines", FleetView, body=engine)
+
+    async def drain_engine(self, engine_id: str) -> FleetView:
+        """Let an engine finish what it has, and no more."""
+        return await self._connection.call("POST", f"/engines/{engine_id}/drain", FleetView)
+
+    async def remove_engine(self, engine_id: str) -> FleetView:
+        """Forget an engine."""
+        return await self._connection.call("DELETE", f"/engines/{engine_id}", FleetView)
+
+    async def recording(self, session_id: str, *, timeout: float = 30.0) -> Recording:
+        """Wait until a runner holds the recording, and return where its harness finds its model."""
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    address = await self._runner_of(session_id)
+                    if address is not None:
+                        found = await self._recording_at(address, session_id)
+                        if found is not None:
+                            return found
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError as cause:
+            msg = f"no runner took the recording {session_id} within {timeout:g} s"
+            raise Unavailable(msg) from cause
+
+    async def recording_heartbeat(self, session_id: str) -> None:
+        """Tell the runner that the recorded command still runs."""
+        await self._tell_runner(session_id, "heartbeat", {})
+
+    async def recording_exited(self, session_id: str, *, exit_code: int | None, reward: float | None = None) -> None:
+        """Tell the runner that the recorded command ended, and the reward given by hand, if any."""
+        await self._tell_runner(session_id, "exited", {"exit_code": exit_code, "reward": reward})
+
+    async def session(self, session_id: str, *, strategy: Strategy = Strategy.TREE) -> SessionView:
+        """Return the trajectory of a session that has ended, built again from the log, with the messages of each row."""
+        at = await self._instance("reconstructor")
+        return await self._connection.call("GET", f"/sessions/{session_id}", SessionView, at=at, query={"strategy": strategy})
+
+    async def groups(
+        self, run_id: str | None = None, *, purpose: Purpose | None = None, after: float | None = None
+    ) -> AsyncIterator[GroupMerged | GroupFailed]:
+        """Yield the groups that have ended (`after` this time, in Unix seconds), blobs fetched, then stop."""
+        at = await self._instance("trainer_bridge")
+        async with self._connection.answer(
+            "GET", "/groups", at=at, accept=MSGPACK, query={"run_id": run_id, "purpose": purpose, "after": after}
+        ) as response:
+            while True:
+                event = await _frame(response.content)
+                if event is None:
+                    return
+                yield event
+
+    async def publish(self, policy: str, version: int, location: str, *, digest: str | None = None) -> PolicyPublished:
+        """Publish a version of a policy; engines load it from `location`."""
+        at = await self._instance("trainer_bridge")
+        body = Publish(policy=policy, version=version, location=location, digest=digest)
+        return await self._connection.call("POST", "/policies", PolicyPublished, body=body, at=at)
+
+    async def replay(self, topic: str, partition: int, offset: int) -> Replayed:
+        """Append the record at this place to its partition once more."""
+        return await self._connection.call("POST", f"/replay/{topic}/{partition}/{offset}", Replayed)
+
+    async def pieces(self, policy: str, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each token id of a policy stands for."""
+        at = await self._instance("provider_gateway")
+        answer = await self._connection.call("POST", "/tokens/pieces", Pieces, body={"policy": policy, "ids": list(ids)}, at=at)
+        return [b64decode(piece) for piece in answer.pieces]
+
+    async def _instance(self, service: str) -> str:
+        """Return the base URL of a living instance of a service."""
+        for instance in (await self.fleet()).instances:
+            if instance.service == service and instance.alive and instance.address:
+                return instance.address
+        msg = f"no {service} is running"
+        raise Unavailable(msg)
+
+    async def _runner_of(self, session_id: str) -> str | None:
+        """Return the base URL of the runner that holds a session. None: nobody holds it yet."""
+        detail = await self.task(session_id.rpartition(".")[0])
+        runner_id = next((session.runner_id for session in detail.sessions if session.session_id == session_id), None)
+        instances = (await self.fleet()).instances
+        return next((instance.address for instance in instances if instance.instance_id == runner_id), None)
+
+    async def _recording_at(self, address: str, session_id: str) -> Recording | None:
+        try:
+            return await self._connection.call("GET", f"/recordings/{session_id}", Recording, at=address)
+        except RequestRefused as refused:
+            if refused.status == 404:  # noqa: PLR2004 - HTTP
+                return None  # dispatched, and not started yet
+            raise
+
+    async def _tell_runner(self, session_id: str, what: str, body: dict[str, Any]) -> None:
+        address = await self._runner_of(session_id)
+        if address is None:
+            msg = f"no runner holds {session_id}"
+            raise Unavailable(msg)
+        await self._connection.data("POST", f"/recordings/{session_id}/{what}", body=msgspec.json.encode(body), at=address)
+
+
+async def _frame(stream: aiohttp.StreamReader) -> GroupMerged | GroupFailed | None:
+    """Return the next group of a stream: 4-byte big-endian length, then a msgpack map. None: the stream has ended."""
+    try:
+        (length,) = struct.unpack(">I", await stream.readexactly(4))
+        event = decode(await stream.readexactly(length))
+    except asyncio.IncompleteReadError as cause:
+        if not cause.partial and stream.at_eof():
+            return None
+        msg = "the stream of groups was cut"
+        raise Unavailable(msg) from cause
+    if not isinstance(event, GroupMerged | GroupFailed):
+        msg = f"the stream of groups holds a {type(event).__name__}"
+        raise ClientError(msg)
+    return event

@@ -1,0 +1,36 @@
+"""How a program of Evener ends: 0, 2 for wrong usage or configuration, 1 for the rest; one line for people, no traceback."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from evener.proto.errors import ConfigError, EvenerError
+
+
+def exit_code(run: Callable[[], int], *, debug: bool = False) -> int:
+    """Return what `run` returns, or the code of the error that leaves it, told in one line on stderr. `debug`: raise it instead."""
+    try:
+        return run()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return 0
+    except (EvenerError, OSError, EOFError) as error:
+        if debug:
+            raise
+        complain(_told(error))
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def complain(message: str) -> None:
+    """Write one line on stderr, if that takes it: it may be a file on a full disk."""
+    with suppress(OSError):
+        sys.stderr.write(f"evener: {' '.join(message.split())}\n")

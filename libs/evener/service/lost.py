@@ -1,0 +1,60 @@
+"""What the log still tells of a session whose trajectory cannot be read: enough to count it, so that its group ends."""
+
+from typing import Final
+
+from evener.bus.port import Bus, Record
+from evener.proto.codec import BadRecord, decode, tag_of
+from evener.proto.ends import LeftOut
+from evener.proto.sessions import SessionGivenUp, SessionSealed, SessionStarted
+from evener.proto.spec import SessionSpec
+from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
+from evener.proto.trajectories import Accounting, TrajectoryBuilt, TrajectoryScored
+from evener.service.events import header
+
+NEEDED: Final = frozenset(tag_of(event).encode() for event in (SessionStarted, SessionGivenUp, SessionSealed))
+
+
+async def lost_trajectory(bus: Bus, session_id: str, reason: str) -> TrajectoryBuilt | None:
+    """Return an empty trajectory of a sealed session, its tokens left out as `dead_letter`. None: the log was trimmed before it."""
+    partition = bus.partition_of(Topic.SESSIONS, session_id)
+    spec: SessionSpec | None = None
+    seal: SessionSealed | None = None
+    async for record in bus.read(Topic.SESSIONS, partition, await bus.beginning(Topic.SESSIONS, partition)):
+        match _event(record, session_id):
+            case SessionStarted() | SessionGivenUp() as told:
+                spec = told.spec
+            case SessionSealed() as sealed:
+                seal = seal or sealed
+    return None if spec is None or seal is None else _empty(spec, seal, reason)
+
+
+def lost_score(trajectory: TrajectoryBuilt, now: float) -> TrajectoryScored:
+    """Return the ungraded score of such a trajectory."""
+    grader = trajectory.spec.grader.name
+    return TrajectoryScored(trajectory=trajectory, ungraded=LeftOut.DEAD_LETTER.value, grader=grader, scored_at=now)
+
+
+def _event(record: Record, session_id: str) -> object:
+    """Return a needed event of the session; None for any other record (its header tells), and for one that is bad too."""
+    if header(record, HEADER_SESSION) != session_id.encode() or header(record, HEADER_TYPE) not in NEEDED or record.value is None:
+        return None
+    try:
+        return decode(record.value)
+    except BadRecord:
+        return None
+
+
+def _empty(spec: SessionSpec, seal: SessionSealed, reason: str) -> TrajectoryBuilt:
+    tokens = seal.sampled_tokens
+    return TrajectoryBuilt(
+        session_id=seal.session_id,
+        attempt=seal.attempt,
+        spec=spec,
+        end=seal.end,
+        detail=seal.detail,
+        accounting=Accounting(sampled=tokens, left_out={LeftOut.DEAD_LETTER: tokens} if tokens else {}),
+        rule=0,
+        rows_digest=seal.rows_digest,
+        doubts=(reason,),
+        sealed_at=seal.sealed_at,
+    )

@@ -1,0 +1,62 @@
+"""One task for every partition that the consumer group assigns to this instance."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from evener.bus.port import Bus, Fenced, Membership
+
+FENCED_PAUSE_SECONDS: Final = 3.0
+"""Longer than a heartbeat of the group: an instance that was replaced learns of it before it takes a partition again."""
+
+log = structlog.get_logger()
+
+Serve = Callable[[int], Awaitable[None]]
+
+
+async def own_partitions(bus: Bus, group: str, topic: str, serve: Serve, *, keep: bool) -> None:
+    """Join the group and run `serve(partition)` for every assigned partition, until cancelled.
+
+    `keep`: a partition that the group takes away is served on until its writer is fenced; else its task is cancelled. A `serve`
+    that raises Fenced is started again after a pause, if the partition is still assigned then. Any other exception of a `serve`
+    ends them all and is raised.
+    """
+    async with bus.join(group, topic) as membership:
+        owned = Owned(membership, serve, keep=keep)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    owned.assign(await membership.changed(), tasks)
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+
+class Owned:
+    """The tasks of the partitions of one member."""
+
+    def __init__(self, membership: Membership, serve: Serve, *, keep: bool) -> None:
+        self._membership = membership
+        self._serve = serve
+        self._keep = keep
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def assign(self, partitions: frozenset[int], tasks: asyncio.TaskGroup) -> None:
+        """Start what is new, end what is gone (unless kept), leave the rest alone."""
+        for partition, task in list(self._tasks.items()):
+            if task.done() or (partition not in partitions and not self._keep):
+                task.cancel()
+                del self._tasks[partition]
+        for partition in sorted(partitions - self._tasks.keys()):
+            self._tasks[partition] = tasks.create_task(self._serve_until_lost(partition), name=f"partition-{partition}")
+
+    async def _serve_until_lost(self, partition: int) -> None:
+        while True:
+            try:
+                return await self._serve(partition)
+            except Fenced:
+                log.warning("fenced", partition=partition)
+            await asyncio.sleep(FENCED_PAUSE_SECONDS)
+            if partition not in self._membership.partitions:  # none while the group divides anew: `assign` starts this again
+                return None

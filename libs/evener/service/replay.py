@@ -1,0 +1,31 @@
+"""POST /replay/{topic}/{partition}/{offset}: append the record that stands there once more, for whoever gave it up."""
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from evener.bus.port import Bus, Outgoing
+from evener.proto.topics import TOPICS, Topic
+from evener.service.auth import Secrets, operator_route
+from evener.service.http import error_response, json_response
+
+
+def replay_routes(bus: Bus, secrets: Secrets) -> Sequence[BaseRoute]:
+    """Return the route; it answers with the position of the new record."""
+
+    async def replay(request: Request) -> Response:
+        topic, partition, offset = (request.path_params[name] for name in ("topic", "partition", "offset"))
+        if topic not in TOPICS or not 0 <= partition < bus.partitions_of(Topic(topic)):
+            return error_response(404, f"there is no partition {partition} of topic {topic!r}")
+        async for record in bus.read(topic, partition, offset):
+            if record.offset != offset:
+                break
+            again = Outgoing(topic=topic, key=record.key, value=record.value, headers=record.headers, partition=partition)
+            (position,) = await bus.send([again])
+            return json_response(msgspec.structs.asdict(position))
+        return error_response(404, f"there is no record at {topic}/{partition}@{offset} any more")
+
+    return (Route("/replay/{topic}/{partition:int}/{offset:int}", operator_route(secrets, replay), methods=["POST"]),)

@@ -1,0 +1,150 @@
+"""Keeps one service running: opens it, starts it again with a back-off when it crashes, and sends its heartbeats."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from msgspec import Struct
+
+from evener.proto.errors import EvenerError, Hopeless, Recoverable
+from evener.proto.topics import Topic
+from evener.service import faults
+from evener.service.config import ServiceConfig
+from evener.service.events import EventLog
+from evener.service.parts import OpenService, Parts, Service
+from evener.service.telemetry import metrics
+
+HEARTBEAT_SECONDS: Final = 2.0
+BACK_OFF_SECONDS: Final = (0.5, 10.0)
+"""First pause, longest pause; doubling between."""
+RAPID_SECONDS: Final = 30.0
+"""A service that ran for longer than this starts its count of crashes anew."""
+MAX_RAPID_CRASHES: Final = 8
+
+log = structlog.get_logger()
+
+
+class CrashLoop(EvenerError):
+    """The service fails whenever it is started. Its log lines before this one say why; mend that and start again."""
+
+
+class Stopped(EvenerError):
+    """The service's task ended although nobody asked it to."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True, eq=False):
+    """A service to run."""
+
+    name: str
+    """Its folder's name."""
+    config: ServiceConfig
+    open: OpenService[ServiceConfig]
+
+
+class Supervisor:
+    """Owns one service of the process. `service` is None while it is not open."""
+
+    def __init__(self, wanted: Wanted, parts: Parts, changed: Callable[[], None]) -> None:
+        self.name = wanted.name
+        self.service: Service | None = None
+        self._trouble = ""
+        self._wanted = wanted
+        self._parts = parts
+        self._events = EventLog(parts.bus, parts.blobs)
+        self._changed = changed
+        self._opened = False
+        self._stopping = False
+
+    def conditions(self) -> dict[str, bool]:
+        """Return the service's named conditions of readiness."""
+        return {"running": False} if self.service is None else {"running": True, **self.service.ready()}
+
+    def told(self) -> str:
+        """Return the service's name, and why it crashed last."""
+        return f"{self.name} ({self._trouble})" if self._trouble else self.name
+
+    async def run(self) -> None:
+        """Keep the service running until cancelled. Raises what its first opening raises, CrashLoop (neither if Recoverable), Hopeless."""
+        crashes = 0
+        while True:
+            began = time.monotonic()
+            try:
+                await self._run_once()
+            except Hopeless:
+                raise
+            except Exception as error:  # the one place where a service's failure is caught
+                if not self._opened and not isinstance(error, Recoverable):
+                    raise
+                crashes = 1 if time.monotonic() - began > RAPID_SECONDS else crashes + 1
+                self._note(error, crashes)
+            await asyncio.sleep(back_off(crashes))
+
+    async def drain(self) -> None:
+        """Ask the service to stop taking work and to finish or hand back what is open; `fleet` hears of it at once, and of the end."""
+        self._stopping = True
+        service = self.service
+        if service is not None:
+            await asyncio.gather(service.drain(), self._beat(service))  # or what is handed back is handed to this one again
+            await self._beat(service)
+
+    async def _run_once(self) -> None:
+        async with self._wanted.open(self._wanted.config, self._parts) as service:
+            self._opened = True
+            self._show(service)
+            try:
+                await self._serve(service)
+            finally:
+                self._show(None)
+
+    async def _serve(self, service: Service) -> None:
+        """Run the service and its heartbeats; always raises."""
+        running = asyncio.ensure_future(service.run())
+        beating = asyncio.ensure_future(self._beat_for_ever(service))
+        faults.running(self.name, running)
+        try:
+            await asyncio.wait({running, beating}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping:  # drained: open for the requests under way, until the host closes it
+                await asyncio.Event().wait()
+        finally:
+            failed = [task for task in (running, beating) if task.done()]
+            for task in (running, beating):
+                task.cancel()
+            await asyncio.gather(running, beating, return_exceptions=True)
+        for task in failed:
+            if not task.cancelled():
+                task.result()
+        msg = f"{self.name} was cancelled or returned"
+        raise Stopped(msg)
+
+    async def _beat_for_ever(self, service: Service) -> None:
+        while True:
+            await self._beat(service)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _beat(self, service: Service) -> None:
+        beat = service.heartbeat()
+        try:
+            await self._events.send(Topic.FLEET, beat.instance_id, beat)
+        except EvenerError as error:
+            log.warning("heartbeat_not_sent", service=self.name, error=str(error))
+
+    def _show(self, service: Service | None) -> None:
+        self.service = service
+        self._changed()
+
+    def _note(self, error: Exception, crashes: int) -> None:
+        self._trouble = str(error)
+        self._changed()
+        metrics(self._parts.registry).crashes.labels(self.name).inc()
+        log.error("service_crashed", service=self.name, crashes=crashes, error=str(error), exc_info=not isinstance(error, EvenerError))
+        if crashes >= MAX_RAPID_CRASHES and not isinstance(error, Recoverable):  # a full disk gets room again
+            msg = f"{self.name} failed {crashes} times in a row, last: {type(error).__name__}: {error}"
+            raise CrashLoop(msg) from error
+
+
+def back_off(crashes: int) -> float:
+    """Return the seconds to wait after so many crashes in a row."""
+    first, longest = BACK_OFF_SECONDS
+    return min(first * 2.0 ** (crashes - 1), longest)

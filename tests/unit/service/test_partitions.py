@@ -1,0 +1,181 @@
+"""Partitions of a consumer group: one task each."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from evener.bus.open import open_bus
+from evener.bus.port import Bus, Fenced
+from evener.proto.topics import Topic
+from evener.service import partitions
+from evener.service.partitions import Owned, own_partitions
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    async with open_bus(f"embedded:{tmp_path}", partitions=3) as bus:
+        yield bus
+
+
+class Assigned:
+    """A membership whose partitions are set by hand."""
+
+    def __init__(self) -> None:
+        self.partitions: frozenset[int] = frozenset()
+
+    async def changed(self) -> frozenset[int]:
+        return self.partitions
+
+    def assign(self, owned: Owned, partitions: set[int], tasks: asyncio.TaskGroup) -> None:
+        self.partitions = frozenset(partitions)
+        owned.assign(self.partitions, tasks)
+
+
+def end_all() -> None:
+    """Cancel the tasks of partitions."""
+    for task in asyncio.all_tasks():
+        if task.get_name().startswith("partition-"):
+            task.cancel()
+
+
+class Served:
+    """Notes which partitions are being served."""
+
+    def __init__(self) -> None:
+        self.now: set[int] = set()
+        self.begun: list[int] = []
+
+    async def serve(self, partition: int) -> None:
+        self.begun.append(partition)
+        self.now.add(partition)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.now.discard(partition)
+
+
+async def test_every_assigned_partition_is_served_until_the_end(bus: Bus) -> None:
+    """On the embedded bus the only member gets all."""
+    served = Served()
+    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, served.serve, keep=True))
+    async with asyncio.timeout(5):
+        while len(served.now) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    owning.cancel()
+    await asyncio.wait({owning})
+
+    assert sorted(served.begun) == [0, 1, 2]
+    assert served.now == set()
+    assert owning.cancelled()
+
+
+async def test_fenced_owner_takes_over_again_after_a_pause(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fenced is not replaced: a broker's time-out fences a frozen sole owner, too."""
+    monkeypatch.setattr(partitions, "FENCED_PAUSE_SECONDS", 0.01)
+    served = Served()
+    fenced = asyncio.Event()
+
+    async def serve(partition: int) -> None:
+        if partition == 1 and not fenced.is_set():
+            fenced.set()
+            msg = "sessions-1"
+            raise Fenced(msg)
+        await served.serve(partition)
+
+    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True))
+    async with asyncio.timeout(5):
+        while served.now != {0, 1, 2}:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    owning.cancel()
+
+
+async def test_failure_of_one_partition_ends_all(bus: Bus) -> None:
+    """The host starts the service again; half of one is none."""
+    served = Served()
+
+    async def serve(partition: int) -> None:
+        if partition == 2:
+            msg = "a bug"
+            raise ValueError(msg)
+        await served.serve(partition)
+
+    with pytest.raises(ValueError, match="a bug"):
+        await own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True)
+
+    assert served.now == set()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_partition_that_the_group_takes_away(keep: bool) -> None:  # noqa: FBT001 - the two cases
+    """Kept: served on until its writer is fenced. Not kept: given up at once. What stays is left alone."""
+    served = Served()
+    assigned = Assigned()
+    owned = Owned(assigned, served.serve, keep=keep)
+    async with asyncio.TaskGroup() as tasks:
+        assigned.assign(owned, {0, 1}, tasks)
+        await asyncio.sleep(0.01)
+        assigned.assign(owned, {1, 2}, tasks)
+        await asyncio.sleep(0.01)
+        now = set(served.now)
+        end_all()
+
+    assert now == ({0, 1, 2} if keep else {1, 2})
+    assert served.begun == [0, 1, 2]
+
+
+async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its earlier task has ended by then."""
+    monkeypatch.setattr(partitions, "FENCED_PAUSE_SECONDS", 0.0)
+    begun = 0
+
+    async def serve(_: int) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            await asyncio.sleep(0.01)
+            msg = "sessions-0"
+            raise Fenced(msg)
+        await asyncio.Event().wait()
+
+    assigned = Assigned()
+    owned = Owned(assigned, serve, keep=True)
+    async with asyncio.TaskGroup() as tasks:
+        assigned.assign(owned, {0}, tasks)
+        await asyncio.sleep(0)
+        assigned.assign(owned, set(), tasks)
+        await asyncio.sleep(0.05)
+        assert begun == 1
+        assigned.assign(owned, {0}, tasks)
+        await asyncio.sleep(0.01)
+        end_all()
+
+    assert begun == 2
+
+
+async def test_fenced_member_takes_nothing_while_the_group_divides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another may own the partition already, and must not be fenced by who owned it before."""
+    monkeypatch.setattr(partitions, "FENCED_PAUSE_SECONDS", 0.01)
+    begun = 0
+
+    async def serve(_: int) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            assigned.partitions = frozenset()  # a rebalance began; `assign` is called at its end
+            msg = "sessions-0"
+            raise Fenced(msg)
+        await asyncio.Event().wait()
+
+    assigned = Assigned()
+    owned = Owned(assigned, serve, keep=True)
+    async with asyncio.TaskGroup() as tasks:
+        assigned.assign(owned, {0}, tasks)
+        await asyncio.sleep(0.05)
+        begun_meanwhile = begun
+        assigned.assign(owned, {0}, tasks)
+        await asyncio.sleep(0.01)
+        end_all()
+
+    assert (begun_meanwhile, begun) == (1, 2)
