@@ -177,7 +177,7 @@ def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
     assert [errors.count("\n") for _, _, errors in (held, port, unknown, unwritable, token)] == [1] * 5
     assert "tests/test.sh exited with 7 and wrote neither" in ungraded[2].splitlines()[-1]
     assert failing[0] == 0  # a failing agent is data
-    assert "ended with a failed harness: evener show " in failing[2].splitlines()[-1]
+    assert "but the harness failed in all its sessions: evener show " in failing[2].splitlines()[-1]
     assert pieces[0] == 400
     assert "ids" in pieces[1]["error"]["message"]
     assert (empty[0], "no such group has ended yet" in empty[2]) == (0, True)

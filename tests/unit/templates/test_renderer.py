@@ -286,7 +286,7 @@ def test_hugging_face_folder_gives_the_same_renderer(source: Source, own: Render
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
     renderer = open_renderer(PolicyConfig(name="folder", source=f"hf:{tmp_path}"))
 
-    assert renderer.stop_ids == (0, 2)
+    assert renderer.stop_ids == (2, 0)
     assert renderer.render([user("Hi, 42")], None).tolist() == own.render([user("Hi, 42")], None).tolist()
 
 
