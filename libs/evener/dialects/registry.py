@@ -11,8 +11,3 @@ DIALECTS: Final[tuple[Dialect, ...]] = (OpenAIChat(),)
 def dialect_for(path: str) -> Dialect | None:
     """Return the dialect that asks for answers at this path (with any query), or None."""
     return next((dialect for dialect in DIALECTS if dialect.serves(path)), None)
-
-
-def dialect_named(name: str) -> Dialect | None:
-    """Return the dialect of this name, as CallOpened records it, or None."""
-    return next((dialect for dialect in DIALECTS if dialect.name == name), None)
