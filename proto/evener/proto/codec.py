@@ -5,11 +5,21 @@ from typing import Any, Final
 import msgspec
 
 from evener.proto.errors import EvenerError
-from evener.proto.fleet import DeadLetter, EngineDraining, EngineJoined, EngineLeft, Heartbeat, PolicyPublished, PolicyRetired
+from evener.proto.fleet import (
+    DeadLetter,
+    EngineDraining,
+    EngineJoined,
+    EngineLeft,
+    Heartbeat,
+    PolicyPublished,
+    PolicyRetired,
+    PolicyStaged,
+)
 from evener.proto.relay import AnyFrame
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
+    CallDelivered,
     CallFailed,
     CallOpened,
     CallUndelivered,
@@ -38,12 +48,14 @@ AnyEvent = (
     | CallClosed
     | CallFailed
     | CallUndelivered
+    | CallDelivered
     | AttemptEnded
     | SessionSealed
     | TrajectoryBuilt
     | TrajectoryScored
     | GroupMerged
     | GroupFailed
+    | PolicyStaged
     | PolicyPublished
     | PolicyRetired
     | Heartbeat
@@ -60,6 +72,9 @@ class BadRecord(EvenerError):
     """The bytes are not an event of this version. The record goes to dead-letters; replay it with a version that knows its type."""
 
 
+NOT_AN_EVENT: Final = (msgspec.DecodeError, UnicodeDecodeError)
+"""What decoding raises for damaged bytes: text that is no UTF-8 has an error of its own."""
+
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _decoder: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
 _frames: Final[msgspec.msgpack.Decoder[AnyFrame]] = msgspec.msgpack.Decoder(AnyFrame)
@@ -74,7 +89,7 @@ def decode(data: bytes) -> AnyEvent:
     """Return the event in `data`. Raises `BadRecord` if it is none."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as cause:
+    except NOT_AN_EVENT as cause:
         msg = f"record of {len(data)} bytes: {cause}"
         raise BadRecord(msg) from cause
 
@@ -95,6 +110,6 @@ def decode_frame(body: bytes) -> AnyFrame:
     """Return the frame in `body`, without its length. Raises `BadRecord`."""
     try:
         return _frames.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as cause:
+    except NOT_AN_EVENT as cause:
         msg = f"frame of {len(body)} bytes: {cause}"
         raise BadRecord(msg) from cause

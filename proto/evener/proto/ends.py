@@ -122,6 +122,8 @@ class LeftOut(StrEnum):
     CONSTRAINED = "constrained"
     """Its logprob is not that of the distribution it was sampled from."""
     VERSION_UNKNOWN = "version_unknown"
+    IMAGE = "image"
+    """Its context holds an image, which rows cannot carry yet."""
     DOUBT = "doubt"
     """A record of it is missing, damaged or contradicts another."""
     EARLIER_ATTEMPT = "earlier_attempt"

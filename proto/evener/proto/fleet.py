@@ -1,6 +1,8 @@
 """Events of the compacted topics `fleet` and `policies`, and of `dead-letters`."""
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from evener.proto.blobs import Bulk
 from evener.proto.sessions import Event
@@ -44,11 +46,13 @@ class EngineJoined(Event, frozen=True, kw_only=True, tag="engine_joined.v1"):
 
     engine_id: str
     kind: str
-    """`embedded`, `vllm`, `scripted`."""
+    """`embedded`, `vllm`, `vllm_chat`, `scripted`."""
     url: str
     policy: str | None = None
     """The policy that it samples. None: a frozen engine, addressed by its id."""
     max_concurrency: int = 64
+    vision: bool = False
+    """It takes images: only engines that render the messages themselves do."""
     joined_at: float
 
 
@@ -66,22 +70,64 @@ class EngineLeft(Event, frozen=True, kw_only=True, tag="engine_left.v1"):
     left_at: float
 
 
+class CanaryPrompt(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Ids that engines score before and after an update of their weights."""
+
+    ids: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=2, max_length=4096)]
+    """T token ids, from the beginning of a context."""
+    logprobs: tuple[float | None, ...] | None = None
+    """T natural logarithms by the trainer, at temperature 1, of each id after those before it; None for the first. None: the
+    trainer gave none."""
+
+    def __post_init__(self) -> None:
+        """Refuse arrays of different lengths, and a gap after the first."""
+        if self.logprobs is not None and (len(self.logprobs) != len(self.ids) or None in self.logprobs[1:]):
+            msg = f"CanaryPrompt: {len(self.ids)} ids need as many logprobs, only the first of them null"
+            raise ValueError(msg)
+
+
+class Canary(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """By what an update is proven."""
+
+    prompts: Annotated[tuple[CanaryPrompt, ...], Meta(min_length=1, max_length=64)]
+    tolerance: Annotated[float, Meta(gt=0)] = 1e-3
+    """By how much an engine's logprob may differ from the trainer's."""
+
+
+class PolicyStaged(Event, frozen=True, kw_only=True, tag="policy_staged.v1"):
+    """Engines are about to load this version. Committed before the first of them is told, so that the number never names other weights."""
+
+    policy: str
+    version: int
+    location: str
+    """The folder that engines load it from."""
+    digest: str
+    """Of the weights, whatever their folder."""
+    canary: Canary | None = None
+    staged_at: float
+
+
 class PolicyPublished(Event, frozen=True, kw_only=True, tag="policy_published.v1"):
-    """The trainer published a version."""
+    """The trainer published a version, and the engines have proven that they sample by it."""
 
     policy: str
     version: int
     location: str
     """Where engines load it from."""
     digest: str | None = None
+    canary: Canary | None = None
+    """With the trainer's logprobs, where it gave them: an engine that joins later is compared with them too."""
+    gap: float | None = None
+    """The largest difference between the logprobs of an engine and the trainer's. None: not compared."""
     published_at: float
 
 
 class PolicyRetired(Event, frozen=True, kw_only=True, tag="policy_retired.v1"):
-    """A version is not to be used any more."""
+    """A version is not to be used any more. Tokens that were sampled under it are not trained."""
 
     policy: str
     version: int
+    reason: str = ""
     retired_at: float
 
 

@@ -40,8 +40,8 @@ def new_request_id() -> str:
 
 
 def answer_identity(request_id: str) -> tuple[str, int]:
-    """Return the id and the time (Unix seconds) of a request's answer. Relay and gateway derive the same."""
-    return f"chatcmpl-{request_id}", int(id_seconds(request_id))
+    """Return the id (letters and digits) and the time (Unix seconds) of a request's answer. Relay and gateway derive the same."""
+    return request_id, int(id_seconds(request_id))
 
 
 def new_call_id() -> str:
@@ -59,6 +59,16 @@ def new_nonce() -> str:
     return f"evk{secrets.token_hex(32)}"
 
 
+def answer_key(call_id: str, choice: int) -> str:
+    """Return the key of one sampled answer, for fields that clients return verbatim: letters and digits only."""
+    return f"{call_id}x{choice}"
+
+
 def tool_call_id(call_id: str, choice: int, index: int) -> str:
     """Return the id of a tool call in an answer: letters and digits only, so that every harness returns it verbatim."""
-    return f"call{call_id}x{choice}x{index}"
+    return keyed_call_id(answer_key(call_id, choice), index)
+
+
+def keyed_call_id(key: str, index: int) -> str:
+    """Return the id of a tool call in the answer that has this key."""
+    return f"call{key}x{index}"

@@ -14,10 +14,20 @@ from msgspec import Struct, structs
 
 from evener.proto.codec import AnyEvent, tag_of
 from evener.proto.docs import meanings
-from evener.proto.fleet import DeadLetter, EngineDraining, EngineJoined, EngineLeft, Heartbeat, PolicyPublished, PolicyRetired
+from evener.proto.fleet import (
+    DeadLetter,
+    EngineDraining,
+    EngineJoined,
+    EngineLeft,
+    Heartbeat,
+    PolicyPublished,
+    PolicyRetired,
+    PolicyStaged,
+)
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
+    CallDelivered,
     CallFailed,
     CallOpened,
     CallUndelivered,
@@ -45,6 +55,7 @@ EVENTS: Final[dict[Topic, tuple[type[Event], ...]]] = {
         CallClosed,
         CallFailed,
         CallUndelivered,
+        CallDelivered,
         AttemptEnded,
         SessionSealed,
     ),
@@ -52,7 +63,7 @@ EVENTS: Final[dict[Topic, tuple[type[Event], ...]]] = {
     Topic.SCORED: (TrajectoryScored,),
     Topic.MERGED: (GroupMerged, GroupFailed),
     Topic.KEPT: (GroupMerged, GroupFailed),
-    Topic.POLICIES: (PolicyPublished, PolicyRetired),
+    Topic.POLICIES: (PolicyStaged, PolicyPublished, PolicyRetired),
     Topic.FLEET: (Heartbeat, EngineJoined, EngineDraining, EngineLeft),
     Topic.SCHEDULER_STATE: (TaskState,),
     Topic.BRIDGE_STATE: (GroupState,),

@@ -110,10 +110,11 @@ class SegmentRef(Struct, frozen=True, kw_only=True):
     choice: Annotated[int, Meta(ge=0)] = 0
 
 
-class PathPrefix(Struct, frozen=True, kw_only=True):
-    """The first `length` ids of a known path: the ids that the engine was given at `call_id`, followed by choice 0. Storage only."""
+class PathPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first `length` ids of a known path: the ids that the engine was given at `call_id`, then those of a choice. Storage only."""
 
     call_id: str
+    choice: Annotated[int, Meta(ge=0)] = 0
     length: Annotated[int, Meta(ge=0)]
 
 
@@ -180,7 +181,7 @@ class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
     siblings: int = 1
     """Equal answers that it could have been; above 1, the last received was taken."""
     reinstated_tokens: int = 0
-    """Sampled tokens kept although the harness dropped them (reasoning). Not counted yet: 0."""
+    """Tokens of the parent's reasoning that stay in the context although the harness dropped them."""
     prefix: PathPrefix | None = None
     """Of a root: what its given ids leave out, because it is stored already."""
 
@@ -206,7 +207,7 @@ class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
     try_number: Annotated[int, Meta(ge=1)] = 1
     """Counts the samplings of one request id, when earlier ones were lost with their gateway."""
     retry_of: str | None = None
-    """The call that a harness's transport retry supersedes or repeats. Not recognised yet: a marked retry is sampled anew."""
+    """The call that a transport retry of the harness supersedes: it was lost or aborted, and this one was sampled for it."""
     dialect: str
     """`openai_chat`, `openai_responses`, `anthropic_messages` or `google_generate`."""
     model: str
@@ -236,7 +237,9 @@ class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
     wishes: JsonText = b"{}"
     """A JSON object: the harness's own sampling parameters and unknown harmless fields."""
     cuts: tuple[str, ...] = ()
-    """Noise that was cut before matching. Nothing is cut yet."""
+    """Declared noise that was cut from the recorded messages, each with its place: `messages[0]: ...`."""
+    images: tuple[BlobRef, ...] = ()
+    """The images of the recorded messages, each as the message part names it by digest."""
     streamed: bool = False
     n: Annotated[int, Meta(ge=1)] = 1
     body_digest: Sha256
@@ -272,8 +275,10 @@ class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """int32[S]: the policy version that sampled each token. -1: not known."""
     finish_reason: FinishReason
     message: JsonText
-    """The canonical assistant message parsed from the ids, tool-call ids and keys included: what the harness was answered."""
+    """The canonical assistant message parsed from the ids, tool-call ids included: what the harness was answered."""
     masked: tuple[MaskRange, ...] = ()
+    reasoning_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Of the sampled tokens: those of the reasoning, its marks included."""
 
     def __post_init__(self) -> None:
         """Refuse arrays of different lengths."""
@@ -293,6 +298,8 @@ class CallClosed(Event, frozen=True, kw_only=True, tag="call_closed.v1"):
     placement: Placement | None = None
     """Set where the engine reported the ids: final, instead of CallOpened's."""
     given_ids: Int32s | None = None
+    """With `placement`: final, instead of CallOpened's."""
+    prompt_tokens: Annotated[int, Meta(ge=0)] | None = None
     """With `placement`: final, instead of CallOpened's."""
     answer_id: str
     """The id in the harness's answer."""
@@ -330,7 +337,19 @@ class CallUndelivered(Event, frozen=True, kw_only=True, tag="call_undelivered.v1
     attempt: Attempt
     call_id: str
     request_id: str
+    """The call's own, or that of a transport retry that got its answer."""
     undelivered_at: float
+
+
+class CallDelivered(Event, frozen=True, kw_only=True, tag="call_delivered.v1"):
+    """A transport retry of the harness gets the answer of a call that another request opened: that answer is received by it."""
+
+    session_id: str
+    attempt: Attempt
+    call_id: str
+    request_id: str
+    """Of the retry."""
+    delivered_at: float
 
 
 class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt_ended.v1"):
@@ -358,3 +377,10 @@ class SessionSealed(Event, frozen=True, kw_only=True, tag="session_sealed.v1"):
     sampled_tokens: int
     """Tokens sampled in them."""
     sealed_at: float
+    fingerprints: bytes | None = None
+    """8 bytes for each sampled segment of all attempts (`evener.tokens.doubts.fingerprints`): what a reader holds otherwise is in doubt.
+
+    None: sealed before there were any; then either all rows are as the digest says, or none is certain.
+    """
+    spec: SessionSpec | None = None
+    """As the owner knows it, for a reader that lacks the start. None: sealed before it was noted."""

@@ -113,10 +113,12 @@ class Tolerance(StrEnum):
     REASONING_ABSENT = "reasoning_absent"
     CALL_ID_LETTERS = "call_id_letters"
     """Tool-call ids compare by letters and digits only."""
+    CALL_IDS_ABSENT = "call_ids_absent"
+    """Tool calls come back without their ids (as ""): they are told by name and arguments."""
 
 
 class Noise(Struct, frozen=True, kw_only=True):
-    """Text of a harness that varies without meaning. It is cut before comparing, and the cut is recorded."""
+    """Text of a harness that varies without meaning. It is cut from what is compared and rendered, and the cut is recorded."""
 
     where: str
     """`system`, `tool` or `user`: the role of the messages it stands in."""
@@ -142,10 +144,13 @@ class Quirks(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     tolerances: tuple[Tolerance, ...] = ()
     noise: tuple[Noise, ...] = ()
-    """Not followed yet."""
     side_calls: tuple[SideCall, ...] = ()
     retry_header: str | None = None
-    """The header by which its client marks a transport retry, with a count above 0. Not followed yet."""
+    """The header (lower case) by which its client marks a transport retry, with a count above 0."""
+    compacted: str | None = None
+    """A regular expression found in the user message that takes the place of a compacted history."""
+    sub_agent_header: str | None = None
+    """The header (lower case) that the requests of its sub-agents carry. None: they are told by their prompts alone."""
 
 
 class HarnessSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,6 +19,7 @@ from evener.proto.fleet import (
     Heartbeat,
     PolicyPublished,
     PolicyRetired,
+    PolicyStaged,
     Running,
 )
 from evener.proto.sessions import (
@@ -26,6 +27,7 @@ from evener.proto.sessions import (
     AttemptEnded,
     BridgedBy,
     CallClosed,
+    CallDelivered,
     CallFailed,
     CallOpened,
     CallUndelivered,
@@ -311,6 +313,7 @@ EVENTS: Final[tuple[Event, ...]] = (
         failed_at=NOW,
     ),
     CallUndelivered(session_id=SESSION, attempt=1, call_id=CALL, request_id=REQUEST, undelivered_at=NOW),
+    CallDelivered(session_id=SESSION, attempt=1, call_id=CALL, request_id=REQUEST, delivered_at=NOW),
     AttemptEnded(session_id=SESSION, attempt=1, end=End.INFRASTRUCTURE, detail="engine_unreachable", ended_at=NOW),
     SessionSealed(
         session_id=SESSION, attempt=2, end=End.AGENT_TIME, detail="120 s", rows_digest=DIGEST, calls=4, sampled_tokens=512, sealed_at=NOW
@@ -340,6 +343,7 @@ EVENTS: Final[tuple[Event, ...]] = (
         accounting=Accounting(),
         failed_at=NOW,
     ),
+    PolicyStaged(policy="policy", version=4, location="s3://weights/4", digest=DIGEST, staged_at=NOW),
     PolicyPublished(policy="policy", version=4, location="s3://weights/4", digest=DIGEST, published_at=NOW),
     PolicyRetired(policy="policy", version=1, retired_at=NOW),
     Heartbeat(
