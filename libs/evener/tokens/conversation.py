@@ -6,8 +6,8 @@ import msgspec
 
 from evener.proto.arrays import inline
 from evener.proto.sessions import MessagePrefix, SegmentRef
+from evener.tokens.digests import Message
 from evener.tokens.forest import Call, Forest
-from evener.tokens.history import Message
 
 
 def conversation(forest: Forest, branch: Sequence[SegmentRef]) -> list[Message]:

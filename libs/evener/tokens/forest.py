@@ -4,20 +4,35 @@ Segments are never split: branches leave between them. Ids are stored as deltas 
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from evener.proto.arrays import int32s, length
-from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, Choice, Fidelity, FinishReason, Placement, SegmentRef
+from evener.proto.sessions import (
+    CallClosed,
+    CallDelivered,
+    CallFailed,
+    CallOpened,
+    CallUndelivered,
+    Choice,
+    Fidelity,
+    FinishReason,
+    Placement,
+    SegmentRef,
+)
 
 Ids = NDArray[np.int32]
+
+PATHS_KEPT: Final = 4
 
 
 class Call:
     """One model call: where it hangs, what was given, what was sampled."""
 
-    __slots__ = ("closed", "failed", "offset", "opened", "undelivered")
+    __slots__ = ("closed", "failed", "left", "offset", "opened", "requests")
 
     def __init__(self, opened: CallOpened, offset: int) -> None:
         self.opened = opened
@@ -25,7 +40,10 @@ class Call:
         """Of CallOpened in the log: the order of calls."""
         self.closed: CallClosed | None = None
         self.failed: CallFailed | None = None
-        self.undelivered: CallUndelivered | None = None
+        self.requests = {opened.request_id}
+        """Its own request, and the transport retries that got its answer."""
+        self.left: set[str] = set()
+        """Those of them whose connection was gone before the answer was through."""
 
     @property
     def call_id(self) -> str:
@@ -64,8 +82,17 @@ class Call:
         return self.closed is not None and all(choice.finish_reason is not FinishReason.ABORTED for choice in self.closed.choices)
 
     @property
+    def undelivered(self) -> bool:
+        """Whether nobody received its answer."""
+        return self.requests <= self.left
+
+    @property
     def ended(self) -> bool:
         return self.closed is not None or self.failed is not None
+
+    def forget_messages(self) -> None:
+        """Let go of the texts that it was given, where only its tokens are still wanted."""
+        self.opened = structs.replace(self.opened, messages=b"[]", tools=None)
 
 
 class Forest:
@@ -74,6 +101,8 @@ class Forest:
     def __init__(self) -> None:
         self.calls: dict[str, Call] = {}
         self._superseded: set[str] = set()
+        self._paths: dict[SegmentRef, Ids] = {}
+        """The longest of the latest paths, so that a long session's context is not put together anew at each call."""
 
     def open(self, opened: CallOpened, offset: int) -> bool:
         """Add a call. Returns False for one that is known or whose parent or prefix is not."""
@@ -101,11 +130,19 @@ class Forest:
         return True
 
     def undeliver(self, undelivered: CallUndelivered) -> bool:
-        """Note that an answer was not received. Returns False where there is no such closed call."""
+        """Note that an answer was not received by one of its requests. Returns False where there is no such closed call."""
         call = self.calls.get(undelivered.call_id)
         if call is None or call.closed is None:
             return False
-        call.undelivered = undelivered
+        call.left.add(undelivered.request_id)
+        return True
+
+    def deliver(self, delivered: CallDelivered) -> bool:
+        """Note that a transport retry gets an answer. Returns False where there is no such closed call."""
+        call = self.calls.get(delivered.call_id)
+        if call is None or call.closed is None:
+            return False
+        call.requests.add(delivered.request_id)
         return True
 
     def in_order(self) -> list[Call]:
@@ -114,7 +151,7 @@ class Forest:
 
     def orphaned(self, call: Call) -> bool:
         """Return whether the harness never received this call's answer, or a transport retry superseded it."""
-        return call.undelivered is not None or call.call_id in self._superseded
+        return call.undelivered or call.call_id in self._superseded
 
     def lineage(self, end: SegmentRef) -> list[SegmentRef]:
         """Return the sampled segments from the root to `end`."""
@@ -125,23 +162,41 @@ class Forest:
 
     def context(self, call: Call) -> Ids:
         """Return int32[T]: everything that the engine is given at this call."""
-        parts: list[Ids] = []
-        at = call
-        while True:
-            parts.append(at.given)
-            placement = at.placement
-            if placement.parent is None:
-                break
-            at = self.calls[placement.parent.call_id]
-            parts.append(int32s(at.choices[placement.parent.choice].sampled_ids))
+        placement = call.placement
+        if placement.parent is not None:
+            return np.concatenate((self.path(placement.parent), call.given))
         if placement.prefix is not None:
-            parts.append(self.path(self.calls[placement.prefix.call_id])[: placement.prefix.length])
-        return np.concatenate(parts[::-1])
+            start = self.path(SegmentRef(call_id=placement.prefix.call_id, choice=placement.prefix.choice))
+            return np.concatenate((start[: placement.prefix.length], call.given))
+        return call.given
 
-    def path(self, call: Call) -> Ids:
-        """Return int32[T]: the context of this call and what its choice 0 sampled."""
-        context = self.context(call)
-        return np.concatenate((context, int32s(call.choices[0].sampled_ids))) if call.choices else context
+    def path(self, end: SegmentRef) -> Ids:
+        """Return int32[T]: the context of a segment's call and what the segment sampled. Do not change it."""
+        lineage = []
+        at: SegmentRef | None = end
+        while at is not None and at not in self._paths:
+            lineage.append(at)
+            at = self.calls[at.call_id].placement.parent
+        pieces = [] if at is None else [self._paths[at]]
+        for segment in reversed(lineage):
+            call = self.calls[segment.call_id]
+            pieces.append(self.context(call) if call.placement.parent is None else call.given)
+            pieces.append(self._sampled(segment))
+        path = np.concatenate(pieces) if lineage else pieces[0]
+        self._keep(end, path, instead_of=at)
+        return path
+
+    def _sampled(self, segment: SegmentRef) -> Ids:
+        choices = self.calls[segment.call_id].choices
+        return int32s(choices[segment.choice].sampled_ids) if segment.choice < len(choices) else np.empty(0, np.int32)
+
+    def _keep(self, end: SegmentRef, path: Ids, instead_of: SegmentRef | None) -> None:
+        """Keep a path; it holds the ids of the one that it goes on from."""
+        if instead_of is not None:
+            del self._paths[instead_of]
+        self._paths[end] = path
+        while len(self._paths) > PATHS_KEPT:
+            del self._paths[next(iter(self._paths))]
 
     def segments(self, attempt: int) -> Iterator[tuple[Call, int]]:
         """Yield (call, choice) of all sampled segments of an attempt, in the order of the log."""
@@ -154,4 +209,7 @@ class Forest:
         if placement.parent is not None:
             parent = self.calls.get(placement.parent.call_id)
             return parent is not None and placement.parent.choice < len(parent.choices)
-        return placement.prefix is None or placement.prefix.call_id in self.calls
+        if placement.prefix is None:
+            return True
+        holder = self.calls.get(placement.prefix.call_id)
+        return holder is not None and holder.closed is not None

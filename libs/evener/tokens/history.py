@@ -1,48 +1,23 @@
-"""Recognising what a harness sends back: digest chains over canonical messages, and answers among them.
+"""Recognising what a harness sends back: a tree of the messages that were said, walked by digests.
 
-Every canonical message has a digest over itself and its predecessor's; tools and template options are the start of the chain.
-So a history is recognised from any depth by look-ups, and an answer of ours by what was given before it.
+A node stands for one history: the tools and options, then message after message. So a history is recognised by look-ups, however
+long it is, and an answer of ours by the history that it answered.
 """
 
-import hashlib
-import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import msgspec
 from msgspec import Struct
 
 from evener.proto.arrays import inline
+from evener.proto.ids import answer_key
 from evener.proto.sessions import MatchedBy, MessagePrefix, SegmentRef
-from evener.proto.spec import PolicyOptions, Quirks, Reasoning, Tolerance
+from evener.proto.spec import PolicyOptions, Quirks
+from evener.tokens.answers import same_answer
+from evener.tokens.digests import KEY, Digest, Message, message_digest, said, start_digest
 from evener.tokens.forest import Call, Forest
-
-Message = dict[str, Any]
-Digest = bytes
-
-_encoder: Final = msgspec.json.Encoder(order="deterministic")
-_NOT_LETTERS: Final = re.compile(r"[^A-Za-z0-9]")
-_LOOSE_DIGITS: Final = 15
-
-
-def start_digest(tools: Sequence[Message], options: PolicyOptions) -> Digest:
-    """Return the start of the chain: the tools in their order, and how the policy renders."""
-    return hashlib.blake2b(_encoder.encode((list(tools), options)), digest_size=16).digest()
-
-
-def next_digest(before: Digest, message: Message) -> Digest:
-    """Return the digest after `message`."""
-    return hashlib.blake2b(before + _encoder.encode(message), digest_size=16).digest()
-
-
-def head_digest(messages: Sequence[Message]) -> Digest:
-    """Return a digest of the messages up to and with the first one of the user."""
-    digest = b""
-    for message in messages:
-        digest = next_digest(digest, message)
-        if message.get("role") == "user":
-            break
-    return digest
+from evener.tokens.noise import NoiseFilter
 
 
 class Match(Struct, frozen=True, kw_only=True):
@@ -56,17 +31,78 @@ class Match(Struct, frozen=True, kw_only=True):
     siblings: int
 
 
-class Reading(Struct, frozen=True, kw_only=True, eq=False):
-    """What a history says, message by message."""
+class Node:
+    """One history."""
 
-    messages: tuple[Message, ...]
-    """As sent, with recognised answers in the form in which they were sampled."""
+    __slots__ = ("after", "answers", "candidates", "holder")
+
+    def __init__(self) -> None:
+        self.after: dict[Digest, Node] = {}
+        """By the digest of the next message."""
+        self.answers: list[SegmentRef] = []
+        """What was sampled after exactly this history."""
+        self.holder: MessagePrefix | None = None
+        """Where these messages are stored."""
+        self.candidates: dict[tuple[Digest, str | None], list[SegmentRef]] = {}
+        """By the digest and the key of a message: the answers that it may be."""
+
+
+class Said(Sequence[Message]):
+    """The messages of a request, recognised answers in the form in which they were sampled. Made when looked at."""
+
+    def __init__(self, forest: Forest, sent: Sequence[Message], altered: dict[int, SegmentRef]) -> None:
+        self._forest = forest
+        self._sent = sent
+        self._altered = altered
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Message]: ...
+    def __getitem__(self, at: int | slice) -> Message | Sequence[Message]:
+        if isinstance(at, slice):
+            chosen = range(*at.indices(len(self)))
+            moved = {place: self._altered[index] for place, index in enumerate(chosen) if index in self._altered}
+            return Said(self._forest, self._sent[at], moved)
+        segment = self._altered.get(at if at >= 0 else at + len(self))
+        return said(self._sent[at]) if segment is None else sampled_message(self._forest, segment)
+
+    def sent(self, at: int) -> Message:
+        """Return a message in the form in which the harness sent it."""
+        return self._sent[at]
+
+    def __iter__(self) -> Iterator[Message]:
+        return (self[at] for at in range(len(self)))
+
+
+class Reading(Struct, frozen=True, kw_only=True, eq=False):
+    """What a history says."""
+
+    messages: Said
+    """Without noise."""
     deepest: Match | None
     known: MessagePrefix | None
     """The longest beginning that an earlier call holds."""
     known_count: int
     """Messages of that beginning."""
-    end: Digest
+    answered: bool
+    """A call with exactly this history has an answer."""
+    cuts: tuple[str, ...]
+    """Noise that was cut from the messages after the known beginning, each with its place before it."""
+
+
+class Walk(Struct, frozen=True):
+    """How far a history was known: the next one mostly goes on from there."""
+
+    start: Digest
+    digests: tuple[Digest, ...]
+    node: Node
+    deepest: tuple[int, Node] | None
+    """The last sampled answer: its index, and the node that it answered."""
+    altered: dict[int, SegmentRef]
 
 
 class History:
@@ -76,157 +112,180 @@ class History:
         self._forest = forest
         self._attempt = attempt
         self._tolerances = frozenset(quirks.tolerances)
-        self._nodes: dict[Digest, MessagePrefix] = {}
-        self._answers: dict[Digest, list[SegmentRef]] = {}
-        self._ends: dict[str, Digest] = {}
-        self._heads: set[Digest] = set()
+        self._noise = NoiseFilter(quirks.noise)
+        self._starts: dict[Digest, Node] = {}
+        self._paths: dict[str, list[Node]] = {}
+        """By call: the node that its own messages follow, then one for each of them."""
+        self._counts: dict[str, int] = {}
+        """By call: messages before its own."""
+        self._after_answer: dict[SegmentRef, Node] = {}
+        self._heads: set[tuple[Digest, ...]] = set()
+        self._walked: Walk | None = None
+        """The last one, while it would come out the same."""
         for call in forest.in_order():
             self.add(call)
-
-    def add(self, call: Call) -> None:
-        """Index a call's messages; once it is closed, add it again for its answers. Other attempts' calls are left out."""
-        opened = call.opened
-        if opened.attempt != self._attempt:
-            return
-        if call.call_id not in self._ends:
-            digest, count = self._begin(opened.follows, opened.tools, opened.options)
-            messages = msgspec.json.decode(inline(opened.messages))
-            if opened.follows is None:
-                self._heads.add(head_digest(messages))
-            for message in messages:
-                digest, count = next_digest(digest, message), count + 1
-                self._nodes.setdefault(digest, MessagePrefix(call_id=call.call_id, count=count))
-            self._ends[call.call_id] = digest
-        if opened.policy is None:  # a frozen engine's answers are the harness's own messages
-            return
-        end = self._ends[call.call_id]
-        for index, choice in enumerate(call.choices):
-            segment = SegmentRef(call_id=call.call_id, choice=index)
-            if segment not in (held := self._answers.setdefault(end, [])):
-                held.append(segment)
-                after = next_digest(end, msgspec.json.decode(inline(choice.message)))
-                self._nodes.setdefault(after, MessagePrefix(call_id=call.call_id, count=opened.message_count, choice=index))
-
-    def knows_head(self, messages: Sequence[Message]) -> bool:
-        """Return whether an earlier call began with the same messages up to its first user message, whatever its tools."""
-        return head_digest(messages) in self._heads
 
     @property
     def has_answers(self) -> bool:
         """Whether any call has one."""
-        return bool(self._answers)
+        return bool(self._after_answer)
 
-    def answered_at(self, end: Digest) -> bool:
-        """Return whether a call with exactly this history has an answer."""
-        return end in self._answers
+    def add(self, call: Call) -> None:
+        """Index a call's messages; once it is closed, add it again for its answers. Other attempts' calls are left out."""
+        if call.opened.attempt != self._attempt:
+            return
+        if call.call_id not in self._paths:
+            self._add_messages(call)
+        if call.opened.policy is None:  # a frozen engine's answers are the harness's own messages
+            return
+        for index in range(len(call.choices)):
+            if (segment := SegmentRef(call_id=call.call_id, choice=index)) not in self._after_answer:
+                self._add_answer(call, segment)
 
-    def read(self, messages: Sequence[Message], tools: Sequence[Message], options: PolicyOptions) -> Reading:
-        """Walk a history: recognise sampled answers, and find what is stored already."""
-        digest = start_digest(tools, options)
-        deepest, known, known_count = None, None, 0
-        seen: list[Message] = []
-        for index, sent in enumerate(messages):
-            message = sent
-            if sent.get("role") == "assistant" and (match := self._match(digest, index, sent, options)) is not None:
-                deepest, message = match, self._message(match.segment)
-            seen.append(message)
-            digest = next_digest(digest, message)
-            if (node := self._nodes.get(digest)) is not None and known_count == index:
-                known, known_count = node, index + 1
-        return Reading(messages=tuple(seen), deepest=deepest, known=known, known_count=known_count, end=digest)
+    def knows_head(self, messages: Sequence[Message]) -> bool:
+        """Return whether an earlier call began with the same messages up to its first user message, whatever its tools."""
+        return _head(messages) in self._heads
 
-    def _match(self, before: Digest, index: int, sent: Message, options: PolicyOptions) -> Match | None:
-        equal: list[tuple[SegmentRef, MatchedBy, bool]] = []
-        for segment in self._answers.get(before, ()):
-            found = same_answer(self._message(segment), sent, self._tolerances, options.reasoning)
-            if found is not None:
-                equal.append((segment, *found))
-        if not equal:
-            return None
-        received = [one for one in equal if not self._forest.orphaned(self._forest.calls[one[0].call_id])] or equal
-        segment, by, altered = received[-1]
-        return Match(index=index, segment=segment, by=by, altered=altered, siblings=len(equal))
-
-    def _message(self, segment: SegmentRef) -> Message:
-        message: Message = msgspec.json.decode(inline(self._forest.calls[segment.call_id].choices[segment.choice].message))
-        return message
-
-    def _begin(self, follows: MessagePrefix | None, tools: Any, options: PolicyOptions) -> tuple[Digest, int]:
-        if follows is None:
-            return start_digest(msgspec.json.decode(inline(tools)) if tools is not None else (), options), 0
-        holder = self._forest.calls[follows.call_id]
-        if follows.choice is not None:
-            answer = self._message(SegmentRef(call_id=follows.call_id, choice=follows.choice))
-            return next_digest(self._ends[follows.call_id], answer), follows.count + 1
-        digest, count = self._begin(holder.opened.follows, holder.opened.tools, holder.opened.options)
-        own: Iterable[Message] = msgspec.json.decode(inline(holder.opened.messages))
-        for message in own:
-            if count == follows.count:
+    def read(
+        self, messages: Sequence[Message], tools: Sequence[Message], options: PolicyOptions, digests: Sequence[Digest] | None = None
+    ) -> Reading:
+        """Walk a history: recognise sampled answers, and find what is stored already. `digests`: of the messages as sent."""
+        clean, walked, cuts = self._cut(messages, digests)
+        begun = self._begun(start_digest(tools, options), tuple(walked))
+        node, deepest, known_count = begun.node, begun.deepest, len(begun.digests)
+        altered = dict(begun.altered)
+        certain = True
+        for index in range(known_count, len(walked)):
+            after = node.after.get(walked[index])
+            if node.answers and clean[index].get("role") == "assistant":
+                segment = self._choose(node, clean[index], walked, index, options)
+                certain &= len(node.candidates[walked[index], clean[index].get(KEY)]) <= 1
+                if segment is not None:
+                    if self._after_answer[segment] is not after:
+                        altered[index], after = segment, self._after_answer[segment]
+                    deepest = index, node
+            if after is None:
                 break
-            digest, count = next_digest(digest, message), count + 1
-        return digest, count
+            node, known_count = after, index + 1
+        if known_count and certain:  # a choice may come out otherwise with what follows, or with what was received
+            self._walked = Walk(begun.start, tuple(walked[:known_count]), node, deepest, altered)
+        match = None if deepest is None else self._match(*deepest, clean, walked, options)
+        return Reading(
+            messages=Said(self._forest, clean, altered),
+            deepest=match,
+            known=node.holder,
+            known_count=known_count,
+            answered=known_count == len(walked) and bool(node.answers),
+            cuts=tuple(f"messages[{index}]: {text}" for index, text in cuts if index >= known_count),
+        )
+
+    def _begun(self, start: Digest, walked: tuple[Digest, ...]) -> Walk:
+        """Return the walk that this one goes on from."""
+        last = self._walked
+        if last is not None and last.start == start and last.digests == walked[: len(last.digests)]:
+            return last
+        return Walk(start, (), self._starts.get(start, Node()), None, {})
+
+    def _cut(
+        self, messages: Sequence[Message], digests: Sequence[Digest] | None
+    ) -> tuple[Sequence[Message], Sequence[Digest], list[tuple[int, str]]]:
+        known = [message_digest(message) for message in messages] if digests is None else digests
+        if not self._noise.active:
+            return messages, known, []
+        made = [self._noise.cut(message, digest) for message, digest in zip(messages, known, strict=True)]
+        cuts = [(index, text) for index, (_, _, texts) in enumerate(made) for text in texts]
+        return [message for message, _, _ in made], [digest for _, digest, _ in made], cuts
+
+    def _candidates(self, node: Node, sent: Message, digest: Digest, options: PolicyOptions) -> list[SegmentRef]:
+        """Return the answers that a message may be, unchanged ones first."""
+        asked = digest, sent.get(KEY)
+        known = node.candidates.get(asked)
+        if known is None:
+            found = [(segment, same) for segment in node.answers if (same := self._same(segment, sent, options)) is not None]
+            known = node.candidates[asked] = [segment for segment, (_, altered) in sorted(found, key=lambda one: one[1][1])]
+        return known
+
+    def _choose(self, node: Node, sent: Message, walked: Sequence[Digest], index: int, options: PolicyOptions) -> SegmentRef | None:
+        """Return which answer was sent back: the one that the key names; else one after which the history goes on as it does here.
+
+        Else one that came back unchanged; of several such, the last that was received.
+        """
+        candidates = self._candidates(node, sent, walked[index], options)
+        if len(candidates) < 2:  # noqa: PLR2004 - nothing to choose
+            return candidates[0] if candidates else None
+        following = walked[index + 1] if index + 1 < len(walked) else None
+
+        def rank(one: SegmentRef) -> tuple[bool, bool, bool, bool]:
+            after = self._after_answer[one]
+            keyed = answer_key(one.call_id, one.choice) == sent.get(KEY)
+            unchanged = after is node.after.get(walked[index])
+            return keyed, following in after.after, unchanged, not self._forest.orphaned(self._forest.calls[one.call_id])
+
+        best = max(map(rank, candidates))
+        return [one for one in candidates if rank(one) == best][-1]
+
+    def _match(self, index: int, node: Node, clean: Sequence[Message], walked: Sequence[Digest], options: PolicyOptions) -> Match | None:
+        segment = self._choose(node, clean[index], walked, index, options)
+        same = None if segment is None else self._same(segment, clean[index], options)
+        if segment is None or same is None:
+            return None
+        siblings = len(self._candidates(node, clean[index], walked[index], options))
+        return Match(index=index, segment=segment, by=same[0], altered=same[1], siblings=siblings)
+
+    def _same(self, segment: SegmentRef, sent: Message, options: PolicyOptions) -> tuple[MatchedBy, bool] | None:
+        sampled = sampled_message(self._forest, segment)
+        return same_answer(sampled, answer_key(segment.call_id, segment.choice), sent, self._tolerances, options.reasoning)
+
+    def _add_messages(self, call: Call) -> None:
+        opened = call.opened
+        node, count = self._begin(call)
+        messages: list[Message] = msgspec.json.decode(inline(opened.messages))
+        if opened.follows is None:
+            self._heads.add(_head(messages))
+        path = self._paths[call.call_id] = [node]
+        self._counts[call.call_id] = count
+        for message in messages:
+            node, count = node.after.setdefault(message_digest(message), Node()), count + 1
+            path.append(node)
+            if node.holder is None:
+                node.holder = MessagePrefix(call_id=call.call_id, count=count)
+
+    def _add_answer(self, call: Call, segment: SegmentRef) -> None:
+        before = self._paths[call.call_id][-1]
+        if before.after:  # what follows it may be read anew
+            self._walked = None
+        after = before.after.setdefault(message_digest(sampled_message(self._forest, segment)), Node())
+        before.answers.append(segment)
+        before.candidates.clear()
+        if after.holder is None:
+            after.holder = MessagePrefix(call_id=call.call_id, count=call.opened.message_count, choice=segment.choice)
+        self._after_answer[segment] = after
+
+    def _begin(self, call: Call) -> tuple[Node, int]:
+        """Return the node that a call's own messages follow, and its number of messages."""
+        follows = call.opened.follows
+        if follows is None:
+            tools: Any = msgspec.json.decode(inline(call.opened.tools)) if call.opened.tools is not None else ()
+            return self._starts.setdefault(start_digest(tools, call.opened.options), Node()), 0
+        if follows.choice is not None:
+            segment = SegmentRef(call_id=follows.call_id, choice=follows.choice)
+            return self._after_answer.get(segment) or Node(), follows.count + 1
+        path = self._paths.get(follows.call_id, [])
+        own = follows.count - self._counts.get(follows.call_id, 0)
+        return (path[own] if 0 <= own < len(path) else Node()), follows.count  # else its record was damaged: it follows nothing known
 
 
-def same_answer(sampled: Message, sent: Message, tolerances: frozenset[Tolerance], reasoning: Reasoning) -> tuple[MatchedBy, bool] | None:
-    """Return what recognises `sent` as the `sampled` answer and whether it was altered, or None for a message of the harness."""
-    if _encoder.encode(sampled) == _encoder.encode(sent):
-        return (MatchedBy.CALL_ID if sent.get("tool_calls") else MatchedBy.CONTENT), False
-    by = _recognised_by(sampled, sent, tolerances)
-    if by is None or not _same_calls(sampled, sent, tolerances):
-        return None
-    if not _same_text(str(sampled.get("content") or ""), str(sent.get("content") or ""), by, tolerances):
-        return None
-    if not _same_reasoning(sampled.get("reasoning"), sent.get("reasoning"), tolerances, reasoning):
-        return None
-    return by, True
+def sampled_message(forest: Forest, segment: SegmentRef) -> Message:
+    """Return the canonical message of an answer as it was sampled."""
+    message: Message = msgspec.json.decode(inline(forest.calls[segment.call_id].choices[segment.choice].message))
+    return message
 
 
-def _recognised_by(sampled: Message, sent: Message, tolerances: frozenset[Tolerance]) -> MatchedBy | None:
-    ours, theirs = _call_ids(sampled, tolerances), _call_ids(sent, tolerances)
-    if ours or theirs:
-        return MatchedBy.CALL_ID if ours == theirs else None
-    return MatchedBy.CONTENT if sampled.get("content") == sent.get("content") else MatchedBy.TRIMMED
-
-
-def _call_ids(message: Message, tolerances: frozenset[Tolerance]) -> list[str]:
-    ids = [str(call.get("id")) for call in message.get("tool_calls") or ()]
-    return [_NOT_LETTERS.sub("", one) for one in ids] if Tolerance.CALL_ID_LETTERS in tolerances else ids
-
-
-def _same_calls(sampled: Message, sent: Message, tolerances: frozenset[Tolerance]) -> bool:
-    loose = Tolerance.NUMBERS_LOOSE in tolerances
-    ours, theirs = (
-        [(call.get("name"), _loose(call.get("arguments"), loose)) for call in message.get("tool_calls") or ()]
-        for message in (sampled, sent)
-    )
-    return _encoder.encode(ours) == _encoder.encode(theirs)  # bytes: Python says 1 == 1.0 == True
-
-
-def _loose(value: Any, loose: bool) -> Any:  # noqa: FBT001 - the tolerance, passed down
-    """Return the value with numbers compared as a JavaScript client prints them."""
-    if not loose:
-        return value
-    if isinstance(value, dict):
-        return {key: _loose(inner, loose) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_loose(inner, loose) for inner in value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{float(value):.{_LOOSE_DIGITS}g}"
-    return value
-
-
-def _same_text(sampled: str, sent: str, by: MatchedBy, tolerances: frozenset[Tolerance]) -> bool:
-    if sampled == sent:
-        return True
-    if Tolerance.BLANK_TEXT_ABSENT in tolerances and not sampled.strip() and not sent:
-        return True
-    return (by is MatchedBy.TRIMMED or Tolerance.TEXT_TRIMMED in tolerances) and sampled.strip() == sent.strip()
-
-
-def _same_reasoning(sampled: Any, sent: Any, tolerances: frozenset[Tolerance], option: Reasoning) -> bool:
-    ours, theirs = str(sampled or ""), str(sent or "")
-    if ours == theirs:
-        return True
-    if not theirs:
-        return Tolerance.REASONING_ABSENT in tolerances and option is Reasoning.REINSTATE
-    return Tolerance.TEXT_TRIMMED in tolerances and ours.strip() == theirs.strip()
+def _head(messages: Sequence[Message]) -> tuple[Digest, ...]:
+    """Return the digests of the messages up to and with the first one of the user."""
+    head: list[Digest] = []
+    for message in messages:
+        head.append(message_digest(message))
+        if message.get("role") == "user":
+            break
+    return tuple(head)

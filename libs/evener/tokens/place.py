@@ -9,19 +9,22 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evener.proto.arrays import int32s
-from evener.proto.sessions import BridgedBy, FinishReason, MessagePrefix, PathPrefix, Placement, RootReason
+from evener.proto.sessions import BridgedBy, FinishReason, MessagePrefix, PathPrefix, Placement, RootReason, SegmentRef
 from evener.proto.spec import PolicyOptions, Quirks, Thinking
+from evener.tokens.digests import Digest, Message
 from evener.tokens.forest import Forest, Ids
-from evener.tokens.history import History, Message, Reading
+from evener.tokens.history import History, Match, Reading
 
 RULE: Final = 1
 """Version of these rules, recorded with each placement."""
 PREFIX_CANDIDATES: Final = 8
 """Latest calls whose paths a new root is compared with, to store only what differs."""
 PREFIX_LEAST_TOKENS: Final = 32
+COMPACTED_WITHIN: Final = 8
+"""A summary that replaces a history stands within so many first messages."""
 
 
 class Bridged(Protocol):
@@ -45,6 +48,10 @@ class Renders(Protocol):
         """Ids that end a turn; the first is the template's own."""
         ...
 
+    def reasoning_length(self, ids: Ids) -> int:
+        """Return how many of sampled ids are reasoning, with its marks."""
+        ...
+
 
 class Placed(Struct, frozen=True, kw_only=True, eq=False):
     """Where a call hangs, and everything to record and to give the engine."""
@@ -55,9 +62,13 @@ class Placed(Struct, frozen=True, kw_only=True, eq=False):
     context: Ids
     """int32[T], for the engine."""
     follows: MessagePrefix | None
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
     """After `follows`, to record."""
+    said: Sequence[Message]
+    """The whole history, answers as they were sampled, for an engine that renders it itself."""
     side_call: str | None
+    cuts: tuple[str, ...]
+    """Noise that was cut from what is recorded."""
 
 
 def place(
@@ -69,14 +80,19 @@ def place(
     renderer: Renders,
     options: PolicyOptions,
     quirks: Quirks,
+    digests: Sequence[Digest] | None = None,
+    sub_agent: bool = False,
 ) -> Placed:
-    """Place a request. Raises what the renderer raises for messages that it cannot render."""
-    reading = history.read(messages, tools, options)
+    """Place a request. Raises what the renderer raises for messages that it cannot render.
+
+    `digests`: of the messages. `sub_agent`: its client says that a sub-agent asks.
+    """
+    reading = history.read(messages, tools, options, digests)
     side_call = _side_call(quirks, messages, tools)
     bridged = _extend(forest, reading, tools, renderer)
-    if bridged is not None:
-        return _child(forest, reading, bridged, side_call)
-    reason = RootReason.SIDE_CALL if side_call is not None else _why_root(history, reading, options)
+    if bridged is not None and reading.deepest is not None:
+        return _child(forest, reading, reading.deepest, bridged, renderer, side_call=side_call)
+    reason = RootReason.SIDE_CALL if side_call is not None else _why_root(history, reading, options, quirks, sub_agent=sub_agent)
     context = renderer.render(reading.messages, tools or None)
     prefix = _shared_prefix(forest, context)
     given = context[prefix.length :] if prefix is not None else context
@@ -85,9 +101,36 @@ def place(
         given=given,
         context=context,
         follows=reading.known,
-        messages=reading.messages[reading.known_count :],
+        messages=list(reading.messages[reading.known_count :]),
+        said=reading.messages,
         side_call=side_call,
+        cuts=reading.cuts,
     )
+
+
+def settle(forest: Forest, placed: Placed, reported: Ids) -> Placed:
+    """Return the final placement of a call whose engine rendered the prompt itself and reported its ids. Never a splice."""
+    if np.array_equal(reported, placed.context):
+        return placed
+    parent = placed.placement.parent
+    if parent is not None and _begins(reported, path := forest.path(parent)):
+        placement = structs.replace(placed.placement, bridged_by=BridgedBy.ENGINE)
+        return structs.replace(placed, placement=placement, given=reported[len(path) :], context=reported)
+    prefix = _shared_prefix(forest, reported)
+    given = reported[prefix.length :] if prefix is not None else reported
+    root = placed.placement.root or RootReason.IDS_DIFFER
+    return structs.replace(placed, placement=Placement(rule=RULE, root=root, prefix=prefix), given=given, context=reported)
+
+
+def nowhere() -> Placed:
+    """Return the place of a call that could not be placed: nothing of it is given or sampled."""
+    empty = np.empty(0, np.int32)
+    placement = Placement(rule=RULE, root=RootReason.DOUBT)
+    return Placed(placement=placement, given=empty, context=empty, follows=None, messages=(), said=(), side_call=None, cuts=())
+
+
+def _begins(ids: Ids, path: Ids) -> bool:
+    return len(path) < len(ids) and np.array_equal(ids[: len(path)], path)
 
 
 def _extend(forest: Forest, reading: Reading, tools: Sequence[Message], renderer: Renders) -> Bridged | None:
@@ -110,32 +153,47 @@ def _extend(forest: Forest, reading: Reading, tools: Sequence[Message], renderer
     )
 
 
-def _child(forest: Forest, reading: Reading, bridged: Bridged, side_call: str | None) -> Placed:
-    match = reading.deepest
-    if match is None:
-        msg = "a bridge without the answer that it extends"
-        raise ValueError(msg)
+def _child(forest: Forest, reading: Reading, match: Match, bridged: Bridged, renderer: Renders, *, side_call: str | None) -> Placed:
     parent = forest.calls[match.segment.call_id]
-    sampled = int32s(parent.choices[match.segment.choice].sampled_ids)
     return Placed(
         placement=Placement(
-            rule=RULE, parent=match.segment, matched_by=match.by, bridged_by=bridged.by, altered=match.altered, siblings=match.siblings
+            rule=RULE,
+            parent=match.segment,
+            matched_by=match.by,
+            bridged_by=bridged.by,
+            altered=match.altered,
+            siblings=match.siblings,
+            reinstated_tokens=_reinstated(forest, reading, match, renderer),
         ),
         given=bridged.ids,
-        context=np.concatenate((forest.context(parent), sampled, bridged.ids)).astype(np.int32, copy=False),
+        context=np.concatenate((forest.path(match.segment), bridged.ids)).astype(np.int32, copy=False),
         follows=MessagePrefix(call_id=parent.call_id, count=parent.opened.message_count, choice=match.segment.choice),
-        messages=reading.messages[match.index + 1 :],
+        messages=list(reading.messages[match.index + 1 :]),
+        said=reading.messages,
         side_call=side_call,
+        cuts=reading.cuts,
     )
 
 
-def _why_root(history: History, reading: Reading, options: PolicyOptions) -> RootReason:
+def _reinstated(forest: Forest, reading: Reading, match: Match, renderer: Renders) -> int:
+    """Return how many tokens of the parent's reasoning stay in the context although the harness dropped them."""
+    if not match.altered or reading.messages.sent(match.index).get("reasoning"):
+        return 0
+    choice = forest.calls[match.segment.call_id].choices[match.segment.choice]
+    return renderer.reasoning_length(int32s(choice.sampled_ids))
+
+
+def _why_root(history: History, reading: Reading, options: PolicyOptions, quirks: Quirks, *, sub_agent: bool) -> RootReason:
     if not history.has_answers:
         return RootReason.FIRST
     if reading.deepest is not None:
         stripped = options.thinking is Thinking.TEMPLATE and reading.messages[reading.deepest.index].get("reasoning")
         return RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE
-    if history.answered_at(reading.end):
+    if sub_agent:
+        return RootReason.SUB_AGENT
+    if quirks.compacted is not None and _begins_compacted(quirks.compacted, reading.messages):
+        return RootReason.COMPACTION
+    if reading.answered:
         return RootReason.NO_ANSWER
     beginning = reading.messages[: reading.known_count]
     if not any(message.get("role") not in {"system", "developer"} for message in beginning):
@@ -145,16 +203,23 @@ def _why_root(history: History, reading: Reading, options: PolicyOptions) -> Roo
     return RootReason.REWRITTEN
 
 
+def _begins_compacted(pattern: str, messages: Sequence[Message]) -> bool:
+    users = [message for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
+    return any(re.search(pattern, _text(message)) for message in users)
+
+
 def _shared_prefix(forest: Forest, context: Ids) -> PathPrefix | None:
+    """Return the path of the last calls that the new root shares most with. Storage only: it says nothing about branches."""
     best = PathPrefix(call_id="", length=0)
     closed = [call for call in forest.in_order() if call.closed is not None]
     for call in closed[-PREFIX_CANDIDATES:]:
-        path = forest.path(call)
-        size = min(len(path), len(context))
-        differ = np.flatnonzero(path[:size] != context[:size])
-        length = int(differ[0]) if len(differ) else size
-        if length > best.length:
-            best = PathPrefix(call_id=call.call_id, length=length)
+        for choice in range(len(call.choices)):
+            path = forest.path(SegmentRef(call_id=call.call_id, choice=choice))
+            size = min(len(path), len(context))
+            differ = np.flatnonzero(path[:size] != context[:size])
+            length = int(differ[0]) if len(differ) else size
+            if length > best.length:
+                best = PathPrefix(call_id=call.call_id, choice=choice, length=length)
     return best if best.length >= PREFIX_LEAST_TOKENS else None
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -25,27 +25,37 @@ _KINDS: Final = {RootReason.SUB_AGENT: RowKind.SUB_AGENT, RootReason.COMPACTION:
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
+Fate = Counter[LeftOut | None]
+"""Tokens of a segment by the reason why they are left out. None: trained."""
+
+
 class Cut(Struct, frozen=True, kw_only=True):
     """Rows of a session, with the books."""
 
     rows: tuple[Row, ...]
     branches: tuple[tuple[SegmentRef, ...], ...]
     """Of each row: its segments from the root."""
+    fates: dict[SegmentRef, Fate]
+    """Of all sampled segments, in the order of the log."""
     accounting: Accounting
 
 
-def cut(session: Session, end: End, strategy: Strategy = Strategy.TREE) -> Cut:
-    """Cut the rows of a session that ended so. Branches without a trainable token are not emitted, but counted."""
-    reasons = _Reasons(session, end)
+def cut(session: Session, end: End, strategy: Strategy = Strategy.TREE, doubted: Collection[SegmentRef] = ()) -> Cut:
+    """Cut the rows of a session that ended so. Branches without a trainable token are not emitted, but counted.
+
+    `doubted`: segments of which nothing is trained (`evener.tokens.doubts`).
+    """
+    reasons = _Reasons(session, end, doubted)
     segments = _segments(session)
-    paths = _paths(session.forest, [segment for segment in segments if reasons.trains(segment)], segments, strategy)
+    fates = {segment: Counter(reasons.of_segment(segment)) for segment in _all_segments(session.forest)}
+    paths = _paths(session.forest, [segment for segment in segments if fates[segment][None]], segments, strategy)
     main = _main(session.forest, paths)
     rows: list[Row] = []
     trained: set[SegmentRef] = set()
     for path in paths:
         rows.append(_row(session.forest, path, reasons, trained, RowKind.MAIN if path is main else None))
         trained.update(path)
-    return Cut(rows=tuple(rows), branches=tuple(map(tuple, paths)), accounting=_account(session, reasons))
+    return Cut(rows=tuple(rows), branches=tuple(map(tuple, paths)), fates=fates, accounting=_account(session, fates))
 
 
 def main_branch(session: Session) -> list[SegmentRef]:
@@ -63,14 +73,10 @@ def digest(rows: Sequence[Row]) -> str:
 class _Reasons:
     """Why sampled tokens are not trained, per segment and per token: one reason each."""
 
-    def __init__(self, session: Session, end: End) -> None:
+    def __init__(self, session: Session, end: End, doubted: Collection[SegmentRef]) -> None:
         self._session = session
         self._trainable_end = CONSEQUENCES[end].trainable
-
-    def trains(self, segment: SegmentRef) -> bool:
-        """Return whether any token of a segment is trainable."""
-        call = self._session.forest.calls[segment.call_id]
-        return any(reason is None for reason in self.of_tokens(call, call.choices[segment.choice]))
+        self._doubted = doubted
 
     def of_call(self, call: Call) -> LeftOut | None:
         """Return why nothing of a call is trained. None: look at its tokens."""
@@ -84,25 +90,39 @@ class _Reasons:
             return LeftOut.FROZEN
         return LeftOut.ORPHAN if self._session.forest.orphaned(call) else None
 
-    def of_tokens(self, call: Call, choice: Choice) -> list[LeftOut | None]:
+    def of_segment(self, segment: SegmentRef) -> list[LeftOut | None]:
         """Return the reason of each sampled token, None for a trainable one."""
+        call = self._session.forest.calls[segment.call_id]
+        choice = call.choices[segment.choice]
         size = len(int32s(choice.sampled_ids))
-        whole = self.of_call(call) or (LeftOut.ABORTED if choice.finish_reason is FinishReason.ABORTED else None)
-        if whole is not None:
-            return [whole] * size
-        reasons: list[LeftOut | None] = [None] * size
-        for at in np.flatnonzero(int32s(choice.versions) < 0):
-            reasons[at] = LeftOut.VERSION_UNKNOWN
-        for at in np.flatnonzero(~np.isfinite(float32s(choice.logprobs))):
-            reasons[at] = LeftOut.DOUBT
-        for masked in choice.masked:
-            reasons[masked.start : masked.end] = [masked.reason] * (min(masked.end, size) - masked.start)
-        return reasons
+        whole = self.of_call(call)
+        if whole is None and segment in self._doubted:
+            whole = LeftOut.DOUBT
+        if whole is None and choice.finish_reason is FinishReason.ABORTED:
+            whole = LeftOut.ABORTED
+        return _of_tokens(choice) if whole is None else [whole] * size
+
+
+def _of_tokens(choice: Choice) -> list[LeftOut | None]:
+    ids = int32s(choice.sampled_ids)
+    reasons: list[LeftOut | None] = [None] * len(ids)
+    for at in np.flatnonzero(int32s(choice.versions) < 0):
+        reasons[at] = LeftOut.VERSION_UNKNOWN
+    for at in np.flatnonzero(~np.isfinite(float32s(choice.logprobs)) | (ids < 0)):
+        reasons[at] = LeftOut.DOUBT
+    for masked in choice.masked:
+        for masked_at in range(max(masked.start, 0), min(masked.end, len(ids))):
+            reasons[masked_at] = masked.reason
+    return reasons
 
 
 def _segments(session: Session) -> list[SegmentRef]:
     """Return the segments of the last attempt, in the order of the log."""
     return [SegmentRef(call_id=call.call_id, choice=index) for call, index in session.forest.segments(session.attempt)]
+
+
+def _all_segments(forest: Forest) -> list[SegmentRef]:
+    return [SegmentRef(call_id=call.call_id, choice=index) for call in forest.in_order() for index in range(len(call.choices))]
 
 
 def _received(forest: Forest, segment: SegmentRef) -> bool:
@@ -149,7 +169,7 @@ def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set
         choice = call.choices[segment.choice]
         sampled = int32s(choice.sampled_ids)
         ids.add(sampled)
-        own = [] if segment in trained else reasons.of_tokens(call, choice)
+        own = [] if segment in trained else reasons.of_segment(segment)
         mask.add(np.fromiter((reason is None for reason in own), np.uint8, len(own)) if own else np.zeros(len(sampled), np.uint8))
         logprobs.add(float32s(choice.logprobs))
         versions.add(int32s(choice.versions))
@@ -191,20 +211,16 @@ class _Column:
         return np.concatenate(self._pieces) if self._pieces else np.empty(0, self._dtype)
 
 
-def _account(session: Session, reasons: _Reasons) -> Accounting:
+def _account(session: Session, fates: Mapping[SegmentRef, Fate]) -> Accounting:
     left_out: Counter[LeftOut] = Counter()
     delivered = resampled = 0
     forest = session.forest
-    for call in forest.in_order():
-        for choice in call.choices:
-            for reason in reasons.of_tokens(call, choice):
-                if reason is None:
-                    delivered += 1
-                    resampled += call.placement.root is RootReason.NO_ANSWER
-                else:
-                    left_out[reason] += 1
-    if session.stray_tokens:
-        left_out[LeftOut.DOUBT] += session.stray_tokens
+    for segment, fate in fates.items():
+        delivered += fate[None]
+        resampled += fate[None] * (forest.calls[segment.call_id].placement.root is RootReason.NO_ANSWER)
+        left_out.update({reason: tokens for reason, tokens in fate.items() if reason is not None})
+    if unseen := session.unseen_tokens():
+        left_out[LeftOut.DOUBT] += unseen
     calls = forest.calls.values()
     return Accounting(
         sampled=delivered + left_out.total(),

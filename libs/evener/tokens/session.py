@@ -4,14 +4,16 @@ Nothing here depends on how records of different writers interleave: the owner's
 in order, and what a runner or the scheduler adds only ever raises the attempt, sets its exit, or asks for the end.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 from evener.proto.arrays import length
-from evener.proto.codec import AnyEvent
+from evener.proto.blobs import Bulk
+from evener.proto.codec import AnyEvent, tag_of
 from evener.proto.ends import CallFailure, End, judge
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
+    CallDelivered,
     CallFailed,
     CallOpened,
     CallUndelivered,
@@ -23,6 +25,7 @@ from evener.proto.sessions import (
 from evener.proto.spec import SessionSpec
 from evener.tokens.forest import Call, Forest
 
+ID_BYTES: Final = 4
 START_LIMIT_SECONDS: Final = 3600.0
 """A SessionStarted whose record is later than this after its dispatch is void."""
 
@@ -39,8 +42,8 @@ class Session:
         self.sealed: SessionSealed | None = None
         self.forest = Forest()
         self.doubts: list[str] = []
-        self.stray_tokens = 0
-        """Sampled tokens of closed calls that fit nowhere: counted as doubt."""
+        self._strays: dict[str, int] = {}
+        """Sampled tokens of closed calls that fit nowhere, by call id."""
 
     @property
     def attempt(self) -> int:
@@ -50,7 +53,7 @@ class Session:
     @property
     def spec(self) -> SessionSpec | None:
         """None: neither a start nor a giving-up was read."""
-        told = self.starts.get(self.attempt) or self.given_up or next(iter(self.starts.values()), None)
+        told = self.starts.get(self.attempt) or self.given_up or next(iter(self.starts.values()), None) or self.sealed
         return None if told is None else told.spec
 
     @property
@@ -81,15 +84,22 @@ class Session:
 
     def sampled_tokens(self) -> int:
         """Return the tokens sampled in closed calls of all attempts."""
-        return self.stray_tokens + sum(call.sampled_tokens for call in self.forest.calls.values())
+        return sum(self._strays.values()) + sum(call.sampled_tokens for call in self.forest.calls.values())
 
-    def apply(self, event: AnyEvent, *, offset: int, record_at: float) -> bool:  # noqa: C901 - one case an event
+    def unseen_tokens(self) -> int:
+        """Return the tokens that were sampled in calls which are not in the forest: strays, or what the seal counts beyond it."""
+        beyond = 0 if self.sealed is None else self.sealed.sampled_tokens - self.sampled_tokens()
+        return sum(self._strays.values()) + max(beyond, 0)
+
+    def apply(self, event: AnyEvent, *, offset: int, record_at: float) -> bool:  # noqa: C901, PLR0912 - one case an event
         """Fold one record of `sessions` in; return whether it counts. After the seal nothing does.
 
         `record_at` is the log's own time of the record, Unix seconds.
         """
         if self.sealed is not None:
             return False
+        if getattr(event, "session_id", None) != self.session_id:
+            return self._doubt(f"record {offset} is not of this session: {tag_of(event)}")
         match event:
             case SessionStarted():
                 return self._start(event, record_at)
@@ -98,22 +108,22 @@ class Session:
             case SessionGivenUp():
                 return self._give_up(event)
             case CallOpened():
-                return self._note(
-                    self.forest.open(event, offset), event.call_id in self.forest.calls, f"call {event.call_id} hangs on nothing known"
-                )
+                return self._open(event, offset)
             case CallClosed():
                 return self._close(event)
             case CallFailed():
-                return self.forest.fail(event)
+                return self._fail(event)
             case CallUndelivered():
-                return self.forest.undeliver(event)
+                return self.forest.undeliver(event) or self._doubt(f"call {event.call_id} undelivered without being closed")
+            case CallDelivered():
+                return self.forest.deliver(event) or self._doubt(f"call {event.call_id} delivered without being closed")
             case AttemptEnded():
                 return self.ended.setdefault(event.attempt, event) is event
             case SessionSealed():
                 self.sealed = event
                 return True
             case _:
-                return False
+                return self._doubt(f"record {offset} does not belong here: {tag_of(event)}")
 
     def _start(self, event: SessionStarted, record_at: float) -> bool:
         if event.attempt <= self.attempt or record_at - event.dispatched_at > START_LIMIT_SECONDS:
@@ -134,19 +144,42 @@ class Session:
         self.given_up = event
         return True
 
-    def _close(self, event: CallClosed) -> bool:
+    def _open(self, event: CallOpened, offset: int) -> bool:
         known = self.forest.calls.get(event.call_id)
-        if self.forest.close(event):
+        if known is not None:
+            if known.opened != event:
+                self._doubt(f"call {event.call_id} opened twice, differently: the first counts")
+            return False
+        return (_whole(event.given_ids) and self.forest.open(event, offset)) or self._doubt(f"call {event.call_id} hangs on nothing known")
+
+    def _close(self, event: CallClosed) -> bool:
+        call = self.forest.calls.get(event.call_id)
+        if call is not None and call.ended:
+            return self._end_again(call, event)
+        if (event.given_ids is None or _whole(event.given_ids)) and self.forest.close(event):
             return True
-        if known is None or not known.ended:
-            self.stray_tokens += sum(length(choice.sampled_ids) for choice in event.choices)
-            self.doubts.append(f"call {event.call_id} closed without being open")
+        self._strays[event.call_id] = sum(length(choice.sampled_ids) for choice in event.choices)
+        return self._doubt(f"call {event.call_id} closed without being open")
+
+    def _fail(self, event: CallFailed) -> bool:
+        call = self.forest.calls.get(event.call_id)
+        if call is not None and call.ended:
+            return self._end_again(call, event)
+        return self.forest.fail(event) or self._doubt(f"call {event.call_id} failed without being open")
+
+    def _end_again(self, call: Call, event: CallClosed | CallFailed) -> Literal[False]:
+        if event not in (call.closed, call.failed):
+            self._doubt(f"call {call.call_id} ended twice, differently: the first counts")
         return False
 
-    def _note(self, counted: bool, known: bool, doubt: str) -> bool:  # noqa: FBT001 - two facts of the caller
-        if not counted and not known:
-            self.doubts.append(doubt)
-        return counted
+    def _doubt(self, doubt: str) -> Literal[False]:
+        """Note what does not fit: it does not count."""
+        self.doubts.append(doubt)
+        return False
+
+
+def _whole(ids: Bulk) -> bool:
+    return (len(ids) if isinstance(ids, bytes) else ids.size) % ID_BYTES == 0
 
 
 def last_failure(session: Session) -> CallFailure | None:

@@ -6,8 +6,10 @@ import msgspec
 
 from evener.proto.arrays import inline
 from evener.proto.blobs import BlobRef
+from evener.proto.codec import NOT_AN_EVENT
 from evener.proto.spec import Strategy
 from evener.proto.trajectories import CallSummary, HarnessExit, TrajectoryBuilt
+from evener.tokens.doubts import doubtful, named
 from evener.tokens.forest import Call
 from evener.tokens.rows import RULE, cut, digest, main_branch
 from evener.tokens.session import Session
@@ -19,9 +21,10 @@ def build(session: Session, *, records: BlobRef | None = None, strategy: Strateg
     if seal is None or spec is None:
         msg = f"session {session.session_id} cannot be built: {'no seal' if seal is None else 'neither a start nor a giving-up'} was read"
         raise ValueError(msg)
-    made = cut(session, seal.end, strategy)
+    doubted = doubtful(session)
+    made = cut(session, seal.end, strategy, doubted)
     rows_digest = digest(made.rows)
-    doubts = list(session.doubts)
+    doubts = named(session, doubted)
     if strategy is Strategy.TREE and rows_digest != seal.rows_digest:
         doubts.append(f"rows differ from the live ones: {rows_digest} is not {seal.rows_digest}")
     start, left = session.starts.get(session.attempt), session.exit
@@ -70,7 +73,7 @@ def _summary(call: Call) -> CallSummary:
         prompt_tokens=opened.prompt_tokens,
         sampled_tokens=call.sampled_tokens,
         failure=call.failed.reason if call.failed else None,
-        undelivered=call.undelivered is not None,
+        undelivered=call.undelivered,
         opened_at=opened.opened_at,
         closed_at=closed.closed_at if closed else call.failed.failed_at if call.failed else None,
         engine_seconds=closed.engine_seconds if closed else 0.0,
@@ -83,6 +86,9 @@ def _answer(session: Session) -> str | None:
     if not branch:
         return None
     segment = branch[-1]
-    message: dict[str, Any] = msgspec.json.decode(inline(session.forest.calls[segment.call_id].choices[segment.choice].message))
-    content = message.get("content")
+    try:
+        message: dict[str, Any] = msgspec.json.decode(inline(session.forest.calls[segment.call_id].choices[segment.choice].message))
+    except NOT_AN_EVENT:  # damaged: its tokens are in doubt
+        return None
+    content = message.get("content") if isinstance(message, dict) else None
     return content if isinstance(content, str) else ""

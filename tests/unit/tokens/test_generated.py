@@ -3,11 +3,13 @@
 import os
 
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.checker import check
 from tests.unit.tokens.generated import Harness, Step, steps
 from tests.unit.tokens.toy import plain, replay
 
 from evener.proto.codec import encode
+from evener.proto.sessions import RootReason
 from evener.proto.spec import Strategy
 from evener.tokens.trajectory import build
 
@@ -23,6 +25,8 @@ def test_whatever_a_harness_does_rows_hold_what_the_engine_sampled(plan: list[St
     trajectory = harness.play(plan)
 
     assert check([plain(trajectory)], harness.world.ledger_lines()) == []
+    assert harness.misjudged(trajectory) == set()
+    assert trajectory.accounting.left_out == harness.left_out(trajectory)
     assert trajectory.doubts == ()
     assert encode(replay(harness.world.log)) == encode(trajectory)
     twice = [record for record in harness.world.log for _ in range(2)]
@@ -30,3 +34,14 @@ def test_whatever_a_harness_does_rows_hold_what_the_engine_sampled(plan: list[St
     per_call = build(harness.world.session, strategy=Strategy.PER_CALL)
     assert check([plain(per_call)], harness.world.ledger_lines()) == []
     assert per_call.accounting == trajectory.accounting
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(("ask", "tool", "user", "length")), st.just(0), st.integers(0, 8)), min_size=1, max_size=30))
+def test_history_that_only_grows_is_one_row(plan: list[Step]) -> None:
+    """However its answers are spelled: nothing but the first call is a root."""
+    linear = [(name, which, number) for name, which, number in plan]
+    trajectory = Harness().play([*linear, ("user", 0, 0), ("ask", 0, 0)])
+
+    assert [row.root for row in trajectory.rows] == [RootReason.FIRST]
+    assert trajectory.accounting.left_out == {}

@@ -13,10 +13,10 @@ from tests.unit.tokens.toy import plain, replay
 from evener.proto.arrays import length
 from evener.proto.codec import encode
 from evener.proto.ends import LeftOut
-from evener.proto.sessions import PathPrefix
-from evener.tokens import forest, place, rows, session
+from evener.proto.sessions import MatchedBy, PathPrefix
+from evener.tokens import forest, history, place, rows, session
 
-SESSIONS = 60
+SESSIONS = 300
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -28,7 +28,9 @@ def found_out() -> bool:
         plan = [(drawn.choice(STEPS), drawn.randrange(4), drawn.randrange(7)) for _ in range(12)]
         try:
             trajectory = harness.play(plan)
-            if check([plain(trajectory)], harness.world.ledger_lines()) or trajectory.doubts:
+            if check([plain(trajectory)], harness.world.ledger_lines()) or harness.misjudged(trajectory) or trajectory.doubts:
+                return True
+            if trajectory.accounting.left_out != harness.left_out(trajectory):
                 return True
             if encode(replay([*harness.world.log, *harness.world.log])) != encode(trajectory):
                 return True
@@ -40,6 +42,16 @@ def found_out() -> bool:
 def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Plant:
     """Plant a fault: replace an attribute by what `change` makes of it."""
     return lambda monkeypatch: monkeypatch.setattr(owner, name, change(getattr(owner, name)))
+
+
+def _renamed(reasons: type[LeftOut]) -> Any:
+    """The reasons, with one under a wrong name."""
+
+    class Renamed:
+        def __getattr__(self, name: str) -> LeftOut:
+            return reasons.DOUBT if name == "ORPHAN" else reasons[name]
+
+    return Renamed()
 
 
 FAULTS: dict[str, Plant] = {
@@ -62,7 +74,27 @@ FAULTS: dict[str, Plant] = {
     "an earlier attempt counts as delivered": changed(
         rows._Reasons, "of_call", lambda of: lambda self, call: None if of(self, call) is LeftOut.EARLIER_ATTEMPT else of(self, call)
     ),
-    "a branch is dropped in silence": changed(rows._Reasons, "trains", lambda _: lambda *_: False),
+    "an orphan is trained": changed(forest.Forest, "orphaned", lambda _: lambda *_: False),
+    "a call that a retry superseded is trained": changed(
+        forest.Forest,
+        "orphaned",
+        lambda _: lambda self, call: call.undelivered,  # noqa: ARG005 - a method
+    ),
+    "an answer that a retry received is an orphan": changed(forest.Forest, "deliver", lambda _: lambda *_: False),
+    "one lost connection makes an orphan, whoever else received the answer": changed(
+        forest.Call, "undelivered", lambda _: property(lambda self: bool(self.left))
+    ),
+    "an aborted answer is trained": changed(rows._Reasons, "of_segment", lambda of: lambda self, segment: _unaborted(of(self, segment))),
+    "an orphan counts as a doubt": changed(rows, "LeftOut", _renamed),
+    "further answers of a call are orphans": changed(
+        rows._Reasons,
+        "of_segment",
+        lambda of: lambda self, one: [LeftOut.ORPHAN] * len(of(self, one)) if one.choice else of(self, one),
+    ),
+    "a side call is trained": changed(place, "_side_call", lambda _: lambda *_: None),
+    "any answer at its place is taken for ours": changed(history, "same_answer", lambda _: lambda *_: (MatchedBy.CONTENT, True)),
+    "an engine's own prompt is spliced behind the parent": changed(place, "_begins", lambda _: lambda *_: True),
+    "a branch is dropped in silence": changed(rows, "_paths", lambda cut: lambda *given: cut(*given)[1:]),
 }
 
 
@@ -70,8 +102,12 @@ def _longer(prefix: PathPrefix | None) -> PathPrefix | None:
     return None if prefix is None else PathPrefix(call_id=prefix.call_id, length=prefix.length + 1)
 
 
+def _unaborted(reasons: list[LeftOut | None]) -> list[LeftOut | None]:
+    return [None if reason is LeftOut.ABORTED else reason for reason in reasons]
+
+
 def _count_again(held: session.Session, event: Any) -> bool:
-    held.stray_tokens += sum(length(choice.sampled_ids) for choice in event.choices)
+    held._strays[f"{event.call_id} again"] = sum(length(choice.sampled_ids) for choice in event.choices)
     return False
 
 

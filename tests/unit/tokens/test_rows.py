@@ -1,16 +1,19 @@
 """Sessions of every kind, checked by the independent checker against the engine's ledger."""
 
 import msgspec
+import numpy as np
 import pytest
+from msgspec import structs
 from tests.checker import check
 from tests.unit.tokens.toy import World, plain, replay, tool, user
 
-from evener.proto.arrays import int32s, uint8s
-from evener.proto.codec import encode
+from evener.proto.arrays import float32s, int32s, uint8s
+from evener.proto.codec import decode, encode
 from evener.proto.ends import CallFailure, End, LeftOut
-from evener.proto.sessions import CallClosed, FinishReason, MatchedBy, RootReason, SessionGivenUp
+from evener.proto.sessions import CallClosed, FinishReason, MaskRange, MatchedBy, RootReason, SessionGivenUp
 from evener.proto.spec import Quirks, SideCall, Strategy, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
+from evener.templates.port import Message
 from evener.tokens.conversation import conversation
 from evener.tokens.rows import cut
 from evener.tokens.session import Session, verdict
@@ -395,3 +398,74 @@ def test_messages_of_a_branch_are_those_of_its_own_choice() -> None:
     branches = cut(world.session, End.FINISHED).branches
 
     assert [conversation(world.session.forest, branch)[-1] for branch in branches] == answers
+
+
+@pytest.mark.parametrize("reason", [LeftOut.CONSTRAINED, LeftOut.VERSION_UNKNOWN, LeftOut.IMAGE])
+def test_masked_tokens_keep_their_logprobs_and_are_counted_under_their_reason(reason: LeftOut) -> None:
+    """The engine's logprob is not that of the distribution it sampled from; the tokens after the range are trained all the same."""
+    world = World()
+    world.ask([user("go")], "the end of it")
+    trajectory = world.seal()
+    masked = MaskRange(start=1, end=4, reason=reason)
+    session = Session("t.0")
+    for offset, record in enumerate(world.log, start=1):
+        event = decode(record)
+        if isinstance(event, CallClosed):
+            event = structs.replace(event, choices=(structs.replace(event.choices[0], masked=(masked,)),))
+        session.apply(event, offset=offset, record_at=100.0)
+    made = cut(session, trajectory.end)
+    (before,), (row,) = trajectory.rows, made.rows
+
+    changed = np.flatnonzero(uint8s(before.mask) != uint8s(row.mask))
+    first = int(np.flatnonzero(uint8s(before.mask))[0])
+    assert changed.tolist() == [first + 1, first + 2, first + 3]
+    assert np.array_equal(float32s(before.logprobs), float32s(row.logprobs), equal_nan=True)
+    assert made.accounting.left_out == {reason: 3}
+    assert made.accounting.delivered == trajectory.accounting.delivered - 3
+
+
+@pytest.mark.parametrize(
+    ("second", "quirks", "root", "kind"),
+    [
+        ([{"role": "system", "content": "helper"}, user("the part")], Quirks(), RootReason.SUB_AGENT, RowKind.SUB_AGENT),
+        (
+            [{"role": "system", "content": "be good"}, user("Summary: all done")],
+            Quirks(compacted="^Summary"),
+            RootReason.COMPACTION,
+            RowKind.COMPACTION,
+        ),
+    ],
+)
+def test_row_carries_the_kind_of_its_root(second: list[Message], quirks: Quirks, root: RootReason, kind: RowKind) -> None:
+    """What a trainer may want to weigh otherwise."""
+    world = World(quirks=quirks)
+    first = [{"role": "system", "content": "be good"}, user("go")]
+    world.ask([*first, world.ask(first, "one"), user("on")], "two")
+    world.ask(second, "three")
+    rows = world.seal().rows
+
+    assert [(row.root, row.kind) for row in rows] == [(RootReason.FIRST, RowKind.MAIN), (root, kind)]
+
+
+def test_reasoning_that_the_harness_dropped_is_counted_as_reinstated() -> None:
+    """Its tokens stay in the context, and the books say how many."""
+    world = World(quirks=Quirks(tolerances=(Tolerance.REASONING_ABSENT,)))
+    answer = world.ask([user("go")], "then in</think>the end")
+    sent = {name: value for name, value in answer.items() if name != "reasoning"}
+    world.ask([user("go"), sent, user("on")], "fine")
+    trajectory = world.seal()
+
+    sampled = int32s(world.session.forest.calls["c1"].choices[0].sampled_ids)
+    assert len(trajectory.rows) == 1
+    assert trajectory.accounting.reinstated == world.renderer.reasoning_length(sampled) > len("then in</think>") / 2
+
+
+def test_calls_lost_with_their_gateway_are_counted() -> None:
+    """What they sampled is not known: it is beside the books."""
+    world = World()
+    world.fail(world.open([user("go")])[1], CallFailure.OWNER_LOST)
+    world.fail(world.open([user("go")])[1], CallFailure.CANCELLED)
+    world.ask([user("go")], "fine")
+    accounting = world.seal().accounting
+
+    assert (accounting.lost_calls, accounting.failed_calls) == (1, 2)

@@ -19,10 +19,12 @@ from evener.proto.ids import tool_call_id
 from evener.proto.sessions import (
     BridgedBy,
     CallClosed,
+    CallDelivered,
     CallFailed,
     CallOpened,
     CallUndelivered,
     Choice,
+    Fidelity,
     FinishReason,
     HarnessExited,
     SessionSealed,
@@ -31,13 +33,17 @@ from evener.proto.sessions import (
 from evener.proto.spec import GraderSpec, HarnessSpec, PolicyOptions, Purpose, Quirks, Sampling, SessionSpec
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.templates.port import Bridge, Message
+from evener.tokens.conversation import given_messages
+from evener.tokens.digests import said
+from evener.tokens.doubts import fingerprints
 from evener.tokens.history import History
-from evener.tokens.place import Placed, place
+from evener.tokens.place import Placed, place, settle
 from evener.tokens.rows import cut, digest
 from evener.tokens.session import Session, verdict
 from evener.tokens.trajectory import build
 
 START, END = 256, 257
+THOUGHT = "</think>"
 PAIRS = [b"th", b"he", b"in", b"er", b"an", b"re", b'":', b'{"', b"  "]
 PAIR_BASE = 300
 Ids = np.typing.NDArray[np.int32]
@@ -83,25 +89,38 @@ class ToyRenderer:
         ids = [*([] if closed else [END]), 10, *(i for m in new for i in self.turn(m)), *self.prompt()]
         return Bridge(np.array(ids, np.int32), BridgedBy.RENDERER)
 
+    def reasoning_length(self, ids: Ids) -> int:
+        """Up to and with the mark, which is no token of its own here: the shortest beginning that holds it."""
+        sampled = ids.tolist()
+        return next((size for size in range(len(sampled) + 1) if THOUGHT.encode() in b"".join(self.pieces(sampled[:size]))), 0)
+
+    def spelled(self, ids: Ids) -> list[bytes]:
+        """The texts between special tokens."""
+        marked = [b"\0" if i in {START, END} else self.pieces([i])[0] for i in ids.tolist()]
+        return b"".join(marked).split(b"\0")
+
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         return [b"" if i in {START, END} else PAIRS[i - PAIR_BASE] if i >= PAIR_BASE else bytes([i]) for i in ids]
 
     def parse(self, ids: Ids, *, call_id: str, choice: int) -> Message:
         text = b"".join(self.pieces([int(i) for i in ids])).decode(errors="replace")
+        thought, mark, rest = text.partition(THOUGHT)
+        reasoning = {"reasoning": thought} if mark and thought else {}
+        text = rest if reasoning else text
         before, mark, call = text.partition("<call>")
-        if not mark:
-            return {"role": "assistant", "content": text}
         try:
-            arguments = json.loads(call)
+            arguments = json.loads(call) if mark else None
         except ValueError:
-            return {"role": "assistant", "content": text}
+            arguments = None
+        if arguments is None:
+            return {"role": "assistant", "content": text, **reasoning}
         calls = [{"id": tool_call_id(call_id, choice, 0), "name": "run", "arguments": arguments}]
-        return {"role": "assistant", "content": before, "tool_calls": calls}
+        return {"role": "assistant", "content": before, "tool_calls": calls, **reasoning}
 
 
 def spell(message: Message) -> str:
     """The text that a model would have written for this message."""
-    text = str(message.get("content") or "")
+    text = (message["reasoning"] + THOUGHT if "reasoning" in message else "") + str(message.get("content") or "")
     for call in message.get("tool_calls") or ():
         text += "<call>" + json.dumps(call["arguments"])
     return text
@@ -131,6 +150,12 @@ class World:
         )
         self.quirks = quirks or Quirks()
         self.calls = 0
+        self.odd_glue = False
+        """An engine closed a turn in a way of its own, so that no render of ours is equal any more."""
+        self.changed = True
+        """What the harness sent may differ from what is fed, within its tolerances or by noise."""
+        self.asked: dict[str, tuple[list[Message], Sequence[Message]]] = {}
+        """By call: its messages as sent, and its tools."""
         self.start(1)
 
     def write(self, event: AnyEvent) -> None:
@@ -161,6 +186,7 @@ class World:
             self.session.forest, self.history, messages, tools, renderer=self.renderer, options=PolicyOptions(), quirks=self.quirks
         )
         self.calls += 1
+        self.asked[f"c{self.calls}"] = [said(message) for message in messages], tools
         opened = CallOpened(
             session_id="t.0",
             attempt=self.session.attempt,
@@ -180,6 +206,7 @@ class World:
             message_count=len(messages),
             tools=msgspec.json.encode(tools) if tools and placed.follows is None else None,
             side_call=placed.side_call,
+            cuts=placed.cuts,
             sampling=Sampling(),
             body_digest=hashlib.sha256(json.dumps([messages, tools], sort_keys=True, default=str).encode()).hexdigest(),
             opened_at=float(self.calls),
@@ -199,13 +226,22 @@ class World:
                 at += 1
         return ids
 
-    def close(self, placed: Placed, opened: CallOpened, texts: Sequence[str], finish: FinishReason = FinishReason.STOP) -> list[Message]:
-        """Sample and close a call; return the answers."""
+    def close(
+        self,
+        placed: Placed,
+        opened: CallOpened,
+        texts: Sequence[str],
+        finish: FinishReason = FinishReason.STOP,
+        *,
+        reported: Ids | None = None,
+    ) -> list[Message]:
+        """Sample and close a call; return the answers. `reported`: what an engine conditioned on that rendered the prompt itself."""
+        final = placed if reported is None else settle(self.session.forest, placed, reported)
         choices, answers = [], []
         for index, text in enumerate(texts):
             ids = [*self.sample(text), *([END] if finish is FinishReason.STOP else [])]
             logprobs = [-self.random.random() for _ in ids]
-            entry = {"request_id": f"{opened.call_id}-{index}", "fed_ids": placed.context.tolist(), "sampled_ids": ids}
+            entry = {"request_id": f"{opened.call_id}-{index}", "fed_ids": final.context.tolist(), "sampled_ids": ids}
             self.ledger.append(entry | {"logprobs": np.array(logprobs, np.float32).tolist(), "versions": ["step-3"] * len(ids)})
             answers.append(self.renderer.parse(np.array(ids, np.int32), call_id=opened.call_id, choice=index))
             choices.append(
@@ -217,7 +253,7 @@ class World:
                     message=msgspec.json.encode(answers[-1]),
                 )
             )
-        self.write(opened)
+        self.begin(placed, opened)
         self.write(
             CallClosed(
                 session_id="t.0",
@@ -225,12 +261,31 @@ class World:
                 call_id=opened.call_id,
                 request_id=opened.request_id,
                 choices=tuple(choices),
+                fidelity=Fidelity.FED if reported is None else Fidelity.MATCHED,
+                placement=None if final is placed else final.placement,
+                given_ids=None if final is placed else pack_int32(final.given),
+                prompt_tokens=None if final is placed else len(final.context),
                 answer_id=f"a{opened.call_id}",
                 answer_created=1,
                 closed_at=float(self.calls) + 0.5,
             )
         )
         return answers
+
+    def begin(self, placed: Placed, opened: CallOpened) -> None:
+        """Write a call's opening, unless it was written before (`live`)."""
+        if opened.call_id not in self.session.forest.calls:
+            self.write(opened)
+            if not self.odd_glue:
+                self.compare_with_a_render(opened.call_id, placed)
+
+    def compare_with_a_render(self, call_id: str, placed: Placed) -> None:
+        """What is fed spells the same turns as a full render of what was said; how its texts are cut into tokens is the model's own."""
+        sent, tools = self.asked[call_id]
+        messages = given_messages(self.session.forest, self.session.forest.calls[call_id])
+        assert self.changed or messages == sent, call_id
+        rendered = self.renderer.render(messages, tools or None)
+        assert self.renderer.spelled(placed.context) == self.renderer.spelled(rendered), call_id
 
     def ask(
         self, messages: Sequence[Message], *texts: str, tools: Sequence[Message] = (), finish: FinishReason = FinishReason.STOP
@@ -240,7 +295,8 @@ class World:
         return self.close(placed, opened, texts, finish)[0]
 
     def fail(self, opened: CallOpened, reason: CallFailure) -> None:
-        self.write(opened)
+        if opened.call_id not in self.session.forest.calls:
+            self.write(opened)
         self.write(
             CallFailed(
                 session_id="t.0",
@@ -258,6 +314,11 @@ class World:
         self.write(
             CallUndelivered(session_id="t.0", attempt=opened.attempt, call_id=call_id, request_id=opened.request_id, undelivered_at=1.0)
         )
+
+    def deliver(self, call_id: str, request_id: str) -> None:
+        """A transport retry gets a call's answer."""
+        attempt = self.session.forest.calls[call_id].opened.attempt
+        self.write(CallDelivered(session_id="t.0", attempt=attempt, call_id=call_id, request_id=request_id, delivered_at=1.0))
 
     def seal(self, exit_code: int = 0) -> TrajectoryBuilt:
         """End the session as its owner does, and build it."""
@@ -278,8 +339,10 @@ class World:
                 end=end,
                 detail=detail,
                 rows_digest=digest(made.rows),
-                calls=len(self.session.forest.calls),
+                calls=sum(call.closed is not None for call in self.session.forest.calls.values()),
                 sampled_tokens=self.session.sampled_tokens(),
+                fingerprints=b"".join(fingerprints(self.session.forest, attempt, end).values()),
+                spec=self.spec,
                 sealed_at=201.0,
             )
         )

@@ -1,0 +1,37 @@
+"""Digests of canonical values: equal messages have equal digests, whatever the order of their keys. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from evener.proto.spec import PolicyOptions
+
+Message = dict[str, Any]
+Digest = bytes
+
+KEY: Final = "key"
+"""The field of an assistant message that says which answer it is; it is no part of what was said."""
+
+_encoder: Final = msgspec.json.Encoder(order="deterministic")
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return JSON with sorted keys. 1, 1.0 and true stay apart."""
+    return _encoder.encode(value)
+
+
+def message_digest(message: Message) -> Digest:
+    """Return the digest of a canonical message, without its key."""
+    return hashlib.blake2b(_encoder.encode(said(message)), digest_size=16).digest()
+
+
+def start_digest(tools: Sequence[Message], options: PolicyOptions) -> Digest:
+    """Return what histories begin with: the tools in their order, and how the policy renders."""
+    return hashlib.blake2b(_encoder.encode((list(tools), options)), digest_size=16).digest()
+
+
+def said(message: Message) -> Message:
+    """Return the message without its key."""
+    return message if KEY not in message else {name: value for name, value in message.items() if name != KEY}

@@ -1,0 +1,51 @@
+"""Text of a harness that varies without meaning, cut at the places that its folder declares. Pure."""
+
+import re
+from typing import Any
+
+from evener.proto.spec import Noise
+from evener.tokens.digests import Digest, Message, message_digest
+
+Cut = tuple[Message, Digest, tuple[str, ...]]
+"""A message without its noise, its digest, and the texts that were cut."""
+
+
+class NoiseFilter:
+    """Cuts what the patterns match. Remembers every message by its digest, so that a long history is searched once."""
+
+    def __init__(self, noise: tuple[Noise, ...]) -> None:
+        self._patterns = [(one.where, re.compile(one.pattern)) for one in noise]
+        self._known: dict[Digest, Cut | None] = {}
+        """None: nothing is cut."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is ever cut."""
+        return bool(self._patterns)
+
+    def cut(self, message: Message, digest: Digest) -> Cut:
+        """Return the message without noise. A message that only noise filled stays, empty: nothing changes places."""
+        if digest not in self._known:
+            self._known[digest] = self._search(message)
+        return self._known[digest] or (message, digest, ())
+
+    def _search(self, message: Message) -> Cut | None:
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        patterns = [pattern for where, pattern in self._patterns if where == role]
+        cuts: list[str] = []
+        content = _without(message.get("content"), patterns, cuts)
+        if not cuts:
+            return None
+        clean = message | {"content": content}
+        return clean, message_digest(clean), tuple(cuts)
+
+
+def _without(content: Any, patterns: list[re.Pattern[str]], cuts: list[str]) -> Any:
+    if isinstance(content, str):
+        for pattern in patterns:
+            cuts += [found[0] for found in pattern.finditer(content) if found[0]]
+            content = pattern.sub("", content)
+        return content
+    if isinstance(content, list):
+        return [part | {"text": _without(part["text"], patterns, cuts)} if part.get("type") == "text" else part for part in content]
+    return content
