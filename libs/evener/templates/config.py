@@ -16,8 +16,11 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     chat_template.jinja or tokenizer_config.json)."""
     template: str | None = None
     """A bundled template's name (`chatml_tools`) or a file's path. None: the one that the source brings."""
-    tool_parser: Literal["auto", "hermes", "none"] = "auto"
-    """How sampled tool calls are spelled. `auto`: hermes if the template writes `<tool_call>`."""
+    renderer: str = "auto"
+    """Who extends a conversation: `jinja`, a family of the library `renderers` (`qwen3`, `llama-3`, ...), or `auto`: the family that is
+    proven against the template, else jinja."""
+    tool_parser: Literal["auto", "hermes", "functions", "keys", "json", "deepseek", "harmony", "none"] = "auto"
+    """How sampled tool calls are spelled (`evener.templates.calls`). `auto`: as the template writes them."""
     options: PolicyOptions = PolicyOptions()
     vision: bool = False
     """Images are passed on to the template; otherwise they are refused."""

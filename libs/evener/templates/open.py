@@ -4,29 +4,52 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates import folder, gguf
 from evener.templates.config import PolicyConfig
+from evener.templates.family import FamilyRenderer, with_family
 from evener.templates.jinja import ChatTemplate
-from evener.templates.parsers import CALL
-from evener.templates.port import Renderer, TemplateError
+from evener.templates.port import TemplateError
 from evener.templates.renderer import JinjaRenderer
 from evener.templates.source import Source
+from evener.templates.special import SplitEncoder
 
 KEEP_THINKING: Final = {"clear_thinking": False, "preserve_thinking": True}
 """The names under which templates let earlier reasoning be kept. One that knows none of them strips it, and then nothing is bridged."""
 
 
-def open_renderer(config: PolicyConfig) -> Renderer:
-    """Read tokenizer and template, and prove them. Blocks for about half a second. Raises TemplateError."""
+class Material(Struct, frozen=True, kw_only=True, eq=False):
+    """A policy's files, read. Renderers with other options are made of the same material in no time."""
+
+    source: Source
+    template: str
+    encoder: SplitEncoder
+
+
+def open_renderer(config: PolicyConfig) -> JinjaRenderer | FamilyRenderer:
+    """Read tokenizer and template, and prove them. Blocks for one to five seconds. Raises TemplateError."""
+    return make_renderer(read(config), config)
+
+
+def read(config: PolicyConfig) -> Material:
+    """Read tokenizer and template. Raises TemplateError."""
     source = _source(config.source)
     text = source.template if config.template is None else _template_text(config.template)
     if text is None:
         msg = f"policy {config.name}: {config.source} has no chat template; name one with `template`"
         raise TemplateError(msg)
-    template = ChatTemplate(text, source.constants | _switches(config.options))
-    hermes = config.tool_parser == "hermes" or (config.tool_parser == "auto" and CALL in text)
-    return JinjaRenderer(source, template, hermes=hermes, options=config.options, vision=config.vision)
+    return Material(source=source, template=text, encoder=SplitEncoder(source.tokenizer, text))
+
+
+def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer | FamilyRenderer:
+    """Return the renderer of a policy whose files are read, proven. Raises TemplateError."""
+    template = ChatTemplate(material.template, material.source.constants | _switches(config.options))
+    renderer = JinjaRenderer(
+        material.source, template, material.encoder, options=config.options, tool_parser=config.tool_parser, vision=config.vision
+    )
+    return renderer if config.renderer == "jinja" else with_family(renderer, config.renderer, config.options)
 
 
 def _source(source: str) -> Source:

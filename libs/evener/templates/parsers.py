@@ -1,114 +1,95 @@
-"""Sampled text to a canonical assistant message. Pure.
+"""Sampled text to reasoning, content and tool calls. Pure.
 
-Tool calls are hermes blocks, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; reasoning stands in `<think>` before
-the answer. What is not a whole, valid block stays text: the harness sees what the model wrote.
+A family spells reasoning and calls in its own way; what is not a whole, valid call stays text: the harness sees what the model
+wrote. Every parser also tells what no later text can change (`certain`), for streaming.
 """
 
-import json
-import math
-import re
-from typing import Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
-from evener.proto.ids import tool_call_id
+from evener.templates.calls import Calls, Found, without_beginning_of
 from evener.templates.port import Message
 
 THINK, THOUGHT = "<think>", "</think>"
-CALL, CALLED = "<tool_call>", "</tool_call>"
-SPACE: Final = re.compile(r"\s*")
 
 
-class Parser(Struct, frozen=True, kw_only=True):
+class Answer(Struct, frozen=True, kw_only=True):
+    """What an answer says."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[Found, ...] = ()
+
+
+class Parser(Protocol):
     """How a policy's template spells answers."""
 
-    tool_calls: bool
-    """Hermes blocks are tool calls."""
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether any answer can have reasoning."""
+        ...
+
+    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> Answer:
+        """Return what an answer's text says; `end` is its end-of-turn token (not in `text`), "" where it was cut."""
+        ...
+
+    def certain(self, text: str) -> tuple[str, str]:
+        """Return beginnings of reasoning and content that hold for every answer that begins with `text`."""
+        ...
+
+    def reasoning_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where reasoning stands in `text`, its markers included, as [start, end) in letters."""
+        ...
+
+
+class Tagged(Struct, frozen=True, kw_only=True):
+    """Reasoning in `<think>` before the answer, tool calls as marked blocks in it. Most families."""
+
+    calls: Calls | None
     thinks: bool
     """Reasoning stands in `<think>`."""
     thinking: bool = False
     """The generation prompt opens the reasoning, so that an answer begins inside it."""
 
-    def parse(self, text: str, *, call_id: str, choice: int) -> Message:
-        """Return the canonical assistant message of an answer's text, without its end-of-turn token."""
-        reasoning, content = self._split_reasoning(text)
-        calls: list[tuple[str, dict[str, Any]]] = []
-        if self.tool_calls:
-            content, calls = split_calls(content)
-        message: Message = {"role": "assistant", "content": content}
-        if reasoning.strip():
-            message["reasoning"] = reasoning
-        if calls:
-            message["tool_calls"] = [
-                {"id": tool_call_id(call_id, choice, index), "name": name, "arguments": arguments}
-                for index, (name, arguments) in enumerate(calls)
-            ]
-        return message
+    @property
+    def reads_reasoning(self) -> bool:
+        return self.thinks
 
-    def _split_reasoning(self, text: str) -> tuple[str, str]:
-        """Return reasoning and the rest. An unfinished reasoning (length) has no rest."""
-        opened = text.lstrip()
-        if self.thinks and opened.startswith(THINK):
-            inside = opened.removeprefix(THINK)
+    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> Answer:
+        del end
+        start, stop, after = self._reasoning(text)
+        reasoning = text[start:stop].strip("\n")
+        content = text[after:].lstrip("\n") if after else text
+        calls: tuple[Found, ...] = ()
+        if self.calls is not None:
+            content, calls = self.calls.split(content, tools)
+        return Answer(reasoning=reasoning if reasoning.strip() else "", content=content, calls=calls)
+
+    def certain(self, text: str) -> tuple[str, str]:
+        if self.thinks and THINK.startswith(text.lstrip()):
+            return "", ""
+        start, stop, after = self._reasoning(text)
+        closed = stop < after
+        reasoning = (text[start:stop] if closed else without_beginning_of(THOUGHT, text[start:stop])).strip("\n")
+        if after and not closed:
+            return (reasoning if reasoning.strip() else ""), ""
+        content = text[after:].lstrip("\n") if after else text
+        return (reasoning if reasoning.strip() else ""), (content if self.calls is None else self.calls.certain(content))
+
+    def reasoning_spans(self, text: str) -> list[tuple[int, int]]:
+        _, _, after = self._reasoning(text)
+        return [(0, after)] if after else []
+
+    def _reasoning(self, text: str) -> tuple[int, int, int]:
+        """Return where the reasoning begins and ends, and where the rest begins: 0, 0, 0 if there is none. Unfinished, it has no rest."""
+        begin = len(text) - len(text.lstrip())
+        if self.thinks and text.startswith(THINK, begin):
+            start = begin + len(THINK)
         elif self.thinks and self.thinking:
-            inside = text
+            start = 0
         else:
-            return "", text
-        reasoning, _, content = inside.partition(THOUGHT)
-        return reasoning.strip("\n"), content.lstrip("\n")
-
-
-def split_calls(text: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    """Return the text around the valid blocks, and (name, arguments) of each. White space next to a block is the template's glue."""
-    kept: list[str] = []
-    calls: list[tuple[str, dict[str, Any]]] = []
-    done = at = 0
-    while (start := text.find(CALL, at)) >= 0:
-        block = _read_call(text, start + len(CALL))
-        if block is None:
-            at = start + len(CALL)
-            continue
-        name, arguments, at = block
-        kept.append(text[done:start])
-        calls.append((name, arguments))
-        done = at
-    if not calls:
-        return text, []
-    kept = [kept[0].rstrip(), *(part.strip() for part in kept[1:]), text[done:].strip()]
-    return "\n".join(part for part in kept if part), calls
-
-
-def _read_call(text: str, at: int) -> tuple[str, dict[str, Any], int] | None:
-    """Return name, arguments and the end of the block whose inside begins at `at`; None where it is broken."""
-    try:
-        value, end = _decoder.raw_decode(text, _skip(text, at))
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is valid JSON, but no text
-    except (ValueError, RecursionError):
-        return None
-    end = _skip(text, end)
-    if not text.startswith(CALLED, end) or not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments")
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return name, arguments, end + len(CALLED)
-
-
-def _skip(text: str, at: int) -> int:
-    found = SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        _not_json(digits)
-    return number
-
-
-def _not_json(constant: str) -> NoReturn:
-    msg = f"{constant} is not JSON"
-    raise ValueError(msg)
-
-
-_decoder: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_not_json)
+            return 0, 0, 0
+        stop = text.find(THOUGHT, start)
+        return (start, len(text), len(text)) if stop < 0 else (start, stop, stop + len(THOUGHT))

@@ -1,34 +1,54 @@
 """The bytes that each id of a byte-level tokenizer stands for."""
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable
+from typing import Final
 
 from tokenizers import Tokenizer, decoders
 
 from evener.templates.port import TemplateError
 
+_Decoder: Final = codecs.getincrementaldecoder("utf-8")
+
 
 class Pieces:
-    """Ids to bytes. Only for byte-level tokenizers; raises TemplateError for others."""
+    """Ids to bytes, remembered. Only for byte-level tokenizers; raises TemplateError for others."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         if not isinstance(tokenizer.decoder, decoders.ByteLevel):
             msg = "only byte-level tokenizers are supported"
             raise TemplateError(msg)
         self._tokenizer = tokenizer
-        self._added = {id_: token.content.encode() for id_, token in tokenizer.get_added_tokens_decoder().items()}
+        self._known = {id_: token.content.encode() for id_, token in tokenizer.get_added_tokens_decoder().items()}
         self._byte_of = _byte_letters()
 
-    def of(self, ids: Sequence[int]) -> list[bytes]:
+    def of(self, ids: Iterable[int]) -> list[bytes]:
         """Return the bytes of each id, special tokens spelled out. An id that the tokenizer does not know (padding) has none."""
-        return [self._added[id_] if id_ in self._added else self._ordinary(id_) for id_ in ids]
+        known = self._known
+        return [known[id_] if id_ in known else self._ordinary(id_) for id_ in ids]
 
-    def text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Iterable[int]) -> str:
         """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.of(ids)).decode("utf-8", "replace")
 
+    def certain_text(self, ids: Iterable[int]) -> str:
+        """Return the text of ids without a letter at the end that more bytes could complete or spoil."""
+        return _Decoder("replace").decode(b"".join(self.of(ids)))
+
+    def ends(self, ids: Iterable[int]) -> list[int]:
+        """Return how many letters the text has after each id."""
+        decoder, length, ends = _Decoder("replace"), 0, []
+        for piece in self.of(ids):
+            length += len(decoder.decode(piece))
+            ends.append(length)
+        return ends
+
     def _ordinary(self, id_: int) -> bytes:
         token = self._tokenizer.id_to_token(id_)
-        return b"" if token is None else bytes(self._byte_of[letter] for letter in token)
+        piece = b"" if token is None else bytes(self._byte_of[letter] for letter in token)
+        if token is not None:
+            self._known[id_] = piece
+        return piece
 
 
 def _byte_letters() -> dict[str, int]:

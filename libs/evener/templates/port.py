@@ -31,7 +31,7 @@ class Renderer(Protocol):
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn; the first is the template's own end-of-turn."""
+        """Ids that end a turn; the first is the template's own, where it has several that behind a tool call."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> NDArray[np.int32]:
@@ -53,11 +53,23 @@ class Renderer(Protocol):
         """
         ...
 
-    def parse(self, ids: NDArray[np.int32], *, call_id: str, choice: int) -> Message:
+    def parse(self, ids: NDArray[np.int32], *, call_id: str, choice: int, tools: Sequence[Message] | None = None) -> Message:
         """Return the assistant message that sampled ids (without prompt) spell; tool-call ids by `evener.proto.ids.tool_call_id`.
 
-        Text that looks like a broken tool call stays text: the harness sees what the model wrote.
+        Text that looks like a broken tool call stays text: the harness sees what the model wrote. `tools`: those of the call;
+        families that spell arguments without quotes need their schemas to tell a number from a text.
         """
+        ...
+
+    def certain(self, ids: NDArray[np.int32]) -> tuple[str, str]:
+        """Return (reasoning, content) of an unfinished answer that no later id can change.
+
+        Each is a beginning of what `parse` gives for every continuation of `ids`, and grows with them.
+        """
+        ...
+
+    def reasoning_length(self, ids: NDArray[np.int32]) -> int:
+        """Return how many of the sampled ids are reasoning, its marks included."""
         ...
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:

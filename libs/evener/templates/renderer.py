@@ -1,38 +1,67 @@
 """The renderer of any policy with a Jinja chat template."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from evener.proto.ids import tool_call_id
 from evener.proto.sessions import BridgedBy
 from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates.jinja import ChatTemplate
-from evener.templates.parsers import THINK, Parser
+from evener.templates.keeping import KeptThinking
+from evener.templates.parsers import THINK, Answer
 from evener.templates.pieces import Pieces
 from evener.templates.port import Bridge, Message, TemplateError
-from evener.templates.shape import shape_messages, shape_tools
+from evener.templates.shape import Shape, shape_tools
 from evener.templates.source import Source
 from evener.templates.special import SplitEncoder
+from evener.templates.spellings import ToolParser, parser_for, spelling_of
 
 PROBE: Final = "Zebra"
 """A word that no template writes by itself."""
+PROBE_CALL: Final[Message] = {"id": "call00001", "name": "f", "arguments": {"a": PROBE}}
 
 
 class JinjaRenderer:
     """Implements `port.Renderer` with a tokenizer and a chat template. Thread-safe; nothing is kept between calls."""
 
-    def __init__(self, source: Source, template: ChatTemplate, *, hermes: bool, options: PolicyOptions, vision: bool) -> None:
+    family: str | None = None
+    """The family by whose rules turns are bridged. None: by the difference of two renders."""
+
+    def __init__(
+        self,
+        source: Source,
+        template: ChatTemplate,
+        encoder: SplitEncoder,
+        *,
+        options: PolicyOptions,
+        tool_parser: ToolParser = "auto",
+        vision: bool = False,
+    ) -> None:
         """Probe the template. Raises TemplateError where it or the tokenizer cannot be trusted."""
-        self._template = template
+        self._template: ChatTemplate | KeptThinking = template
         self._options = options
-        self._vision = vision
-        self._encoder = SplitEncoder(source.tokenizer, template.source)
+        self.shape = Shape(vision=vision, thinking_field=".thinking" in template.source and ".reasoning_content" not in template.source)
+        self.encoder = encoder
         self._pieces = Pieces(source.tokenizer)
         own = self._probe_ends()
-        self._stop_ids = (*sorted(own), *sorted(set(source.eos_ids) - own))
-        self._parser = Parser(tool_calls=hermes, thinks=THINK in template.source, thinking=self._probe_thinking())
+        self._ends = frozenset(own)
+        self._stop_ids = (*own, *sorted(set(source.eos_ids) - set(own)))
+        self.tool_parser = spelling_of(template.source) if tool_parser == "auto" else tool_parser
+        self._parser = parser_for(template.source, self.tool_parser, thinking=self._probe_thinking())
+        self.reads_reasoning = self._parser.reads_reasoning
+        if options.thinking is Thinking.ALL:
+            self._template = KeptThinking(template, self._turn_end)
+
+    @property
+    def control_ids(self) -> tuple[int, ...]:
+        """Ids of the control tokens, which no text of a harness may become."""
+        return tuple(self.encoder.control.values())
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -41,7 +70,7 @@ class JinjaRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> NDArray[np.int32]:
         (shaped, shaped_tools), sentinel = self._guarded(messages, tools)
         text = self._template.render(shaped, shaped_tools, open_turn=True)
-        return np.array(self._encoder.encode(text, sentinel), dtype=np.int32)
+        return np.array(self.encoder.encode(text, sentinel, again=True), dtype=np.int32)
 
     def bridge(
         self,
@@ -61,55 +90,119 @@ class JinjaRenderer:
         (shaped, shaped_tools), sentinel = self._guarded([*before, answer, *new], tools)
         asked = len(before)
         prompt = self._template.render(shaped[:asked], shaped_tools, open_turn=True)
-        answered = self._template.render(shaped[: asked + 1], shaped_tools, open_turn=False)
         now = self._template.render(shaped, shaped_tools, open_turn=True)
-        if not (answered.startswith(prompt) and now.startswith(answered)):
+        if not now.startswith(prompt):
             return None
-        if self._strips_thinking(shaped[asked], answered[len(prompt) :]):
+        answered = self._template.render(shaped[: asked + 1], shaped_tools, open_turn=False)
+        end = self._end_by_render(prompt, answered, now, shaped[asked])
+        if end is None:
+            end = self._end_by_parser(prompt, now, sentinel, answer, tools or ())
+        if end is None:
             return None
-        ends = [at for at, id_ in self._encoder.controls(answered) if id_ in self._stop_ids]
-        if not ends or ends[-1] < len(prompt):
+        ids = self.encoder.encode(now[end:], sentinel)
+        if closed and ids[0] != self._stop_ids[0]:
             return None
-        ids = self._encoder.encode(now[ends[-1] :], sentinel)
         return Bridge(np.array(ids[1:] if closed else ids, dtype=np.int32), BridgedBy.TWO_RENDERS)
 
-    def parse(self, ids: NDArray[np.int32], *, call_id: str, choice: int) -> Message:
-        sampled = ids.tolist()
-        ended = bool(sampled) and sampled[-1] in self._stop_ids
-        return self._parser.parse(self._pieces.text(sampled[:-1] if ended else sampled), call_id=call_id, choice=choice)
+    def parse(self, ids: NDArray[np.int32], *, call_id: str, choice: int, tools: Sequence[Message] | None = None) -> Message:
+        answer = self._read(ids.tolist(), tools or ())
+        message: Message = {"role": "assistant", "content": answer.content}
+        if answer.reasoning:
+            message["reasoning"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {"id": tool_call_id(call_id, choice, index), "name": name, "arguments": arguments}
+                for index, (name, arguments) in enumerate(answer.calls)
+            ]
+        return message
+
+    def certain(self, ids: NDArray[np.int32]) -> tuple[str, str]:
+        sampled, _ = self._without_end(ids.tolist())
+        return self._parser.certain(self._pieces.certain_text(sampled))
+
+    def reasoning_length(self, ids: NDArray[np.int32]) -> int:
+        sampled, _ = self._without_end(ids.tolist())
+        spans = self._parser.reasoning_spans(self._pieces.text(sampled))
+        ends = [0, *self._pieces.ends(sampled)]
+        return sum(any(begin < stop and start < end for start, stop in spans) for begin, end in pairwise(ends))
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         return self._pieces.of(ids)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        return self._encoder.encode_parsed(text) if special else self._encoder.encode_text(text)
+        return self.encoder.encode_parsed(text) if special else self.encoder.encode_text(text)
 
     def _guarded(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> tuple[Any, str]:
-        return self._encoder.guard((shape_messages(messages, vision=self._vision), shape_tools(tools)))
+        return self.encoder.guard((self.shape.messages(messages), shape_tools(tools)))
 
-    def _strips_thinking(self, answer: Message, rendered: str) -> bool:
-        """Tell whether the template shows the answer without its reasoning at once, which `template` is to follow."""
-        return self._options.thinking is Thinking.TEMPLATE and answer.get("reasoning_content", "").strip() not in rendered
+    def _without_end(self, sampled: list[int]) -> tuple[list[int], list[int]]:
+        return (sampled[:-1], sampled[-1:]) if sampled and sampled[-1] in self._stop_ids else (sampled, [])
 
-    def _probe_ends(self) -> set[int]:
-        """Return the ids after which a turn is over: the last special token behind an answer, and behind a tool call."""
+    def _read(self, sampled: list[int], tools: Sequence[Message]) -> Answer:
+        sampled, end = self._without_end(sampled)
+        return self._parser.parse(self._pieces.text(sampled), end=self._pieces.text(end), tools=tools)
+
+    def _end_by_render(self, prompt: str, answered: str, now: str, answer: dict[str, Any]) -> int | None:
+        """Return where the answer's closing token begins in `now`, if that continues the render that ends with the answer."""
+        if not (answered.startswith(prompt) and now.startswith(answered)):
+            return None
+        reasoning = answer.get("reasoning_content") or answer.get("thinking") or ""
+        if self._options.thinking is Thinking.TEMPLATE and reasoning.strip() not in answered[len(prompt) :]:
+            return None  # the template shows the answer without its reasoning at once, which is to be followed
+        ends = [at for at, id_ in self.encoder.controls(answered) if id_ in self._stop_ids]
+        return ends[-1] if ends and ends[-1] >= len(prompt) else None
+
+    def _end_by_parser(self, prompt: str, now: str, sentinel: str, answer: Message, tools: Sequence[Message]) -> int | None:
+        """Return where the answer's closing token begins in `now`, if what stands there before it reads as this very answer.
+
+        For templates that render a last turn otherwise than the same turn in mid-conversation (Qwen3 without reasoning).
+        """
+        spelled = now[len(prompt) :]
+        end = self._turn_end(spelled)
+        if end is None:
+            return None
+        turn = spelled[:end].replace(sentinel, "") if sentinel else spelled[:end]
+        read = self._parser.parse(turn, end="", tools=tools)
+        calls = [[call["name"], call["arguments"]] for call in answer.get("tool_calls", ())]
+        same = (
+            read.content.strip() == str(answer.get("content") or "").strip()
+            and read.reasoning.strip() == str(answer.get("reasoning") or "").strip()
+            and _sorted_json(read.calls) == _sorted_json(calls)
+        )
+        return len(prompt) + end if same else None
+
+    def _turn_end(self, text: str) -> int | None:
+        return next((at for at, id_ in self.encoder.controls(text) if id_ in self._ends), None)
+
+    def _probe_ends(self) -> tuple[int, ...]:
+        """Return the ids after which a turn is over: the last special token behind a tool call, and behind an answer."""
         end = self._end_of({"role": "assistant", "content": PROBE})
         if end is None:
             msg = "the chat template closes an answer with no special token of this tokenizer"
             raise TemplateError(msg)
-        try:
-            call = {"id": "call00001", "name": "f", "arguments": {"a": PROBE}}
-            end_of_call = self._end_of({"role": "assistant", "content": "", "tool_calls": [call]})
-        except TemplateError:  # a template that knows no tools may say so
-            end_of_call = None
-        return {end} if end_of_call is None else {end, end_of_call}
+        end_of_call = self._probe_call()
+        return (end,) if end_of_call in {None, end} else (end_of_call, end)
+
+    def _probe_call(self) -> int | None:
+        """Return the id behind a tool call, with arguments in the form that the template takes."""
+        plain = self.shape
+        for shape in (plain, msgspec.structs.replace(plain, text_arguments=True)):
+            self.shape = shape
+            with suppress(TemplateError):
+                return self._end_of({"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]})
+        self.shape = plain  # a template that knows no tools may say so
+        return None
 
     def _end_of(self, answer: Message) -> int | None:
-        messages = shape_messages([{"role": "user", "content": "Hello"}, answer], vision=False)
+        messages = self.shape.messages([{"role": "user", "content": "Hello"}, answer])
         _, found, after = self._template.render(messages, None, open_turn=False).rpartition(PROBE)
-        controls = list(self._encoder.controls(after)) if found else []
+        controls = list(self.encoder.controls(after)) if found else []
         return controls[-1][1] if controls else None
 
     def _probe_thinking(self) -> bool:
         prompt = self._template.render([{"role": "user", "content": "Hello"}], None, open_turn=True)
         return prompt.rstrip().endswith(THINK)
+
+
+def _sorted_json(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="sorted")

@@ -1,39 +1,55 @@
-"""Canonical messages and tools in the shape that chat templates expect (that of the transformers library). Pure."""
+"""Canonical messages and tools in the shape that a chat template expects (that of the transformers library, with variants). Pure."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec import Struct
 
 from evener.templates.port import Message, TemplateError
 
 
-def shape_messages(messages: Sequence[Message], *, vision: bool) -> list[dict[str, Any]]:
-    """Return the messages for a template. Raises TemplateError for an image without `vision`."""
-    names = {call["id"]: call["name"] for message in messages for call in message.get("tool_calls", ())}
-    return [_shape(message, names, vision=vision, place=f"messages[{index}]") for index, message in enumerate(messages)]
+class Shape(Struct, frozen=True, kw_only=True):
+    """What one template expects."""
+
+    vision: bool = False
+    """Images are passed on; otherwise they are refused."""
+    text_arguments: bool = False
+    """Arguments of tool calls as JSON text: the template joins them to strings (DeepSeek V3)."""
+    thinking_field: bool = False
+    """Reasoning in the field `thinking`, and never beside a text in a message with tool calls (gpt-oss)."""
+
+    def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return the messages for the template. Raises TemplateError for an image without `vision`."""
+        names = {call["id"]: call["name"] for message in messages for call in message.get("tool_calls", ())}
+        return [self._message(message, names, place=f"messages[{index}]") for index, message in enumerate(messages)]
+
+    def _message(self, message: Message, names: dict[str, str], *, place: str) -> dict[str, Any]:
+        role = message["role"]
+        shaped: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": message.get("content", "")}
+        if not self.vision and not isinstance(shaped["content"], str):
+            msg = f"{place}.content: an image, but the policy has no vision"
+            raise TemplateError(msg)
+        if "reasoning" in message:
+            shaped["thinking" if self.thinking_field else "reasoning_content"] = message["reasoning"]
+        if "tool_calls" in message:
+            shaped["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+            if self.thinking_field and message.get("reasoning") and shaped["content"]:
+                shaped["thinking"], shaped["content"] = f"{message['reasoning']}\n{shaped['content']}", ""
+        if role == "tool":
+            shaped["tool_call_id"] = message["tool_call_id"]
+            name = message.get("name") or names.get(message["tool_call_id"])
+            if name is not None:
+                shaped["name"] = name
+        return shaped
+
+    def _call(self, call: Message) -> dict[str, Any]:
+        arguments = call["arguments"]
+        if self.text_arguments and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": arguments}}
 
 
 def shape_tools(tools: Sequence[Message] | None) -> list[dict[str, Any]] | None:
     """Return the tools for a template; none is None, as templates ask `if tools`."""
     return [{"type": "function", "function": tool} for tool in tools] if tools else None
-
-
-def _shape(message: Message, names: dict[str, str], *, vision: bool, place: str) -> dict[str, Any]:
-    role = message["role"]
-    shaped: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": message.get("content", "")}
-    if not vision and not isinstance(shaped["content"], str):
-        msg = f"{place}.content: an image, but the policy has no vision"
-        raise TemplateError(msg)
-    if "reasoning" in message:
-        shaped["reasoning_content"] = message["reasoning"]
-    if "tool_calls" in message:
-        shaped["tool_calls"] = [_shape_call(call) for call in message["tool_calls"]]
-    if role == "tool":
-        shaped["tool_call_id"] = message["tool_call_id"]
-        name = message.get("name") or names.get(message["tool_call_id"])
-        if name is not None:
-            shaped["name"] = name
-    return shaped
-
-
-def _shape_call(call: Message) -> dict[str, Any]:
-    return {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["arguments"]}}

@@ -6,12 +6,14 @@ a sentinel character behind its first letter, one that occurs in none of them. A
 sentinel is the template's own. The pieces between are encoded with special tokens off.
 """
 
-import json
 import re
+from array import array
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from evener.templates.port import TemplateError
@@ -20,6 +22,9 @@ NEVER: Final = "(?!)"
 """A pattern that matches nothing."""
 PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 """Where sentinels are taken from: characters without a meaning of their own."""
+KEPT_PIECES: Final = 128
+KEPT_CHARACTERS: Final = range(1_000, 200_000)
+"""Of a piece whose ids are kept: 50 MB in all at most."""
 AWKWARD: Final = (
     "plain words, 12345 and 3.14159\n",
     "don't we'll I'M\r\n\ttab   spaces \u00a0 no-break  ",
@@ -50,6 +55,7 @@ class SplitEncoder:
         longest_first = sorted(control.values(), key=lambda token: -len(token.content))
         self._genuine = re.compile(f"({'|'.join(map(_pattern, longest_first)) or NEVER})")
         self._forged = re.compile(f"(?=(?:{'|'.join(re.escape(token.content) for token in longest_first) or NEVER}))(.)", re.DOTALL)
+        self._kept: Final = lru_cache(KEPT_PIECES)(lambda text: array("i", self.encode_text(text)))
         self._prove()
 
     def guard(self, value: Any) -> tuple[Any, str]:
@@ -69,14 +75,18 @@ class SplitEncoder:
         for match in self._genuine.finditer(text):
             yield match.start(), self._id(match[0])
 
-    def encode(self, text: str, sentinel: str = "") -> list[int]:
-        """Return the ids of guarded `text`: special tokens where they stand without the sentinel, ordinary ones elsewhere."""
+    def encode(self, text: str, sentinel: str = "", *, again: bool = False) -> list[int]:
+        """Return the ids of guarded `text`: special tokens where they stand without the sentinel, ordinary ones elsewhere.
+
+        `again`: its long pieces are expected to come again, as the system message of a harness does; the newest ones are kept.
+        """
         ids: list[int] = []
         for index, piece in enumerate(self._genuine.split(text)):
             if index % 2:
                 ids.append(self._id(piece))
             elif piece:
-                ids += self.encode_text(piece.replace(sentinel, "") if sentinel else piece)
+                plain = piece.replace(sentinel, "") if sentinel else piece
+                ids += self._kept(plain) if again and len(plain) in KEPT_CHARACTERS else self.encode_text(plain)
         return ids
 
     def encode_text(self, text: str) -> list[int]:
@@ -121,11 +131,13 @@ def _pattern(token: AddedToken) -> str:
 
 def _copy(tokenizer: Tokenizer, special: frozenset[str]) -> Tokenizer:
     """Return the tokenizer with these added tokens special, and without truncation and padding."""
-    data = json.loads(tokenizer.to_str())
-    for token in data["added_tokens"]:
+    data = msgspec.json.decode(tokenizer.to_str(), type=dict[str, msgspec.Raw])
+    added = msgspec.json.decode(data["added_tokens"])
+    for token in added:
         token["special"] = token["content"] in special
-    data["truncation"] = data["padding"] = None
-    return Tokenizer.from_str(json.dumps(data))
+    data["added_tokens"] = msgspec.Raw(msgspec.json.encode(added))
+    data["truncation"] = data["padding"] = msgspec.Raw(b"null")
+    return Tokenizer.from_str(msgspec.json.encode(data).decode())
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -1,35 +1,39 @@
 """Sampled text to messages: whole blocks are calls, everything else is what the model wrote."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.templates.parsers import Parser, split_calls
+from evener.templates import calls
+from evener.templates.calls import WholeJson
+from evener.templates.harmony import Harmony
+from evener.templates.parsers import Answer, Parser, Tagged
 
-PARSER = Parser(tool_calls=True, thinks=True)
+PARSER = Tagged(calls=calls.hermes(), thinks=True)
+INSIDE = Tagged(calls=calls.functions(), thinks=True, thinking=True)
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-CALL = {"name": "f", "arguments": {"a": 1}}
+CALL = ("f", {"a": 1})
+TOOLS = [
+    {
+        "name": "f",
+        "parameters": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}},
+    }
+]
 
 
-def parse(text: str, parser: Parser = PARSER) -> dict[str, Any]:
-    return parser.parse(text, call_id="c1", choice=2)
-
-
-def test_call_gets_its_derived_id() -> None:
-    assert parse(GOOD + "\n" + GOOD)["tool_calls"] == [{"id": "callc1x2x0", **CALL}, {"id": "callc1x2x1", **CALL}]
+def parse(text: str, parser: Parser = PARSER, end: str = "") -> Answer:
+    return parser.parse(text, end=end, tools=TOOLS)
 
 
 def test_text_around_calls_is_kept() -> None:
-    message = parse(f"  First.\n{GOOD}\nThen.\n{GOOD}\n")
-    assert message["content"] == "  First.\nThen."
-    assert len(message["tool_calls"]) == 2
+    answer = parse(f"  First.\n{GOOD}\nThen.\n{GOOD}\n")
+    assert answer == Answer(content="  First.\nThen.", calls=(CALL, CALL))
 
 
 def test_call_alone_has_empty_content() -> None:
-    assert parse(f"\n{GOOD}")["content"] == ""
+    assert parse(f"\n{GOOD}").content == ""
 
 
 @pytest.mark.parametrize(
@@ -53,62 +57,214 @@ def test_call_alone_has_empty_content() -> None:
 def test_broken_block_stays_text(inside: str) -> None:
     """The harness sees what the model wrote, and the model meets the consequences."""
     text = f"a\n<tool_call>\n{inside}\n</tool_call> "
-    assert parse(text) == {"role": "assistant", "content": text}
+    assert parse(text) == Answer(content=text)
 
 
 def test_unclosed_block_stays_text() -> None:
     text = GOOD.removesuffix("</tool_call>")
-    assert parse(text) == {"role": "assistant", "content": text}
+    assert parse(text) == Answer(content=text)
 
 
 def test_good_block_after_a_broken_one_is_a_call() -> None:
-    message = parse(f"<tool_call>oops</tool_call>\n{GOOD}")
-    assert message["content"] == "<tool_call>oops</tool_call>"
-    assert len(message["tool_calls"]) == 1
+    assert parse(f"<tool_call>oops</tool_call>\n{GOOD}") == Answer(content="<tool_call>oops</tool_call>", calls=(CALL,))
 
 
 def test_closing_mark_inside_an_argument_closes_nothing() -> None:
     arguments = {"text": "</tool_call>"}
     block = f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
-    assert parse(block)["tool_calls"][0]["arguments"] == arguments
+    assert parse(block).calls == (("f", arguments),)
 
 
 def test_reasoning_comes_before_the_answer() -> None:
-    message = parse("<think>\nHm, 2 + 2.\n</think>\n\nFour.")
-    assert message == {"role": "assistant", "content": "Four.", "reasoning": "Hm, 2 + 2."}
+    assert parse("<think>\nHm, 2 + 2.\n</think>\n\nFour.") == Answer(content="Four.", reasoning="Hm, 2 + 2.")
 
 
 def test_blank_reasoning_is_none() -> None:
-    assert parse("<think>\n\n</think>\n\nFour.") == {"role": "assistant", "content": "Four."}
+    assert parse("<think>\n\n</think>\n\nFour.") == Answer(content="Four.")
 
 
 def test_reasoning_cut_by_length_has_no_content() -> None:
-    assert parse("<think>\nHm") == {"role": "assistant", "content": "", "reasoning": "Hm"}
+    assert parse("<think>\nHm") == Answer(reasoning="Hm")
 
 
 def test_answer_that_begins_inside_its_reasoning() -> None:
     """Some templates open the reasoning in the generation prompt."""
-    inside = Parser(tool_calls=True, thinks=True, thinking=True)
-    assert parse("Hm\n</think>\n\nFour.", inside) == {"role": "assistant", "content": "Four.", "reasoning": "Hm"}
+    assert parse("Hm\n</think>\n\nFour.", INSIDE) == Answer(content="Four.", reasoning="Hm")
 
 
 def test_think_later_in_the_text_is_text() -> None:
-    assert parse("I <think>so</think>.") == {"role": "assistant", "content": "I <think>so</think>."}
+    assert parse("I <think>so</think>.") == Answer(content="I <think>so</think>.")
 
 
 def test_parser_of_nothing_keeps_everything() -> None:
     text = f"<think>a</think>{GOOD}"
-    assert parse(text, Parser(tool_calls=False, thinks=False)) == {"role": "assistant", "content": text}
+    assert parse(text, Tagged(calls=None, thinks=False)) == Answer(content=text)
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", GOOD, "{", "}", '"', "\n", "a"]), max_size=12).map(
-        "".join
+def test_functions_have_values_of_their_declared_types() -> None:
+    """Without quotes only the tool's schema tells a number from a text."""
+    block = (
+        "<tool_call>\n<function=f>\n<parameter=s>\n5\n</parameter>\n<parameter=n>\n5\n</parameter>\n"
+        '<parameter=o>\n{"a": [1]}\n</parameter>\n<parameter=x>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>'
     )
+    found = Tagged(calls=calls.functions(), thinks=False)
+    assert parse("Look.\n\n" + block, found) == Answer(
+        content="Look.", calls=(("f", {"s": "5", "n": 5, "o": {"a": [1]}, "x": "two\nlines"}),)
+    )
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "<tool_call>\n<function=f>\n<parameter=s>\n5\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n</tool_call>",
+        "<tool_call>\n<function=>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n</function>\n",
+        "<tool_call><function=f>" + "<parameter=a></parameter>" * 5000,
+    ],
 )
-def test_any_text_parses(text: str) -> None:
-    """No text crashes it, and without a call nothing is changed."""
-    content, calls = split_calls(text)
-    assert calls or content == text
-    parse(text)
+def test_broken_function_stays_text(block: str) -> None:
+    """And costs no more than reading it."""
+    assert parse(block, Tagged(calls=calls.functions(), thinks=False)) == Answer(content=block)
+
+
+def test_keys_and_values_are_a_call() -> None:
+    """As GLM spells them."""
+    block = "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value>5</arg_value>\n</tool_call>"
+    assert parse(block, Tagged(calls=calls.keys(), thinks=False)).calls == (("f", {"n": 5, "s": "5"}),)
+
+
+@pytest.mark.parametrize("before", ["", "<|python_tag|>", " \n"])
+def test_answer_that_is_json_is_a_call(before: str) -> None:
+    """As Llama 3 spells it."""
+    parser = Tagged(calls=WholeJson(), thinks=False)
+    assert parse(before + '{"name": "f", "parameters": {"a": 1}}\n', parser) == Answer(calls=(CALL,))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Sure: {"name": "f", "parameters": {"a": 1}}',
+        '{"name": "f", "parameters": {"a": 1}} there',
+        '{"name": "f"}',
+        '<|python_tag|>print("hi")',
+    ],
+)
+def test_answer_with_json_in_it_is_text(text: str) -> None:
+    assert parse(text, Tagged(calls=WholeJson(), thinks=False)) == Answer(content=text)
+
+
+def marked(name: str) -> str:
+    """Spell a control token of DeepSeek."""
+    return f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
+
+
+DEEPSEEK_OLD = marked("tool call begin") + "function" + marked("tool sep") + 'f\n```json\n{"a": 1}\n```' + marked("tool call end")
+DEEPSEEK_NEW = marked("tool call begin") + "f" + marked("tool sep") + '{"a": 1}' + marked("tool call end")
+
+
+@pytest.mark.parametrize("call", [DEEPSEEK_OLD, DEEPSEEK_NEW])
+def test_calls_of_deepseek(call: str) -> None:
+    parser = Tagged(calls=calls.deepseek(), thinks=False)
+    begin, end = marked("tool calls begin"), marked("tool calls end")
+
+    assert parse(f"Look.{begin}{call}\n{call}{end}", parser) == Answer(content="Look.", calls=(CALL, CALL))
+    assert parse(f"Look.{begin}{call}", parser) == Answer(content=f"Look.{begin}{call}")
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+COMMENTARY = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize("header", [COMMENTARY, " to=functions.f<|channel|>commentary json<|message|>"])
+def test_harmony_call(header: str) -> None:
+    """A preamble is text; analysis is reasoning; a call counts if it was ended as one."""
+    text = ANALYSIS + "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + header + '{"a": 1}'
+    answer = parse(text, Harmony(), end="<|call|>")
+
+    assert answer == Answer(reasoning="Hm.", content="I look.", calls=(CALL,))
+    assert not parse(text, Harmony()).calls
+
+
+def test_harmony_final_is_the_text() -> None:
+    text = ANALYSIS + "<|channel|>final<|message|>Four."
+    assert parse(text, Harmony(), end="<|return|>") == Answer(reasoning="Hm.", content="Four.")
+
+
+def test_harmony_without_its_form_is_text() -> None:
+    assert parse("Four.", Harmony(), end="<|return|>") == Answer(content="Four.")
+
+
+def test_reasoning_is_counted_with_its_marks() -> None:
+    assert PARSER.reasoning_spans("<think>\nHm\n</think>\n\nFour.") == [(0, 19)]
+    assert PARSER.reasoning_spans("Four.") == []
+    assert Harmony().reasoning_spans(ANALYSIS + "<|channel|>final<|message|>Four.") == [(0, ANALYSIS.index("<|start|>"))]
+
+
+PARSERS: dict[str, Parser] = {
+    "hermes": PARSER,
+    "hermes, inside": Tagged(calls=calls.hermes(), thinks=True, thinking=True),
+    "functions, inside": INSIDE,
+    "keys": Tagged(calls=calls.keys(), thinks=True),
+    "json": Tagged(calls=WholeJson(), thinks=False),
+    "deepseek": Tagged(calls=calls.deepseek(), thinks=True),
+    "harmony": Harmony(),
+    "none": Tagged(calls=None, thinks=True),
+}
+PARTS = st.sampled_from(
+    [
+        *'<>{}|"a \n',
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        GOOD,
+        "<function=f>",
+        "</function>",
+        '{"name": "f", "parameters": {}}',
+        "<|python_tag|>",
+        "<|channel|>",
+        "analysis",
+        "final",
+        "commentary",
+        " to=functions.f",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|start|>assistant",
+        ANALYSIS,
+        COMMENTARY,
+        marked("tool calls begin"),
+        DEEPSEEK_NEW,
+        marked("tool calls end"),
+    ]
+)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@settings(deadline=None, max_examples=400)
+@given(st.lists(PARTS, max_size=12), st.integers(0, 200), st.integers(0, 200), st.sampled_from(["", "<|call|>", "<|return|>"]))
+def test_what_is_certain_never_changes(name: str, parts: list[str], first: int, second: int, end: str) -> None:
+    """Whatever was streamed is a beginning of what the whole answer says, and grows."""
+    parser, text = PARSERS[name], "".join(parts)
+    earlier, later = sorted((first, second))
+    whole = parser.parse(text, end=end, tools=[])
+    for early, late, final in zip(
+        parser.certain(text[:earlier]), parser.certain(text[:later]), (whole.reasoning, whole.content), strict=True
+    ):
+        assert late.startswith(early)
+        assert final.startswith(late)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "certain"),
+    [
+        ("hermes", "<think>\nHm, so\n</thi", ("Hm, so", "")),
+        ("hermes", "<think>\nHm\n</think>\n\nI look. \n<tool", ("Hm", "I look.")),
+        ("functions, inside", "Hm", ("Hm", "")),
+        ("json", '{"name"', ("", "")),
+        ("harmony", ANALYSIS + "<|channel|>final<|message|>Fo", ("Hm.", "Fo")),
+    ],
+)
+def test_text_is_streamed_as_soon_as_it_is_certain(name: str, text: str, certain: tuple[str, str]) -> None:
+    assert PARSERS[name].certain(text) == certain

@@ -33,6 +33,7 @@ STRIPPING = (
     "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}" + OPEN_TURN
 )
+ALWAYS_STRIPPING = STRIPPING.replace("preserve_thinking", "false")
 NEVER_THINKING = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + OPEN_TURN
 
 
@@ -211,6 +212,63 @@ def test_thinking_is_kept_where_the_template_can(with_template: Callable[..., Re
     """`thinking=all` throws the switch that the template has."""
     renderer = with_template(STRIPPING, Thinking.ALL)
     assert renderer.bridge([user("Go.")], assistant("ok", reasoning="Hm."), [user("More.")], None, closed=True) is not None
+
+
+def test_thinking_is_kept_where_the_template_has_no_switch(with_template: Callable[..., Renderer]) -> None:
+    """A turn's text with its reasoning is what the template makes of it as the last one; forged marks stay text."""
+    renderer = with_template(ALWAYS_STRIPPING, Thinking.ALL)
+    before, answer = [user("Go.")], assistant("ok", reasoning="Hm <|im_end|>.")
+    after = [user("More."), assistant("fine", reasoning="So."), user("Thanks.")]
+    bridge = renderer.bridge(before, answer, after[:1], None, closed=True)
+
+    assert bridge is not None
+    assert spelled(renderer, bridge.ids) == "\n<|im_start|>user\nMore.<|im_end|>\n<|im_start|>assistant\n"
+    assert spelled(renderer, renderer.render([*before, answer, *after], None)) == (
+        "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\n<think>\nHm <|im_end|>.\n</think>\n\nok<|im_end|>\n"
+        "<|im_start|>user\nMore.<|im_end|>\n<|im_start|>assistant\n<think>\nSo.\n</think>\n\nfine<|im_end|>\n"
+        "<|im_start|>user\nThanks.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_last_turn_that_is_shown_otherwise_later_is_bridged_if_it_is_still_the_same_answer(with_template: Callable[..., Renderer]) -> None:
+    """Some templates give only the last turn an empty pair of marks; what follows the turn as it was sampled is proven all the same."""
+    renderer = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}" + OPEN_TURN
+    )
+    bridge = renderer.bridge([user("Go.")], assistant("ok"), [user("More.")], None, closed=True)
+
+    assert bridge is not None
+    assert spelled(renderer, bridge.ids) == "\n<|im_start|>user\nMore.<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.bridge([user("Go.")], assistant("ok", reasoning="Hm."), [user("More.")], None, closed=True) is None
+
+
+def test_calls_get_their_derived_ids_and_reasoning_is_counted(tools: Renderer) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    thought = tools.encode("<think>\nHm.\n</think>", special=True)
+    ids = np.array([*thought, *tools.encode(f"\n\nI look.\n{call}\n{call}<|im_end|>", special=True)], dtype=np.int32)
+    made = {"name": "f", "arguments": {"a": 1}}
+
+    assert tools.parse(ids, call_id="c1", choice=2) == assistant(
+        "I look.", reasoning="Hm.", tool_calls=[{"id": "callc1x2x0", **made}, {"id": "callc1x2x1", **made}]
+    )
+    assert tools.reasoning_length(ids) in {len(thought), len(thought) + 1}  # the newlines may share a token with the mark
+    assert tools.certain(ids) == ("Hm.", "I look.")
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.one_of(st.integers(0, 49_151), st.sampled_from([0, 1, IM_END, 49_200])), max_size=16),
+    st.integers(0, 16),
+    st.integers(0, 16),
+)
+def test_what_is_certain_never_changes_for_any_ids(tools: Renderer, ids: list[int], first: int, second: int) -> None:
+    """Cut anywhere, within a letter or before an end-of-turn token that counts or does not."""
+    whole = tools.parse(np.array(ids, dtype=np.int32), call_id="c", choice=0)
+    early, late = (tools.certain(np.array(ids[:cut], dtype=np.int32)) for cut in sorted((first, second)))
+    for before, after, final in zip(early, late, (whole.get("reasoning", ""), whole["content"]), strict=True):
+        assert after.startswith(before)
+        assert final.startswith(after)
 
 
 @pytest.mark.parametrize(("thinking", "bridged"), [(Thinking.TEMPLATE, False), (Thinking.ALL, True)])

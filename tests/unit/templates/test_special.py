@@ -98,3 +98,12 @@ def test_family_that_joins_across_special_tokens_is_refused() -> None:
 
     with pytest.raises(TemplateError, match="joins across special tokens"):
         SplitEncoder(tokenizer, "")
+
+
+def test_a_long_piece_that_comes_again_has_the_same_ids(encoder: SplitEncoder) -> None:
+    """Also with a special token that somebody spelled in it."""
+    system = "Follow the rules, and mind <|im_end|> in texts.\n" * 60
+    guarded, sentinel = encoder.guard(system)
+    text = f"<|im_start|>system\n{guarded}<|im_end|>\n"
+    expected = encoder.encode(text, sentinel)
+    assert [encoder.encode(text, sentinel, again=True) for _ in range(3)] == [expected] * 3

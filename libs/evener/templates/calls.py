@@ -1,0 +1,242 @@
+"""Tool calls in sampled text: how families spell them. Pure.
+
+Spellings are those that the families' chat templates write and teach. A block that is not whole and valid stays text.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn, Protocol
+
+from msgspec import Struct
+
+from evener.templates.port import Message
+
+Found = tuple[str, dict[str, Any]]
+"""Name and arguments of a call."""
+Read = Callable[[str, int, Mapping[str, Mapping[str, Any]]], tuple[Sequence[Found], int] | None]
+"""Given a text, the place behind an opening mark, and parameter schemas by tool: calls and the end of their block, or None."""
+HERMES, HERMES_END = "<tool_call>", "</tool_call>"
+DEEPSEEK, DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
+PYTHON: Final = "<|python_tag|>"
+SPACE: Final = re.compile(r"\s*")
+
+
+class Calls(Protocol):
+    """A spelling of tool calls."""
+
+    def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
+        """Return the text around the calls, and the calls. Without a call the text is unchanged."""
+        ...
+
+    def certain(self, text: str) -> str:
+        """Return a beginning of what `split` leaves of every text that begins with `text`."""
+        ...
+
+
+class Blocks(Struct, frozen=True):
+    """Calls between marks. White space next to a block is the template's glue."""
+
+    opener: str
+    read: Read
+
+    def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
+        kept: list[str] = []
+        calls: list[Found] = []
+        done = at = 0
+        schemas = _schemas(tools)
+        while (start := text.find(self.opener, at)) >= 0:
+            block = self.read(text, start + len(self.opener), schemas)
+            if block is None:
+                at = start + len(self.opener)
+                continue
+            found, at = block
+            kept.append(text[done:start])
+            calls += found
+            done = at
+        if not calls:
+            return text, ()
+        kept = [kept[0].rstrip(), *(part.strip() for part in kept[1:]), text[done:].strip()]
+        return "\n".join(part for part in kept if part), tuple(calls)
+
+    def certain(self, text: str) -> str:
+        return before(self.opener, text).rstrip()
+
+
+class WholeJson(Struct, frozen=True):
+    """An answer that is nothing but one call as JSON, with `parameters` (Llama 3), perhaps behind `<|python_tag|>`."""
+
+    def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
+        del tools
+        head, _, after = text.rpartition(PYTHON)
+        call = _named(read_json(after, 0), "parameters")
+        if call is None or after[call[1] :].strip():
+            return text, ()
+        return head.rstrip(), (call[0],)
+
+    def certain(self, text: str) -> str:
+        if not text.strip() or text.lstrip().startswith("{"):
+            return ""
+        return before(PYTHON, text).rstrip()
+
+
+def hermes() -> Blocks:
+    """Return the spelling `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    return Blocks(HERMES, _read_hermes)
+
+
+def functions() -> Blocks:
+    """Return the spelling `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+    return Blocks(HERMES, _FUNCTIONS.read)
+
+
+def keys() -> Blocks:
+    """Return the spelling `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
+    return Blocks(HERMES, _KEYS.read)
+
+
+def deepseek() -> Blocks:
+    """Return the spelling of DeepSeek V3: `function`, NAME and fenced JSON between marks; that of V3.1: NAME and JSON."""
+    return Blocks(DEEPSEEK, _read_deepseek)
+
+
+def read_json(text: str, at: int) -> tuple[Any, int] | None:
+    """Return the JSON value at a place, white space apart, and its end; None where there is none or it is no text."""
+    try:
+        value, end = _decoder.raw_decode(text, _skip(text, at))
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is valid JSON, but no text
+    except (ValueError, RecursionError):
+        return None
+    return value, _skip(text, end)
+
+
+def before(mark: str, text: str) -> str:
+    """Return what stands before `mark`, or all that does if a longer text should bring it."""
+    head, found, _ = text.partition(mark)
+    return head if found else without_beginning_of(mark, head)
+
+
+def without_beginning_of(mark: str, text: str) -> str:
+    """Return `text` without an ending that a longer text could complete to `mark`."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:size]):
+            return text[:-size]
+    return text
+
+
+def _read_hermes(text: str, at: int, _: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[Found], int] | None:
+    call = _named(read_json(text, at), "arguments")
+    if call is None or not text.startswith(HERMES_END, call[1]):
+        return None
+    return [call[0]], call[1] + len(HERMES_END)
+
+
+class _Pairs(Struct, frozen=True):
+    """How a block spells a name and pairs of keys and values."""
+
+    name: re.Pattern[str]
+    key: re.Pattern[str]
+    """Up to where the value begins."""
+    value_end: str
+    end: re.Pattern[str]
+
+    def read(self, text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[Found], int] | None:
+        named = self.name.match(text, at)
+        if named is None:
+            return None
+        at, known = named.end(), schemas.get(named[1], {})
+        arguments: dict[str, Any] = {}
+        while (key := self.key.match(text, at)) is not None:
+            stop = text.find(self.value_end, key.end())
+            if stop < 0:
+                return None
+            arguments[key[1]] = _typed(text[key.end() : stop].removesuffix("\n"), known.get(key[1]))
+            at = stop + len(self.value_end)
+        closed = self.end.match(text, at)
+        return None if closed is None else ([(named[1], arguments)], closed.end())
+
+
+_FUNCTIONS: Final = _Pairs(
+    name=re.compile(r"\s*<function=([^<>\s]+)>"),
+    key=re.compile(r"\s*<parameter=([^<>\s]+)>\n?"),
+    value_end="</parameter>",
+    end=re.compile(r"\s*</function>\s*</tool_call>"),
+)
+_KEYS: Final = _Pairs(
+    name=re.compile(r"\s*([^<>\s{}\"]+)"),
+    key=re.compile(r"\s*<arg_key>([^<>\s]+)</arg_key>\s*<arg_value>"),
+    value_end="</arg_value>",
+    end=re.compile(r"\s*</tool_call>"),
+)
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """Return a value that is spelled without quotes in the type that its tool declares, else as JSON if it is any but a string."""
+    declared = schema.get("type") if isinstance(schema, dict) else None
+    if declared == "string":
+        return value
+    found = read_json(value, 0)
+    if found is None or found[1] != len(value) or isinstance(found[0], str):
+        return value
+    return found[0]
+
+
+_DEEPSEEK_CALL: Final = re.compile(
+    r"\s*<\uff5ctool\u2581call\u2581begin\uff5c>"
+    r"(?:function<\uff5ctool\u2581sep\uff5c>([^\n<]+)\n```json\n|([^\n<]+)<\uff5ctool\u2581sep\uff5c>)"
+)
+_DEEPSEEK_CALLED: Final = re.compile(r"(?:```)?\s*<\uff5ctool\u2581call\u2581end\uff5c>")
+
+
+def _read_deepseek(text: str, at: int, _: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[Found], int] | None:
+    calls: list[Found] = []
+    while (begun := _DEEPSEEK_CALL.match(text, at)) is not None:
+        found = read_json(text, begun.end())
+        closed = None if found is None else _DEEPSEEK_CALLED.match(text, found[1])
+        if found is None or closed is None or not isinstance(found[0], dict):
+            return None
+        calls.append((begun[1] or begun[2], found[0]))
+        at = closed.end()
+    at = _skip(text, at)
+    return (calls, at + len(DEEPSEEK_END)) if calls and text.startswith(DEEPSEEK_END, at) else None
+
+
+def _named(found: tuple[Any, int] | None, arguments: str) -> tuple[Found, int] | None:
+    """Return the call that a JSON object `{"name": ..., ARGUMENTS: {...}}` is."""
+    if found is None or not isinstance(found[0], dict):
+        return None
+    name, given = found[0].get("name"), found[0].get(arguments)
+    if not isinstance(name, str) or not name or not isinstance(given, dict):
+        return None
+    return (name, given), found[1]
+
+
+def _schemas(tools: Sequence[Message]) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of parameters by tool."""
+    read: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        parameters = tool.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        read[str(tool.get("name"))] = properties if isinstance(properties, dict) else {}
+    return read
+
+
+def _skip(text: str, at: int) -> int:
+    found = SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        _not_json(digits)
+    return number
+
+
+def _not_json(constant: str) -> NoReturn:
+    msg = f"{constant} is not JSON"
+    raise ValueError(msg)
+
+
+_decoder: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_not_json)

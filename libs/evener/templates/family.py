@@ -1,0 +1,280 @@
+"""Bridges by a family's own rules (the library `renderers`): the same cost at any length of the conversation.
+
+The library knows how a family goes on after a sampled turn without rendering what came before. It is believed only where it was
+proven when the policy was opened: for each order of roles that may follow a turn, its ids are those of the difference of two
+renders of the model's own template, after short and long histories, after texts, reasoning and tool calls. Whatever else follows a
+turn is bridged by two renders. Texts reach the library guarded, so that it cannot mistake them for control tokens either.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+
+from evener.proto.sessions import BridgedBy
+from evener.proto.spec import PolicyOptions, Thinking
+from evener.templates.port import Bridge, Message, TemplateError
+from evener.templates.renderer import JinjaRenderer
+from evener.templates.special import SplitEncoder
+
+CANDIDATES: Final = {
+    "<tool_call>": ("qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5", "prime-qwen3"),
+    "<|eot_id|>": ("llama-3",),
+    "<\uff5cAssistant\uff5c>": ("deepseek-v3", "deepseek-r1", "deepseek-v4"),
+    "<|observation|>": ("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"),
+    "<|tool_calls_section_begin|>": ("kimi-k2",),
+    "]~b]": ("minimax-m2",),
+}
+"""Families by a token that their tokenizers have. Without gpt-oss, whose renderer fetches its vocabulary from the network and encodes
+texts past our guard, and without families of images."""
+FAULTS: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What the library raises for a tokenizer or a message that is not its family's."""
+Roles = tuple[str, ...]
+
+
+class LibraryTokenizer:
+    """What the library asks of a tokenizer. Texts are guarded: their special tokens are split, those of the library are parsed."""
+
+    name_or_path = ""
+    unk_token_id = None
+    eos_token_id = None
+
+    def __init__(self, encoder: SplitEncoder, renderer: JinjaRenderer) -> None:
+        self._encoder = encoder
+        self._renderer = renderer
+        self._sentinel: ContextVar[str] = ContextVar("sentinel", default="")
+
+    @contextmanager
+    def guarding(self, sentinel: str) -> Iterator[None]:
+        """Encode texts that are guarded with this sentinel."""
+        token = self._sentinel.set(sentinel)
+        try:
+            yield
+        finally:
+            self._sentinel.reset(token)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return self._encoder.encode(text, self._sentinel.get())
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return b"".join(self._renderer.pieces(ids)).decode("utf-8", "replace")
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._encoder.control.get(token)
+
+
+class FamilyBridge:
+    """The ids after a turn by a family's rules, given the prompt and the answer of a probe instead of the conversation's own."""
+
+    def __init__(self, family: str, renderer: JinjaRenderer, options: PolicyOptions) -> None:
+        """Raise TemplateError where the library has no such family, or the tokenizer is not that family's."""
+        self.family = family
+        self._renderer = renderer
+        self._tokenizer = LibraryTokenizer(renderer.encoder, renderer)
+        self._library = _library(family, self._tokenizer, options)
+        self._stop_id = renderer.stop_ids[0]
+        self._prompt, self._completion = _probe_turn(renderer)
+
+    def after(self, answer: Message, new: Sequence[Message], *, closed: bool) -> list[int] | None:
+        """Return the ids that follow the answer, its closing token included unless `closed`. None: the library refuses."""
+        called = {call["id"]: call["name"] for call in answer.get("tool_calls", ())}
+        named = [{"name": called[one["tool_call_id"]], **one} if one["role"] == "tool" else one for one in new]
+        shaped, sentinel = self._renderer.encoder.guard(self._renderer.shape.messages(named))
+        completion = self._completion if closed else self._completion[:-1]
+        try:
+            with self._tokenizer.guarding(sentinel):
+                made = self._library.bridge_to_next_turn(self._prompt, completion, shaped)
+        except FAULTS:  # two renders will say whether the template can do it
+            return None
+        known = [*self._prompt, *completion]
+        if made is None or made.token_ids[: len(known)] != known:
+            return None
+        ids: list[int] = made.token_ids[len(known) :]
+        return ids if closed or ids[:1] == [self._stop_id] else None
+
+
+class FamilyRenderer:
+    """Implements `port.Renderer`: the model's own template renders whole histories, its family's rules extend them."""
+
+    def __init__(self, jinja: JinjaRenderer, flat: FamilyBridge, proven: frozenset[Roles]) -> None:
+        self._jinja = jinja
+        self._flat = flat
+        self.proven = proven
+        """The orders of roles after a turn that are bridged by the family's rules."""
+        self.family: str | None = flat.family
+        self.tool_parser = jinja.tool_parser
+        self.reads_reasoning = jinja.reads_reasoning
+        self.control_ids = jinja.control_ids
+        self.stop_ids = jinja.stop_ids
+        self.render = jinja.render
+        self.parse = jinja.parse
+        self.certain = jinja.certain
+        self.reasoning_length = jinja.reasoning_length
+        self.pieces = jinja.pieces
+        self.encode = jinja.encode
+
+    def bridge(
+        self,
+        before: Sequence[Message],
+        answer: Message,
+        new: Sequence[Message],
+        tools: Sequence[Message] | None,
+        *,
+        closed: bool,
+    ) -> Bridge | None:
+        """Bridge by the family's rules where they are proven, else by two renders. The first looks at `answer` and `new` alone."""
+        if _roles(new) in self.proven and _answered(answer, new) and (self.reads_reasoning or "reasoning" not in answer):
+            ids = self._flat.after(answer, new, closed=closed)
+            if ids is not None:
+                return Bridge(np.array(ids, dtype=np.int32), BridgedBy.RENDERER)
+        return self._jinja.bridge(before, answer, new, tools, closed=closed)
+
+
+def with_family(renderer: JinjaRenderer, name: str, options: PolicyOptions) -> JinjaRenderer | FamilyRenderer:
+    """Return the renderer with the first family that is proven, or with the one of this `name`.
+
+    Without any (`auto`) it is returned as it is. Raises TemplateError where a named family is not proven.
+    """
+    named = name != "auto"
+    known = [family for families in CANDIDATES.values() for family in families]
+    if named and name not in known:
+        msg = f"renderer {name!r}: write auto, jinja, or a family: {', '.join(known)}"
+        raise TemplateError(msg)
+    families = [name] if named else [one for mark, all_ in CANDIDATES.items() if mark in renderer.encoder.control for one in all_]
+    for family in families:
+        try:
+            flat = FamilyBridge(family, renderer, options)
+        except TemplateError:
+            if named:
+                raise
+            continue
+        proven = frozenset(roles for roles in FOLLOWING if _proven(roles, renderer, flat))
+        if proven:
+            return FamilyRenderer(renderer, flat, proven)
+    if named:
+        msg = f"family {name}: the library's bridges differ from this chat template; use renderer=auto or jinja"
+        raise TemplateError(msg)
+    return renderer
+
+
+FOLLOWING: Final[tuple[Roles, ...]] = (
+    ("tool",),
+    ("tools",),
+    ("user",),
+    ("system",),
+    ("tool", "user"),
+    ("tools", "user"),
+    ("tool", "system"),
+    ("tools", "system"),
+    ("system", "user"),
+)
+"""What may follow a turn: one tool result or several; `user` and `system` stand for any number of such messages in a row."""
+SYSTEM: Final[Message] = {"role": "system", "content": "Be brief."}
+USER: Final[Message] = {"role": "user", "content": "Zebra?"}
+TEXT: Final[Message] = {"role": "assistant", "content": "Zebras."}
+TOOL: Final[Message] = {"name": "f", "description": "Finds.", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+HISTORIES: Final[tuple[tuple[Message, ...], ...]] = (
+    (USER,),
+    (SYSTEM, USER),
+    (SYSTEM, USER, TEXT, USER),
+)
+
+
+def _calling(*ids: str, text: str = "") -> Message:
+    return {"role": "assistant", "content": text, "tool_calls": [{"id": id_, "name": "f", "arguments": {"a": "x y"}} for id_ in ids]}
+
+
+def _result(id_: str) -> Message:
+    return {"role": "tool", "tool_call_id": id_, "content": f"Zebra {id_}\n"}
+
+
+LONG: Final[tuple[Message, ...]] = (SYSTEM, USER, _calling("call1"), _result("call1"), TEXT, USER, _calling("call2"), _result("call2"))
+ANSWERS: Final[tuple[Message, ...]] = (TEXT, _calling("call8"), _calling("call8", text="I look."), _calling("call8", "call9"))
+
+
+def _proven(roles: Roles, renderer: JinjaRenderer, flat: FamilyBridge) -> bool:
+    """Compare the library with two renders, where it does not refuse."""
+    compared = 0
+    for before in (*HISTORIES, LONG):
+        for answer in _answers(renderer):
+            for new in _following(roles, answer):
+                if _roles(new) != roles or not _answered(answer, new):
+                    continue
+                for closed in (True, False):
+                    ids = flat.after(answer, new, closed=closed)
+                    if ids is None:
+                        continue
+                    if not _same(renderer, before, answer, new, ids, closed=closed):
+                        return False
+                    compared += 1
+    return compared > 0
+
+
+def _same(
+    renderer: JinjaRenderer, before: Sequence[Message], answer: Message, new: Sequence[Message], ids: list[int], *, closed: bool
+) -> bool:
+    try:
+        bridge = renderer.bridge(before, answer, new, [TOOL], closed=closed)
+    except TemplateError:
+        return False
+    return bridge is not None and bridge.ids.tolist() == ids
+
+
+def _answers(renderer: JinjaRenderer) -> Iterator[Message]:
+    for answer in ANSWERS:
+        yield answer
+        if renderer.reads_reasoning:
+            yield {**answer, "reasoning": "Stripes."}
+
+
+def _following(roles: Roles, answer: Message) -> Iterator[list[Message]]:
+    """Yield messages in this order of roles: one of each, and two of each, but as many results as there were calls."""
+    results = [_result(call["id"]) for call in answer.get("tool_calls", ())]
+    for count in (1, 2):
+        makes = {"tool": results[:1], "tools": results if len(results) > 1 else [], "user": [USER] * count, "system": [SYSTEM] * count}
+        yield [message for role in roles for message in makes[role]]
+
+
+def _roles(new: Sequence[Message]) -> Roles:
+    rows = [(role, len(list(row))) for role, row in groupby("system" if one["role"] == "developer" else str(one["role"]) for one in new)]
+    return tuple("tools" if role == "tool" and count > 1 else role for role, count in rows)
+
+
+def _answered(answer: Message, new: Sequence[Message]) -> bool:
+    """Tell whether every call of the answer has its result, and there are texts only."""
+    asked = [call["id"] for call in answer.get("tool_calls", ())]
+    results = [one["tool_call_id"] for one in new if one["role"] == "tool"]
+    return bool(new) and sorted(asked) == sorted(results) and all(isinstance(one.get("content"), str) for one in new)
+
+
+def _probe_turn(renderer: JinjaRenderer) -> tuple[list[int], list[int]]:
+    """Return a short prompt and an answer to it as the template spells it. Raises TemplateError where it cannot be told."""
+    answer: Message = _calling("call1") | ({"reasoning": "Stripes."} if renderer.reads_reasoning else {})
+    new = [_result("call1")]
+    bridge = renderer.bridge([USER], answer, new, None, closed=True)
+    prompt, whole = renderer.render([USER], None).tolist(), renderer.render([USER, answer, *new], None).tolist()
+    if bridge is None or whole[: len(prompt)] != prompt:
+        msg = "not even a tool result can be bridged by two renders"
+        raise TemplateError(msg)
+    return prompt, whole[len(prompt) : len(whole) - len(bridge.ids)]
+
+
+def _library(family: str, tokenizer: LibraryTokenizer, options: PolicyOptions) -> Any:
+    """Return the library's renderer. The only place that imports it: it takes two seconds."""
+    try:
+        from renderers import base, configs  # noqa: PLC0415 (heavy, and optional)
+    except ImportError as cause:
+        msg = f"family {family}: install the library with pip install 'evener[renderers]' ({cause})"
+        raise TemplateError(msg) from cause
+    base._populate_registry()  # noqa: SLF001 (the only way to a class by its name without a model's name)
+    config = configs.config_from_name(family)
+    if options.thinking is Thinking.ALL:
+        config = type(config)(thinking_retention="all")
+    try:
+        return base.RENDERER_REGISTRY[family](tokenizer, config)
+    except FAULTS as cause:
+        msg = f"family {family}: not its tokenizer ({cause})"
+        raise TemplateError(msg) from cause

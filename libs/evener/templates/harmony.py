@@ -1,0 +1,109 @@
+"""Sampled text in the harmony format of gpt-oss. Pure.
+
+An answer is a chain of messages `<|channel|>NAME<|message|>...<|end|>`: `analysis` is reasoning, `final` and `commentary` are text,
+and what is addressed to `functions.NAME` and ends with `<|call|>` is a tool call.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from evener.templates.calls import Found, read_json, without_beginning_of
+from evener.templates.parsers import Answer
+from evener.templates.port import Message
+
+MARKS: Final = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+CALL: Final = "<|call|>"
+_MARK: Final = re.compile("|".join(map(re.escape, MARKS)))
+_HEADER: Final = re.compile(
+    r"(?:<\|start\|>assistant)?(?: to=([^\s<]+))?<\|channel\|>([a-z]+)(?: to=([^\s<]+))? ?(?:<\|constrain\|>)?(?:[a-z]+)?<\|message\|>"
+)
+FUNCTIONS: Final = "functions."
+
+
+class _Part(Struct, frozen=True):
+    """A message of the chain, or whatever else stands there."""
+
+    start: int
+    stop: int
+    channel: str
+    """Empty: it is not of this format."""
+    recipient: str
+    body: str
+    ended: str
+    """The mark that ended it. Empty: nothing did yet."""
+
+
+class Harmony(Struct, frozen=True):
+    """Implements `parsers.Parser`."""
+
+    @property
+    def reads_reasoning(self) -> bool:
+        return True
+
+    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> Answer:
+        del tools
+        reasoning: list[str] = []
+        content: list[str] = []
+        calls: list[Found] = []
+        for part in _parts(text + end):
+            call = _call(part)
+            if call is not None:
+                calls.append(call)
+            elif part.channel == "analysis" and not part.recipient:
+                reasoning.append(part.body)
+            elif part.channel and not part.recipient:
+                content.append(part.body)
+            else:
+                content.append(text[part.start : part.stop])
+        thought = "\n".join(reasoning)
+        return Answer(reasoning=thought if thought.strip() else "", content="\n".join(content), calls=tuple(calls))
+
+    def certain(self, text: str) -> tuple[str, str]:
+        """Hold everything from the first part on that is neither plain reasoning nor plain text."""
+        reasoning: list[str] = []
+        content: list[str] = []
+        for part in _parts(text):
+            if not part.channel or part.recipient:
+                break
+            body = _before_a_mark(part.body) if part.stop == len(text) and not part.ended else part.body
+            (reasoning if part.channel == "analysis" else content).append(body)
+        thought = "\n".join(reasoning)
+        return (thought if thought.strip() else ""), "\n".join(content)
+
+    def reasoning_spans(self, text: str) -> list[tuple[int, int]]:
+        return [(part.start, part.stop) for part in _parts(text) if part.channel == "analysis" and not part.recipient]
+
+
+def _parts(text: str) -> list[_Part]:
+    """Return the messages; from the first place on that is no header, one part without a channel."""
+    parts: list[_Part] = []
+    at = 0
+    while at < len(text):
+        header = _HEADER.match(text, at)
+        if header is None:
+            parts.append(_Part(at, len(text), "", "", text[at:], ""))
+            break
+        mark = _MARK.search(text, header.end())
+        stop = len(text) if mark is None else mark.start()
+        ended = "" if mark is None or mark[0] not in {"<|end|>", "<|return|>", CALL} else mark[0]
+        after = stop + len(ended)
+        parts.append(_Part(at, after, header[2], header[1] or header[3] or "", text[header.end() : stop], ended))
+        at = after
+    return parts
+
+
+def _call(part: _Part) -> Found | None:
+    if not part.recipient.startswith(FUNCTIONS) or part.ended != CALL:
+        return None
+    found = read_json(part.body, 0)
+    name = part.recipient.removeprefix(FUNCTIONS)
+    return (name, found[0]) if name and found is not None and found[1] == len(part.body) and isinstance(found[0], dict) else None
+
+
+def _before_a_mark(body: str) -> str:
+    for mark in MARKS:
+        body = without_beginning_of(mark, body)
+    return body

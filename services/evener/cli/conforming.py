@@ -1,0 +1,62 @@
+"""What a policy's chat template can extend, as a table."""
+
+import os
+from typing import Final
+
+from msgspec import structs
+from rich.table import Table
+
+from evener.cli.progress import console, tell
+from evener.proto.errors import ConfigError
+from evener.proto.spec import Thinking
+from evener.provider_gateway.config import Config as GatewayConfig
+from evener.service.config import load
+from evener.templates.config import PolicyConfig
+from evener.templates.conformance import CASES, FAMILY, REFUSED, RENDERS, Conformance, examine
+
+STYLES: Final = {FAMILY: "green", RENDERS: "green", REFUSED: "red"}
+
+
+def conforms(policy: str, template: str | None) -> bool:
+    """Examine a policy, by name or source, and report. False: not even a tool result extends, or control tokens can be forged."""
+    config = _config(policy)
+    found = examine(structs.replace(config, template=template) if template else config)
+    _report(config, found)
+    first = [one.outcome in {FAMILY, RENDERS} for one in found.followings if one.what == CASES[0][0]]
+    return found.forged_stay_text and any(first)
+
+
+def _config(policy: str) -> PolicyConfig:
+    if policy.partition(":")[0] in {"hf", "gguf"} and ":" in policy:
+        return PolicyConfig(name="policy", source=policy)
+    configured = load(GatewayConfig, [], os.environ, "provider_gateway").policies
+    for config in configured:
+        if config.name == policy:
+            return config
+    msg = f"no policy {policy!r} is configured (there is {', '.join(one.name for one in configured)}); a source is hf:FOLDER or gguf:FILE"
+    raise ConfigError(msg)
+
+
+def _report(config: PolicyConfig, found: Conformance) -> None:
+    """Write a table on a terminal, else JSON lines."""
+    out = console()
+    if not out.is_terminal:
+        tell({"family": found.family, "tool_parser": found.tool_parser, "forged_stay_text": found.forged_stay_text})
+        for following in found.followings:
+            tell(following)
+        return
+    by = "two renders" if found.family is None else f"the rules of {found.family}, else two renders"
+    forged = "[green]stay text[/]" if found.forged_stay_text else "[red]are believed[/]"
+    out.print(f"{config.source}\nextended by {by}; spelling of tool calls: {found.tool_parser}", highlight=False)
+    out.print(f"control tokens that a tool result spells {forged}\n")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("after a turn comes", *(f"thinking = {thinking.value}" for thinking in Thinking)):
+        table.add_column(title)
+    rows: dict[str, list[str]] = {}
+    for one in found.followings:
+        style = STYLES.get(one.outcome, "yellow")
+        rows.setdefault(f"{one.what}, reasoned" if one.reasoning else one.what, []).append(f"[{style}]{one.outcome}[/]")
+    for what, outcomes in rows.items():
+        table.add_row(what, *outcomes)
+    out.print(table)
+    out.print("\nextends: at the same cost for any length; two renders: extends, at a cost that grows with the history", style="dim")
