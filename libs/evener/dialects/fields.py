@@ -2,12 +2,18 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from evener.dialects.canonical import RequestError
+import msgspec
+
+from evener.dialects.canonical import RequestError, Wish
 
 MAX_DEPTH: Final = 100
 """Nested objects and lists in a request."""
+
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_wishes: Final = msgspec.json.Decoder(Wish)
 
 
 def refuse(path: str, why: str) -> NoReturn:
@@ -22,6 +28,44 @@ def read_body(body: bytes) -> dict[str, Any]:
     except ValueError as cause:
         refuse("", f"the body is not JSON: {cause}")
     return as_object(value, "body")
+
+
+def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of the JSON object in a request body, each as it stands there. Raises RequestError."""
+    try:
+        return _fields.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # half a surrogate pair, or no JSON at all
+        return {name: msgspec.Raw(json.dumps(value).encode()) for name, value in read_body(body).items()}
+
+
+def read_field(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
+    """Return a field's value; None where it is absent or null. Raises RequestError."""
+    return read_raw(fields[name], name) if name in fields else None
+
+
+def read_raw(raw: bytes | msgspec.Raw, path: str) -> Any:
+    """Return the JSON value at `path`. Raises RequestError."""
+    try:
+        return read_json(bytes(raw))
+    except ValueError as cause:
+        refuse(path, f"is not JSON: {cause}")
+
+
+def read_wish(body: bytes) -> Wish:
+    """Return whether a stream is asked for, and of which model, where both stand in the body."""
+    try:
+        return _wishes.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # not readable at once, as the gateway reads it all the same
+        return _patient_wish(body)
+
+
+def _patient_wish(body: bytes) -> Wish:
+    try:
+        fields = read_fields(body)
+        stream, model = read_field(fields, "stream"), read_field(fields, "model")
+    except RequestError:
+        return Wish()
+    return Wish(stream=stream is True, model=model if isinstance(model, str) else "")
 
 
 def read_json(text: str | bytes) -> Any:
@@ -78,6 +122,18 @@ def as_number(value: Any, path: str, *, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse(path, f"must be a number, not {_kind(value)}")
     return value if least <= value <= most else refuse(path, f"must be between {least:g} and {most:g}")
+
+
+def as_arguments(value: Any, path: str) -> dict[str, Any] | str:
+    """Return the arguments of a tool call: the parsed object, or the text where it is none."""
+    if isinstance(value, dict):
+        return value
+    text = as_string(value, path)
+    try:
+        parsed = read_json(text)
+    except ValueError:
+        return text
+    return parsed if isinstance(parsed, dict) else text
 
 
 def _kind(value: Any) -> str:

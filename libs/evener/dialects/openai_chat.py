@@ -2,20 +2,32 @@
 
 from typing import Final
 
-from evener.dialects.canonical import CanonicalAnswer, CanonicalRequest, RequestError
-from evener.dialects.openai_chat_answer import answer_body, answer_events, delta_event, error_body, opening_event, stream_error_event
+from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, Streamed, Wish
+from evener.dialects.fields import read_wish
+from evener.dialects.openai_chat_answer import (
+    addition_events,
+    answer_body,
+    answer_events,
+    delta_event,
+    error_body,
+    opening_event,
+    stream_error_event,
+)
 from evener.dialects.openai_chat_request import parse_request
 
 PATHS: Final = frozenset({"v1/chat/completions", "chat/completions"})
 
 
 class OpenAIChat:
-    """Implements `canonical.Dialect`."""
+    """Implements `canonical.Dialect`. This dialect has no place for our key: its answers are recognised by call ids and content."""
 
     name = "openai_chat"
 
     def serves(self, path: str) -> bool:
         return path.partition("?")[0].strip("/") in PATHS
+
+    def wish(self, path: str, body: bytes) -> Wish:  # noqa: ARG002 (other dialects say it in the path)
+        return read_wish(body)
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:  # noqa: ARG002 (other dialects name the model in the path)
         return parse_request(self.name, body)
@@ -23,14 +35,20 @@ class OpenAIChat:
     def answer(self, request: CanonicalRequest, answer: CanonicalAnswer) -> bytes:  # noqa: ARG002 (part of the port)
         return answer_body(answer)
 
-    def prologue(self, answer_id: str, created: int, model: str) -> bytes:
-        return opening_event(answer_id, created, model)
+    def counted(self, prompt_tokens: int) -> bytes:  # noqa: ARG002 (part of the port)
+        raise RequestError("Chat Completions has no request that only counts", status=404, kind="not_found_error")
 
-    def keep_alive(self, answer_id: str, created: int, model: str) -> bytes:
-        return delta_event(answer_id, created, model, {})
+    def prologue(self, head: Head) -> bytes:
+        return opening_event(head)
 
-    def events(self, request: CanonicalRequest, answer: CanonicalAnswer) -> bytes:
-        return answer_events(answer, include_usage=request.include_usage)
+    def keep_alive(self, head: Head) -> bytes:
+        return delta_event(head, {})
+
+    def delta(self, head: Head, key: str, streamed: Streamed, *, reasoning: str = "", text: str = "") -> bytes:  # noqa: ARG002 (stateless)
+        return addition_events(head, reasoning, text)
+
+    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:
+        return answer_events(answer, streamed, include_usage=request.include_usage)
 
     def error(self, error: RequestError) -> bytes:
         return error_body(error)

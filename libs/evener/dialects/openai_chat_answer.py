@@ -3,7 +3,19 @@
 import json
 from typing import Any, Final
 
-from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, Message, RequestError, text_of
+from evener.dialects.canonical import (
+    NOTHING,
+    AnswerChoice,
+    CanonicalAnswer,
+    Head,
+    Message,
+    RequestError,
+    Streamed,
+    head_of,
+    rest_of,
+    text_of,
+)
+from evener.dialects.wire import wire_json
 from evener.proto.sessions import FinishReason
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -19,32 +31,40 @@ def answer_body(answer: CanonicalAnswer) -> bytes:
         {"index": index, "message": _message(choice.message), "logprobs": None, "finish_reason": _finish(choice)}
         for index, choice in enumerate(answer.choices)
     ]
-    head = _head("chat.completion", answer.answer_id, answer.created, answer.model)
-    return _json({**head, "choices": choices, "usage": _usage(answer)})
+    return wire_json({**_head("chat.completion", head_of(answer)), "choices": choices, "usage": _usage(answer)})
 
 
-def opening_event(answer_id: str, created: int, model: str) -> bytes:
+def opening_event(head: Head) -> bytes:
     """Return the chunk that opens the first choice."""
-    return delta_event(answer_id, created, model, {"role": "assistant", "content": ""})
+    return delta_event(head, {"role": "assistant", "content": ""})
 
 
-def delta_event(answer_id: str, created: int, model: str, delta: Message, *, index: int = 0, finish: str | None = None) -> bytes:
+def delta_event(head: Head, delta: Message, *, index: int = 0, finish: str | None = None) -> bytes:
     """Return one chunk."""
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return _event({**_head("chat.completion.chunk", answer_id, created, model), "choices": [choice]})
+    return _event({**_head("chat.completion.chunk", head), "choices": [choice]})
 
 
-def answer_events(answer: CanonicalAnswer, *, include_usage: bool) -> bytes:
-    """Return all chunks after the opening one, and the end of the stream."""
-    of = (answer.answer_id, answer.created, answer.model)
+def addition_events(head: Head, reasoning: str, text: str, *, index: int = 0) -> bytes:
+    """Return the chunks that add reasoning and text to a choice."""
+    deltas = [{name: added} for name, added in (("reasoning_content", reasoning), ("content", text)) if added]
+    return b"".join(delta_event(head, delta, index=index) for delta in deltas)
+
+
+def answer_events(answer: CanonicalAnswer, streamed: Streamed, *, include_usage: bool) -> bytes:
+    """Return all chunks after the opening one and what was streamed, and the end of the stream."""
+    head = head_of(answer)
     events: list[bytes] = []
     for index, choice in enumerate(answer.choices):
         if index > 0:
-            events.append(delta_event(*of, {"role": "assistant", "content": ""}, index=index))
-        events += [delta_event(*of, delta, index=index) for delta in _deltas(choice.message)]
-        events.append(delta_event(*of, {}, index=index, finish=_finish(choice)))
+            events.append(delta_event(head, {"role": "assistant", "content": ""}, index=index))
+        left = rest_of(choice.message, streamed if index == 0 else NOTHING)
+        events.append(addition_events(head, left.reasoning, left.text, index=index))
+        for number, call in enumerate(choice.message.get("tool_calls", ())):
+            events.append(delta_event(head, {"tool_calls": [{"index": number, **_call(call)}]}, index=index))
+        events.append(delta_event(head, {}, index=index, finish=_finish(choice)))
     if include_usage:
-        events.append(_event({**_head("chat.completion.chunk", *of), "choices": [], "usage": _usage(answer)}))
+        events.append(_event({**_head("chat.completion.chunk", head), "choices": [], "usage": _usage(answer)}))
     return b"".join(events) + DONE
 
 
@@ -52,7 +72,7 @@ def error_body(error: RequestError) -> bytes:
     """Return an error object."""
     kind = CODES.get(error.kind, error.kind)
     code = error.kind if error.kind in CODES else None
-    return _json({"error": {"message": error.message, "type": kind, "param": error.field, "code": code}})
+    return wire_json({"error": {"message": error.message, "type": kind, "param": error.field, "code": code}})
 
 
 def stream_error_event(error: RequestError) -> bytes:
@@ -68,18 +88,6 @@ def _message(message: Message) -> Message:
     if calls:
         body["tool_calls"] = [_call(call) for call in calls]
     return body
-
-
-def _deltas(message: Message) -> list[Message]:
-    """Return what a stream adds to a choice: reasoning, text, then each call at once."""
-    deltas: list[Message] = []
-    if "reasoning" in message:
-        deltas.append({"reasoning_content": message["reasoning"]})
-    if text := text_of(message):
-        deltas.append({"content": text})
-    for index, call in enumerate(message.get("tool_calls", ())):
-        deltas.append({"tool_calls": [{"index": index, **_call(call)}]})
-    return deltas
 
 
 def _call(call: Message) -> Message:
@@ -102,16 +110,14 @@ def _usage(answer: CanonicalAnswer) -> dict[str, Any]:
     }
     if answer.cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": answer.cached_tokens}
+    if answer.reasoning_tokens:
+        usage["completion_tokens_details"] = {"reasoning_tokens": answer.reasoning_tokens}
     return usage
 
 
-def _head(kind: str, answer_id: str, created: int, model: str) -> dict[str, Any]:
-    return {"id": answer_id, "object": kind, "created": created, "model": model}
+def _head(kind: str, head: Head) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{head.answer_id}", "object": kind, "created": head.created, "model": head.model}
 
 
 def _event(value: Any) -> bytes:
-    return b"data: " + _json(value) + b"\n\n"
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"data: " + wire_json(value) + b"\n\n"

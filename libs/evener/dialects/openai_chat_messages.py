@@ -1,26 +1,34 @@
 """Messages of OpenAI Chat Completions to the canonical form. Pure."""
 
-import base64
-import binascii
-import hashlib
-import re
 from typing import Any, Final
 
-from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_list, as_name, as_object, as_string, read_json, refuse
+from msgspec import Struct
 
-DATA_URL: Final = re.compile(r"data:(image/[a-z0-9.+-]+);base64,(.*)", re.DOTALL)
+from evener.dialects.canonical import Image, Message
+from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, refuse
+from evener.dialects.images import image_at, image_part
+from evener.dialects.wire import joined
+from evener.tokens.digests import message_digest
+
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 WITH_IMAGES: Final = ("user", "tool")
 TEXT_PARTS: Final = {"text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and the field that holds it."""
 
 
-def parse_messages(value: Any) -> tuple[list[Message], tuple[Image, ...]]:
-    """Return the canonical messages and the images in them. Raises RequestError."""
+class Parsed(Struct, frozen=True):
+    """A message, with what is wanted of it again and again."""
+
+    message: Message
+    digest: bytes
+    images: tuple[Image, ...]
+
+
+def parse_message(value: Any, path: str) -> Parsed:
+    """Return a canonical message. Raises RequestError."""
     images: dict[str, Image] = {}
-    items = as_list(value, "messages") or refuse("messages", "must not be empty")
-    return [_message(item, f"messages[{index}]", images) for index, item in enumerate(items)], tuple(images.values())
+    message = _message(value, path, images)
+    return Parsed(message, message_digest(message), tuple(images.values()))
 
 
 def _message(value: Any, path: str, images: dict[str, Image]) -> Message:
@@ -62,20 +70,8 @@ def _call(value: Any, path: str) -> Message:
     return {
         "id": as_name(call.get("id"), f"{path}.id"),
         "name": as_name(function.get("name"), f"{path}.function.name"),
-        "arguments": _arguments(function.get("arguments"), f"{path}.function.arguments"),
+        "arguments": as_arguments(function.get("arguments"), f"{path}.function.arguments"),
     }
-
-
-def _arguments(value: Any, path: str) -> dict[str, Any] | str:
-    """Return the parsed object, or the text where it is none."""
-    if isinstance(value, dict):
-        return value
-    text = as_string(value, path)
-    try:
-        parsed = read_json(text)
-    except ValueError:
-        return text
-    return parsed if isinstance(parsed, dict) else text
 
 
 def _content(value: Any, path: str, role: str, images: dict[str, Image]) -> str | list[Message]:
@@ -84,9 +80,7 @@ def _content(value: Any, path: str, role: str, images: dict[str, Image]) -> str 
     if not isinstance(value, list):
         refuse(path, "must be a string or a list of parts")
     parts = [_part(part, f"{path}[{index}]", role, images) for index, part in enumerate(value)]
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+    return joined(parts)
 
 
 def _part(value: Any, path: str, role: str, images: dict[str, Image]) -> Message:
@@ -96,17 +90,7 @@ def _part(value: Any, path: str, role: str, images: dict[str, Image]) -> Message
         field = TEXT_PARTS[kind]
         return {"type": "text", "text": as_string(part.get(field), f"{path}.{field}")}
     if kind == "image_url" and role in WITH_IMAGES:
-        image = _image(part.get("image_url"), f"{path}.image_url")
+        image = image_at(as_object(part.get("image_url"), f"{path}.image_url").get("url"), f"{path}.image_url.url")
         images.setdefault(image.digest, image)
-        return {"type": "image", "digest": image.digest, "media_type": image.media_type}
+        return image_part(image)
     return refuse(f"{path}.type", f"{kind!r} parts are not served in {role} messages")
-
-
-def _image(value: Any, path: str) -> Image:
-    url = as_string(as_object(value, path).get("url"), f"{path}.url")
-    found = DATA_URL.fullmatch(url) or refuse(f"{path}.url", "only data URLs with base64 images are served, nothing is fetched")
-    try:
-        data = base64.b64decode(found[2], validate=True)
-    except (binascii.Error, ValueError):
-        refuse(f"{path}.url", "is not valid base64")
-    return Image(digest=hashlib.sha256(data).hexdigest(), media_type=found[1], data=data)

@@ -12,10 +12,12 @@ from evener.dialects.fields import (
     as_number,
     as_object,
     as_string,
-    read_body,
+    read_field,
+    read_fields,
     refuse,
 )
-from evener.dialects.openai_chat_messages import parse_messages
+from evener.dialects.items import Items
+from evener.dialects.openai_chat_messages import parse_message
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
@@ -60,12 +62,14 @@ READ: Final = frozenset(
 
 def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     """Return the request in `body`. Raises RequestError naming the field."""
-    fields = {key: value for key, value in read_body(body).items() if value is not None}
+    raw = read_fields(body)
+    items = _messages.of(raw.pop("messages", b"null"), "messages") or refuse("messages", "must not be empty")
+    offered = _tools.of(raw.pop("tools", b"null"), "tools")
+    fields = {name: value for name in raw if (value := read_field(raw, name)) is not None}
     _refuse_unsupported(fields)
     _check_sampling(fields)
-    messages, images = parse_messages(fields.get("messages"))
     wishes = {key: value for key, value in fields.items() if key not in READ}
-    tools, hosted = _tools(fields.get("tools", []))
+    tools, hosted = [tool for tool in offered if isinstance(tool, dict)], [kind for kind in offered if isinstance(kind, str)]
     if hosted:
         wishes["removed_tools"] = hosted
     if _chooses_none(fields.get("tool_choice", "auto")):
@@ -73,7 +77,8 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     return CanonicalRequest(
         dialect=dialect,
         model=as_name(fields.get("model"), "model"),
-        messages=tuple(messages),
+        messages=tuple(item.message for item in items),
+        digests=tuple(item.digest for item in items),
         tools=tuple(tools),
         stream=as_flag(fields.get("stream"), "stream"),
         include_usage=_include_usage(fields.get("stream_options", {})),
@@ -81,7 +86,7 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
         max_tokens=_max_tokens(fields),
         wishes=wishes,
         stop=_stop(fields.get("stop", [])),
-        images=images,
+        images=tuple({image.digest: image for item in items for image in item.images}.values()),
     )
 
 
@@ -105,21 +110,15 @@ def _check_sampling(fields: dict[str, Any]) -> None:
             as_integer(fields[name], name)
 
 
-def _tools(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the canonical tools, and the kinds of hosted tools that were left out."""
-    tools: list[dict[str, Any]] = []
-    hosted: list[str] = []
-    for index, item in enumerate(as_list(value, "tools")):
-        path = f"tools[{index}]"
-        tool = as_object(item, path)
-        kind = as_string(tool.get("type"), f"{path}.type")
-        if kind == "function":
-            tools.append(_function(as_object(tool.get("function"), f"{path}.function"), f"{path}.function"))
-        elif kind in HOSTED_TOOLS:
-            hosted.append(kind)
-        else:
-            refuse(f"{path}.type", f"{kind!r} tools are not served, only functions")
-    return tools, hosted
+def _tool(value: Any, path: str) -> dict[str, Any] | str:
+    """Return the canonical tool, or the kind of a hosted one, which is left out."""
+    tool = as_object(value, path)
+    kind = as_string(tool.get("type"), f"{path}.type")
+    if kind == "function":
+        return _function(as_object(tool.get("function"), f"{path}.function"), f"{path}.function")
+    if kind not in HOSTED_TOOLS:
+        refuse(f"{path}.type", f"{kind!r} tools are not served, only functions")
+    return kind
 
 
 def _function(function: dict[str, Any], path: str) -> dict[str, Any]:
@@ -153,3 +152,7 @@ def _stop(value: Any) -> tuple[str, ...]:
     if len(texts) > MAX_STOPS:
         refuse("stop", f"at most {MAX_STOPS} strings")
     return tuple(as_name(text, f"stop[{index}]") for index, text in enumerate(texts))
+
+
+_messages: Final = Items(parse_message)
+_tools: Final = Items(_tool)

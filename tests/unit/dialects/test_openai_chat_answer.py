@@ -8,11 +8,12 @@ import httpx2
 import openai
 import pytest
 
-from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, Message, RequestError
+from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, Head, Message, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.sessions import FinishReason
 
 CHAT = OpenAIChat()
+HEAD = Head(answer_id="a1", created=1700000000, model="policy", prompt_tokens=10)
 ASKED: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 CALLING: Message = {
     "role": "assistant",
@@ -30,19 +31,19 @@ def asked(**more: Any) -> CanonicalRequest:
 
 
 def answer(*messages: Message, finish: FinishReason = FinishReason.STOP, cached: int | None = 3) -> CanonicalAnswer:
-    choices = [AnswerChoice(message=message, finish_reason=finish) for message in messages]
+    choices = [AnswerChoice(message=message, finish_reason=finish, key=f"c1x{at}") for at, message in enumerate(messages)]
     return CanonicalAnswer(
         answer_id="a1", created=1700000000, model="policy", choices=choices, prompt_tokens=10, cached_tokens=cached, completion_tokens=5
     )
 
 
 def stream(given: CanonicalAnswer, **more: Any) -> bytes:
-    return CHAT.prologue("a1", 1700000000, "policy") + CHAT.keep_alive("a1", 1700000000, "policy") + CHAT.events(asked(**more), given)
+    return CHAT.prologue(HEAD) + CHAT.keep_alive(HEAD) + CHAT.events(asked(**more), given)
 
 
 def test_whole_answer_byte_by_byte() -> None:
     assert CHAT.answer(asked(), answer(CALLING)).decode() == (
-        '{"id":"a1","object":"chat.completion","created":1700000000,"model":"policy","choices":[{"index":0,"message":'
+        '{"id":"chatcmpl-a1","object":"chat.completion","created":1700000000,"model":"policy","choices":[{"index":0,"message":'
         '{"role":"assistant","content":"On it é.","refusal":null,"reasoning_content":"Hm.","tool_calls":['
         '{"id":"callc1x0x0","type":"function","function":{"name":"f","arguments":"{\\"b\\": 1.0, \\"a\\": [\\"é\\"]}"}},'
         '{"id":"callc1x0x1","type":"function","function":{"name":"g","arguments":"{broken"}}]},'
@@ -52,7 +53,7 @@ def test_whole_answer_byte_by_byte() -> None:
 
 
 def test_streamed_answer_byte_by_byte() -> None:
-    head = 'data: {"id":"a1","object":"chat.completion.chunk","created":1700000000,"model":"policy","choices":'
+    head = 'data: {"id":"chatcmpl-a1","object":"chat.completion.chunk","created":1700000000,"model":"policy","choices":'
     end = ',"logprobs":null,"finish_reason":null}]}\n\n'
     assert stream(answer(CALLING), stream_options={"include_usage": True}).decode() == (
         f'{head}[{{"index":0,"delta":{{"role":"assistant","content":""}}{end}'
@@ -146,6 +147,6 @@ def test_official_client_raises_our_errors() -> None:
         official.chat.completions.create(model="policy", messages=[])
     assert refused.value.param == "model"
 
-    body = CHAT.prologue("a1", 1, "policy") + CHAT.stream_error(RequestError("gone", kind="api_error", status=500))
+    body = CHAT.prologue(HEAD) + CHAT.stream_error(RequestError("gone", kind="api_error", status=500))
     with client(200, body, "text/event-stream") as official, pytest.raises(openai.APIError, match="gone"):
         list(official.chat.completions.create(model="policy", messages=[], stream=True))

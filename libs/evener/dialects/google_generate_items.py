@@ -1,0 +1,218 @@
+"""Contents of Google's generateContent to the canonical form: each is parsed alone, then the contents of a request are put together.
+
+Pure. Clients keep the pieces of a streamed answer as they came, so that all `model` contents in a row are one answer and their texts
+are joined without anything between them.
+"""
+
+import base64
+import binascii
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from evener.dialects.canonical import Image, Message
+from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, refuse
+from evener.dialects.images import image_part, read_image
+from evener.dialects.wire import FAILED, canonical_arguments, joined, our_key, wire_json
+from evener.proto.ids import keyed_call_id
+
+MODEL: Final = "model"
+ROLES: Final = {"model": MODEL, "user": "user", "function": "user"}
+OUTPUTS: Final = ("output", "result", "content")
+"""A result with one of these fields alone, a string, is that string."""
+_SNAKE: Final = re.compile(r"_([a-z0-9])")
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+
+
+class Item(Struct, frozen=True, kw_only=True, eq=False):
+    """What one content of the wire is: a piece of an answer, or results of tools and what a user says after them."""
+
+    role: str
+    text: str = ""
+    """Of an answer, as `reasoning`, `calls` and `key`."""
+    reasoning: str = ""
+    calls: tuple[Message, ...] = ()
+    """With the id "" where the client dropped it, as `results`."""
+    key: str | None = None
+    results: tuple[Message, ...] = ()
+    said: Message | None = None
+    images: tuple[Image, ...] = ()
+
+
+def read_object(value: Any, path: str) -> dict[str, Any]:
+    """Return an object's fields that are not null, named in camel case: the wire takes `inline_data` for `inlineData`."""
+    return {camel(name): inner for name, inner in as_object(value, path).items() if inner is not None}
+
+
+def camel(name: str) -> str:
+    """Return a field's name in camel case."""
+    return _SNAKE.sub(lambda found: found[1].upper(), name)
+
+
+def parse_item(value: Any, path: str) -> Item:
+    """Return what a content says. Raises RequestError."""
+    content = read_object(value, path)
+    role = ROLES.get(as_string(content.get("role", "user"), f"{path}.role")) or refuse(f"{path}.role", f"must be one of {', '.join(ROLES)}")
+    at = f"{path}.parts"
+    parts = [read_object(part, f"{at}[{index}]") for index, part in enumerate(as_list(content.get("parts", []), at))]
+    return _answer_piece(parts, at) if role == MODEL else _user(parts, at)
+
+
+def parse_text(value: Any, path: str) -> str:
+    """Return the text of a content: its parts, a newline between them."""
+    if isinstance(value, str):
+        return value
+    at = f"{path}.parts"
+    parts = as_list(read_object(value, path).get("parts", []), at)
+    return "\n".join(_text(read_object(part, f"{at}[{index}]"), f"{at}[{index}]") for index, part in enumerate(parts))
+
+
+def assembled(items: Iterable[Item]) -> list[Message]:
+    """Return the canonical messages.
+
+    Calls that came back without ids get those that their answer had, if our key came back, else "". Results without ids belong to
+    the calls of the last answer, by name and order.
+    """
+    messages: list[Message] = []
+    waiting: list[Message] = []
+    for turn in _turns(items):
+        if turn[0].role == MODEL:
+            answer = _answer(turn)
+            waiting = list(answer.get("tool_calls", ()))
+            messages.append(answer)
+            continue
+        messages += [_paired(result, waiting) for result in turn[0].results]
+        if turn[0].said is not None:
+            messages.append(turn[0].said)
+    return messages
+
+
+def _turns(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
+    """Yield items of the user alone and the pieces of an answer together. Two keys are two answers."""
+    pieces: list[Item] = []
+    key: str | None = None
+    for item in items:
+        if pieces and (item.role != MODEL or (key and item.key and item.key != key)):
+            yield pieces
+            pieces, key = [], None
+        if item.role == MODEL:
+            pieces.append(item)
+            key = key or item.key
+        else:
+            yield [item]
+    if pieces:
+        yield pieces
+
+
+def _answer(pieces: Sequence[Item]) -> Message:
+    key = next((piece.key for piece in pieces if piece.key), None)
+    message: Message = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    if reasoning.strip():
+        message["reasoning"] = reasoning
+    calls = list(itertools.chain.from_iterable(piece.calls for piece in pieces))
+    if calls:
+        message["tool_calls"] = [
+            {**call, "id": keyed_call_id(key, index)} if key and not call["id"] else call for index, call in enumerate(calls)
+        ]
+    return message | ({"key": key} if key else {})
+
+
+def _paired(result: Message, waiting: list[Message]) -> Message:
+    """Return a result with the id of its call, which waits no longer."""
+    given = result["tool_call_id"]
+    call = next((call for call in waiting if (call["id"] == given if given else call["name"] == result["name"])), None)
+    if call is None:
+        return result
+    waiting.remove(call)
+    return result if given else {**result, "tool_call_id": call["id"]}
+
+
+def _answer_piece(parts: Sequence[Message], path: str) -> Item:
+    texts: dict[bool, list[str]] = {False: [], True: []}
+    calls: list[Message] = []
+    keys: list[str | None] = []
+    for index, part in enumerate(parts):
+        at = f"{path}[{index}]"
+        keys.append(_key(part.get("thoughtSignature")))
+        if "functionCall" in part:
+            calls.append(_call(part["functionCall"], f"{at}.functionCall"))
+        elif part.keys() - {"thoughtSignature"}:
+            texts[as_flag(part.get("thought"), f"{at}.thought")].append(_text(part, at))
+    key = next((key for key in keys if key), None)
+    return Item(role=MODEL, text="".join(texts[False]), reasoning="".join(texts[True]), calls=tuple(calls), key=key)
+
+
+def _user(parts: Sequence[Message], path: str) -> Item:
+    results: list[Message] = []
+    said: list[Message] = []
+    images: dict[str, Image] = {}
+    for index, part in enumerate(parts):
+        at = f"{path}[{index}]"
+        if "functionResponse" in part:
+            results.append(_result(part["functionResponse"], f"{at}.functionResponse", images))
+        else:
+            said.append(_part(part, at, images))
+    message: Message | None = {"role": "user", "content": joined(said)} if said or not results else None
+    return Item(role="user", results=tuple(results), said=message, images=tuple(images.values()))
+
+
+def _call(value: Any, path: str) -> Message:
+    call = read_object(value, path)
+    arguments = as_object(call.get("args", {}), f"{path}.args")
+    name = as_name(call.get("name"), f"{path}.name")
+    return {"id": as_string(call.get("id", ""), f"{path}.id"), "name": name, "arguments": canonical_arguments(arguments)}
+
+
+def _result(value: Any, path: str, images: dict[str, Image]) -> Message:
+    sent = read_object(value, path)
+    content: str | list[Message] = _output(as_object(sent.get("response", {}), f"{path}.response"))
+    at = f"{path}.parts"
+    shown = [
+        _part(read_object(part, f"{at}[{index}]"), f"{at}[{index}]", images)
+        for index, part in enumerate(as_list(sent.get("parts", []), at))
+    ]
+    if shown:
+        content = joined([{"type": "text", "text": content}, *shown])
+    name = as_name(sent.get("name"), f"{path}.name")
+    return {"role": "tool", "content": content, "tool_call_id": as_string(sent.get("id", ""), f"{path}.id"), "name": name}
+
+
+def _output(response: dict[str, Any]) -> str:
+    """Return what a tool gave, as text; an error is marked."""
+    if len(response) == 1:
+        ((name, value),) = response.items()
+        if isinstance(value, str) and name in (*OUTPUTS, "error"):
+            return FAILED + value if name == "error" else value
+    return wire_json(response).decode()
+
+
+def _part(part: Message, path: str, images: dict[str, Image]) -> Message:
+    if "inlineData" in part:
+        at = f"{path}.inlineData"
+        sent = read_object(part["inlineData"], at)
+        data = as_string(sent.get("data"), f"{at}.data").translate(_URL_SAFE)
+        image = read_image(sent.get("mimeType"), data, type_path=f"{at}.mimeType", data_path=f"{at}.data")
+        images.setdefault(image.digest, image)
+        return image_part(image)
+    return {"type": "text", "text": _text(part, path)}
+
+
+def _text(part: Message, path: str) -> str:
+    if "text" not in part:
+        kinds = ", ".join(sorted(part)) or "nothing"
+        refuse(path, f"a part with {kinds} is not served here")
+    return as_string(part["text"], f"{path}.text")
+
+
+def _key(signature: Any) -> str | None:
+    """Return our key from a signature, which is base64 for this API; any other signature says nothing."""
+    if not isinstance(signature, str):
+        return None
+    try:
+        return our_key(base64.b64decode(signature.translate(_URL_SAFE) + "=" * (-len(signature) % 4), validate=True).decode("ascii"))
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,36 @@
+"""Images in requests. Pure."""
+
+import base64
+import binascii
+import hashlib
+import re
+from typing import Any, Final
+
+from evener.dialects.canonical import Image, Message
+from evener.dialects.fields import as_string, refuse
+
+MEDIA_TYPE: Final = re.compile(r"image/[a-z0-9.+-]+")
+DATA_URL: Final = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+
+
+def read_image(media_type: Any, data: Any, *, type_path: str, data_path: str) -> Image:
+    """Return an image that is sent as base64 text. Raises RequestError."""
+    kind = as_string(media_type, type_path)
+    if not MEDIA_TYPE.fullmatch(kind):
+        refuse(type_path, f"{kind!r} is no type of an image; nothing else is served")
+    try:
+        content = base64.b64decode(as_string(data, data_path), validate=True)
+    except (binascii.Error, ValueError):
+        refuse(data_path, "is not valid base64")
+    return Image(digest=hashlib.sha256(content).hexdigest(), media_type=kind, data=content)
+
+
+def image_part(image: Image) -> Message:
+    """Return the canonical part that names an image."""
+    return {"type": "image", "digest": image.digest, "media_type": image.media_type}
+
+
+def image_at(value: Any, path: str) -> Image:
+    """Return the image of a data URL. Raises RequestError."""
+    found = DATA_URL.fullmatch(as_string(value, path)) or refuse(path, "only data URLs with base64 images are served, nothing is fetched")
+    return read_image(found[1], found[2], type_path=path, data_path=path)

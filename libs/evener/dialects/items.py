@@ -1,0 +1,63 @@
+"""Items of request bodies (messages, contents, input items), parsed once however often a growing history repeats them. Pure.
+
+A harness sends its whole history with every call. Cutting a body into raw items and hashing them is cheap; parsing is not. So
+parsed items are kept by their raw JSON, a bounded number of bytes of it, the oldest dropped first.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from evener.dialects.fields import as_list, read_raw
+
+MOST_BYTES: Final = 64 << 20
+"""What one cache holds at most: raw JSON, and what is made of it."""
+PARSED_BYTES: Final = 2048
+"""What a parsed item weighs at least, beside its text."""
+MOST_ITEM_BYTES: Final = 256 << 10
+"""A larger item is parsed each time."""
+
+Parsed = TypeVar("Parsed")
+
+_raws: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
+
+
+class Items(Generic[Parsed]):
+    """Parses items with `parse(value, path)`, which looks at nothing but the item: equal JSON gives an equal result."""
+
+    def __init__(self, parse: Callable[[Any, str], Parsed], *, most_bytes: int = MOST_BYTES) -> None:
+        self._parse = parse
+        self._most_bytes = most_bytes
+        self._kept: dict[bytes, Parsed] = {}
+        self._bytes = 0
+
+    def of(self, raw: bytes | msgspec.Raw, path: str) -> list[Parsed]:
+        """Return the parsed items of a raw JSON list (null: none). Raises RequestError naming the place (`messages[3].content`)."""
+        try:
+            raws: Sequence[msgspec.Raw] = _raws.decode(raw) or ()
+        except msgspec.MsgspecError:
+            as_list(read_raw(raw, path), path)
+            raise
+        return [self._one(bytes(item), f"{path}[{index}]") for index, item in enumerate(raws)]
+
+    def _one(self, raw: bytes, path: str) -> Parsed:
+        known = self._kept.get(raw)
+        if known is not None:
+            return known
+        parsed = self._parse(read_raw(raw, path), path)
+        if len(raw) <= MOST_ITEM_BYTES:
+            self._keep(raw, parsed)
+        return parsed
+
+    def _keep(self, raw: bytes, parsed: Parsed) -> None:
+        self._kept[raw] = parsed
+        self._bytes += _weight(raw)
+        while self._bytes > self._most_bytes:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            self._bytes -= _weight(oldest)
+
+
+def _weight(raw: bytes) -> int:
+    return 2 * len(raw) + PARSED_BYTES

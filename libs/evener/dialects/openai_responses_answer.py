@@ -1,0 +1,153 @@
+"""Answers of OpenAI Responses: whole bodies and errors. Pure: equal arguments give equal bytes.
+
+An answer is a list of items: reasoning as a summary, the text as a message, one item for each call. `openai_responses_stream` tells
+the same items as events.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from evener.dialects.canonical import CanonicalAnswer, Head, Message, RequestError, ToolForm, head_of, text_of
+from evener.dialects.openai_responses_items import JSON_MARK, item_id, wire_call_id
+from evener.dialects.openai_responses_tools import INPUT
+from evener.dialects.wire import wire_json
+from evener.proto.sessions import FinishReason
+
+CODES: Final = {"context_length_exceeded": "invalid_request_error"}
+"""Kinds of errors that OpenAI tells by `code`, and their `type`."""
+ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": INPUT}
+"""Kinds of calls whose arguments are a text, and the field that holds it."""
+
+Forms = Mapping[str, ToolForm]
+
+
+def answer_body(answer: CanonicalAnswer, forms: Forms) -> bytes:
+    """Return the body of an answer that is not streamed."""
+    return wire_json(ended_response(answer, output_items(answer, forms)))
+
+
+def counted_body(prompt_tokens: int) -> bytes:
+    """Return the body of an answer to a request that only counts."""
+    return wire_json({"object": "response.input_tokens", "input_tokens": prompt_tokens})
+
+
+def error_body(error: RequestError) -> bytes:
+    """Return an error object."""
+    return wire_json({"error": error_fields(error, error.kind if error.kind in CODES else None)})
+
+
+def error_fields(error: RequestError, code: str | None) -> Message:
+    """Return what an error says."""
+    return {"message": error.message, "type": CODES.get(error.kind, error.kind), "param": error.field, "code": code}
+
+
+def output_items(answer: CanonicalAnswer, forms: Forms) -> list[Message]:
+    """Return the items of an answer in their order. An answer of nothing, or of reasoning alone, has an empty message."""
+    [choice] = answer.choices
+    calls = choice.message.get("tool_calls", ())
+    text = text_of(choice.message)
+    items: list[Message] = []
+    if choice.message.get("reasoning"):
+        items.append(reasoning_item(choice.key, choice.message["reasoning"]))
+    if text or not calls:
+        whole = choice.finish_reason is FinishReason.STOP or calls
+        items.append(message_item(choice.key, len(items), text, status="completed" if whole else "incomplete"))
+    for call in calls:
+        items.append(call_item(choice.key, len(items), call, forms))
+    return items
+
+
+def reasoning_item(key: str, text: str) -> Message:
+    """Return the reasoning of an answer; it is always the first item."""
+    summary = [{"type": "summary_text", "text": text}] if text else []
+    return {"id": item_id("rs", key, 0), "type": "reasoning", "summary": summary, "encrypted_content": key}
+
+
+def message_item(key: str, index: int, text: str, *, status: str) -> Message:
+    """Return the text of an answer."""
+    return {
+        "id": item_id("msg", key, index),
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": [] if status == "in_progress" else [text_part(text)],
+    }
+
+
+def text_part(text: str) -> Message:
+    """Return the only part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def call_item(key: str, index: int, call: Message, forms: Forms) -> Message:
+    """Return a tool call as the harness spelled the tool."""
+    form = forms.get(call["name"], ToolForm(name=call["name"]))
+    arguments = call["arguments"]
+    common: Message = {"status": "completed", "call_id": wire_call_id(call["id"])}
+    if form.search:
+        given = {"execution": "client", "arguments": arguments}
+        return {"id": item_id("tsc", key, index), "type": "tool_search_call"} | common | given
+    common["name"] = form.name
+    if form.namespace is not None:
+        common["namespace"] = form.namespace
+    if not form.freeform:
+        return {"id": item_id("fc", key, index), "type": "function_call"} | common | {"arguments": arguments_text(arguments)}
+    is_text = isinstance(arguments, dict) and arguments.keys() == {INPUT} and isinstance(arguments[INPUT], str)
+    text = arguments[INPUT] if is_text else arguments_text(arguments)
+    identity = item_id("ctc", key, index, "" if is_text else JSON_MARK)
+    return {"id": identity, "type": "custom_tool_call"} | common | {INPUT: text}
+
+
+def arguments_text(arguments: Any) -> str:
+    """Return arguments as they were sampled where they are no JSON object, else as JSON."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def open_response(head: Head) -> Message:
+    """Return a response before anything of it is known. What the harness sent is not told back to it."""
+    return {
+        "id": f"resp_{head.answer_id}",
+        "object": "response",
+        "created_at": head.created,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "model": head.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": {},
+    }
+
+
+def ended_response(answer: CanonicalAnswer, items: list[Message]) -> Message:
+    """Return a response that is complete, or cut off: the format has one word for a limit and an abort."""
+    cut = answer.choices[0].finish_reason is not FinishReason.STOP
+    return open_response(head_of(answer)) | {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": items,
+        "usage": _usage(answer),
+    }
+
+
+def _usage(answer: CanonicalAnswer) -> dict[str, Any]:
+    """Return the token counts. This format demands a number where the engine reported none: 0."""
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens or 0},
+        "output_tokens": answer.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }

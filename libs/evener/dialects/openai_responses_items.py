@@ -1,0 +1,253 @@
+"""Input items of OpenAI Responses to canonical messages. Pure.
+
+Each item is parsed alone, so that it can be kept (`evener.dialects.items`); then the items of one turn become one message. Our
+key stands in the ids of all items that we make, `PREFIX_KEY_INDEX`, and in `encrypted_content`.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evener.dialects.canonical import Image, Message
+from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, refuse
+from evener.dialects.images import image_at, image_part
+from evener.dialects.openai_responses_tools import INPUT, NO_TOOLS, SEARCH, Toolset, flat_name, parse_tools, tools_text
+from evener.dialects.wire import joined, our_key
+from evener.tokens.digests import message_digest
+
+ROLES: Final = ("system", "developer", "user", "assistant")
+TEXT_PARTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""Kinds of parts that are text, and the field that holds it."""
+JSON_MARK: Final = "j"
+"""In the id of a freeform call: its text is the JSON of arguments that were not one text."""
+
+_OUR_ID: Final = re.compile(rf"[a-z]+_([A-Za-z0-9]+)_[0-9]+({JSON_MARK}?)")
+
+
+class Piece(Struct, frozen=True, kw_only=True, eq=False):
+    """What one item adds to a request."""
+
+    message: Message | None = None
+    """Whole, or an assistant's part of a turn."""
+    digest: bytes | None = None
+    """Of a whole message."""
+    images: tuple[Image, ...] = ()
+    tools: Toolset = NO_TOOLS
+    opens: bool = False
+    """Before the first turn of the assistant, its tools are the request's, and it is no message."""
+
+
+def item_id(prefix: str, key: str, index: int, mark: str = "") -> str:
+    """Return the id of an item of an answer."""
+    return f"{prefix}_{key}_{index}{mark}"
+
+
+def parse_item(value: Any, path: str) -> Piece:
+    """Return what an item says. Raises RequestError."""
+    item = as_object(value, path)
+    kind = as_string(item.get("type") or ("message" if "role" in item else "item_reference"), f"{path}.type")
+    if kind == "item_reference":
+        refuse(path, "items are not stored for references; send the item itself (store: false)")
+    parse = PARSERS.get(kind) or refuse(f"{path}.type", f"{kind!r} items are not served")
+    return parse(item, path)
+
+
+def whole(role: str, content: str | list[Message], images: tuple[Image, ...] = (), **more: Any) -> Piece:
+    """Return a message that no other item adds to."""
+    message = {"role": role, "content": content, **more}
+    return Piece(message=message, digest=message_digest(message), images=images)
+
+
+def assembled(pieces: Iterable[Piece]) -> tuple[list[tuple[Message, bytes]], list[Toolset]]:
+    """Return the canonical messages with their digests, and the tools that came before the first answer."""
+    messages: list[Message] = []
+    digests: list[bytes | None] = []
+    opening: list[Toolset] = []
+    turn: int | None = None
+    """Where the last answer stands, as long as only tool results have followed it."""
+    answered = False
+    for piece in pieces:
+        if (message := piece.message) is None:
+            continue
+        if piece.opens and not answered:
+            opening.append(piece.tools)
+            continue
+        if message["role"] == "assistant":
+            answered = True
+            if turn is not None and _same_turn(messages[turn], message, adjacent=turn == len(messages) - 1):
+                messages[turn] = _merged(messages[turn], message)
+                continue
+            turn = len(messages)
+        elif message["role"] != "tool":
+            turn = None
+        messages.append(message)
+        digests.append(piece.digest)
+    return [(message, digest or message_digest(message)) for message, digest in zip(messages, digests, strict=True)], opening
+
+
+def _same_turn(turn: Message, part: Message, *, adjacent: bool) -> bool:
+    """Tell whether a part belongs to the turn before it: by our key, else by its place; reasoning opens a turn."""
+    ours, theirs = turn.get("key"), part.get("key")
+    if ours and theirs:
+        return bool(ours == theirs)
+    return adjacent and not ("reasoning" in part and (turn["content"] or "tool_calls" in turn))
+
+
+def _merged(turn: Message, part: Message) -> Message:
+    merged = turn | {"content": "\n".join(filter(None, (turn["content"], part["content"])))}
+    if "reasoning" in part:
+        merged["reasoning"] = "\n".join(filter(None, (turn.get("reasoning"), part["reasoning"])))
+    if "tool_calls" in part:
+        merged["tool_calls"] = [*turn.get("tool_calls", ()), *part["tool_calls"]]
+    if "key" in part:
+        merged["key"] = part["key"]
+    return merged
+
+
+def _message(item: dict[str, Any], path: str) -> Piece:
+    role = as_string(item.get("role"), f"{path}.role")
+    if role not in ROLES:
+        refuse(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
+    content, images = _content(item.get("content"), f"{path}.content", with_images=role == "user")
+    if role == "assistant":
+        return _assistant(item, content=content)
+    return whole(role, content, images)
+
+
+def _reasoning(item: dict[str, Any], path: str) -> Piece:
+    """Return the reasoning: its text where that was sent, else its summary."""
+    for name in ("content", "summary"):
+        if item.get(name):
+            parts = [as_object(part, f"{path}.{name}") for part in as_list(item[name], f"{path}.{name}")]
+            text = "\n".join(as_string(part.get("text"), f"{path}.{name}.text") for part in parts)
+            if text:
+                return _assistant(item, reasoning=text)
+    return _assistant(item)
+
+
+def _function_call(item: dict[str, Any], path: str) -> Piece:
+    arguments = as_arguments(item.get("arguments"), f"{path}.arguments")
+    return _assistant(item, tool_calls=[_call(item, path, _name(item, path), arguments)])
+
+
+def _custom_call(item: dict[str, Any], path: str) -> Piece:
+    text = as_string(item.get(INPUT), f"{path}.{INPUT}")
+    ours = _OUR_ID.fullmatch(str(item.get("id")))
+    arguments = as_arguments(text, path) if ours and ours[2] else {INPUT: text}
+    return _assistant(item, tool_calls=[_call(item, path, _name(item, path), arguments)])
+
+
+def _search_call(item: dict[str, Any], path: str) -> Piece:
+    _check_execution(item, path)
+    return _assistant(item, tool_calls=[_call(item, path, SEARCH, as_arguments(item.get("arguments"), f"{path}.arguments"))])
+
+
+def _call_output(item: dict[str, Any], path: str) -> Piece:
+    content, images = _content(item.get("output"), f"{path}.output", with_images=True)
+    return _result(item, path, content, images)
+
+
+def _search_output(item: dict[str, Any], path: str) -> Piece:
+    """Return the found definitions as the text of a tool result: the history stays as it was, only longer."""
+    _check_execution(item, path)
+    found = parse_tools(item.get("tools"), f"{path}.tools")
+    return replace(_result(item, path, tools_text(found.tools)), tools=found)
+
+
+def _additional_tools(item: dict[str, Any], path: str) -> Piece:
+    tools = parse_tools(item.get("tools"), f"{path}.tools")
+    return replace(whole("developer", tools_text(tools.tools)), tools=tools, opens=True)
+
+
+def _configuration(item: dict[str, Any], path: str) -> Piece:
+    """Return nothing: the effort of reasoning is the run's."""
+    text = as_object(item.get("text") or {}, f"{path}.text")
+    check_format(text.get("format"), f"{path}.text.format")
+    return Piece()
+
+
+PARSERS: Final[dict[str, Callable[[dict[str, Any], str], Piece]]] = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _function_call,
+    "function_call_output": _call_output,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _call_output,
+    "tool_search_call": _search_call,
+    "tool_search_output": _search_output,
+    "additional_tools": _additional_tools,
+    "configuration_update": _configuration,
+}
+
+
+def check_format(value: Any, path: str) -> None:
+    """Refuse any form of text that constrains sampling."""
+    kind = as_object(value or {}, path).get("type", "text")
+    if kind != "text":
+        refuse(path, f"{kind!r} is not served: its sampling is constrained; ask for it in the prompt")
+
+
+def _assistant(item: dict[str, Any], **said: Any) -> Piece:
+    """Return an assistant's part of a turn, with our key where it came back."""
+    message: Message = {"role": "assistant", "content": "", **said}
+    key = _key(item)
+    return Piece(message=message | {"key": key} if key else message)
+
+
+def wire_call_id(call_id: str) -> str:
+    """Return a tool call's id in OpenAI's own form, `call_...`: OpenClaw rewrites any other. Reading takes the underscore off again."""
+    return f"call_{call_id.removeprefix('call')}"
+
+
+def _key(item: dict[str, Any]) -> str | None:
+    ours = _OUR_ID.fullmatch(str(item.get("id")))
+    return our_key(item.get("encrypted_content")) or (ours[1] if ours else None)
+
+
+def _name(item: dict[str, Any], path: str) -> str:
+    namespace = item.get("namespace")
+    wire = as_name(item.get("name"), f"{path}.name")
+    return flat_name(None if namespace is None else as_string(namespace, f"{path}.namespace"), wire)
+
+
+def _call(item: dict[str, Any], path: str, name: str, arguments: dict[str, Any] | str) -> Message:
+    return {"id": _call_id(item, path), "name": name, "arguments": arguments}
+
+
+def _result(item: dict[str, Any], path: str, content: str | list[Message], images: tuple[Image, ...] = ()) -> Piece:
+    return whole("tool", content, images, tool_call_id=_call_id(item, path))
+
+
+def _call_id(item: dict[str, Any], path: str) -> str:
+    given = as_name(item.get("call_id"), f"{path}.call_id")
+    return f"call{given.removeprefix('call_')}" if given.startswith("call_") else given
+
+
+def _check_execution(item: dict[str, Any], path: str) -> None:
+    if item.get("execution", "client") != "client":
+        refuse(f"{path}.execution", "only the client's own tool search is served")
+
+
+def _content(value: Any, path: str, *, with_images: bool) -> tuple[str | list[Message], tuple[Image, ...]]:
+    if value is None or isinstance(value, str):
+        return value or "", ()
+    if not isinstance(value, list):
+        refuse(path, "must be a string or a list of parts")
+    parts: list[Message] = []
+    images: list[Image] = []
+    for index, item in enumerate(value):
+        at = f"{path}[{index}]"
+        part = as_object(item, at)
+        kind = as_string(part.get("type"), f"{at}.type")
+        if kind in TEXT_PARTS:
+            field = TEXT_PARTS[kind]
+            parts.append({"type": "text", "text": as_string(part.get(field), f"{at}.{field}")})
+        elif kind == "input_image" and with_images:
+            images.append(image_at(part.get("image_url"), f"{at}.image_url"))
+            parts.append(image_part(images[-1]))
+        else:
+            refuse(f"{at}.type", f"{kind!r} parts are not served here")
+    return joined(parts), tuple(images)

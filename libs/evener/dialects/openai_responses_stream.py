@@ -1,0 +1,186 @@
+"""Streams of OpenAI Responses. Pure: equal arguments give equal bytes.
+
+Nothing is kept between two writes, yet `sequence_number` must grow: an event's number is the count of events before it if every
+character of reasoning and text had been a delta of its own. So it follows from what has left, however that was split. A
+keep-alive repeats the number of the event that it repeats; an error, which ends the stream anywhere, has the last numbers there are.
+"""
+
+from typing import Any, Final
+
+from evener.dialects.canonical import CanonicalAnswer, Head, Message, RequestError, Streamed, rest_of
+from evener.dialects.openai_responses_answer import (
+    ARGUMENTS,
+    Forms,
+    ended_response,
+    error_fields,
+    message_item,
+    open_response,
+    output_items,
+    reasoning_item,
+    text_part,
+)
+from evener.dialects.wire import wire_json
+
+OPENING: Final = 2
+"""Events of the prologue."""
+BEFORE_DELTAS: Final = 2
+"""An item and its part are added."""
+AFTER_DELTAS: Final = 3
+"""The text, its part and the item are done."""
+LAST: Final = 2**31 - 1
+CODES: Final = {
+    "context_length_exceeded": "context_length_exceeded",
+    "rate_limit_error": "rate_limit_exceeded",
+    "overloaded_error": "rate_limit_exceeded",
+}
+"""Codes of a failed response. Codex gives up at once on `server_is_overloaded`, and tries again on this one."""
+RETRIED: Final = "server_error"
+FATAL: Final = "invalid_prompt"
+
+
+def opening_events(head: Head) -> bytes:
+    """Return what opens a stream."""
+    response = open_response(head)
+    return _event("response.created", 0, response=response) + _event("response.in_progress", 1, response=response)
+
+
+def in_progress_event(head: Head) -> bytes:
+    """Return a harmless event."""
+    return _event("response.in_progress", OPENING - 1, response=open_response(head))
+
+
+def addition_events(key: str, streamed: Streamed, reasoning: str, text: str) -> bytes:
+    """Return the events that add to what was streamed."""
+    writer = _Writer(key, streamed)
+    writer.add_reasoning(reasoning)
+    writer.add_text(text)
+    return writer.written()
+
+
+def answer_events(answer: CanonicalAnswer, streamed: Streamed, forms: Forms) -> bytes:
+    """Return all events after the prologue and what was streamed."""
+    [choice] = answer.choices
+    items = output_items(answer, forms)
+    writer = _Writer(choice.key, streamed)
+    rest = rest_of(choice.message, streamed)
+    writer.add_reasoning(rest.reasoning)
+    writer.add_text(rest.text)
+    writer.end(items)
+    response = ended_response(answer, items)
+    writer.write(f"response.{response['status']}", response=response)
+    return writer.written()
+
+
+def error_events(error: RequestError) -> bytes:
+    """Return the end of a stream with an error: for clients that read it from the response, then for those that want an `error`."""
+    code = CODES.get(error.kind) or (FATAL if _is_final(error.status) else RETRIED)
+    told = error_fields(error, code)
+    head = Head(answer_id="failed", created=0, model="", prompt_tokens=0)
+    response = open_response(head) | {"status": "failed", "error": {"code": code, "message": error.message}}
+    failed = _event("response.failed", LAST - 1, response=response)
+    return failed + _event("error", LAST, code=code, message=error.message, param=error.field, error=told)
+
+
+def _is_final(status: int) -> bool:
+    """Tell whether asking again is of no use."""
+    return 400 <= status < 500 and status not in (408, 409, 429)  # noqa: PLR2004 - HTTP statuses
+
+
+class _Writer:
+    """Writes events one after another, from where a stream stands."""
+
+    def __init__(self, key: str, streamed: Streamed) -> None:
+        self._key = key
+        self._reasoning = streamed.reasoning
+        self._text = streamed.text
+        self._number = OPENING
+        self._index = 0
+        """Of the open item, or of the next one."""
+        self._out: list[bytes] = []
+        if streamed.reasoning:
+            self._number += BEFORE_DELTAS + len(streamed.reasoning)
+        if streamed.text:
+            self._index = 1 if streamed.reasoning else 0
+            self._number += AFTER_DELTAS * self._index + BEFORE_DELTAS + len(streamed.text)
+
+    def written(self) -> bytes:
+        return b"".join(self._out)
+
+    def write(self, kind: str, *, numbers: int = 1, **fields: Any) -> None:
+        self._out.append(_event(kind, self._number, **fields))
+        self._number += numbers
+
+    def add_reasoning(self, more: str) -> None:
+        if not more:
+            return
+        place = self._reasoning_place()
+        if not self._reasoning:
+            self.write("response.output_item.added", output_index=0, item=reasoning_item(self._key, ""))
+            self.write("response.reasoning_summary_part.added", **place, part={"type": "summary_text", "text": ""})
+        self.write("response.reasoning_summary_text.delta", numbers=len(more), **place, delta=more)
+        self._reasoning += more
+
+    def add_text(self, more: str) -> None:
+        if not more:
+            return
+        if not self._text:
+            self._open_text()
+        self.write("response.output_text.delta", numbers=len(more), **self._text_place(), delta=more, logprobs=[])
+        self._text += more
+
+    def end(self, items: list[Message]) -> None:
+        """End the open item, and write those of which nothing was streamed."""
+        message = next((item for item in items if item["type"] == "message"), None)
+        if message is None:
+            self._end_reasoning()
+        else:
+            if not self._text:
+                self._open_text()
+            self._end_text(message)
+        for index in range(self._index, len(items)):
+            self._call(index, items[index])
+
+    def _open_text(self) -> None:
+        self._end_reasoning()
+        item = message_item(self._key, self._index, "", status="in_progress")
+        self.write("response.output_item.added", output_index=self._index, item=item)
+        self.write("response.content_part.added", **self._text_place(), part=text_part(""))
+
+    def _end_reasoning(self) -> None:
+        """End the reasoning if it is open."""
+        if not self._reasoning or self._index > 0:
+            return
+        place, item = self._reasoning_place(), reasoning_item(self._key, self._reasoning)
+        self.write("response.reasoning_summary_text.done", **place, text=self._reasoning)
+        self.write("response.reasoning_summary_part.done", **place, part=item["summary"][0])
+        self.write("response.output_item.done", output_index=0, item=item)
+        self._index = 1
+
+    def _end_text(self, item: Message) -> None:
+        place = self._text_place()
+        self.write("response.output_text.done", **place, text=self._text, logprobs=[])
+        self.write("response.content_part.done", **place, part=text_part(self._text))
+        self.write("response.output_item.done", output_index=self._index, item=item)
+        self._index += 1
+
+    def _call(self, index: int, item: Message) -> None:
+        field = ARGUMENTS.get(item["type"])
+        empty: Message = {"arguments": {}} if field is None else {field: ""}
+        self.write("response.output_item.added", output_index=index, item=item | {"status": "in_progress"} | empty)
+        if field is not None:
+            kind = "function_call_arguments" if item["type"] == "function_call" else "custom_tool_call_input"
+            place = {"item_id": item["id"], "output_index": index}
+            self.write(f"response.{kind}.delta", **place, delta=item[field])
+            self.write(f"response.{kind}.done", **place, name=item["name"], **{field: item[field]})
+        self.write("response.output_item.done", output_index=index, item=item)
+
+    def _reasoning_place(self) -> Message:
+        return {"item_id": reasoning_item(self._key, "")["id"], "output_index": 0, "summary_index": 0}
+
+    def _text_place(self) -> Message:
+        item = message_item(self._key, self._index, "", status="in_progress")
+        return {"item_id": item["id"], "output_index": self._index, "content_index": 0}
+
+
+def _event(kind: str, number: int, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: ".encode() + wire_json({"type": kind, "sequence_number": number, **fields}) + b"\n\n"

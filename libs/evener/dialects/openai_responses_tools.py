@@ -1,0 +1,126 @@
+"""Tools of OpenAI Responses: the functions that the policy sees, and how each is spelled on the wire. Pure.
+
+A tool in a namespace becomes a function `NAMESPACE__NAME`, a freeform (`custom`) tool one with a string parameter `input`, the
+client's own tool search a function `tool_search`.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from evener.dialects.canonical import Message, ToolForm
+from evener.dialects.fields import as_list, as_name, as_object, as_string, refuse
+
+SEPARATOR: Final = "__"
+SEARCH: Final = "tool_search"
+INPUT: Final = "input"
+KINDS: Final = ("function", "custom", SEARCH)
+HOSTED_TOOLS: Final = frozenset(
+    {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "programmatic_tool_calling"}
+    | {"computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch", "url_context", "google_search"}
+)
+"""Tools that a provider runs itself, or that only its own models know how to call. The policy is not shown them, which is the
+same as never using them."""
+
+_DATED: Final = re.compile(r"_\d{4}_\d{2}_\d{2}$")
+
+
+class Tool(Struct, frozen=True, kw_only=True, eq=False):
+    """A tool as the policy sees it, and as the harness spells it."""
+
+    shown: Message
+    form: ToolForm
+
+
+class Toolset(Struct, frozen=True, kw_only=True, eq=False):
+    """What one definition, or a list of them, offers."""
+
+    tools: tuple[Tool, ...] = ()
+    removed: tuple[str, ...] = ()
+    """The kinds of hosted tools that were left out."""
+
+
+NO_TOOLS: Final = Toolset()
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Return the canonical name of a tool; some namespaces end with the separator already."""
+    if not namespace:
+        return name
+    return namespace + name if namespace.endswith(SEPARATOR) else namespace + SEPARATOR + name
+
+
+def parse_tool(value: Any, path: str) -> Toolset:
+    """Return the tools of one definition. Raises RequestError."""
+    definition = as_object(value, path)
+    kind = as_string(definition.get("type"), f"{path}.type")
+    if _DATED.sub("", kind) in HOSTED_TOOLS or (kind == SEARCH and definition.get("execution") != "client"):
+        return Toolset(removed=(kind,))
+    if kind == "namespace":
+        return Toolset(tools=_namespace(definition, path))
+    return Toolset(tools=(_tool(definition, None, path),))
+
+
+def parse_tools(value: Any, path: str) -> Toolset:
+    """Return the tools of a list of definitions. Raises RequestError."""
+    return joined(parse_tool(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path)))
+
+
+def joined(sets: Iterable[Toolset]) -> Toolset:
+    """Return all tools of several sets, in their order."""
+    kept = list(sets)
+    return Toolset(tools=tuple(tool for one in kept for tool in one.tools), removed=tuple(kind for one in kept for kind in one.removed))
+
+
+def forms_of(tools: Iterable[Tool]) -> dict[str, ToolForm]:
+    """Return how those are spelled that are no plain functions. Raises RequestError where tools of different kinds share a name."""
+    forms: dict[str, ToolForm] = {}
+    for tool in tools:
+        name = tool.shown["name"]
+        if forms.setdefault(name, tool.form) != tool.form:
+            refuse("tools", f"two tools are called {name!r}")
+    return {name: form for name, form in forms.items() if form != ToolForm(name=name)}
+
+
+def tools_text(tools: Iterable[Tool]) -> str:
+    """Return definitions as text, for tools that come in the middle of a history."""
+    return json.dumps([tool.shown for tool in tools], ensure_ascii=False)
+
+
+def _namespace(definition: dict[str, Any], path: str) -> tuple[Tool, ...]:
+    """Return what is in a namespace. Its description goes before that of its first tool."""
+    namespace = as_name(definition.get("name"), f"{path}.name")
+    inner = [as_object(item, f"{path}.tools") for item in as_list(definition.get("tools"), f"{path}.tools")]
+    about = definition.get("description")
+    if inner and about is not None:
+        both = (as_string(about, f"{path}.description"), inner[0].get("description"))
+        inner[0] = inner[0] | {"description": "\n\n".join(str(text) for text in both if text)}
+    return tuple(_tool(item, namespace, f"{path}.tools[{index}]") for index, item in enumerate(inner))
+
+
+def _tool(definition: dict[str, Any], namespace: str | None, path: str) -> Tool:
+    kind = as_string(definition.get("type"), f"{path}.type")
+    if kind not in KINDS:
+        refuse(f"{path}.type", f"{kind!r} tools are not served, only functions, custom tools and namespaces of them")
+    wire = SEARCH if kind == SEARCH else as_name(definition.get("name"), f"{path}.name")
+    shown: Message = {"name": flat_name(namespace, wire)}
+    if definition.get("description") is not None:
+        shown["description"] = as_string(definition["description"], f"{path}.description")
+    if kind == "custom":
+        shown["parameters"] = _freeform(definition.get("format"), f"{path}.format")
+    elif definition.get("parameters") is not None:
+        shown["parameters"] = as_object(definition["parameters"], f"{path}.parameters")
+    return Tool(shown=shown, form=ToolForm(name=wire, namespace=namespace, freeform=kind == "custom", search=kind == SEARCH))
+
+
+def _freeform(value: Any, path: str) -> Message:
+    """Return the parameters of a freeform tool. Its grammar is told, not enforced."""
+    text: Message = {"type": "string"}
+    form = {} if value is None else as_object(value, path)
+    if form.get("type") == "grammar":
+        syntax, grammar = (as_string(form.get(name), f"{path}.{name}") for name in ("syntax", "definition"))
+        text["description"] = f"A text of this {syntax} grammar:\n{grammar}"
+    return {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}

@@ -1,0 +1,74 @@
+"""What several dialects put on the wire the same way: JSON, events, arguments that are no JSON, our key. Pure."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from evener.dialects.canonical import Message
+
+UNPARSED: Final = "__unparsedToolInput"
+"""The field that holds arguments which are no JSON object, where the wire has room for objects only.
+
+It is the form that Claude Code itself gives to such arguments: `{"__unparsedToolInput": {"raw": text, "len": UTF-16 units of it}}`.
+"""
+KEY: Final = re.compile(r"[A-Za-z0-9]{1,200}")
+FAILED: Final = "Error: "
+"""Begins the text of a tool result that its harness marks as an error: the policy sees text alone."""
+_NUMBERS: Final = re.compile(r"\d+")
+_BREAKS: Final = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Some clients take these for the end of a line of their stream. They stand in strings only, where they may be escaped."""
+
+
+def wire_json(value: Any) -> bytes:
+    """Return compact JSON. Equal values with equal order of keys give equal bytes."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_BREAKS).encode()
+
+
+def arguments_object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    """Return canonical arguments as an object."""
+    if isinstance(arguments, str):
+        return {UNPARSED: {"raw": arguments, "len": _units(arguments)}}
+    return arguments
+
+
+def canonical_arguments(value: dict[str, Any]) -> dict[str, Any] | str:
+    """Return the canonical arguments in an object: the text again where they were no JSON, and it is whole."""
+    held = value.get(UNPARSED)
+    if len(value) == 1 and isinstance(held, dict) and isinstance(held.get("raw"), str):
+        text: str = held["raw"]
+        if held.get("len", _units(text)) == _units(text):
+            return text
+    return value
+
+
+def our_key(text: Any) -> str | None:
+    """Return what may be a key of ours, or None for what cannot."""
+    return text if isinstance(text, str) and KEY.fullmatch(text) else None
+
+
+def joined(parts: list[Message]) -> str | list[Message]:
+    """Return parts as canonical content."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def failed(content: str | list[Message]) -> str | list[Message]:
+    """Return the content of a tool result that is an error, marked in its text."""
+    if isinstance(content, str):
+        return FAILED + content
+    first = content[0]
+    if first["type"] == "text":
+        return [{"type": "text", "text": FAILED + first["text"]}, *content[1:]]
+    return [{"type": "text", "text": FAILED.rstrip()}, *content]
+
+
+def overflow_numbers(message: str) -> tuple[int, int] | None:
+    """Return the length of a prompt that is too long and of the context, where the message names just these two."""
+    numbers = [int(number) for number in _NUMBERS.findall(message)]
+    return (max(numbers), min(numbers)) if len(numbers) == 2 else None  # noqa: PLR2004
+
+
+def _units(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,0 +1,85 @@
+"""One session behind a real relay, gateway, embedded bus and scripted engine: what an official client is pointed at."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from tests.integration.gateway import Hand, gateway
+from tests.integration.test_gateway import rebuilt
+
+from evener.bus.port import Record
+from evener.engines.scripted import Script
+from evener.proto.codec import encode
+from evener.proto.ends import End
+from evener.proto.fleet import Heartbeat
+from evener.proto.sessions import Fidelity, SessionSealed
+from evener.proto.spec import Budgets, Quirks, Sampling, Streaming
+from evener.proto.topics import Topic
+from evener.sandbox_runner.clock import AgentClock
+from evener.sandbox_runner.exchange import Limits
+from evener.sandbox_runner.owners import Owners
+from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
+from evener.sandbox_runner.relay_client import GatewayClient
+from evener.service.telemetry import metrics
+
+NONCE = "evknonce"
+LIMITS = Limits(admission_seconds=0.5, call_seconds=30, keep_alive_seconds=0.05, body_bytes=1 << 20)
+
+
+class Served(Struct, frozen=True):
+    """What a client sees, and what stands behind it."""
+
+    hand: Hand
+    url: str
+    """Of the session, without the version of a dialect."""
+    owners: Owners
+
+    def own(self) -> None:
+        """The gateway lists all partitions."""
+        heartbeat = Heartbeat(
+            instance_id="g", service="provider_gateway", address=self.hand.url, boot_id="b", partitions=(0, 1), at=time.time()
+        )
+        self.owners.read([Record(topic="fleet", partition=0, offset=0, key="g", value=encode(heartbeat), headers=(), timestamp_ms=0)])
+
+    async def sealed(self, code: int = 0) -> Any:
+        """End the session; return its trajectory, checked against the engine's ledger."""
+        await self.hand.exit("s1", code=code)
+        await self.hand.until("s1", SessionSealed)
+        return await rebuilt(self.hand, "s1")
+
+    async def check_one_row(self, calls: int) -> None:
+        """End the session: all its calls are one row, all fed, all delivered."""
+        trajectory = await self.sealed()
+        assert (trajectory.end, [row.fidelity for row in trajectory.rows], trajectory.doubts) == (End.FINISHED, [Fidelity.FED], ())
+        assert trajectory.accounting.delivered == trajectory.accounting.sampled > 0
+        assert len(trajectory.calls) == calls
+
+
+@asynccontextmanager
+async def served(
+    folder: Path,
+    script: Script,
+    *,
+    streaming: Streaming = Streaming.HOLD,
+    budgets: Budgets | None = None,
+    quirks: Quirks | None = None,
+    context: int = 4096,
+    owned: bool = True,
+) -> AsyncIterator[Served]:
+    """Open everything around the session `s1`. `owned`: the relay knows the gateway from the start."""
+    async with gateway(folder, script, context=context) as hand:
+        sampling = Sampling(max_tokens=200)
+        capability = await hand.start("s1", budgets=budgets, sampling=sampling, streaming=streaming, quirks=quirks)
+        partition = hand.bus.partition_of(Topic.SESSIONS, "s1")
+        opening = Opening(session_id="s1", nonce=NONCE, capability=capability, partition=partition, models=("policy",))
+        owners = Owners()
+        client, clock = GatewayClient(hand.http, owners), AgentClock(time.monotonic)
+        async with open_relay(opening, client, clock, LIMITS, metrics=metrics(CollectorRegistry()), last=LastRequest()) as url:
+            opened = Served(hand, f"{url}/s/any", owners)
+            if owned:
+                opened.own()
+            yield opened

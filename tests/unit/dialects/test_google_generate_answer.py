@@ -1,0 +1,203 @@
+"""Answers on the wire: golden bytes, every way to stream one, and what the official client makes of them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from google import genai
+from google.genai import errors, types
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.dialects.arbitrary import HEAD, answer, cuts, messages
+
+from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Message, RequestError, Streamed, text_of
+from evener.dialects.google_generate import GoogleGenerate
+from evener.proto.sessions import FinishReason
+
+GOOGLE = GoogleGenerate()
+ASKED: dict[str, Any] = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+CALLING: Message = {
+    "role": "assistant",
+    "content": "On it é.\u2028",
+    "reasoning": "Hm.",
+    "tool_calls": [
+        {"id": "callc1x0x0", "name": "f", "arguments": {"b": 1.0, "a": ["é"]}},
+        {"id": "callc1x0x1", "name": "g", "arguments": "{broken"},
+    ],
+}
+PLAIN: Message = {"role": "assistant", "content": "No."}
+
+
+def asked(**more: Any) -> CanonicalRequest:
+    return GOOGLE.parse("/v1beta/models/policy:generateContent", json.dumps(ASKED | more).encode())
+
+
+def stream(given: CanonicalAnswer) -> bytes:
+    """A stream as the relay sends it in `hold`."""
+    return GOOGLE.prologue(HEAD) + GOOGLE.keep_alive(HEAD) + GOOGLE.events(asked(), given)
+
+
+def streamed(given: CanonicalAnswer, reasoning: list[str], text: list[str]) -> bytes:
+    """A stream as the gateway sends it in `live`: these pieces first."""
+    key, left, parts = given.choices[0].key, NOTHING, [GOOGLE.prologue(HEAD)]
+    for added in [Streamed(reasoning=one) for one in reasoning] + [Streamed(text=one) for one in text]:
+        parts += [GOOGLE.delta(HEAD, key, left, reasoning=added.reasoning, text=added.text), GOOGLE.keep_alive(HEAD)]
+        left = Streamed(reasoning=left.reasoning + added.reasoning, text=left.text + added.text)
+    return b"".join(parts) + GOOGLE.events(asked(), given, left)
+
+
+def candidates(body: bytes) -> list[Message]:
+    """The candidates of a stream, event by event."""
+    events = [json.loads(event.removeprefix("data: ")) for event in body.decode().split("\n\n")[:-1]]
+    assert all(event["responseId"] == "a1" for event in events)
+    assert ["usageMetadata" in event for event in events] == [False] * (len(events) - 1) + [True]
+    return [candidate for event in events for candidate in event["candidates"]]
+
+
+def returned(*contents: Message) -> Message:
+    """What a client that keeps these contents says in its next request, as canonical."""
+    return asked(contents=[*ASKED["contents"], *contents]).messages[1]
+
+
+def test_whole_answer_byte_by_byte() -> None:
+    assert GOOGLE.answer(asked(), answer(CALLING, PLAIN)).decode() == (
+        '{"candidates":[{"content":{"role":"model","parts":[{"text":"Hm.","thought":true},{"text":"On it é.\\u2028"},'
+        '{"functionCall":{"id":"callc1x0x0","name":"f","args":{"b":1.0,"a":["é"]}},"thoughtSignature":"YzF4MA=="},'
+        '{"functionCall":{"id":"callc1x0x1","name":"g","args":{"__unparsedToolInput":{"raw":"{broken","len":7}}}}]},'
+        '"finishReason":"STOP","index":0},'
+        '{"content":{"role":"model","parts":[{"text":"No.","thoughtSignature":"YzF4MQ=="}]},"finishReason":"STOP","index":1}],'
+        '"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":3,"totalTokenCount":15,"thoughtsTokenCount":2,'
+        '"cachedContentTokenCount":3},"modelVersion":"policy","responseId":"a1"}'
+    )
+
+
+def test_streamed_answer_byte_by_byte() -> None:
+    head = 'data: {"candidates":[{"content":{"role":"model","parts":['
+    end = '"modelVersion":"policy","responseId":"a1"}\n\n'
+    assert stream(answer(CALLING)).decode() == (
+        f'{head}{{"text":""}}]}},"index":0}}],{end}'
+        f'{head}{{"text":"Hm.","thought":true}}]}},"index":0}}],{end}'
+        f'{head}{{"text":"On it é.\\u2028"}}]}},"index":0}}],{end}'
+        f'{head}{{"functionCall":{{"id":"callc1x0x0","name":"f","args":{{"b":1.0,"a":["é"]}}}},'
+        f'"thoughtSignature":"YzF4MA=="}}]}},"index":0}}],{end}'
+        f'{head}{{"functionCall":{{"id":"callc1x0x1","name":"g","args":{{"__unparsedToolInput":{{"raw":"{{broken","len":7}}}}}}}}]}},'
+        f'"finishReason":"STOP","index":0}}],"usageMetadata":{{"promptTokenCount":10,"candidatesTokenCount":3,"totalTokenCount":15,'
+        f'"thoughtsTokenCount":2,"cachedContentTokenCount":3}},{end}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("finish", "expected"), [(FinishReason.STOP, "STOP"), (FinishReason.LENGTH, "MAX_TOKENS"), (FinishReason.ABORTED, "MAX_TOKENS")]
+)
+def test_finish_reason(finish: FinishReason, expected: str) -> None:
+    assert json.loads(GOOGLE.answer(asked(), answer(PLAIN, finish=finish)))["candidates"][0]["finishReason"] == expected
+
+
+def test_usage_has_only_what_is_known() -> None:
+    usage = json.loads(GOOGLE.answer(asked(), answer(PLAIN, cached=None, reasoning_tokens=0)))["usageMetadata"]
+    assert usage == {"promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15}
+
+
+@settings(deadline=None)
+@given(messages(), st.booleans())
+def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message, ids_dropped: bool) -> None:  # noqa: FBT001 - drawn
+    """By a client that keeps all, or drops the ids: the key is always there, and the ids come back from it."""
+    [candidate] = json.loads(GOOGLE.answer(asked(), answer(message)))["candidates"]
+    if ids_dropped:
+        for part in candidate["content"]["parts"]:
+            part.get("functionCall", {}).pop("id", None)
+    assert returned(candidate["content"]) == message | {"key": "c1x0"}
+
+
+@settings(deadline=None)
+@given(st.data(), messages())
+def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, message: Message) -> None:
+    """Any part of it leaves before the end, cut anywhere; a client may keep each event as a content."""
+    reasoning, text = data.draw(cuts(message.get("reasoning", ""))), data.draw(cuts(text_of(message)))
+    parts = data.draw(st.integers(0, len(reasoning) + len(text)))
+    live = candidates(streamed(answer(message), reasoning[:parts], text[: max(0, parts - len(reasoning))]))
+    assert ["finishReason" in candidate for candidate in live] == [False] * (len(live) - 1) + [True]
+    assert returned(*(candidate["content"] for candidate in live)) == message | {"key": "c1x0"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RequestError("no", status=400, kind="budget_spent"), "INVALID_ARGUMENT"),
+        (RequestError("no", status=401, kind="authentication_error"), "UNAUTHENTICATED"),
+        (RequestError("no", status=404, kind="not_found_error"), "NOT_FOUND"),
+        (RequestError("no", status=429, kind="rate_limit_error"), "RESOURCE_EXHAUSTED"),
+        (RequestError("no", status=500, kind="server_error"), "INTERNAL"),
+        (RequestError("no", status=503, kind="overloaded_error"), "UNAVAILABLE"),
+    ],
+)
+def test_errors_have_the_official_shape(error: RequestError, status: str) -> None:
+    body = GOOGLE.error(error)
+    assert json.loads(body) == {"error": {"code": error.status, "message": "no", "status": status}}
+    assert GOOGLE.stream_error(error) == b"data: " + body + b"\n\n"
+
+
+def test_a_full_context_is_told_in_the_words_that_clients_know() -> None:
+    text = "this model's maximum context length is 4096 tokens; the messages have 5000"
+    error = json.loads(GOOGLE.error(RequestError(text, kind="context_length_exceeded")))["error"]
+    assert error["message"] == "The input token count (5000) exceeds the maximum number of tokens allowed (4096)."
+
+
+def client(status: int, body: bytes, kind: str = "application/json") -> genai.Client:
+    """The official client, answered with these bytes."""
+    handler: Callable[[httpx2.Request], httpx2.Response] = lambda _: httpx2.Response(status, content=body, headers={"content-type": kind})  # noqa: E731
+    http = httpx2.Client(transport=httpx2.MockTransport(handler))
+    options = types.HttpOptions(base_url="http://localhost", httpx_client=http)
+    return genai.Client(api_key="k", vertexai=False, http_options=options)
+
+
+def check_parts(parts: list[types.Part]) -> None:
+    thought, text, first, second = parts
+    assert (thought.text, thought.thought) == ("Hm.", True)
+    assert text.text == "On it é.\u2028"
+    assert first.thought_signature == b"c1x0"
+    assert first.function_call is not None
+    assert (first.function_call.id, first.function_call.args) == ("callc1x0x0", {"b": 1.0, "a": ["é"]})
+    assert second.function_call is not None
+    assert second.function_call.args == {"__unparsedToolInput": {"raw": "{broken", "len": 7}}
+
+
+def test_official_client_reads_a_whole_answer() -> None:
+    with client(200, GOOGLE.answer(asked(), answer(CALLING))) as official:
+        response = official.models.generate_content(model="policy", contents="hi")
+
+    check_parts(response.parts or [])
+    assert response.usage_metadata is not None
+    assert response.usage_metadata.total_token_count == 15
+    assert response.candidates is not None
+    assert response.candidates[0].finish_reason == types.FinishReason.STOP
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_official_client_reads_a_stream_and_its_chat_returns_it(live: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Its chat keeps every event of a valid answer; what it would send next is our answer again."""
+    body = streamed(answer(CALLING), ["H", "m."], ["On ", "it"]) if live else stream(answer(CALLING))
+    with client(200, body, "text/event-stream") as official:
+        chat = official.chats.create(model="policy")
+        list(chat.send_message_stream("hi"))
+
+    kept = chat.get_history(curated=True)
+    sent = [content.model_dump(mode="json", by_alias=True, exclude_none=True) for content in kept]
+    assert asked(contents=sent).messages[1] == CALLING | {"key": "c1x0"}
+
+
+def test_official_client_reads_a_count() -> None:
+    with client(200, GOOGLE.counted(12)) as official:
+        assert official.models.count_tokens(model="policy", contents="hi").total_tokens == 12
+
+
+def test_official_client_raises_our_errors() -> None:
+    error = RequestError("contents: must not be empty", field="contents")
+    with client(400, GOOGLE.error(error)) as official, pytest.raises(errors.ClientError, match="contents: must not be empty"):
+        official.models.generate_content(model="policy", contents="hi")
+
+    body = GOOGLE.keep_alive(HEAD) + GOOGLE.stream_error(RequestError("gone", kind="overloaded_error", status=503))
+    with client(200, body, "text/event-stream") as official, pytest.raises(errors.ServerError, match="gone"):
+        list(official.models.generate_content_stream(model="policy", contents="hi"))
