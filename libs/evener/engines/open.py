@@ -1,8 +1,10 @@
 """From a registered engine to its adapter."""
 
 from evener.engines.llama import LlamaEngine
-from evener.engines.port import Engine, EngineError
+from evener.engines.port import Engine, EngineError, WeightControl
 from evener.engines.vllm import VllmEngine
+from evener.engines.vllm_chat import VllmChatEngine
+from evener.engines.vllm_weights import VllmWeights
 from evener.proto.fleet import EngineJoined
 
 
@@ -13,6 +15,13 @@ def open_engine(joined: EngineJoined) -> Engine:
             return LlamaEngine(joined.url)
         case "vllm" | "scripted":
             return VllmEngine(joined.url, kind=joined.kind)
+        case "vllm_chat":
+            return VllmChatEngine(joined.url, vision=joined.vision)
         case _:
-            msg = f"engine {joined.engine_id} is of kind {joined.kind!r}; known are embedded, vllm and scripted"
+            msg = f"engine {joined.engine_id} is of kind {joined.kind!r}; known are embedded, vllm, vllm_chat and scripted"
             raise EngineError(msg)
+
+
+def open_weights(joined: EngineJoined) -> WeightControl | None:
+    """Return the control of an engine's weights, without connecting. None: it keeps those that it was started with."""
+    return VllmWeights(joined.url) if joined.kind in {"vllm", "scripted"} else None

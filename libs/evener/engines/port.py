@@ -1,7 +1,7 @@
 """The engine port: ids in; ids, logprobs and versions out."""
 
-from collections.abc import AsyncGenerator
-from typing import Final, Protocol
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -45,6 +45,12 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     """End-of-turn ids; the sampled one is kept."""
     session: str | None = None
     """For prefix-cache affinity."""
+    messages: tuple[dict[str, Any], ...] | None = None
+    """For an engine on its chat path, which renders canonical messages itself: the whole history. `ids` are then not looked at."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Canonical tools; only with `messages`."""
+    images: Mapping[str, tuple[str, bytes]] = {}
+    """Media type and bytes of the images in `messages`, by their digest."""
 
 
 class Chunk(Struct, frozen=True, kw_only=True, eq=False):
@@ -62,6 +68,8 @@ class Chunk(Struct, frozen=True, kw_only=True, eq=False):
     answer_versions: NDArray[np.int32] | None = None
     """Versions of all tokens of this answer, from its first on: in the last chunk of an engine that reports them only there. They
     replace those of the chunks; `whole` does it."""
+    prompt_ids: NDArray[np.int32] | None = None
+    """int32[T], in the first chunk of an engine that rendered the prompt itself: the ids that it conditioned on."""
 
 
 class LogprobRule(Struct, frozen=True, kw_only=True):
@@ -81,6 +89,11 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     context_length: int
     """Ids of prompt and answer together, for one request."""
     reports_versions: bool
+    """With each token. False: only in these facts."""
+    renders: bool = False
+    """It wants messages, and reports the ids that it made of them."""
+    vision: bool = False
+    """It takes images."""
     version: int
     """The policy version that it serves now; 0 for weights that no trainer published."""
 
@@ -102,6 +115,63 @@ class Engine(Protocol):
 
     async def top_logprobs(self, ids: NDArray[np.int32], sampling: Sampling, count: int) -> tuple[int, dict[int, float]]:
         """Sample one token; return it and the reported logprobs of the `count` most likely ones (check at start)."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections; the engine itself goes on."""
+        ...
+
+
+class Scores(Struct, frozen=True, kw_only=True, eq=False):
+    """What an engine thinks of given ids."""
+
+    logprobs: NDArray[np.float64]
+    """float64[T]: of each id after those before it, at temperature 1; NaN for the first, and where not reported."""
+    version: int
+    """The policy version that the answer reports."""
+
+
+class WeightControl(Protocol):
+    """An engine whose weights can be exchanged while its answers are under way.
+
+    After `pause` nothing is sampled until `resume`; open answers stay, and go on from their exact ids. What was computed with
+    the earlier weights is dropped by `load`: a token sampled afterwards scores equal under a full prefill of the new weights.
+    Each step can be done again. All methods raise EngineUnreachable when it does not answer, EngineError when it refuses.
+    """
+
+    async def label(self) -> str:
+        """Return the label that each token sampled now would carry."""
+        ...
+
+    async def paused(self) -> bool:
+        """Return whether it samples nothing until `resume`."""
+        ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def relabel(self, label: str) -> None:
+        """Count every token sampled from now on to this label; a whole number at its end is the policy version."""
+        ...
+
+    async def load(self, location: str) -> None:
+        """Exchange the weights for those in a folder that it can read, and drop everything computed with the earlier ones.
+
+        One that fails may leave any weights, or a dead engine.
+        """
+        ...
+
+    async def score(self, ids: NDArray[np.int32]) -> Scores:
+        """Return the logprobs of T given ids, T at least 2. Waits while it is paused."""
+        ...
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the ids of `text` by the engine's own tokenizer, special tokens parsed, none added."""
+        ...
+
+    async def origin(self) -> str:
+        """Return where it loaded its weights at its start, in its own words."""
         ...
 
     async def aclose(self) -> None:

@@ -6,9 +6,12 @@ import re
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
@@ -18,6 +21,10 @@ from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
 GENERATE: Final = "/inference/v1/generate"
+LARGEST_ID: Final = 999_999
+"""Larger ones, which no vocabulary has, are written the slow way."""
+DONE: Final = b"[DONE]"
+"""The data of the event that ends a stream."""
 FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 UNKNOWN_LOGPROB: Final = -9999.0
 """vLLM's word for a logprob that it does not have (and for minus infinity)."""
@@ -33,6 +40,42 @@ NEUTRAL: Final[dict[str, Any]] = {
 }
 
 
+class _Token(Struct):
+    """One sampled token; what else is told of it is not looked at, as everywhere here."""
+
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(Struct):
+    content: list[_Token] | None
+
+
+class _Span(Struct):
+    """Tokens of one version, from `start` to before `end`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(Struct):
+    token_ids: list[int] | None
+    logprobs: _Logprobs | None
+    finish_reason: str | None
+    weight_versions: list[_Span] | None = None
+
+
+class _Event(Struct):
+    """An event of a stream."""
+
+    choices: list[_Choice]
+    error: msgspec.Raw | UnsetType = UNSET
+
+
+_events: Final = msgspec.json.Decoder(_Event)
+
+
 class VllmEngine:
     """An engine behind vLLM's token endpoint. Versions come with the end of an answer (`Chunk.answer_versions`)."""
 
@@ -43,24 +86,15 @@ class VllmEngine:
         self._kind: Final = kind
 
     async def facts(self) -> EngineFacts:
-        models = await self._http.get("/v1/models")
-        with self._http.reading("/v1/models", models):
-            served = {str(each["id"]): int(each["max_model_len"]) for each in models["data"]}
-            model = list(served)[0] if self._model is None else self._model  # noqa: RUF015 (a LookupError if there is none)
-        if model not in served:
-            msg = f"{self._http.url} serves {', '.join(served)}, not {model}"
-            raise EngineError(msg)
+        model, context = await served_model(self._http, self._model)
         version = await self._version()
-        return EngineFacts(kind=self._kind, model=model, context_length=served[model], reports_versions=True, version=version)
+        return EngineFacts(kind=self._kind, model=model, context_length=context, reports_versions=True, version=version)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        body = self._body(request.ids, request.sampling, request.max_tokens)
-        body["sampling_params"]["stop_token_ids"] = list(request.stop_ids)
-        body |= {"request_id": request.request_id, "stream": True}
         ended = False
-        async with aclosing(self._events(body)) as events:
-            async for event in events:  # to [DONE], so that the connection is used again
-                part = self._chunk(event)
+        async with aclosing(self._events(self._streamed(request))) as batches:
+            async for events in batches:  # to [DONE], so that the connection is used again
+                part = self._chunk(events)
                 ended = ended or part.finish_reason is not None
                 yield part
         if ended:
@@ -69,10 +103,7 @@ class VllmEngine:
         raise EngineError(msg)
 
     async def tokenize(self, text: str) -> list[int]:
-        body = {"prompt": text, "add_special_tokens": False} | self._name()
-        answer = await self._http.post("/tokenize", body)
-        with self._http.reading("/tokenize", answer):
-            return [int(token) for token in answer["tokens"]]
+        return await encode_there(self._http, text, self._name())
 
     async def top_logprobs(self, ids: NDArray[np.int32], sampling: Sampling, count: int) -> tuple[int, dict[int, float]]:
         body = self._body(ids, sampling, 1)
@@ -90,21 +121,35 @@ class VllmEngine:
         """Return the version of the weights, which only an answer tells."""
         answer = await self._probe(self._body(np.zeros(1, np.int32), Sampling(), 1))
         with self._http.reading(GENERATE, answer):
-            return int(_versions(answer["choices"][0]["weight_versions"])[-1])
+            return int(_versions(msgspec.convert(answer["choices"][0]["weight_versions"], list[_Span]))[-1])
 
-    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the events of a streamed answer up to [DONE]; an error event is raised."""
+    def _streamed(self, request: GenerateRequest) -> bytes:
+        body = self._body(request.ids, request.sampling, request.max_tokens)
+        body["sampling_params"]["stop_token_ids"] = list(request.stop_ids)
+        return msgspec.json.encode(body | {"request_id": request.request_id, "stream": True})
+
+    async def _events(self, body: bytes) -> AsyncGenerator[list[_Event], None]:
+        """Yield the events of a streamed answer up to [DONE], those together that came together; an error event is raised."""
         try:
-            async with aclosing(self._http.events(GENERATE, body)) as lines:
-                async for line in lines:
-                    if line == "[DONE]":
+            async with aclosing(self._http.events(GENERATE, body)) as batches:
+                async for data in batches:
+                    done = DONE in data
+                    if events := [self._event(line) for line in (data[: data.index(DONE)] if done else data)]:
+                        yield events
+                    if done:
                         return
-                    event = self._http.parse(line, GENERATE)
-                    if not isinstance(event, dict) or "error" in event:
-                        raise overflow(line) or self._http.rubbish(GENERATE, line)
-                    yield event
         except HttpRefusal as refusal:
             raise overflow(refusal.body) or refusal from None
+
+    def _event(self, line: bytes) -> _Event:
+        try:
+            event = _events.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            event = None
+        if event is None or event.error is not UNSET:
+            text = line.decode(errors="replace")
+            raise overflow(text) or self._http.rubbish(GENERATE, text)
+        return event
 
     async def _probe(self, body: dict[str, Any]) -> Any:
         """Return the answer to a request that is no call; its id says so."""
@@ -113,16 +158,20 @@ class VllmEngine:
         except HttpRefusal as refusal:
             raise overflow(refusal.body) or refusal from None
 
-    def _chunk(self, event: dict[str, Any]) -> Chunk:
-        with self._http.reading(GENERATE, event):
-            (choice,) = event["choices"]
-            ids = [int(token) for token in choice["token_ids"] or ()]
-            content = (choice["logprobs"] or {"content": None})["content"] or ()
-            if [each["token_id"] for each in content] != ids:
-                raise self._http.rubbish(GENERATE, event)
-            reason = choice["finish_reason"]
-            part = chunk(ids, [_logprob(each["logprob"]) for each in content], finish_reason=None if reason is None else FINISH[reason])
-            spans = choice.get("weight_versions")
+    def _chunk(self, events: list[_Event]) -> Chunk:
+        """Return the tokens of events that came together."""
+        ids, logprobs = list[int](), list[float]()
+        for event in events:
+            with self._http.reading(GENERATE, event):
+                (choice,) = event.choices
+                content = (choice.logprobs and choice.logprobs.content) or []
+                if [each.token_id for each in content] != (choice.token_ids or []):
+                    raise self._http.rubbish(GENERATE, event)
+                ids += choice.token_ids or []
+                logprobs += [_logprob(each.logprob) for each in content]
+        with self._http.reading(GENERATE, events[-1]):
+            reason, spans = choice.finish_reason, choice.weight_versions
+            part = chunk(ids, logprobs, finish_reason=None if reason is None else FINISH[reason])
             return part if spans is None else _with_versions(part, spans)
 
     def _body(self, ids: NDArray[np.int32], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
@@ -135,10 +184,43 @@ class VllmEngine:
             "max_tokens": max_tokens,
             "logprobs": 0,
         }
-        return {"token_ids": ids.tolist(), "sampling_params": params} | self._name()
+        return {"token_ids": ids_json(ids), "sampling_params": params} | self._name()
 
     def _name(self) -> dict[str, str]:
         return {} if self._model is None else {"model": self._model}
+
+
+def ids_json(ids: NDArray[np.int32]) -> msgspec.Raw:
+    """Return ids as a JSON list, taken from a table: a prompt of 60,000 ids would cost milliseconds as Python's numbers."""
+    largest = int(ids.max(initial=0))
+    if largest > LARGEST_ID:
+        return msgspec.Raw(msgspec.json.encode(ids.tolist()))
+    return msgspec.Raw(b"[" + _spelled(min(1 << largest.bit_length(), LARGEST_ID + 1))[ids].tobytes()[:-1] + b"]")
+
+
+@lru_cache(maxsize=4)
+def _spelled(count: int) -> NDArray[np.bytes_]:
+    """Return numbers with a comma behind and blanks before them, all of one length."""
+    return np.array([b"%6d," % number for number in range(count)])
+
+
+async def served_model(http: EngineHttp, wanted: str | None) -> tuple[str, int]:
+    """Return name and context length of a model that the server has; None: of the one that it names first. Raises EngineError."""
+    models = await http.get("/v1/models")
+    with http.reading("/v1/models", models):
+        served = {str(each["id"]): int(each["max_model_len"]) for each in models["data"]}
+        model = list(served)[0] if wanted is None else wanted  # noqa: RUF015 (a LookupError if there is none)
+    if model not in served:
+        msg = f"{http.url} serves {', '.join(served)}, not {model}"
+        raise EngineError(msg)
+    return model, served[model]
+
+
+async def encode_there(http: EngineHttp, text: str, name: dict[str, str]) -> list[int]:
+    """Return the ids of a text by the server's tokenizer, special tokens parsed, none added."""
+    answer = await http.post("/tokenize", {"prompt": text, "add_special_tokens": False} | name)
+    with http.reading("/tokenize", answer):
+        return [int(token) for token in answer["tokens"]]
 
 
 def version_number(label: str) -> int:
@@ -158,10 +240,11 @@ def overflow(text: str) -> ContextOverflow | None:
         message = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return None
-    return ContextOverflow(message.split(". ", maxsplit=1)[0]) if "maximum model length" in message else None
+    overflows = "maximum model length" in message or "maximum context length" in message  # by ids; by messages
+    return ContextOverflow(message.split(". ", maxsplit=1)[0]) if overflows else None
 
 
-def _with_versions(part: Chunk, spans: list[dict[str, Any]]) -> Chunk:
+def _with_versions(part: Chunk, spans: list[_Span]) -> Chunk:
     versions = _versions(spans)
     return Chunk(
         ids=part.ids,
@@ -172,16 +255,16 @@ def _with_versions(part: Chunk, spans: list[dict[str, Any]]) -> Chunk:
     )
 
 
-def _versions(spans: list[dict[str, Any]]) -> NDArray[np.int32]:
+def _versions(spans: list[_Span]) -> NDArray[np.int32]:
     """Return int32[S] from contiguous spans over the whole answer. Raises LookupError, TypeError or ValueError."""
     at = 0
     parts: list[NDArray[np.int32]] = []
     for span in spans:
-        if span["start"] != at or span["end"] < at:
+        if span.start != at or span.end < at:
             msg = f"weight versions are not contiguous: {spans}"
             raise ValueError(msg)
-        parts.append(np.full(span["end"] - at, version_number(span["version"]), dtype=np.int32))
-        at = span["end"]
+        parts.append(np.full(span.end - at, version_number(span.version), dtype=np.int32))
+        at = span.end
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
 

@@ -25,6 +25,7 @@ from evener.templates import gguf
 from evener.templates.jinja import ChatTemplate
 from evener.templates.port import Renderer
 from evener.templates.renderer import JinjaRenderer
+from evener.templates.special import SplitEncoder
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -37,7 +38,8 @@ def wrong_renderer() -> Renderer:
     wrong.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     planted = msgspec.structs.replace(source, tokenizer=wrong)
     assert source.template
-    return JinjaRenderer(planted, ChatTemplate(source.template, source.constants), hermes=False, options=PolicyOptions(), vision=False)
+    template = ChatTemplate(source.template, source.constants)
+    return JinjaRenderer(planted, template, SplitEncoder(planted.tokenizer, source.template), options=PolicyOptions())
 
 
 @asynccontextmanager

@@ -5,59 +5,19 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
 import numpy as np
 import pytest
 from tests.engines_fixtures import Play
-from tokenizers import Tokenizer
+from tests.unit.engines.conftest import Connect
 
-from evener.engines.answers import whole
-from evener.engines.port import Chunk, EngineError, EngineUnreachable, GenerateRequest
-from evener.engines.scripted import Rule, Script, ScriptedServer, ScriptError, ToolCall
+from evener.engines.port import EngineError, EngineUnreachable
+from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.engines.scripted.distribution import Distribution
-from evener.engines.scripted.script import read_script
-from evener.engines.vllm import VllmEngine
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
-
-END = 2
-
-
-class Client:
-    """Asks one scripted engine, in text."""
-
-    def __init__(self, server: ScriptedServer, tokenizer: Tokenizer) -> None:
-        self.engine = VllmEngine(server.url)
-        self.tokenizer = tokenizer
-
-    async def ask(self, prompt: str, request_id: str = "c1") -> Chunk:
-        ids = np.asarray(self.tokenizer.encode(prompt).ids, np.int32)
-        request = GenerateRequest(request_id=request_id, ids=ids, sampling=Sampling(seed=3), max_tokens=200, stop_ids=(END,))
-        async with aclosing(self.engine.generate(request)) as chunks:
-            return await whole(chunks)
-
-    async def text(self, prompt: str) -> str:
-        return str(self.tokenizer.decode((await self.ask(prompt)).ids.tolist(), skip_special_tokens=False))
-
-
-@pytest.fixture
-async def client(smollm_tokenizer: Tokenizer) -> AsyncIterator[Callable[[ScriptedServer], Client]]:
-    opened: list[Client] = []
-
-    def connect(server: ScriptedServer) -> Client:
-        opened.append(Client(server, smollm_tokenizer))
-        return opened[-1]
-
-    yield connect
-    for each in opened:
-        await each.engine.aclose()
-
-
-Connect = Callable[[ScriptedServer], Client]
 
 
 async def test_the_first_rule_that_matches_answers(play: Play, client: Connect) -> None:
@@ -109,13 +69,12 @@ async def test_the_ledger_has_the_exact_ids_in_memory_on_disk_and_over_http(play
 
 async def test_an_aborted_answer_is_in_the_ledger_as_such(play: Play, client: Connect) -> None:
     """With what was sampled before its client left."""
-    server = await play(Script(default=Rule(say="one two three four five", per_token_ms=50)))
+    server = await play(Script(default=Rule(say="one two three four five", wait=(Wait(before=4),))))
     asking = asyncio.create_task(client(server).ask("Go"))
-    await asyncio.sleep(0.2)
+    await server.waiting()
     asking.cancel()
     (entry,) = await server.recorded(1)
-    assert entry.aborted
-    assert 0 < len(entry.sampled_ids) < 5
+    assert (entry.aborted, len(entry.sampled_ids)) == (True, 3)
 
 
 async def test_logprobs_are_those_of_the_engines_own_distribution(play: Play, client: Connect) -> None:
@@ -158,13 +117,6 @@ async def test_a_script_is_replaced_over_http(play: Play, client: Connect) -> No
     assert await client(server).text("Go") == "new<|im_end|>"
 
 
-def test_a_wrong_script_names_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "script.json"
-    path.write_text('{"rules": [{"say": 1}]}')
-    with pytest.raises(ScriptError, match=r"script\.json.*rules\[0\]\.say"):
-        read_script(path)
-
-
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(), Sampling(temperature=0.5), Sampling(temperature=2.0), Sampling(top_k=3), Sampling(top_p=0.6), Sampling(min_p=0.3)],
@@ -173,13 +125,13 @@ def test_a_wrong_script_names_its_place(tmp_path: Path) -> None:
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
     """The engine is honest: its draws have the probabilities that its logprobs say, after temperature and filters."""
     distribution, rng, size = Distribution(50), random.Random(1), 4000  # noqa: S311 (repeatable)
-    ranked = distribution.top([1, 2, 3], 50)
+    ranked = distribution.top(distribution.after([1, 2, 3]), 50)
     assert math.fsum(math.exp(logprob) for _, logprob in ranked) == pytest.approx(1)
     weights = [math.exp((logprob - ranked[0][1]) / sampling.temperature) for _, logprob in ranked]
     kept = [weight for weight in weights if weight >= sampling.min_p][: sampling.top_k or None]
     total = math.fsum(kept)
     kept = [weight for place, weight in enumerate(kept) if math.fsum(kept[:place]) < sampling.top_p * total]
-    drawn = Counter(distribution.draw([1, 2, 3], sampling, rng) for _ in range(size))
+    drawn = Counter(distribution.draw(distribution.after([1, 2, 3]), sampling, rng) for _ in range(size))
     assert set(drawn) <= {token for token, _ in ranked[: len(kept)]}
     for (token, _), weight in zip(ranked, kept, strict=False):
         expected = weight / math.fsum(kept)
@@ -188,4 +140,4 @@ def test_draws_follow_the_distribution(sampling: Sampling) -> None:
 
 def test_every_id_has_a_rank_of_its_own() -> None:
     distribution = Distribution(49)
-    assert sorted(distribution.logprob([5], token)[1] for token in range(49)) == list(range(1, 50))
+    assert sorted(distribution.logprob(distribution.after([5]), token)[1] for token in range(49)) == list(range(1, 50))

@@ -1,13 +1,31 @@
-"""One answer being sampled: token by token, from a rule or from the distribution."""
+"""One answer being sampled: token by token, from a step of the script or from the distribution."""
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution
-from evener.engines.scripted.script import Rule
-from evener.engines.scripted.wire import End, Request, Token
+from msgspec import Struct
+
+from evener.engines.scripted.control import Control
+from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution, Permutation
+from evener.engines.scripted.requests import Request
+from evener.engines.scripted.script import GATE, Step, Wait
+from evener.engines.scripted.wire import End, Part, Token, Top
+
+AT_ONCE: Final = 256
+"""Tokens sampled before others have their turn."""
+OTHER_WEIGHTS: Final = -1
+"""What stale logprobs are of."""
+
+
+class Speed(Struct, frozen=True, kw_only=True):
+    """How fast an engine is where its script does not say."""
+
+    seconds_per_token: float = 0.0
+    block: int = 1
+    """Tokens in one event of a stream."""
 
 
 class Cut(Exception):
@@ -15,80 +33,181 @@ class Cut(Exception):
 
 
 class Answer:
-    """What one choice samples; `tokens` and `labels` grow while `sample` runs, so that an abort leaves what there was."""
+    """What one choice samples; it grows while `sample` runs, so that an abort leaves what there was."""
 
     def __init__(
         self,
         request: Request,
         *,
         distribution: Distribution,
-        label: Callable[[], str],
+        control: Control,
+        speed: Speed,
         end_id: int,
         room: int,
+        step: Step | None,
         said: Sequence[int] | None,
-        rule: Rule | None,
         choice: int,
     ) -> None:
-        """`said`: the ids of the rule (None: draw); `room`: tokens that fit the context; `label`: the weights' label, now."""
+        """`said`: the ids of the step (None: draw); `room`: tokens that fit the context."""
+        self.request_id: Final = request.request_id
         self.tokens: Final[list[Token]] = []
         self.labels: Final[list[str]] = []
+        """The true label of the weights, per token."""
         self.end: End | None = None
-        self._params = request.sampling_params
-        self._context = list(request.token_ids[-CONTEXT_IDS:])
-        self._distribution = distribution
-        self._label = label
-        self._end_id = end_id
-        self._room = min(room, self._params.max_tokens or room)
-        self._said = said
-        self._rule = rule
+        self._choice: Final = choice
+        self._params: Final = request.sampling_params
+        self._sampling: Final = request.sampling_params.sampling()
+        self._bias: Final = {int(token): by for token, by in (request.sampling_params.logit_bias or {}).items()}
+        self._context: Final = list(request.token_ids[-CONTEXT_IDS:])
+        self._distribution: Final = distribution
+        self._control: Final = control
+        self._end_id: Final = end_id
+        self._said: Final = said
+        self._room: Final = min(room, self._params.max_tokens or room, room if said is None else len(said))
+        self._step: Final = step or Step()
+        self._block: Final = self._step.block or speed.block
+        paced = self._step.seconds_per_token
+        self._interval: Final = speed.seconds_per_token if paced is None else paced
+        self._timed: Final = self._interval > 0 or self._step.delay_ms > 0
+        self._start = time.monotonic() + self._step.delay_ms / 1000
+        self._aborted = False
+        self._stale: Final[list[Token]] = []
         seed = self._params.seed
-        self._rng = random.Random(None if seed is None else f"{seed}/{choice}")  # noqa: S311 (repeatable on purpose)
+        self._rng: Final = random.Random(None if seed is None else f"{seed}/{choice}")  # noqa: S311 (repeatable on purpose)
 
-    async def sample(self) -> AsyncGenerator[Token, None]:
-        """Yield the tokens; `end` is set before the last one is yielded. Raises Cut."""
-        rule = self._rule or Rule()
-        if rule.delay_ms:
-            await asyncio.sleep(rule.delay_ms / 1000)
-        held: Token | None = None
-        for token in self._drawn() if self._said is None else iter(self._said):
-            if held is not None:
-                yield held
-                await asyncio.sleep(rule.per_token_ms / 1000)
-            held = self._take(token)
-            if self.end is not None:
-                break
-        self.end = None if rule.fail else self.end or End("length")
-        if held is not None:
-            yield held
-        if rule.fail == "cut":
+    @property
+    def immediate(self) -> bool:
+        """Whether it is sampled at once, without waiting for anything."""
+        step = self._step
+        return self._room <= AT_ONCE and not (self._interval or step.delay_ms or step.wait or step.fail == "hang" or self._control.paused)
+
+    def abort(self) -> None:
+        """End it; whoever calls wakes it up."""
+        self._aborted = True
+
+    async def sample(self) -> AsyncGenerator[list[Part], None]:
+        """Yield parts as their tokens come, each of at most a block, together what came at once; the last has the end. Raises Cut."""
+        given = 0
+        waits = not self.immediate
+        while self.end is None and not self._aborted and len(self.tokens) < self._room:
+            if waits and self._waits():
+                if parts := self._parts(given):
+                    yield parts
+                given = len(self.tokens)
+                await self._wait()
+            if not self._aborted:
+                self._take()
+        broken = None if self._aborted else self._step.fail
+        if broken is None or broken == "abort":
+            self.end = End("abort") if self._aborted or broken else self.end or End("length")
+        else:
+            self.end = None
+        if parts := self._parts(given):
+            yield parts
+        if broken == "cut":
             raise Cut
-        if rule.fail == "hang":
-            await asyncio.Event().wait()
+        if broken == "hang":
+            await self._control.until(lambda: self._aborted)
+            self.end = End("abort")
+            yield [self._part(len(self.tokens), len(self.tokens))]
 
-    def _drawn(self) -> Iterator[int]:
-        bias = {int(token): by for token, by in (self._params.logit_bias or {}).items()}
-        while True:
-            if bias:
-                yield max(bias, key=lambda token: bias[token])
-            else:
-                yield self._distribution.draw(self._context, self._params.sampling(), self._rng)
+    def whole(self) -> Part:
+        """Return all of it as one part."""
+        return self._part(0, len(self.tokens))
 
-    def _take(self, token: int) -> Token:
-        """Append a token to the answer, and set the end if it is the last."""
-        top = [
-            (id_, logprob, rank) for rank, (id_, logprob) in enumerate(self._distribution.top(self._context, self._params.logprobs or 0), 1)
-        ]
-        logprob, rank = self._distribution.logprob(self._context, token)
-        # vLLM puts the sampled token first and cuts the list to the number asked for
-        top = [(token, logprob, rank), *(each for each in top if each[0] != token)][: max(self._params.logprobs or 0, 1)]
-        taken = Token(token, logprob, rank, top)
-        self.tokens.append(taken)
-        self.labels.append(self._label())
-        self._context = [*self._context[1 - CONTEXT_IDS :], token]
+    def _parts(self, given: int) -> list[Part]:
+        """Return what came after the first `given` tokens; an end without tokens is a part too."""
+        count = len(self.tokens)
+        starts = range(given, count, self._block)
+        parts = [self._part(start, min(start + self._block, count)) for start in starts]
+        return parts or ([self._part(count, count)] if self.end else [])
+
+    def _part(self, start: int, stop: int) -> Part:
+        last = stop == len(self.tokens)
+        wrong = self._step.version
+        return Part(
+            choice=self._choice,
+            ids=[token.token_id for token in self.tokens[start:stop]],
+            tokens=self._reported(start, stop, last=last and self.end is not None),
+            end=self.end if last else None,
+            labels=self.labels if wrong is None else [wrong] * len(self.labels),
+        )
+
+    def _reported(self, start: int, stop: int, *, last: bool) -> list[Token]:
+        match self._step.report:
+            case "shifted":
+                return [self.tokens[max(place - 1, 0)] for place in range(start, stop)]
+            case "stale":
+                return self._stale[start:stop]
+            case "short" if last:
+                return self.tokens[start : stop - 1]
+            case _:
+                return self.tokens[start:stop]
+
+    def _waits(self) -> bool:
+        """Tell whether something has to happen before the next token."""
+        count = len(self.tokens)
+        return (
+            self._control.holding
+            or (self._timed and self._due(count) > time.monotonic())
+            or (bool(self._step.wait) and self._gate(count + 1) is not None)
+            or (count % AT_ONCE == 0 and count > 0)
+        )
+
+    def _due(self, count: int) -> float:
+        """Return when the token after so many may come: with the first one of its block. Late ones are made up for."""
+        return self._start + count // self._block * self._block * self._interval
+
+    async def _wait(self) -> None:
+        """Wait for the time, then for the gate, then for the end of a pause; an abort ends all three."""
+        count = len(self.tokens)
+        left = self._due(count) - time.monotonic() if self._timed else 0
+        if left > 0:
+            await self._control.until(self._is_aborted, seconds=left)
+        else:
+            await asyncio.sleep(0)
+        began = time.monotonic()
+        gate = self._gate(count + 1)
+        if gate is not None:
+            await self._control.at(gate, self._is_aborted)
+        if self._control.holding:
+            await self._control.until(lambda: self._aborted or not self._control.holding)
+        self._start += time.monotonic() - began  # a gate or a pause is not made up for
+
+    def _is_aborted(self) -> bool:
+        return self._aborted
+
+    def _gate(self, number: int) -> str | None:
+        """Return the gate before a token, which counts from 1."""
+        waits = self._step.wait
+        if waits == "each":
+            return GATE if number > 1 else None
+        return next((wait.gate for wait in waits if isinstance(wait, Wait) and wait.before == number), None)
+
+    def _take(self) -> None:
+        """Sample a token, and set the end if it is the last."""
+        order = self._distribution.after(self._context, self._control.weights)
+        token = self._draw(order) if self._said is None else self._said[len(self.tokens)]
+        self.tokens.append(self._report(order, token))
+        if self._step.report == "stale":
+            self._stale.append(self._report(self._distribution.after(self._context, OTHER_WEIGHTS), token))
+        self.labels.append(self._control.label)
+        self._context.append(token)
         if token == self._end_id and not self._params.ignore_eos:
             self.end = End("stop")
-        elif token in (self._params.stop_token_ids or ()):
+        elif self._params.stop_token_ids and token in self._params.stop_token_ids:
             self.end = End("stop", token)
-        elif len(self.tokens) >= self._room:
-            self.end = End("length")
-        return taken
+
+    def _draw(self, order: Permutation) -> int:
+        if self._bias:
+            return max(self._bias, key=lambda token: self._bias[token])
+        return self._distribution.draw(order, self._sampling, self._rng)
+
+    def _report(self, order: Permutation, token: int) -> Token:
+        logprob, rank = self._distribution.logprob(order, token)
+        top = [Top(token, logprob, rank)]
+        asked = self._params.logprobs or 0
+        if asked > 1:  # vLLM puts the sampled token first and cuts the list to the number asked for
+            ranked = enumerate(self._distribution.top(order, asked), 1)
+            top += [Top(id_, each, place) for place, (id_, each) in ranked if id_ != token][: asked - 1]
+        return Token(token, logprob, rank, top)

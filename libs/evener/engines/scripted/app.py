@@ -1,30 +1,37 @@
-"""The HTTP endpoints of the scripted engine."""
+"""The HTTP endpoints of the scripted engine: those that sample, straight on ASGI, as benches stand on their speed."""
 
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
 from evener.engines.port import PROBE
-from evener.engines.scripted import wire
-from evener.engines.scripted.answer import Answer
-from evener.engines.scripted.call import Call, CuttableStream
-from evener.engines.scripted.distribution import Distribution
+from evener.engines.scripted import requests
+from evener.engines.scripted.answer import Answer, Speed
+from evener.engines.scripted.call import EVENTS, Call, send_body
+from evener.engines.scripted.chat import Chat
+from evener.engines.scripted.control import Control
+from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution
 from evener.engines.scripted.ledger import Ledger
-from evener.engines.scripted.script import Player, Rule, Script, ScriptError, read_script, spell
+from evener.engines.scripted.other_http import other_endpoints
+from evener.engines.scripted.player import Player
+from evener.engines.scripted.prompt import Prompt
+from evener.engines.scripted.requests import Refusal, Request, UnknownId
+from evener.engines.scripted.script import Script, ScriptError, Step
+from evener.engines.scripted.spelling import Speller
+from evener.engines.scripted.wire import DONE, Form, encode, event
+from evener.engines.scripted.wire_chat import ChatForm, CompletionForm
+from evener.engines.scripted.wire_generate import GenerateForm
+from evener.templates.jinja import ChatTemplate
+from evener.templates.pieces import Pieces
 
 MODEL: Final = "policy"
 CONTEXT: Final = 8192
 END_OF_TURN: Final = "<|im_end|>"
-VERSION: Final = "0.32.0"
-"""Of the vLLM whose answers these are modelled on."""
+ANSWER: Final = "<|im_start|>assistant"
 
 
 class ScriptedApp:
@@ -35,117 +42,140 @@ class ScriptedApp:
         script: Script,
         tokenizer: Tokenizer,
         *,
+        template: ChatTemplate | None = None,
         ledger: Path | None = None,
+        keep: int | None = None,
         model: str = MODEL,
         context: int = CONTEXT,
         end_of_turn: str = END_OF_TURN,
+        answer: str = ANSWER,
+        speed: Speed = Speed(),  # noqa: B008 (frozen)
     ) -> None:
-        """`context`: ids of prompt and answer together; `end_of_turn`: the special token that ends what the script says."""
+        """See `scripted_engine`. Raises ScriptError."""
         end_id = tokenizer.token_to_id(end_of_turn)
         if end_id is None:
             msg = f"the tokenizer has no token {end_of_turn}, which ends a turn"
             raise ScriptError(msg)
-        self.ledger: Final = Ledger(ledger)
-        self.version = "default"
-        self._player = Player(script)
-        self._tokenizer = tokenizer
-        self._model = model
-        self._context = context
-        self._end_id: int = end_id
-        self._distribution = Distribution(tokenizer.get_vocab_size())
-        self.asgi: Final = Starlette(routes=self._routes(), exception_handlers={HTTPException: _detail})
+        self.ledger = Ledger(ledger, keep)
+        self.control = Control()
+        self.model = model
+        self.context = context
+        self.tokenizer = tokenizer
+        self.chat = Chat(tokenizer, template)
+        self._pieces: Final = Pieces(tokenizer)
+        self._special: Final = frozenset(id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self._end_id: Final[int] = end_id
+        self._header: Final = tokenizer.encode(answer, add_special_tokens=False).ids
+        self._distribution: Final = Distribution(tokenizer.get_vocab_size())
+        self._read: Final = requests.reader(self._distribution.size)
+        self._speed: Final = speed
+        self.play(script)
+        self._sampling: Final[dict[str, Callable[[bytes, Receive, Send], Awaitable[None]]]] = {
+            "/inference/v1/generate": self._generate,
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._complete,
+        }
+        self._other: Final = other_endpoints(self)
 
     def play(self, script: Script) -> None:
-        """Replace the script; its calls are counted from 1 again."""
-        self._player = Player(script)
+        """Replace the script; its calls are counted from 1 again. Raises ScriptError and changes nothing if it cannot be said."""
+        speller = Speller(self.tokenizer, self._end_id)
+        speller.check(script)
+        self._speller, self._player = speller, Player(script)
+        self.reload = script.reload
 
-    def _routes(self) -> list[Route]:
-        return [
-            Route("/inference/v1/generate", self._generate, methods=["POST"]),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/v1/models", self._models),
-            Route("/health", _health),
-            Route("/version", _version),
-            Route("/update_weight_version", self._update_version, methods=["POST"]),
-            Route("/script", self._replace, methods=["POST"]),
-            Route("/ledger", self._entries),
-        ]
-
-    async def _generate(self, http: HttpRequest) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        sample = self._sampling.get(scope["path"]) if scope["method"] == "POST" else None
+        if sample is None:
+            await self._other(scope, receive, send)
+            return
         try:
-            request = wire.read_request(await http.body(), self._model)
-        except wire.Refusal as refusal:
-            return JSONResponse(refusal.body, refusal.status)
-        if unusable := wire.unusable_prompt(request, self._distribution.size, self._context):
-            if not request.stream:
-                return JSONResponse(unusable.body, unusable.status)
-            return StreamingResponse(_refused(unusable), media_type="text/event-stream")
+            await sample(await _body(receive), receive, send)
+        except Refusal as refusal:
+            await send_body(send, refusal.status, encode(refusal.body))
+
+    async def _generate(self, body: bytes, receive: Receive, send: Send) -> None:
+        stream = False
+        try:
+            request = self._read(body)
+            requests.check(request, self.model)
+            stream = request.stream
+            if unusable := requests.unusable_prompt(len(request.token_ids), self.context):
+                raise unusable
+        except Refusal as refusal:
+            if not (stream or (isinstance(refusal, UnknownId) and refusal.stream)):
+                raise
+            await send_body(send, 200, event(refusal.body) + DONE, EVENTS)
+            return
+        form = GenerateForm(request, request_id=_name(request), model=self.model, scores=lambda: self._scores(request.token_ids))
+        await self._respond(request, form, receive, send)
+
+    async def _chat(self, body: bytes, receive: Receive, send: Send) -> None:
+        chat = requests.read_body(body, requests.ChatRequest)
+        requests.check_model(chat.model, self.model)
+        request = chat.by_ids(self.chat.render(chat.messages, chat.tools))
+        requests.check(request, self.model)
+        if unusable := requests.unusable_chat(len(request.token_ids), self.context):
+            raise unusable
+        form = ChatForm(chat, request, request_id=_name(request), model=self.model, pieces=self._pieces, special=self._special)
+        await self._respond(request, form, receive, send)
+
+    async def _complete(self, body: bytes, receive: Receive, send: Send) -> None:
+        asked = requests.read_body(body, requests.CompletionRequest)
+        request = asked.by_ids()
+        requests.check(request, self.model)
+        if request.stream:
+            raise Refusal(400, "the scripted engine streams chats and /inference/v1/generate only", param="stream")
+        unknown = next((token for token in request.token_ids if token >= self._distribution.size), None)
+        if unknown is not None:
+            raise UnknownId(request, unknown)
+        if unusable := requests.unusable_prompt(len(request.token_ids), self.context):
+            raise unusable
+        form = CompletionForm(asked, request, request_id=_name(request), model=self.model, pieces=self._pieces)
+        await self._respond(request, form, receive, send)
+
+    async def _respond(self, request: Request, form: Form, receive: Receive, send: Send) -> None:
         probe = request.request_id.startswith(PROBE)
-        rule = None if probe else self._player.next_rule(self._tokenizer.decode(request.token_ids, skip_special_tokens=False))
-        if rule is not None and isinstance(rule.fail, int):
-            failure = wire.Refusal(rule.fail, "the script says so", "InternalServerError")
-            return JSONResponse(failure.body, failure.status)
-        call = Call(request, self._answers(request, rule), self.ledger, probe=probe)
-        return CuttableStream(call.events()) if request.stream else await call.unless_gone(http, self._model)
+        prompt = Prompt(request.token_ids, self.tokenizer, self._header)
+        step = None if probe else self._player.next_step(prompt)
+        if step is not None and isinstance(step.fail, int):
+            raise Refusal(step.fail, "the script says so", "InternalServerError")
+        said = None if step is None else self._speller.ids(step, prompt)
+        answers = [self._answer(request, step, said, choice) for choice in range(request.sampling_params.n)]
+        await Call(request, answers, form, self.ledger, self.control, probe=probe).respond(receive, send)
 
-    def _answers(self, request: wire.Request, rule: Rule | None) -> list[Answer]:
-        said = None if rule is None else spell(rule, self._tokenizer, self._end_id)
-        room = self._context - len(request.token_ids)
-        return [
-            Answer(
-                request,
-                distribution=self._distribution,
-                label=lambda: self.version,
-                end_id=self._end_id,
-                room=room,
-                said=said,
-                rule=rule,
-                choice=choice,
-            )
-            for choice in range(request.sampling_params.n)
-        ]
+    def _scores(self, ids: list[int]) -> list[dict[str, Any] | None]:
+        """Return the logprob of each id after those before it, but for the first."""
+        told: list[dict[str, Any] | None] = [None]
+        for place in range(1, len(ids)):
+            order = self._distribution.after(ids[max(place - CONTEXT_IDS, 0) : place], self.control.weights)
+            logprob, rank = self._distribution.logprob(order, ids[place])
+            told.append({str(ids[place]): {"logprob": logprob, "rank": rank, "decoded_token": self._pieces.text([ids[place]])}})
+        return told
 
-    async def _tokenize(self, http: HttpRequest) -> Response:
-        try:
-            prompt = msgspec.json.decode(await http.body(), type=dict[str, Any])["prompt"]
-            tokens = self._tokenizer.encode(prompt, add_special_tokens=False).ids
-        except (msgspec.MsgspecError, KeyError, TypeError) as cause:
-            refusal = wire.Refusal(400, f"1 validation error: {cause!r}", "Bad Request", "body.prompt")
-            return JSONResponse(refusal.body, refusal.status)
-        return JSONResponse({"count": len(tokens), "max_model_len": self._context, "tokens": tokens, "token_strs": None})
-
-    async def _models(self, http: HttpRequest) -> Response:  # noqa: ARG002 (a route's handler)
-        return JSONResponse({"object": "list", "data": [wire.model_card(self._model, self._context)]})
-
-    async def _update_version(self, http: HttpRequest) -> Response:
-        self.version = str((await http.json())["new_version"])
-        return JSONResponse({"success": True, "new_version": self.version})
-
-    async def _replace(self, http: HttpRequest) -> Response:
-        try:
-            self.play(read_script(await http.body()))
-        except ScriptError as error:
-            return JSONResponse({"error": {"message": str(error)}}, 400)
-        return Response(status_code=204)
-
-    async def _entries(self, http: HttpRequest) -> Response:  # noqa: ARG002 (a route's handler)
-        return Response(msgspec.json.encode(self.ledger.entries), media_type="application/json")
+    def _answer(self, request: Request, step: Step | None, said: list[int] | None, choice: int) -> Answer:
+        return Answer(
+            request,
+            distribution=self._distribution,
+            control=self.control,
+            speed=self._speed,
+            end_id=self._end_id,
+            room=self.context - len(request.token_ids),
+            step=step,
+            said=said,
+            choice=choice,
+        )
 
 
-async def _refused(refusal: wire.Refusal) -> AsyncIterator[bytes]:
-    """An error in a stream of status 200."""
-    yield wire.event(refusal.body)
-    yield wire.event(b"[DONE]")
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
-async def _detail(http: HttpRequest, error: Exception) -> Response:  # noqa: ARG001 (a handler)
-    assert isinstance(error, HTTPException)  # noqa: S101 (registered for it)
-    return JSONResponse({"detail": error.detail}, error.status_code)
-
-
-async def _health(http: HttpRequest) -> Response:  # noqa: ARG001 (a route's handler)
-    return Response()
-
-
-async def _version(http: HttpRequest) -> Response:  # noqa: ARG001 (a route's handler)
-    return JSONResponse({"version": VERSION})
+def _name(request: Request) -> str:
+    return request.request_id or secrets.token_hex(8)

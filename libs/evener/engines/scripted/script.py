@@ -1,20 +1,25 @@
-"""What a scripted engine says: an ordered list of rules. Pure.
+"""What a scripted engine says: an ordered list of rules, as JSON or TOML. Pure. docs/engines.md has the language with examples."""
 
-As JSON: `{"rules": [{"match": "capital of France", "say": "Paris"}, {"fail": 503, "times": 1}], "default": {"say": "ok"}}`.
-"""
-
-import json
 import re
+import tomllib
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
-from tokenizers import Tokenizer
+from msgspec import Meta, Struct
 
 from evener.proto.errors import EvenerError
 
 TAIL_CHARACTERS: Final = 2000
+GATE: Final = "go"
+"""The gate that has no name of its own."""
+
+Count = Annotated[int, Meta(ge=1)]
+Number = Annotated[int, Meta(ge=0)]
+Milliseconds = Annotated[float, Meta(ge=0)]
+Status = Annotated[int, Meta(ge=400, le=599)]
+
+Reload = Literal["obey", "ignore", "refuse"]
 
 
 class ScriptError(EvenerError):
@@ -22,99 +27,139 @@ class ScriptError(EvenerError):
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool call in the Hermes spelling."""
+    """A tool call in the Hermes spelling, or in an odd one."""
 
-    name: str
+    name: str = ""
     arguments: dict[str, Any] | str = {}
     """A string is written as it is: spelled oddly, or broken."""
+    spelling: Literal["plain", "compact", "reordered", "inline", "escaped"] = "plain"
+    """`compact`: JSON without spaces. `reordered`: arguments before the name. `inline`: no newlines around it. `escaped`: in ASCII."""
+    raw: str | None = None
+    """The whole block just as it is, instead of all the above."""
 
-    def text(self) -> str:
-        """Return the call as the model spells it."""
-        arguments = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
-        return f'<tool_call>\n{{"name": {json.dumps(self.name)}, "arguments": {arguments}}}\n</tool_call>'
+    def __post_init__(self) -> None:
+        """Raise ValueError for a call that says nothing, or two things."""
+        if (self.raw is None) == (not self.name):
+            _wrong("a tool call has either a name or raw text")
 
 
-class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One answer, and when it is given: all conditions that are set must hold."""
+class Wait(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling stops before a token until its gate lets it pass."""
+
+    before: Count
+    """The number of the token, from 1."""
+    gate: str = GATE
+
+
+class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One answer: what is said, how fast, and what goes wrong."""
+
+    think: str = ""
+    """Reasoning: said first, in `<think>`."""
+    say: str = ""
+    """Text; special tokens in it are parsed."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Written after the text, one a line."""
+    pieces: tuple[str, ...] | None = None
+    """Instead of think, say and tool_calls: texts of which each is tokenised alone, so that tokens end where they end."""
+    ids: tuple[Number, ...] | None = None
+    """Instead of all these: ids, just as they are. An end-of-turn id follows where the answer stops."""
+    finish: Literal["stop", "length"] = "stop"
+    """`stop`: an end-of-turn id follows. `length`: none, as if the tokens had run out."""
+
+    delay_ms: Milliseconds = 0
+    """Silence before the first token."""
+    per_token_ms: Milliseconds | None = None
+    """Time from token to token. None: the engine's own speed."""
+    tokens_per_second: Annotated[float, Meta(gt=0)] | None = None
+    """The same, the other way round."""
+    block: Count | None = None
+    """Tokens in one event of a stream. None: the engine's own; 1 if it has none."""
+    wait: tuple[Wait, ...] | Literal["each"] = ()
+    """Where sampling waits for a gate. `each`: before every token but the first, at the gate `go`."""
+
+    fail: Status | Literal["cut", "hang", "abort"] | None = None
+    """An HTTP status; or `cut`: the connection closes, `hang`: silence for ever, `abort`: the engine ends the answer with that reason."""
+    after: Number | None = None
+    """Tokens before `cut`, `hang` or `abort`. None: all that is said."""
+    report: Literal["shifted", "short", "stale"] | None = None
+    """What the engine tells wrongly. `shifted`: each id comes with the logprob of the one before. `short`: the last logprob is missing.
+    `stale`: logprobs of other weights. The ledger has the truth."""
+    version: str | None = None
+    """The wrong label that the engine reports. The ledger has the right one."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for fields that contradict each other."""
+        texts = bool(self.think or self.say or self.tool_calls)
+        if texts + (self.pieces is not None) + (self.ids is not None) > 1:
+            _wrong("ids, pieces, and think with say and tool_calls exclude each other")
+        if self.per_token_ms is not None and self.tokens_per_second is not None:
+            _wrong("per_token_ms and tokens_per_second exclude each other")
+        if self.after is not None and not isinstance(self.fail, str):
+            _wrong("after belongs to fail: cut, hang or abort")
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """The time from token to token. None: the engine's own."""
+        if self.tokens_per_second is not None:
+            return 1 / self.tokens_per_second
+        return None if self.per_token_ms is None else self.per_token_ms / 1000
+
+
+class Rule(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer, or several in turn, and when they are given: all conditions that are set must hold."""
 
     match: str | None = None
     """Text found in the tail of the decoded prompt."""
     regex: str | None = None
     """A regular expression found there."""
-    tail: int = TAIL_CHARACTERS
-    """How many characters of the prompt's end are looked at."""
-    call: int | None = None
-    """The number of the call, from 1."""
-    times: int | None = None
+    tail: Number = TAIL_CHARACTERS
+    """How many characters of the prompt's end are looked at. 0: all."""
+    call: Count | None = None
+    """The number of the call at this engine, from 1."""
+    times: Count | None = None
     """How often the rule answers. None: always."""
+    steps: tuple[Step, ...] = ()
+    """Answers in turn, instead of one. Which one is up is the number of earlier answers in the prompt; past the last one the rule
+    does not hold. So sessions side by side do not disturb each other, and a prompt that is sent again gets the same answer."""
+    key: str | None = None
+    """A regular expression; its first group (without one, all) names the conversation, and each conversation is given the steps one after
+    the other, whatever its prompts show. A prompt without it: the rule does not hold."""
 
-    say: str = ""
-    """Text; special tokens in it are parsed."""
-    ids: tuple[int, ...] | None = None
-    """Ids instead of text, just as they are."""
-    tool_calls: tuple[ToolCall, ...] = ()
-    """Written after the text, one a line."""
-    finish: Literal["stop", "length"] = "stop"
-    """`stop`: an end-of-turn id follows. `length`: none, as if the tokens had run out."""
-    delay_ms: float = 0
-    """Silence before the first token."""
-    per_token_ms: float = 0
-    fail: int | Literal["cut", "hang"] | None = None
-    """An HTTP status; or, after what is said: `cut` closes the connection, `hang` is silent for ever."""
+    def __post_init__(self) -> None:
+        """Raise ValueError for fields that contradict each other."""
+        super().__post_init__()
+        for name, pattern in (("regex", self.regex), ("key", self.key)):
+            try:
+                re.compile(pattern or "")
+            except re.error as cause:
+                _wrong(f"{name}: {cause}")
+        if self.key is not None and not self.steps:
+            _wrong("key belongs to steps")
+        if self.steps and any(getattr(self, name) != getattr(Step(), name) for name in Step.__struct_fields__):
+            _wrong("a rule with steps says nothing itself")
 
 
 class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first rule that matches answers, else the default, else the engine samples from its own distribution."""
+    """The first rule that holds answers, else the default, else the engine samples from its own distribution."""
 
     rules: tuple[Rule, ...] = ()
-    default: Rule | None = None
+    default: Step | None = None
+    reload: Reload = "obey"
+    """What the engine does when it is told to load weights. `ignore`: it says that it did, and keeps the old ones."""
 
 
 def read_script(source: bytes | Path) -> Script:
-    """Return the script in a JSON text or file. Raises ScriptError."""
+    """Return the script in a JSON text, or in a JSON or TOML file. Raises ScriptError naming the place."""
+    where = "script" if isinstance(source, bytes) else f"script {source}"
     try:
-        script = msgspec.json.decode(source if isinstance(source, bytes) else source.read_bytes(), type=Script)
-        for rule in script.rules:
-            re.compile(rule.regex or "")
-    except (OSError, msgspec.MsgspecError, re.error) as cause:
-        where = "script" if isinstance(source, bytes) else f"script {source}"
+        if isinstance(source, Path) and source.suffix == ".toml":
+            return msgspec.convert(tomllib.loads(source.read_text()), type=Script)
+        return msgspec.json.decode(source if isinstance(source, bytes) else source.read_bytes(), type=Script)
+    except (OSError, msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
         msg = f"{where}: {cause}"
         raise ScriptError(msg) from cause
-    return script
 
 
-class Player:
-    """A script being played: it counts calls and uses of rules."""
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-        self._calls = 0
-        self._used = [0] * len(script.rules)
-
-    def next_rule(self, prompt: str) -> Rule | None:
-        """Return the rule that answers the next call, or None."""
-        self._calls += 1
-        for index, rule in enumerate(self._script.rules):
-            if (rule.times is None or self._used[index] < rule.times) and _holds(rule, prompt, self._calls):
-                self._used[index] += 1
-                return rule
-        return self._script.default
-
-
-def spell(rule: Rule, tokenizer: Tokenizer, end_id: int) -> list[int]:
-    """Return the ids that a rule says, with the end-of-turn id where it stops."""
-    if rule.ids is not None:
-        ids = list(rule.ids)
-    else:
-        text = "\n".join(part for part in (rule.say, *(call.text() for call in rule.tool_calls)) if part)
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return [*ids, end_id] if rule.finish == "stop" and rule.fail is None else ids
-
-
-def _holds(rule: Rule, prompt: str, call: int) -> bool:
-    tail = prompt[-rule.tail :]
-    return (
-        (rule.match is None or rule.match in tail)
-        and (rule.regex is None or re.search(rule.regex, tail) is not None)
-        and (rule.call is None or rule.call == call)
-    )
+def _wrong(what: str) -> None:
+    raise ValueError(what)

@@ -10,13 +10,17 @@ from typing import Any, Final
 import uvicorn
 from tokenizers import Tokenizer
 
-from evener.engines.scripted.app import CONTEXT, END_OF_TURN, MODEL, ScriptedApp
+from evener.engines.scripted.answer import Speed
+from evener.engines.scripted.app import ANSWER, CONTEXT, END_OF_TURN, MODEL, ScriptedApp
 from evener.engines.scripted.ledger import Entry
-from evener.engines.scripted.script import Script
+from evener.engines.scripted.script import GATE, Script
+from evener.templates.jinja import ChatTemplate
 
 HOST: Final = "127.0.0.1"
 GRACE_SECONDS: Final = 1
 """What open answers get when the engine stops."""
+IDLE_SECONDS: Final = 75
+"""Longer than clients keep a connection, so that none is closed just when a call is sent on it."""
 
 
 class ScriptedServer:
@@ -48,7 +52,16 @@ class ScriptedServer:
 
     def publish(self, label: str) -> None:
         """Sample under another version label from the next token on, also in open answers."""
-        self._app.version = label
+        self._app.control.publish(label)
+
+    def go(self, gate: str = GATE, times: int | None = 1) -> None:
+        """Let waits of the script pass at a gate: so many, or None: all from now on."""
+        self._app.control.go(gate, times)
+
+    async def waiting(self, gate: str = GATE, *, count: int = 1, seconds: float = 10.0) -> None:
+        """Wait until so many answers wait at a gate. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            await self._app.control.until(lambda: self._app.control.gates[gate].waiting >= count)
 
 
 class _Server(uvicorn.Server):
@@ -64,17 +77,46 @@ async def scripted_engine(
     script: Script,
     tokenizer: Tokenizer,
     *,
+    template: ChatTemplate | None = None,
     ledger: Path | None = None,
+    keep: int | None = None,
     port: int = 0,
     model: str = MODEL,
     context: int = CONTEXT,
     end_of_turn: str = END_OF_TURN,
+    answer: str = ANSWER,
+    tokens_per_second: float | None = None,
+    block: int = 1,
 ) -> AsyncIterator[ScriptedServer]:
-    """Serve a scripted engine on loopback until the block ends. Raises OSError if the port is taken, ScriptError."""
-    app = ScriptedApp(script, tokenizer, ledger=ledger, model=model, context=context, end_of_turn=end_of_turn)
-    options: dict[str, Any] = {"log_config": None, "log_level": "critical", "timeout_graceful_shutdown": GRACE_SECONDS, "lifespan": "off"}
+    """Serve a scripted engine on loopback until the block ends. Raises OSError if the port is taken, ScriptError.
+
+    `template`: of the chat endpoint; None: the bundled `chatml_tools`. `ledger`: file to append entries to. `keep`: how many of the
+    newest entries memory holds; None: all. `context`: ids of prompt and answer together. `end_of_turn`: the special token that ends
+    what the script says. `answer`: what opens an answer in a prompt. `tokens_per_second` (None: at once) and `block` (tokens in an event
+    of a stream) hold where the script does not say.
+    """
+    app = ScriptedApp(
+        script,
+        tokenizer,
+        template=template,
+        ledger=ledger,
+        keep=keep,
+        model=model,
+        context=context,
+        end_of_turn=end_of_turn,
+        answer=answer,
+        speed=Speed(seconds_per_token=1 / tokens_per_second if tokens_per_second else 0.0, block=block),
+    )
+    options: dict[str, Any] = {
+        "log_config": None,
+        "log_level": "critical",
+        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "timeout_keep_alive": IDLE_SECONDS,
+        "lifespan": "off",
+        "ws": "none",
+    }
     with _listen(port) as listening:
-        server = _Server(uvicorn.Config(app.asgi, **options))
+        server = _Server(uvicorn.Config(app, **options))
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="scripted engine")
         try:
             yield ScriptedServer(app, f"http://{HOST}:{listening.getsockname()[1]}")

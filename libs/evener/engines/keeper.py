@@ -1,0 +1,60 @@
+"""Runs a program with its own process group, and ends the whole group when asked, when the program ends, or when our parent dies.
+
+`python keeper.py PARENT_PID PROGRAM ARGUMENT...`. A process of its own, because an engine's workers outlive a killed engine, and a
+parent killed by SIGKILL can end nobody: the kernel tells this one.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+STOP_SECONDS = 15.0
+"""What the group gets to end by itself."""
+
+
+def main() -> int:
+    """Return the program's exit status, 128 + N for one that signal N ended."""
+    parent, *argv = sys.argv[1:]
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent stops this one
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it died before the wish was heard
+        return 1
+    try:
+        process = subprocess.Popen(argv, process_group=0, preexec_fn=_die_with_parent)  # noqa: PLW1509 (one thread)
+    except OSError as cause:
+        sys.stderr.write(f"{argv[0]}: {cause.strerror}\n")
+        return 127
+    try:
+        code = process.wait()
+        return code if code >= 0 else 128 - code
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _end(process)
+
+
+def _die_with_parent() -> None:
+    """For the case that this keeper is killed: then its own workers are the program's affair."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the group, at once what does not follow."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

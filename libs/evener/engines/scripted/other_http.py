@@ -1,0 +1,180 @@
+"""The endpoints of the scripted engine that sample nothing: vLLM's, and those of the script."""
+
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tokenizers import Tokenizer
+
+from evener.engines.scripted.chat import Chat
+from evener.engines.scripted.control import MODES, Control
+from evener.engines.scripted.ledger import Ledger
+from evener.engines.scripted.requests import Refusal, TokenizeRequest, read_body
+from evener.engines.scripted.script import GATE, Reload, Script, ScriptError, read_script
+from evener.engines.scripted.wire import encode, model_card
+
+VERSION: Final = "0.32.0"
+"""Of the vLLM whose answers these are modelled on."""
+
+
+class Engine(Protocol):
+    """What these endpoints need of the engine."""
+
+    ledger: Ledger
+    control: Control
+    model: str
+    context: int
+    tokenizer: Tokenizer
+    chat: Chat
+    reload: Reload
+
+    def play(self, script: Script) -> None:
+        """Replace the script. Raises ScriptError."""
+        ...
+
+
+class NewVersion(Struct):
+    """A body of /update_weight_version."""
+
+    new_version: str
+
+
+class Remote(Struct):
+    """A body of /collective_rpc."""
+
+    method: str
+    kwargs: dict[str, Any] = {}
+
+
+class Aborted(Struct):
+    """A body of /abort_requests; none named: all."""
+
+    request_ids: tuple[str, ...] = ()
+
+
+def other_endpoints(engine: Engine) -> Starlette:
+    """Return the application that serves them."""
+    served = _Other(engine)
+    routes = [
+        Route("/tokenize", served.tokenize, methods=["POST"]),
+        Route("/v1/models", served.models),
+        Route("/health", served.health),
+        Route("/version", served.version),
+        Route("/pause", served.pause, methods=["POST"]),
+        Route("/resume", served.resume, methods=["POST"]),
+        Route("/is_paused", served.is_paused),
+        Route("/abort_requests", served.abort_requests, methods=["POST"]),
+        Route("/update_weight_version", served.update_weight_version, methods=["POST"]),
+        Route("/weight_info", served.weight_info),
+        Route("/collective_rpc", served.collective_rpc, methods=["POST"]),
+        Route("/reset_prefix_cache", served.reset_prefix_cache, methods=["POST"]),
+        Route("/script", served.script, methods=["POST"]),
+        Route("/ledger", served.ledger),
+        Route("/go", served.go, methods=["POST"]),
+        Route("/gates", served.gates),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _detail, Refusal: _refused})
+
+
+class _Other:
+    """The handlers, by the names of their paths."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        asked = read_body(await http.body(), TokenizeRequest)
+        if asked.messages is not None:
+            tokens = self._engine.chat.render(asked.messages, asked.tools)
+        elif asked.prompt is not None:
+            tokens = self._engine.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens).ids
+        else:
+            raise Refusal(400, "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt'}", "Bad Request", "body.prompt")
+        return JSONResponse({"count": len(tokens), "max_model_len": self._engine.context, "tokens": tokens, "token_strs": None})
+
+    async def models(self, _: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [model_card(self._engine.model, self._engine.context)]})
+
+    async def health(self, _: HttpRequest) -> Response:
+        return Response()
+
+    async def version(self, _: HttpRequest) -> Response:
+        return JSONResponse({"version": VERSION})
+
+    async def pause(self, http: HttpRequest) -> Response:
+        asked = http.query_params.get("mode", "abort")
+        mode = next((mode for mode in MODES if mode == asked), None)
+        if mode is None:
+            expected = "'abort', 'wait' or 'keep'"
+            detail = (
+                f"'loc': 'query.mode', 'msg': \"Input should be {expected}\", 'input': {asked!r}, 'ctx': {{'expected': \"{expected}\"}}"
+            )
+            raise Refusal(400, f"1 validation error:\n  {{'type': 'literal_error', {detail}}}", "Bad Request", "query.mode")
+        await self._engine.control.pause(mode)
+        return JSONResponse({"status": "paused"})
+
+    async def resume(self, _: HttpRequest) -> Response:
+        self._engine.control.resume()
+        return JSONResponse({"status": "resumed"})
+
+    async def is_paused(self, _: HttpRequest) -> Response:
+        return JSONResponse({"is_paused": self._engine.control.paused is not None})
+
+    async def abort_requests(self, http: HttpRequest) -> Response:
+        named = read_body(await http.body(), Aborted).request_ids
+        return JSONResponse({"status": "aborted", "aborted": self._engine.control.abort(named)})
+
+    async def update_weight_version(self, http: HttpRequest) -> Response:
+        label = read_body(await http.body(), NewVersion).new_version
+        self._engine.control.publish(label)
+        return JSONResponse({"success": True, "new_version": label})
+
+    async def weight_info(self, _: HttpRequest) -> Response:
+        return JSONResponse({"weight_version": self._engine.control.label})
+
+    async def collective_rpc(self, http: HttpRequest) -> Response:
+        """Obey `reload_weights` alone: the weights are another distribution afterwards, a folder's always the same one."""
+        asked = read_body(await http.body(), Remote)
+        if asked.method != "reload_weights" or self._engine.reload == "refuse":
+            raise Refusal(500, f"the engine does not {asked.method}", "InternalServerError")
+        if self._engine.reload == "obey" and "weights_path" in asked.kwargs:
+            self._engine.control.load(str(asked.kwargs["weights_path"]), self._engine.model)
+        return JSONResponse({"results": [None]})
+
+    async def reset_prefix_cache(self, _: HttpRequest) -> Response:
+        return JSONResponse({"success": True})
+
+    async def script(self, http: HttpRequest) -> Response:
+        try:
+            self._engine.play(read_script(await http.body()))
+        except ScriptError as error:
+            return JSONResponse({"error": {"message": str(error)}}, 400)
+        return Response(status_code=204)
+
+    async def ledger(self, _: HttpRequest) -> Response:
+        return Response(encode(self._engine.ledger.entries), media_type="application/json")
+
+    async def go(self, http: HttpRequest) -> Response:
+        """`?gate=NAME` (without: `go`), `?times=N` (without: 1) or `?times=all`."""
+        times = http.query_params.get("times", "1")
+        if times != "all" and not times.isdecimal():
+            raise Refusal(400, f"times is a number or all, not {times!r}", param="times")
+        self._engine.control.go(http.query_params.get("gate", GATE), None if times == "all" else int(times))
+        return Response(status_code=204)
+
+    async def gates(self, _: HttpRequest) -> Response:
+        return Response(encode(self._engine.control.gates), media_type="application/json")
+
+
+async def _detail(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 (registered for it)
+    return JSONResponse({"detail": error.detail}, error.status_code)
+
+
+async def _refused(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, Refusal)  # noqa: S101 (registered for it)
+    return JSONResponse(error.body, error.status)

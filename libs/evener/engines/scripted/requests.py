@@ -1,0 +1,240 @@
+"""What is asked of the scripted engine, and how it refuses: as vLLM 0.32 does. Pure."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Struct, defstruct
+
+from evener.proto.spec import Sampling
+
+
+class SamplingParams(Struct, kw_only=True):
+    """The sampling parameters that are obeyed; others are passed over, as the script decides what is said."""
+
+    n: int = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
+
+    def sampling(self) -> Sampling:
+        """Return what shapes the distribution."""
+        top_k = max(self.top_k, 0)  # vLLM takes -1 for "off" too
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=top_k, min_p=self.min_p, seed=self.seed)
+
+
+Id = Annotated[int, Meta(ge=0)]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream tells beside tokens."""
+
+    include_usage: bool = False
+
+
+class Request(Struct, kw_only=True):
+    """A body of /inference/v1/generate; the other endpoints' are turned into it."""
+
+    token_ids: list[Id]
+    sampling_params: SamplingParams
+    request_id: str = ""
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @property
+    def usage(self) -> bool:
+        """Whether a stream ends with what was used."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class Openly(Struct, kw_only=True):
+    """What the endpoints of OpenAI's shape have in common. None: vLLM's default."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    request_id: str = ""
+
+    def request(self, ids: list[int], *, max_tokens: int | None, logprobs: int | None) -> Request:
+        """Return the same as a request by ids."""
+        names = ("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos", "logit_bias")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return Request(
+            token_ids=ids,
+            sampling_params=SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given),
+            request_id=self.request_id,
+            model=self.model,
+            stream=bool(self.stream),
+            stream_options=self.stream_options,
+        )
+
+
+class ChatRequest(Openly, kw_only=True):
+    """A body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether tool calls in the answer are told as such."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def by_ids(self, ids: list[int]) -> Request:
+        """Return the same as a request by ids."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.request(ids, max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class CompletionRequest(Openly, kw_only=True):
+    """A body of /v1/completions, with ids as its prompt."""
+
+    prompt: list[Id]
+    logprobs: int | None = None
+
+    def by_ids(self) -> Request:
+        """Return the same as a request by ids. vLLM samples 16 tokens where nothing is said."""
+        return self.request(self.prompt, max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """A body of /tokenize: a text or a chat."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class Refusal(Exception):
+    """The request is answered with an error body."""
+
+    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+class UnknownId(Refusal):
+    """A prompt has an id that the tokenizer does not have."""
+
+    def __init__(self, request: Request, unknown: int) -> None:
+        super().__init__(400, f"Token id {unknown} is out of vocabulary")
+        self.stream = request.stream
+
+
+Body = TypeVar("Body")
+
+
+def read_body(body: bytes, form: type[Body]) -> Body:
+    """Return the fields of a body. Raises Refusal as vLLM does."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from error
+    except msgspec.DecodeError as error:
+        message = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': 'body.1', 'msg': 'JSON decode error', 'ctx': {str(error)!r}}}"
+        raise Refusal(400, message, "Bad Request", "body.1") from error
+
+
+def reader(vocabulary: int) -> Callable[[bytes], Request]:
+    """Return a reader of requests with ids below `vocabulary`. It raises what `read_body` raises, and UnknownId.
+
+    The decoder compares the ids: a loop over a long prompt would cost as much as all its sampling.
+    """
+    known = Annotated[int, Meta(ge=0, lt=vocabulary)]
+    checked = defstruct("KnownIds", [("token_ids", list[known])], bases=(Request,), kw_only=True)
+    decoder = msgspec.json.Decoder(cast("type[Request]", checked))
+
+    def read(body: bytes) -> Request:
+        try:
+            return decoder.decode(body)
+        except msgspec.MsgspecError:
+            request = read_body(body, Request)
+        raise UnknownId(request, next(token for token in request.token_ids if token >= vocabulary))
+
+    return read
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raise Refusal for another model than the one that is served."""
+    if asked not in {None, served}:
+        message = f"The model `{asked}` does not exist. Valid aliases: {served}."
+        raise Refusal(404, message, "NotFoundError", "model")
+
+
+def check(request: Request, model: str) -> None:
+    """Raise Refusal for parameters that vLLM does not take."""
+    params = request.sampling_params
+    check_model(request.model, model)
+    if params.temperature < 0:
+        message = f"temperature must be non-negative, got {params.temperature}. (parameter=temperature, value={params.temperature})"
+        raise Refusal(400, message, param="temperature")
+    if params.max_tokens is not None and params.max_tokens < 1:
+        message = f"max_tokens must be at least 1, got {params.max_tokens}. (parameter=max_tokens, value={params.max_tokens})"
+        raise Refusal(400, message, param="max_tokens")
+
+
+def unusable_prompt(length: int, context: int) -> Refusal | None:
+    """Return the refusal of a prompt that does not fit."""
+    if length < context:
+        return None
+    return Refusal(
+        400,
+        f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer than the maximum model "
+        f"length of {context}. Make sure that `max_model_len` is no smaller than the number of text tokens (prompt + requested output "
+        "tokens).",
+    )
+
+
+def unusable_chat(length: int, context: int) -> Refusal | None:
+    """Return the refusal of messages that do not fit. vLLM counts them no further than one beyond the limit."""
+    if length < context:
+        return None
+    counted = min(length, context + 1)
+    return Refusal(
+        400,
+        f"This model's maximum context length is {context} tokens. However, your prompt contains at least {counted} input tokens, which "
+        "exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
+        f"(parameter=input_tokens, value={counted})",
+        param="input_tokens",
+    )
+
+
+def _invalid(said: str) -> Refusal:
+    """Return pydantic's refusal of a field, from msgspec's words: `... - at `$.a[0]`` or `... missing required field `a``."""
+    quoted = said.split("`")[1::2]
+    missing = "missing required field" in said
+    path = quoted[-1][1:] if quoted and quoted[-1].startswith("$") else ""
+    at = [part for part in path.replace("[", ".").replace("]", "").split(".") if part]
+    if at[:1] == ["token_ids"]:  # the list as a whole
+        at = at[:1]
+    loc = ".".join(["body", *at, *(quoted[:1] if missing else [])])
+    what = "{'type': 'missing', 'loc': %r, 'msg': 'Field required'}" if missing else "{'type': 'type_error', 'loc': %r, 'msg': %r}"
+    detail = what % (loc if missing else (loc, said))
+    return Refusal(400, f"1 validation error:\n  {detail}", "Bad Request", loc)

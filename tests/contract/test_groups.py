@@ -1,0 +1,256 @@
+"""What a trainer may rely on: groups from a position, each once, in the order of its partition; over HTTP and from Kafka."""
+
+import abc
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.builders import T0, built, group, scored
+from tests.integration.outside import scheduler
+
+from evener.blobs.open import open_blobs
+from evener.bus.kafka import open_kafka
+from evener.bus.open import open_bus
+from evener.bus.port import Bus, Outgoing
+from evener.client.client import Client
+from evener.client.errors import ClientError, RequestRefused
+from evener.client.groups import Group, Groups
+from evener.client.sync import connect
+from evener.proto.errors import ConfigError, EvenerError
+from evener.proto.fleet import Heartbeat
+from evener.proto.topics import TOPICS, Topic
+from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.service.auth import load_secrets
+from evener.service.delivered import PositionUnknown
+from evener.service.events import EventLog
+from evener.service.listener import Mounts, address_of, bind, listen
+from evener.service.parts import Parts
+from evener.trainer_bridge.config import Config
+from evener.trainer_bridge.core import fold, outcome
+from evener.trainer_bridge.following import following_routes
+
+SECONDS = 20.0
+LONG = ((60_000, 6), (20_000, 4))
+"""Turns of a session whose arrays go to the blob store."""
+
+
+def ended(sessions: Sequence[TrajectoryScored]) -> GroupMerged | GroupFailed:
+    """Return what the bridge makes of a group."""
+    state = None
+    for session in sessions:
+        state = fold(state, session) or state
+    assert state is not None
+    event = outcome(state, None, T0)
+    assert event is not None
+    return event
+
+
+async def deliver(bus: Bus, folder: Path, *names: str, **options: Any) -> None:
+    """Write groups as the bridge does."""
+    events = EventLog(bus, open_blobs(str(folder / "blobs")))
+    for name in names:
+        await events.send(Topic.MERGED, name, ended(group(name=name, **options)), group_id=name)
+
+
+async def first(groups: Groups, count: int) -> list[Group]:
+    """Return the next groups; fewer where there are no more."""
+    found: list[Group] = []
+    async with asyncio.timeout(SECONDS):
+        stream = aiter(groups)
+        while len(found) < count and (one := await anext(stream, None)) is not None:
+            found.append(one)
+        await stream.aclose()
+    return found
+
+
+def by_partition(groups: Sequence[Group]) -> dict[int, list[str]]:
+    """Return the groups' names, partition by partition."""
+    return {number: [one.group_id for one in groups if one.partition == number] for number in {one.partition for one in groups}}
+
+
+class GroupsContract(abc.ABC):
+    @pytest.fixture
+    @abc.abstractmethod
+    def bus(self) -> Bus: ...
+
+    @abc.abstractmethod
+    def groups(self, source: Any, folder: Path, **options: Any) -> Groups: ...
+
+    async def test_reading_again_from_a_saved_position_gives_the_same_groups_in_the_order_of_the_log(
+        self, bus: Bus, source: Any, tmp_path: Path
+    ) -> None:
+        """Wherever a trainer stopped, what it took and what comes after it are all there is, once."""
+        names = [f"g{number}" for number in range(9)]
+        await deliver(bus, tmp_path, *names)
+        everything = await first(self.groups(source, tmp_path, follow=False), 100)
+        assert sorted(one.group_id for one in everything) == names
+
+        for stop in range(len(names)):
+            before = self.groups(source, tmp_path, follow=False)
+            taken = await first(before, stop)
+            saved = json.loads(json.dumps(before.position))
+            after = await first(self.groups(source, tmp_path, follow=False, start=saved), 100)
+            assert by_partition(taken + after) == by_partition(everything)
+
+    async def test_groups_are_typed_rows_with_their_rewards(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """Arrays of one length, as they were sampled; large ones come from the blob store."""
+        await deliver(bus, tmp_path, "long", turns=LONG)
+        (found,) = await first(self.groups(source, tmp_path, follow=False), 2)
+        row = found.sessions[0].rows[0]
+        wanted = np.frombuffer(built("long", 0, turns=LONG).rows[0].ids, np.int32)  # type: ignore[arg-type] # not yet in blobs
+
+        assert [session.reward for session in found.sessions] == [1.0, 0.0, 0.5, 1.0]
+        assert np.array_equal(row.ids, wanted)
+        assert (row.mask.sum(), np.isfinite(row.logprobs).sum(), (row.versions == 0).sum()) == (10, 10, 10)
+        assert row.mask.dtype == np.uint8
+        assert row.logprobs.dtype == np.float32
+        assert found.event.members[0].session_id == "long.0"
+
+    async def test_a_session_that_is_left_out_is_not_trained(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """It is named in the event alone."""
+        await deliver(bus, tmp_path, "short", rewards=(1.0, None, 0.0))
+        (found,) = await first(self.groups(source, tmp_path, follow=False), 2)
+
+        assert [session.session_id for session in found.sessions] == ["short.0", "short.2"]
+        assert len(found.event.members) == 3
+
+    async def test_failed_groups_and_bad_records_are_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """And the position is after them."""
+        events = EventLog(bus, open_blobs(str(tmp_path / "blobs")))
+        failed = ended([scored(built("g", index, size=2), reward=None) for index in range(2)])
+        assert isinstance(failed, GroupFailed)
+        partition = bus.partition_of(Topic.MERGED, "g")
+        await events.send(Topic.MERGED, "g", failed)
+        await bus.send([Outgoing(topic=Topic.MERGED, key="g", value=b"rubbish", partition=partition)])
+        await deliver(bus, tmp_path, "g")
+        groups = self.groups(source, tmp_path)
+        found = await first(groups, 1)
+
+        assert [one.group_id for one in found] == ["g"]
+        assert groups.position == {str(partition): found[0].offset + 1}
+
+    async def test_groups_of_other_runs_are_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        await deliver(bus, tmp_path, "other", given=None, run_id="another")
+        await deliver(bus, tmp_path, "mine", run_id="mine")
+
+        assert [one.group_id for one in await first(self.groups(source, tmp_path, run_id="mine", follow=False), 9)] == ["mine"]
+
+    async def test_groups_come_as_they_are_delivered(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """Whoever waits at the end of the log gets the next one."""
+        waiting = asyncio.ensure_future(first(self.groups(source, tmp_path), 2))
+        await asyncio.sleep(0.3)
+        await deliver(bus, tmp_path, "later", "last")
+
+        assert sorted(one.group_id for one in await waiting) == ["last", "later"]
+
+    async def test_a_position_of_another_log_is_refused(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """It would wait for ever, or leave groups out, and say nothing."""
+        await deliver(bus, tmp_path, "g")
+        for wrong in ({"0": 1000}, {"17": 0}):
+            with pytest.raises((RequestRefused, PositionUnknown), match=r"before the position|no number 17"):
+                await first(self.groups(source, tmp_path, start=wrong), 1)
+
+
+class TestOverHttp(GroupsContract):
+    @pytest.fixture
+    async def bus(self, tmp_path: Path) -> AsyncIterator[Bus]:
+        async with open_bus(f"embedded:{tmp_path / 'bus'}", partitions=3) as opened:
+            yield opened
+
+    @pytest.fixture
+    async def source(self, bus: Bus, tmp_path: Path) -> AsyncIterator[Client]:
+        async with scheduler(bus, tmp_path) as client, following(bus, tmp_path):
+            yield client
+
+    def groups(self, source: Any, folder: Path, **options: Any) -> Groups:
+        assert folder.exists()
+        return Groups(source, **options)
+
+    async def test_a_bridge_that_comes_again_is_read_on_where_it_stopped(self, bus: Bus, tmp_path: Path) -> None:
+        """The trainer sees nothing of it."""
+        async with scheduler(bus, tmp_path) as client:
+            stream = aiter(Groups(client))
+            async with following(bus, tmp_path):
+                await deliver(bus, tmp_path, "a")
+                assert (await anext(stream)).group_id == "a"
+            await deliver(bus, tmp_path, "b")
+            async with following(bus, tmp_path), asyncio.timeout(SECONDS):
+                assert (await anext(stream)).group_id == "b"
+            await stream.aclose()
+
+    async def test_a_trainer_without_an_event_loop_reads_the_same(self, bus: Bus, source: Client, tmp_path: Path) -> None:
+        await deliver(bus, tmp_path, *(f"g{number}" for number in range(5)))
+        everything = await first(Groups(source, follow=False), 9)
+
+        def train() -> tuple[list[str], list[str]]:
+            with connect(source._connection.url, load_secrets(tmp_path).operator_token) as evener:
+                groups = evener.groups(follow=False)
+                begun = [next(groups).group_id for _ in range(2)]
+                groups.close()
+                return begun, [one.group_id for one in evener.groups(start=groups.position, follow=False)]
+
+        begun, rest = await asyncio.to_thread(train)
+        assert sorted(begun + rest) == sorted(one.group_id for one in everything)
+
+    async def test_a_source_that_is_neither_is_refused(self) -> None:
+        with pytest.raises(ClientError, match="from a client or from kafka"):
+            await first(Groups("redis://here"), 1)
+
+
+@asynccontextmanager
+async def following(bus: Bus, folder: Path) -> AsyncIterator[None]:
+    """Serve the bridge's endpoint, and say in the fleet where."""
+    config = Config(state=str(folder))
+    blobs = open_blobs(str(folder / "blobs"))
+    registry, secrets = CollectorRegistry(), load_secrets(folder)
+    listening = bind(config)
+    address = address_of(config, listening)
+    parts = Parts(bus=bus, blobs=blobs, secrets=secrets, registry=registry, instance_id="bridge", boot_id="b", address=address)
+    mounts = Mounts()
+    async with listen(mounts, listening):
+        mounts.replace(following_routes(parts))
+        beat = Heartbeat(instance_id="bridge", service="trainer_bridge", address=address, boot_id="b", at=time.time())
+        await EventLog(bus, blobs).send(Topic.FLEET, "bridge", beat)
+        yield
+
+
+@pytest.mark.kafka
+class TestFromKafka(GroupsContract):
+    @pytest.fixture
+    def source(self, kafka_servers: str) -> str:
+        return f"kafka://{kafka_servers}?prefix=t{token_hex(4)}."
+
+    @pytest.fixture
+    async def bus(self, source: str) -> AsyncIterator[Bus]:
+        servers, _, prefix = source.removeprefix("kafka://").partition("?prefix=")
+        async with open_kafka(servers, {Topic.MERGED: TOPICS[Topic.MERGED]}, 3, prefix) as opened:
+            yield opened
+
+    def groups(self, source: Any, folder: Path, **options: Any) -> Groups:
+        return Groups(source, blobs=str(folder / "blobs"), **options)
+
+    async def test_blobs_and_topic_must_be_there(self, source: str, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="where the deployment's blobs are"):
+            await first(Groups(source), 1)
+        with pytest.raises(EvenerError, match="there is no topic"):
+            await first(self.groups(source, tmp_path), 1)
+
+
+def test_a_trainer_imports_nothing_heavy() -> None:
+    """It has its own torch, and its own versions of everything."""
+    asking = "import sys, evener.client.groups, evener.client.sync; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    told = subprocess.run((sys.executable, "-c", asking), capture_output=True, text=True, check=True).stdout.split()
+
+    heavy = {"torch", "transformers", "tokenizers", "aiokafka", "obstore", "starlette", "uvicorn", "structlog", "opentelemetry", "jinja2"}
+    assert not heavy & set(told)
+    assert {"aiohttp", "msgspec", "numpy"} <= set(told)
