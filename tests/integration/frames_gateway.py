@@ -104,7 +104,7 @@ def answer(seen: Seen, message: dict[str, Any]) -> Answer:
         answer_id=answer_id,
         created=created,
         model=seen.body["model"],
-        choices=[AnswerChoice(message={"role": "assistant", "content": "", **message}, finish_reason=reason)],
+        choices=[AnswerChoice(message={"role": "assistant", "content": "", **message}, finish_reason=reason, key=f"{seen.request_id}x0")],
         prompt_tokens=3,
         cached_tokens=None,
         completion_tokens=2,

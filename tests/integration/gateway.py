@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from evener.proto.codec import AnyEvent, decode, decode_frame
 from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.fleet import EngineJoined
 from evener.proto.ids import new_request_id
-from evener.proto.relay import CAPABILITY, REQUEST_ID, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Answer, AnyFrame
 from evener.proto.sessions import HarnessExited, SessionStarted
-from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, Sampling, SessionSpec
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, Sampling, SessionSpec, Streaming
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.service import open_service
@@ -76,6 +76,7 @@ class Hand:
         budgets: Budgets | None = None,
         quirks: Quirks | None = None,
         sampling: Sampling | None = None,
+        streaming: Streaming = Streaming.HOLD,
     ) -> str:
         """Start an attempt as a runner would; return its capability."""
         spec = SessionSpec(
@@ -90,6 +91,7 @@ class Hand:
             policy="policy",
             budgets=budgets or Budgets(),
             sampling=sampling or Sampling(max_tokens=64),
+            streaming=streaming,
             grader=GraderSpec(name="none"),
         )
         now = time.time()
@@ -137,19 +139,29 @@ class Hand:
         )
         await self.events.send(Topic.SESSIONS, session_id, left, session_id=session_id)
 
-    async def frames(self, capability: str, body: dict[str, Any], request_id: str | None = None) -> AsyncIterator[AnyFrame]:
-        """Ask as the relay does; yield the frames."""
-        headers = {CAPABILITY: capability, REQUEST_ID: request_id or new_request_id()}
+    async def frames(
+        self, capability: str, body: dict[str, Any], request_id: str | None = None, *, passed_on: Mapping[str, str] = {}
+    ) -> AsyncIterator[AnyFrame]:
+        """Ask as the relay does, the harness's own headers passed on; yield the frames."""
+        headers = {**passed_on, CAPABILITY: capability, REQUEST_ID: request_id or new_request_id()}
         async with self.http.post(f"{self.url}/serve/v1/chat/completions", json=body, headers=headers) as answer:
             assert answer.status == 200, await answer.text()
             while head := await answer.content.read(4):
                 head += await answer.content.readexactly(4 - len(head)) if len(head) < 4 else b""
                 yield decode_frame(await answer.content.readexactly(int.from_bytes(head, "big")))
 
-    async def ask(self, capability: str, messages: Sequence[Any], request_id: str | None = None, **fields: Any) -> Answer:
+    async def ask(
+        self,
+        capability: str,
+        messages: Sequence[Any],
+        request_id: str | None = None,
+        *,
+        passed_on: Mapping[str, str] = {},
+        **fields: Any,
+    ) -> Answer:
         """Ask and wait for the end of it."""
         last: AnyFrame | None = None
-        async for frame in self.frames(capability, {"model": "m", "messages": messages, **fields}, request_id):
+        async for frame in self.frames(capability, {"model": "m", "messages": messages, **fields}, request_id, passed_on=passed_on):
             last = frame
         assert isinstance(last, Answer)
         return last
@@ -160,6 +172,11 @@ class Hand:
         assert answer.status == 200, answer.body
         message: dict[str, Any] = msgspec.json.decode(answer.body)["choices"][0]["message"]
         return {key: value for key, value in message.items() if value is not None}
+
+    async def leave(self, capability: str, request_id: str) -> None:
+        """Say as the relay does that the harness left."""
+        async with self.http.post(self.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
+            assert told.status == 204
 
     async def log(self, session_id: str) -> list[AnyEvent]:
         """Return all committed events of a session."""

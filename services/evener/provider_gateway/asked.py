@@ -4,17 +4,16 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import CanonicalRequest, Dialect, RequestError
+from evener.dialects.canonical import CanonicalRequest, Dialect, Head, RequestError
 from evener.proto.ends import CallFailure
 from evener.proto.errors import EvenerError
-from evener.proto.relay import Answer
-from evener.proto.sessions import CallClosed, CallOpened
+from evener.proto.ids import answer_identity
+from evener.proto.relay import Answer, Delta
 from evener.provider_gateway.core import to_answer
+from evener.provider_gateway.live import Done, Flight, Piece
 
 OVERLOADED_STATUS: Final = 503
 RETRY_AFTER: Final = ("retry-after", "5")
-LOST: Final = Answer(status=OVERLOADED_STATUS, headers=(RETRY_AFTER,), body=b"")
-"""For the relay alone: it sends the request again, and the harness does not notice."""
 
 
 class Asked(Struct, frozen=True, kw_only=True, eq=False):
@@ -23,8 +22,18 @@ class Asked(Struct, frozen=True, kw_only=True, eq=False):
     request_id: str
     dialect: Dialect
     request: CanonicalRequest
-    started: bool
+    body_digest: str
+    started: bool = False
     """The headers of its answer are out: an error is an event of the stream."""
+    marked_retry: bool = False
+    """Its client says that it sends it again."""
+    sub_agent: bool = False
+    """Its client says that a sub-agent asks."""
+
+    def head(self, prompt_tokens: int) -> Head:
+        """Return what the events of its stream say before anything is sampled."""
+        answer_id, created = answer_identity(self.request_id)
+        return Head(answer_id=answer_id, created=created, model=self.request.model, prompt_tokens=prompt_tokens)
 
 
 class Failure(EvenerError):
@@ -44,11 +53,21 @@ def refuse(asked: Asked, error: RequestError, *, admitted: bool = False) -> Answ
     return Answer(status=error.status, headers=headers, body=render(error))
 
 
-def answer_of(asked: Asked, opened: CallOpened, closed: CallClosed, *, recorded: bool) -> Answer:
+def answer_of(asked: Asked, done: Done, *, recorded: bool) -> Answer:
     """Return the committed answer as bytes of its dialect: the same whenever it is rendered."""
-    answer = to_answer(opened, closed)
-    render = asked.dialect.events if asked.request.stream else asked.dialect.answer
-    return Answer(status=200, body=render(asked.request, answer), recorded=recorded)
+    answer = to_answer(done.opened, done.closed, asked.request_id)
+    if asked.request.stream:
+        body = asked.dialect.events(asked.request, answer, done.streamed)
+    else:
+        body = asked.dialect.answer(asked.request, answer)
+    return Answer(status=200, body=body, recorded=recorded)
+
+
+def delta_of(asked: Asked, prompt_tokens: int, flight: Flight, piece: Piece) -> Delta:
+    """Return a part of an answer that leaves before the commit."""
+    before, new = flight.said(piece)
+    head = asked.head(prompt_tokens)
+    return Delta(body=asked.dialect.delta(head, piece.key, before, reasoning=new.reasoning, text=new.text))
 
 
 def overloaded(message: str) -> RequestError:

@@ -19,12 +19,17 @@ from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft
 from evener.proto.spec import Target
 from evener.proto.topics import Topic
 from evener.service.events import EventLog
+from evener.service.published import Published
 from evener.templates.port import Renderer
 
 RETRY_SECONDS: Final = 1.0
 """Between tries to reach an engine that has joined but does not answer."""
 TELL_SECONDS: Final = 30.0
 """Between two warnings of that."""
+
+AVOIDED_SECONDS: Final = 10.0
+"""For so long an engine that did not answer is asked only where there is no other."""
+SESSIONS_REMEMBERED: Final = 10_000
 
 Got = TypeVar("Got")
 
@@ -33,6 +38,10 @@ log = structlog.get_logger()
 
 class QueueFull(Recoverable):
     """More calls wait for an engine than the gateway holds. Add engines, or run fewer sessions at once."""
+
+
+class Behind(Recoverable):
+    """The trainer-bridge loads the version into it, if it can; its log says why not."""
 
 
 class RequiredEngineRefused(Hopeless):
@@ -49,6 +58,8 @@ class Pooled:
         self.rule = rule
         self.draining = False
         self.open = 0
+        self.failed_at = float("-inf")
+        """When it last did not answer, by the loop's clock."""
         self.gone = asyncio.Event()
 
     async def until_gone(self) -> None:
@@ -64,6 +75,7 @@ class EnginePool:
     def __init__(self, bus: Bus, events: EventLog, renderers: Mapping[str, Renderer], *, queue: int, required: str | None) -> None:
         self._bus = bus
         self._events = events
+        self._published = Published(bus, events)
         self._renderers = renderers
         self._queue = queue
         self._pooled: dict[str, Pooled] = {}
@@ -71,6 +83,8 @@ class EnginePool:
         self._required_refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._joining: dict[str, tuple[EngineJoined, asyncio.Task[None]]] = {}
         self._waiting: deque[tuple[Target, asyncio.Future[Pooled]]] = deque()
+        self._used: dict[str, str] = {}
+        """By session: the engine that sampled for it last."""
         self.refused: dict[str, str] = {}
         """Engine id to why its tokens cannot be trained."""
         self.absent: dict[str, str] = {}
@@ -98,10 +112,13 @@ class EnginePool:
             await self.aclose()
 
     @asynccontextmanager
-    async def slot(self, target: Target) -> AsyncIterator[tuple[Pooled, float]]:
-        """Wait for an engine of the target; yield it and the seconds waited. Raises QueueFull."""
+    async def slot(self, target: Target, session_id: str) -> AsyncIterator[tuple[Pooled, float]]:
+        """Wait for an engine of the target; yield it and the seconds waited. Raises QueueFull.
+
+        A session stays with its engine, whose prefix cache knows its history, as long as that has room.
+        """
         began = time.monotonic()
-        pooled = self._free(target)
+        pooled = self._free(target, self._used.get(session_id))
         if pooled is None:
             if len(self._waiting) >= self._queue:
                 msg = f"{len(self._waiting)} calls wait for an engine"
@@ -113,22 +130,36 @@ class EnginePool:
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._give_back(turn.result())
+                elif (target, turn) in self._waiting:
+                    self._waiting.remove((target, turn))
                 raise
         else:
             pooled.open += 1
+        self._remember(session_id, pooled)
         try:
             yield pooled, time.monotonic() - began
         finally:
             self._give_back(pooled)
+
+    def avoid(self, pooled: Pooled) -> None:
+        """Note that an engine did not answer: for a while others are asked first."""
+        pooled.failed_at = asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
         """Close the connections to all engines."""
         for name in {*self._joining, *self._pooled}:
             await self._leave(name)
 
-    def _free(self, target: Target) -> Pooled | None:
+    def _free(self, target: Target, used: str | None = None) -> Pooled | None:
         fitting = [p for p in self._pooled.values() if _fits(p.joined, target) and not p.draining and p.open < p.joined.max_concurrency]
-        return min(fitting, key=lambda pooled: pooled.open, default=None)
+        silent = asyncio.get_running_loop().time() - AVOIDED_SECONDS
+        return min(fitting, key=lambda one: (one.failed_at > silent, one.joined.engine_id != used, one.open), default=None)
+
+    def _remember(self, session_id: str, pooled: Pooled) -> None:
+        self._used.pop(session_id, None)
+        self._used[session_id] = pooled.joined.engine_id
+        if len(self._used) > SESSIONS_REMEMBERED:
+            del self._used[next(iter(self._used))]
 
     def _give_back(self, pooled: Pooled) -> None:
         pooled.open -= 1
@@ -167,6 +198,9 @@ class EnginePool:
         name = joined.engine_id
         known = self._joining[name][0] if name in self._joining else self._pooled[name].joined if name in self._pooled else None
         if known is not None and (known.url, known.kind, known.policy) == (joined.url, joined.kind, joined.policy):
+            if (pooled := self._pooled.get(name)) is not None:  # its limits may be others now, and it is no longer draining
+                pooled.joined, pooled.draining = joined, False
+                self._wake()
             return
         await self._leave(name)
         self._joining[name] = (joined, asyncio.create_task(self._join(joined)))
@@ -196,8 +230,26 @@ class EnginePool:
         if renderer is None:
             msg = f"engine {joined.engine_id} samples policy {name!r}, which this gateway has no template for"
             raise EngineRefused(msg)
-        rule = await self._patiently(joined, lambda: check_engine(engine, renderer))
-        return await self._patiently(joined, engine.facts), rule
+        while True:
+            before = await self._patiently(joined, lambda: self._current(joined, engine))
+            try:
+                rule = await self._patiently(joined, lambda: check_engine(engine, renderer))
+            except EngineRefused:
+                if (await self._patiently(joined, engine.facts)).version == before.version:
+                    raise
+                continue  # its weights were exchanged under the check
+            return await self._patiently(joined, engine.facts), rule
+
+    async def _current(self, joined: EngineJoined, engine: Engine) -> EngineFacts:
+        """Return what the engine says of itself. Raises Behind while it has not got the newest version of its policy."""
+        facts = await engine.facts()
+        if joined.policy is not None:
+            await self._published.refresh()
+            newest = self._published.newest(joined.policy)
+            if newest is not None and facts.version < newest:
+                msg = f"it has version {facts.version} of {joined.policy}, and {newest} is published"
+                raise Behind(msg)
+        return facts
 
     async def _patiently(self, joined: EngineJoined, attempt: Callable[[], Awaitable[Got]]) -> Got:
         """Try until the engine answers; say at once and then now and again that it does not."""

@@ -1,7 +1,9 @@
 """The gateway's HTTP endpoints: what relays ask, and the tokens' spelling for people."""
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
@@ -9,14 +11,16 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from evener.bus.port import Bus
 from evener.dialects.canonical import RequestError
 from evener.dialects.registry import dialect_for
 from evener.proto.codec import encode_frame
-from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
 from evener.provider_gateway.asked import Asked
 from evener.provider_gateway.calls import Calls
+from evener.provider_gateway.core import body_digest
 from evener.provider_gateway.live import Live
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.owners import Owners
@@ -29,6 +33,37 @@ class PiecesAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     policy: str
     ids: tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
+
+
+class Frames(StreamingResponse):
+    """A call's frames as they come, until the relay is gone. The last one leaves in one write with the end of the response."""
+
+    def __init__(self, frames: AsyncGenerator[AnyFrame, None]) -> None:
+        super().__init__((), media_type="application/octet-stream")
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        sending, gone = asyncio.ensure_future(self.stream_response(send)), asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            gone.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def stream_response(self, send: Send) -> None:
+        """Send everything."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        more = True
+        async with aclosing(self._frames) as frames:
+            async for frame in frames:
+                more = not isinstance(frame, Answer)
+                await send({"type": "http.response.body", "body": encode_frame(frame), "more_body": more})
+        if more:  # broken off
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Endpoints:
@@ -58,18 +93,24 @@ class Endpoints:
         if isinstance(found, Response):
             return found
         owner, live, capability = found
-        path = "/" + request.path_params["path"]
+        path = "/" + request.path_params["path"] + (f"?{request.url.query}" if request.url.query else "")
         dialect = dialect_for(path)
         if dialect is None:
             return _refused(404, f"no dialect serves {path}")
-        request_id, started = request.headers[REQUEST_ID], STARTED in request.headers
         try:
-            asked = Asked(request_id=request_id, dialect=dialect, request=dialect.parse(path, await request.body()), started=started)
+            parsed = dialect.parse(path, await _body(request))
         except RequestError as error:
             return Response(dialect.error(error), status_code=error.status, media_type="application/json")
-        return StreamingResponse(
-            _encoded(self._calls.serve(owner, live, capability.start_id, asked)), media_type="application/octet-stream"
+        asked = Asked(
+            request_id=request.headers[REQUEST_ID],
+            dialect=dialect,
+            request=parsed,
+            body_digest=body_digest(parsed),
+            started=STARTED in request.headers,
+            marked_retry=_is_marked(request, live.quirks.retry_header),
+            sub_agent=_is_marked(request, live.quirks.sub_agent_header),
         )
+        return Frames(self._calls.serve(owner, live, capability.start_id, asked))
 
     async def left(self, request: Request) -> Response:
         """Take note that a harness left before its answer was through."""
@@ -116,9 +157,18 @@ class Endpoints:
         return Response(status_code=307, headers={OWNER: address})
 
 
-async def _encoded(frames: AsyncIterator[AnyFrame]) -> AsyncIterator[bytes]:
-    async for frame in frames:
-        yield encode_frame(frame)
+async def _body(request: Request) -> bytes:
+    """Return the body; the request, which lives as long as its answer, does not keep it."""
+    return b"".join([part async for part in request.stream()])
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_marked(request: Request, header: str | None) -> bool:
+    return header is not None and request.headers.get(header, "0").strip() not in {"", "0"}
 
 
 def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

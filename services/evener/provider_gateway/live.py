@@ -2,58 +2,115 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from typing import Final
 
-from evener.proto.relay import Admitted, Answer, AnyFrame
+from msgspec import Struct
+
+from evener.dialects.canonical import NOTHING, Streamed
+from evener.proto.relay import Admitted, Answer
+from evener.proto.sessions import CallClosed, CallOpened
 from evener.proto.spec import Quirks
+from evener.provider_gateway.spending import Spending
 from evener.tokens.history import History
 from evener.tokens.session import Session
 
 
-class Flight:
-    """A call in flight: its task, and the frames that whoever listens gets, however late they come."""
+class Piece(Struct, frozen=True, kw_only=True):
+    """A part of the first choice that leaves before the commit (`live`): between two lengths of what has left, in characters."""
 
-    def __init__(self) -> None:
+    key: str
+    reasoning: tuple[int, int]
+    text: tuple[int, int]
+
+
+class Done(Struct, frozen=True, kw_only=True):
+    """The call is committed with its answer."""
+
+    opened: CallOpened
+    closed: CallClosed
+    streamed: Streamed = NOTHING
+
+
+LOST: Final = Answer(status=503, headers=(("retry-after", "5"),), body=b"")
+"""For the relay alone: it sends the request again, and the harness does not notice."""
+Step = Admitted | Piece | Done | Answer
+"""What happens to a call, for whoever listens; each listener renders it for its own request. Done or Answer is the last."""
+
+
+class Flight:
+    """A call in flight: its task, the requests that wait for it, and its steps, for listeners however late they come."""
+
+    def __init__(self, request_id: str, body_digest: str) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.body_digest = body_digest
+        self.requests = {request_id}
+        self.left: set[str] = set()
+        """Those of them whose harness left."""
+        self.streamed = NOTHING
+        self.counted = False
+        """It is within the session's budgets."""
+        self.ended = False
+        """Its last step was put."""
         self.broken = False
-        """This gateway lets the call go: listeners get no Answer, so that the relay asks the next owner."""
-        self._frames: list[AnyFrame] = []
+        """This gateway lets the call go: listeners get no end, so that the relay asks the next owner."""
+        self._steps: list[Step] = []
         self._changed = asyncio.Event()
         self._listeners = 0
         self._alone_since: float | None = None
 
-    def put(self, frame: AnyFrame) -> None:
-        """Give a frame to all listeners."""
-        self._frames.append(frame)
+    def put(self, step: Step) -> None:
+        """Give a step to all listeners."""
+        self._steps.append(step)
+        self.ended = self.ended or isinstance(step, Done | Answer)
         self._changed.set()
+
+    def stream(self, key: str, reached: Streamed) -> None:
+        """Let what is new in `reached` leave."""
+        before = self.streamed
+        reasoning, text = (len(before.reasoning), len(reached.reasoning)), (len(before.text), len(reached.text))
+        if reasoning[0] < reasoning[1] or text[0] < text[1]:
+            self.streamed = reached
+            self.put(Piece(key=key, reasoning=reasoning, text=text))
+
+    def said(self, piece: Piece) -> tuple[Streamed, Streamed]:
+        """Return what left before a piece, and the piece."""
+        reasoning, text = self.streamed.reasoning, self.streamed.text
+        before = Streamed(reasoning=reasoning[: piece.reasoning[0]], text=text[: piece.text[0]])
+        return before, Streamed(reasoning=reasoning[slice(*piece.reasoning)], text=text[slice(*piece.text)])
 
     @property
     def admitted(self) -> bool:
         """Whether the headers of a streamed answer may be out."""
-        return any(isinstance(frame, Admitted) for frame in self._frames)
+        return any(isinstance(step, Admitted) for step in self._steps)
+
+    @property
+    def listened(self) -> bool:
+        """Whether anybody waits for it."""
+        return self._listeners > 0
 
     def alone_for(self, now: float) -> float:
         """Return how long nobody has listened, in seconds of the loop's clock."""
         return 0.0 if self._listeners or self._alone_since is None else now - self._alone_since
 
     def break_off(self) -> None:
-        """End the streams of all listeners without an Answer, and the sampling without a record."""
+        """End the streams of all listeners without an end, and the sampling without a record."""
         self.broken = True
         self._changed.set()
         if self.task is not None:
             self.task.cancel()
 
-    async def frames(self) -> AsyncIterator[AnyFrame]:
-        """Yield all frames from the first; the last is an Answer, unless the call was broken off."""
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Yield all steps from the first; the last is Done or Answer, unless the call was broken off."""
         self._listeners += 1
-        sent = 0
+        seen = 0
         try:
             while not self.broken:
-                while sent < len(self._frames):
-                    frame = self._frames[sent]
-                    sent += 1
-                    yield frame
-                    if isinstance(frame, Answer):
+                while seen < len(self._steps):
+                    step = self._steps[seen]
+                    seen += 1
+                    yield step
+                    if isinstance(step, Done | Answer):
                         return
                 self._changed.clear()
                 await self._changed.wait()
@@ -68,29 +125,49 @@ class Live:
     def __init__(self, session_id: str) -> None:
         self.session = Session(session_id)
         self.flights: dict[str, Flight] = {}
-        """By request id."""
+        """By request id; one that several requests wait for stands under each."""
         self.lost_tries: Counter[str] = Counter()
         """By request id: tries that an engine or the log failed."""
         self.placed = 0
         """Calls placed since the take-over, for seeds that differ."""
         self.warned = False
         """The operator was told that its sampling parameters mask its tokens."""
+        self.spending = Spending()
         self.ending = asyncio.Lock()
         """Held while its end is written."""
         self._history: History | None = None
 
     @property
+    def quirks(self) -> Quirks:
+        """What is special about the harness of the current attempt."""
+        start = self.session.starts.get(self.session.attempt)
+        return start.quirks if start else Quirks()
+
+    @property
     def history(self) -> History:
         """The index over the histories of its calls; built when first needed."""
         if self._history is None:
-            start = self.session.starts.get(self.session.attempt)
-            self._history = History(self.session.forest, start.quirks if start else Quirks(), self.session.attempt)
+            self._history = History(self.session.forest, self.quirks, self.session.attempt)
+            for call in self.session.forest.calls.values():
+                call.forget_messages()
         return self._history
 
     def index(self, call_id: str) -> None:
-        """Take a committed call into the index."""
-        if self._history is not None and (call := self.session.forest.calls.get(call_id)) is not None:
-            self._history.add(call)
+        """Take a committed call into the index. Its texts are in the log; here only what recognises them is kept."""
+        if (call := self.session.forest.calls.get(call_id)) is not None:
+            self.history.add(call)
+            call.forget_messages()
+
+    def others(self, flight: Flight) -> int:
+        """Return how many other calls in flight are within the budgets."""
+        return len({id(one) for one in self.flights.values() if one.counted} - {id(flight)})
+
+    def land(self, flight: Flight) -> None:
+        """Take an ended flight out. One that was cancelled before it began, or without a word, is told to the relay alone."""
+        for request_id in flight.requests:
+            self.flights.pop(request_id, None)
+        if not flight.ended and not flight.broken:
+            flight.put(LOST)
 
     def new_attempt(self) -> None:
         """Another attempt may have other quirks: build the index anew."""

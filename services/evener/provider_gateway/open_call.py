@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -11,22 +12,27 @@ from msgspec import Struct
 
 from evener.blobs.port import BlobError
 from evener.bus.port import BusError
-from evener.dialects.canonical import RequestError
+from evener.dialects.canonical import RequestError, Streamed
 from evener.engines.answers import join, partial
 from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineUnreachable, GenerateRequest
 from evener.proto.arrays import pack_float32, pack_int32
+from evener.proto.blobs import BlobRef
+from evener.proto.codec import AnyEvent
 from evener.proto.ends import CallFailure, LeftOut
-from evener.proto.ids import answer_identity
-from evener.proto.sessions import CallClosed, CallFailed, CallOpened, Choice, FinishReason, MaskRange
-from evener.proto.spec import SessionSpec, Target
-from evener.provider_gateway.asked import LOST, Asked, Failure, answer_of, overloaded, refuse
-from evener.provider_gateway.core import STOP_STATUS, body_digest, exact, seed_of
+from evener.proto.ids import answer_identity, answer_key
+from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, Choice, Fidelity, FinishReason, MaskRange
+from evener.proto.spec import SessionSpec, Streaming, Target
+from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
+from evener.provider_gateway.core import STOP_STATUS, exact, seed_of
 from evener.provider_gateway.engines import Pooled
-from evener.provider_gateway.live import Flight, Live
+from evener.provider_gateway.live import LOST, Done, Flight, Live
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.policies import Policy
 from evener.service.faults import point
-from evener.tokens.place import Placed
+from evener.tokens.place import Placed, settle
+
+STREAMING_PAUSES: Final = 20
+"""Reading an answer for `live` takes at most this share of the time: one part in twenty."""
 
 log = structlog.get_logger()
 
@@ -39,8 +45,11 @@ class Way(Struct, frozen=True, kw_only=True, eq=False):
     placed: Placed
     call_id: str
     number: int
-    """Of the call in its session since the take-over: calls at once have seeds of their own."""
+    """Calls of the session and placings since the take-over: calls at once have seeds of their own."""
     try_number: int
+    retry_of: str | None
+    images: tuple[BlobRef, ...]
+    """Of the messages to record."""
     opened_at: float
 
 
@@ -54,10 +63,15 @@ class OpenCall:
         self.way = way
         self.pooled = pooled
         self.opened = opening(live, asked, way, pooled.joined.engine_id)
+        self.streaming = asked.request.stream and self.spec.streaming is Streaming.LIVE
         self._waited_seconds = waited_seconds
         """For the engine: not the agent's time."""
         self._owner = owner
         self._chunks: list[list[Chunk]] = [[] for _ in range(asked.request.n)]
+        self._to_stream: asyncio.TimerHandle | None = None
+        self._streamed_at = self._streaming_seconds = 0.0
+        self._version = -1
+        """Of all tokens, where the engine does not report it with each: the same before and after, else unknown."""
         self._first_token_at: float | None = None
         self._engine_began = time.time()
 
@@ -68,35 +82,39 @@ class OpenCall:
 
     async def sample(self, max_tokens: int) -> None:
         """Sample all choices. Raises Failure."""
+        if self.streaming:  # a call that was seen in part and lost must be visible
+            await self._owner.commit(self.live, [self.opened])
         self._engine_began = time.time()
         try:
             async with asyncio.TaskGroup() as tasks:
                 gone = tasks.create_task(self.pooled.until_gone())
-                await asyncio.wait([tasks.create_task(self._sample_choice(index, max_tokens)) for index in range(self.asked.request.n)])
+                sampling = tasks.create_task(self._sample_choices(max_tokens))
+                await asyncio.wait([sampling])
                 gone.cancel()
         except* ContextOverflow as group:
-            error = RequestError(str(group.exceptions[0].args[0]), field="messages", kind="context_length_exceeded")
+            error = RequestError(_first(group).args[0], field="messages", kind="context_length_exceeded")
             raise Failure(CallFailure.CONTEXT_OVERFLOW, error) from group
         except* EngineUnreachable as group:
-            raise Failure(CallFailure.ENGINE_UNREACHABLE, overloaded("the engine does not answer"), str(group.exceptions[0])) from group
+            raise Failure(CallFailure.ENGINE_UNREACHABLE, overloaded("the engine does not answer"), str(_first(group))) from group
         except* EngineError as group:
-            raise Failure(CallFailure.ENGINE_ERROR, overloaded("the engine failed"), str(group.exceptions[0])) from group
+            raise Failure(CallFailure.ENGINE_ERROR, overloaded("the engine failed"), str(_first(group))) from group
 
     async def close(self) -> None:
         """Commit the call with what it sampled, then let the answer go."""
         closed = self._closed(aborted=False)
-        await self._owner.commit(self.live, [self.opened, closed])
+        await self._owner.commit(self.live, [*self._unsaid(), closed])
         await point("gateway.committed")
-        self.flight.put(answer_of(self.asked, self.opened, closed, recorded=False))
+        self.flight.put(Done(opened=self.opened, closed=closed, streamed=self.flight.streamed))
 
     async def abort(self) -> None:
         """The harness or its session is gone: record what was sampled as aborted, or that there was nothing."""
-        if self.opened.call_id in self.live.session.forest.calls or self.live.session.sealed is not None:
+        known = self.live.session.forest.calls.get(self.opened.call_id)
+        if (known is not None and known.ended) or self.live.session.sealed is not None:
             return
         sampled = any(len(chunk.ids) for chunks in self._chunks for chunk in chunks)
         ended = self._closed(aborted=True) if sampled else self._failed(CallFailure.CANCELLED, "the harness left", STOP_STATUS)
         try:
-            await self._owner.commit(self.live, [self.opened, ended])
+            await self._owner.commit(self.live, [*self._unsaid(), ended])
         except (BusError, BlobError) as error:
             log.error("abort_not_committed", session_id=self.opened.session_id, error=str(error))
 
@@ -104,10 +122,26 @@ class OpenCall:
         """Record a failure where the log takes it, and tell the harness in its dialect, or (`again`) the relay alone."""
         failed = self._failed(failure.reason, failure.detail, failure.error.status)
         try:
-            await self._owner.commit(self.live, [self.opened, failed])
+            await self._owner.commit(self.live, [*self._unsaid(), failed])
         except (BusError, BlobError) as error:
             log.error("failure_not_committed", session_id=self.opened.session_id, error=str(error))
         self.flight.put(LOST if again else refuse(self.asked, failure.error, admitted=self.flight.admitted))
+
+    def _unsaid(self) -> list[AnyEvent]:
+        """Return the opening, unless it was committed before."""
+        return [] if self.opened.call_id in self.live.session.forest.calls else [self.opened]
+
+    async def _sample_choices(self, max_tokens: int) -> None:
+        facts = self.pooled.facts
+        before = None if facts.reports_versions else await self.pooled.engine.facts()
+        async with asyncio.TaskGroup() as choices:
+            for index in range(self.asked.request.n):
+                choices.create_task(self._sample_choice(index, max_tokens))
+        if any(chunks[-1].finish_reason is FinishReason.ABORTED for chunks in self._chunks):
+            msg = f"engine {self.pooled.joined.engine_id} broke its answer off"
+            raise EngineUnreachable(msg)
+        if before is not None and (await self.pooled.engine.facts()).version == before.version:
+            self._version = before.version
 
     async def _sample_choice(self, index: int, max_tokens: int) -> None:
         session, way = self.live.session, self.way
@@ -118,11 +152,37 @@ class OpenCall:
             max_tokens=max_tokens,
             stop_ids=way.policy.renderer.stop_ids,
             session=session.session_id,
+            messages=tuple(way.placed.said) if self.pooled.facts.renders else None,
+            tools=self.asked.request.tools if self.pooled.facts.renders else (),
+            images={image.digest: (image.media_type, image.data) for image in self.asked.request.images},
         )
         async for chunk in self.pooled.engine.generate(request):
             if self._first_token_at is None and len(chunk.ids):
                 self._first_token_at = time.time()
             self._chunks[index].append(chunk)
+            if self.streaming and index == 0 and len(chunk.ids):
+                self._stream_soon()
+
+    def _stream_soon(self) -> None:
+        """Stream what there is now; where reading a long answer again and again would cost too much, a little later."""
+        if self._to_stream is None:
+            loop = asyncio.get_running_loop()
+            wait = self._streamed_at + STREAMING_PAUSES * self._streaming_seconds - loop.time()
+            if wait <= 0:
+                self._stream()
+            else:
+                self._to_stream = loop.call_later(wait, self._stream)
+
+    def _stream(self) -> None:
+        """Let leave what no later token can change."""
+        loop = asyncio.get_running_loop()
+        self._to_stream, began = None, loop.time()
+        if not self.flight.ended and not self.flight.broken:
+            ids = np.concatenate([chunk.ids for chunk in self._chunks[0]])
+            reasoning, text = self.way.policy.renderer.certain(ids)
+            self.flight.stream(answer_key(self.opened.call_id, 0), Streamed(reasoning=reasoning, text=text))
+        self._streamed_at = loop.time()
+        self._streaming_seconds = self._streamed_at - began
 
     def _failed(self, reason: CallFailure, detail: str, status: int) -> CallFailed:
         return failing(self.opened, reason, detail, status)
@@ -130,6 +190,8 @@ class OpenCall:
     def _closed(self, *, aborted: bool) -> CallClosed:
         opened, now = self.opened, time.time()
         answer_id, created = answer_identity(opened.request_id)
+        settled = self._settled(aborted=aborted)
+        moved = settled is not None and settled is not self.way.placed
         cached = [chunk.cached_tokens for chunks in self._chunks for chunk in chunks if chunk.cached_tokens is not None]
         return CallClosed(
             session_id=opened.session_id,
@@ -137,6 +199,10 @@ class OpenCall:
             call_id=opened.call_id,
             request_id=opened.request_id,
             choices=tuple(self._choice(index, chunks, aborted=aborted) for index, chunks in enumerate(self._chunks)),
+            fidelity=Fidelity.FED if settled is None else Fidelity.MATCHED,
+            placement=settled.placement if settled is not None and moved else None,
+            given_ids=pack_int32(settled.given) if settled is not None and moved else None,
+            prompt_tokens=len(settled.context) if settled is not None and moved else None,
             answer_id=answer_id,
             answer_created=created,
             cached_tokens=max(cached) if cached else None,
@@ -146,20 +212,36 @@ class OpenCall:
             closed_at=now,
         )
 
+    def _settled(self, *, aborted: bool) -> Placed | None:
+        """Return the final placement by the prompt ids that the engine reported. None: it was fed ours."""
+        reported = [chunk.prompt_ids for chunks in self._chunks for chunk in chunks[:1] if chunk.prompt_ids is not None]
+        if not reported:
+            return None
+        if not aborted and any(not np.array_equal(one, reported[0]) for one in reported):  # each answer would hang elsewhere
+            raise Failure(CallFailure.ENGINE_ERROR, overloaded("the engine failed"), "its answers to one call have different prompts")
+        return settle(self.live.session.forest, self.way.placed, reported[0])
+
     def _choice(self, index: int, chunks: Sequence[Chunk], *, aborted: bool) -> Choice:
         pooled, renderer = self.pooled, self.way.policy.renderer
         whole = partial(chunks) if aborted else join(chunks)
         ids = whole.ids
-        versions = whole.versions if pooled.facts.reports_versions else np.full(len(ids), pooled.facts.version, np.int32)
-        masked = () if exact(pooled.rule, self.opened.sampling) else (MaskRange(start=0, end=len(ids), reason=LeftOut.CONSTRAINED),)
+        versions = whole.versions if pooled.facts.reports_versions else np.full(len(ids), self._version, np.int32)
+        why = LeftOut.IMAGE if self.asked.request.images else None if exact(pooled.rule, self.opened.sampling) else LeftOut.CONSTRAINED
         return Choice(
             sampled_ids=pack_int32(ids),
             logprobs=pack_float32(whole.logprobs),
             versions=pack_int32(versions),
             finish_reason=FinishReason.ABORTED if aborted else whole.finish_reason or FinishReason.ABORTED,
-            message=msgspec.json.encode(renderer.parse(ids, call_id=self.opened.call_id, choice=index)),
-            masked=masked,
+            message=msgspec.json.encode(renderer.parse(ids, call_id=self.opened.call_id, choice=index, tools=self.asked.request.tools)),
+            masked=() if why is None else (MaskRange(start=0, end=len(ids), reason=why),),
+            reasoning_tokens=renderer.reasoning_length(ids),
         )
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error in nested groups."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
@@ -188,9 +270,12 @@ def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
         options=way.policy.config.options,
         sampling=start.spec.sampling,
         wishes=msgspec.json.encode(dict(request.wishes)),
+        cuts=placed.cuts,
+        retry_of=way.retry_of,
+        images=way.images,
         streamed=request.stream,
         n=request.n,
-        body_digest=body_digest(request),
+        body_digest=asked.body_digest,
         opened_at=way.opened_at,
     )
 
@@ -206,4 +291,11 @@ def failing(opened: CallOpened, reason: CallFailure, detail: str, status: int) -
         detail=detail,
         status=status,
         failed_at=time.time(),
+    )
+
+
+def undelivered(opened: CallOpened, request_id: str) -> CallUndelivered:
+    """Return the record that a request's harness left before it had the answer, now."""
+    return CallUndelivered(
+        session_id=opened.session_id, attempt=opened.attempt, call_id=opened.call_id, request_id=request_id, undelivered_at=time.time()
     )

@@ -19,6 +19,7 @@ from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
+    CallDelivered,
     CallFailed,
     CallOpened,
     CallUndelivered,
@@ -34,13 +35,14 @@ from evener.provider_gateway.live import Live
 from evener.service.events import EventLog, header
 from evener.service.faults import point
 from evener.service.telemetry import Metrics
+from evener.tokens.doubts import fingerprints
 from evener.tokens.mark import LowWater
 from evener.tokens.rows import Cut, cut, digest
 from evener.tokens.session import Session, verdict
 
 GROUP: Final = "provider-gateway"
 """Consumer group: divides the partitions, and holds each one's low-water mark."""
-OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, AttemptEnded, SessionSealed)
+OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
 """Written by the owner alone, and folded when committed; the tail skips them."""
 CALL_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered)
 
@@ -172,7 +174,7 @@ class Owner:
             )
             log.info("attempt_ended", session_id=session.session_id, attempt=session.attempt, end=end)
             return
-        made = self._cut(session, end)
+        made, prints = self._cut(session, end)
         seal = SessionSealed(
             session_id=session.session_id,
             attempt=session.attempt,
@@ -182,6 +184,8 @@ class Owner:
             calls=sum(call.closed is not None for call in session.forest.calls.values()),
             sampled_tokens=session.sampled_tokens(),
             sealed_at=now,
+            fingerprints=prints,
+            spec=session.spec,
         )
         before = self._next
         mark = self._water.mark(before, now, without=session.session_id)
@@ -192,13 +196,16 @@ class Owner:
         self._forget(session.session_id, before, now)
         log.info("session_sealed", session_id=session.session_id, end=end, calls=seal.calls, sampled=seal.sampled_tokens)
 
-    def _cut(self, session: Session, end: End) -> Cut:
-        """Cut the rows for the seal. A session that cannot be cut is sealed all the same, without rows: others must go on."""
+    def _cut(self, session: Session, end: End) -> tuple[Cut, bytes]:
+        """Cut the rows for the seal, and take the fingerprints.
+
+        A session that cannot be cut is sealed all the same, without rows: others must go on.
+        """
         try:
-            return cut(session, end)
+            return cut(session, end), b"".join(fingerprints(session.forest, session.attempt, end).values())
         except Exception:  # the one place where a session's damage is caught
             log.exception("rows_not_cut", session_id=session.session_id)
-            return Cut(rows=(), branches=(), accounting=Accounting())
+            return Cut(rows=(), branches=(), fates={}, accounting=Accounting()), b""
 
     def _forget(self, session_id: str, offset: int, at: float) -> None:
         self.lives.pop(session_id, None)
@@ -206,7 +213,7 @@ class Owner:
 
     async def _fold(self, record: Record, *, replay: bool) -> None:
         self._next = record.offset + 1
-        session_id = (header(record, HEADER_SESSION) or b"").decode() or record.key
+        session_id = (header(record, HEADER_SESSION) or b"").decode(errors="replace") or record.key
         if self._water.is_sealed(session_id):
             return
         try:

@@ -30,7 +30,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
     pool = EnginePool(parts.bus, events, renderers, queue=config.queue, required=config.required_engine)
     measured = metrics(parts.registry)
     owners = Owners(parts.bus, EventLog(parts.bus, parts.blobs), measured, instance_id)
-    calls = Calls(pool, policies, measured, lonely_seconds=config.lonely_seconds)
+    calls = Calls(pool, policies, parts.blobs, measured, lonely_seconds=config.lonely_seconds)
     endpoints = Endpoints(parts.bus, owners, calls, policies, parts.secrets, known_seconds=config.known_seconds)
     stopping = asyncio.Event()
 

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from evener.dialects.canonical import Dialect, RequestError
+from evener.dialects.canonical import Dialect, Head, RequestError
 from evener.proto.ids import answer_identity
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
 from evener.sandbox_runner.clock import CallWait
@@ -30,13 +30,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_bytes: int
 
 
-class Wish(Struct, frozen=True):
-    """All that the relay reads of a body."""
-
-    stream: bool = False
-    model: str = ""
-
-
 class _Error(Struct, frozen=True):
     message: str = ""
 
@@ -45,16 +38,7 @@ class _ErrorBody(Struct, frozen=True):
     error: _Error = _Error()
 
 
-_wishes: Final = msgspec.json.Decoder(Wish)
 _errors: Final = msgspec.json.Decoder(_ErrorBody)
-
-
-def wish_of(body: bytes) -> Wish:
-    """Return whether a stream is asked for, and of which model. What cannot be read the gateway will refuse."""
-    try:
-        return _wishes.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return Wish()
 
 
 class Exchange:
@@ -74,10 +58,11 @@ class Exchange:
         self._client = client
         self._wait = wait
         self._limits = limits
-        self._wish = wish_of(call.body)
-        self._identity = (*answer_identity(call.request_id), self._wish.model)
+        self._wish = dialect.wish(call.path, call.body)
         self._stream: web.StreamResponse | None = None
         """Open: the headers are out."""
+        self._began = False
+        """The harness has seen a part of the answer (`live`): another sampling would contradict it."""
 
     async def run(self) -> web.StreamResponse:
         """Answer the request. Raises ConnectionError when the harness is gone."""
@@ -104,14 +89,17 @@ class Exchange:
                     case Admitted():
                         self._wait.end()
                         admission.reschedule(None)
-                        await self._open(stack)
+                        await self._open(frame.prompt_tokens, stack)
                     case Waiting():
                         self._wait.take_out(frame.seconds)
+                    case Lost() if self._began:
+                        return self._refused(HTTPStatus.BAD_GATEWAY, "the answer was lost half-way", "server_error")
                     case Lost():
                         self.sent_again += 1
                         self._wait.begin()
-                    case Delta() if (stream := await self._open(stack)) is not None:
-                        await stream.write(frame.body)
+                    case Delta() if self._stream is not None:
+                        self._began = True
+                        await self._stream.write(frame.body)
                     case Answer():
                         return frame
                     case _:
@@ -119,21 +107,22 @@ class Exchange:
         msg = "frames end with an answer"
         raise RuntimeError(msg)
 
-    async def _open(self, stack: AsyncExitStack | None = None) -> web.StreamResponse | None:
-        """Send headers and prologue of a streamed answer, once; keep the harness waiting until the stack closes. None: not streamed."""
-        if self._stream is None and self._wish.stream:
-            headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            self._stream = web.StreamResponse(headers=headers)
-            await self._stream.prepare(self._request)
-            self._call.started = True
-            await self._stream.write(self._dialect.prologue(*self._identity))
-            if stack is not None:
-                keeping = asyncio.create_task(self._keep_alive(self._stream))
-                stack.push_async_callback(_stop, keeping)
-        return self._stream
+    async def _open(self, prompt_tokens: int, stack: AsyncExitStack) -> None:
+        """Send headers and prologue of a streamed answer, once; keep the harness waiting until the stack closes."""
+        if self._stream is not None or not self._wish.stream:
+            return
+        answer_id, created = answer_identity(self._call.request_id)
+        head = Head(answer_id=answer_id, created=created, model=self._wish.model, prompt_tokens=prompt_tokens)
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        self._stream = web.StreamResponse(headers=headers)
+        await self._stream.prepare(self._request)
+        self._call.started = True
+        await self._stream.write(self._dialect.prologue(head))
+        keeping = asyncio.create_task(self._keep_alive(self._stream, head))
+        stack.push_async_callback(_stop, keeping)
 
-    async def _keep_alive(self, stream: web.StreamResponse) -> None:
-        event = self._dialect.keep_alive(*self._identity)
+    async def _keep_alive(self, stream: web.StreamResponse, head: Head) -> None:
+        event = self._dialect.keep_alive(head)
         with suppress(ConnectionError):  # the handler of a harness that is gone is cancelled
             while True:
                 await asyncio.sleep(self._limits.keep_alive_seconds)
@@ -141,8 +130,7 @@ class Exchange:
 
     async def _deliver(self, answer: Answer) -> web.StreamResponse:
         is_error_body = answer.status >= HTTPStatus.BAD_REQUEST and answer.body[:1] in {b"{", b""}
-        stream = self._stream if is_error_body else await self._open()
-        if stream is not None:
+        if (stream := self._stream) is not None:
             await stream.write(self._late(answer) if is_error_body else answer.body)
             await stream.write_eof()
             return stream

@@ -15,6 +15,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from evener.dialects.canonical import Dialect, RequestError
+from evener.dialects.models import models_answer
 from evener.dialects.registry import dialect_for
 from evener.proto.ends import CallFailure
 from evener.proto.ids import new_request_id
@@ -109,7 +110,7 @@ class Relay:
         path = PREFIX.sub("", request.path_qs)
         dialect = dialect_for(path) if request.method == "POST" else None
         if dialect is None:
-            return self._other(request.method, path.partition("?")[0])
+            return self._other(request, path.partition("?")[0])
         if not self._knows(request):
             return _error(dialect, HTTPStatus.UNAUTHORIZED, "this key opens no session here", "authentication_error")
         try:
@@ -154,17 +155,23 @@ class Relay:
 
     def _knows(self, request: web.Request) -> bool:
         given = [request.headers.get(name, "").removeprefix("Bearer ").strip() for name in KEY_HEADERS]
-        return any(hmac.compare_digest(key.encode(), self._opening.nonce.encode()) for key in given)
+        return any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given)
 
-    def _other(self, method: str, path: str) -> web.Response:
-        """Answer what is no model call: the list of models, a sign of life, or nothing."""
-        if method in {"GET", "HEAD"} and path.rstrip("/").endswith("/models"):
-            models = [{"id": name, "object": "model", "created": 0, "owned_by": "evener"} for name in self._opening.models]
-            return _json(HTTPStatus.OK, {"object": "list", "data": models})
-        if method == "HEAD" and path == "/api/hello":
+    def _other(self, request: web.Request, path: str) -> web.Response:
+        """Answer what is no model call: which models there are, a sign of life, or that it is not served."""
+        if request.method in {"GET", "HEAD"}:
+            if (models := models_answer(path, request.headers, self._opening.models)) is not None:
+                return web.Response(body=models, content_type=JSON)
+            if request.headers.get("upgrade", "").lower() == "websocket":  # its client falls back to POST at once
+                return _json(HTTPStatus.UPGRADE_REQUIRED, _not_served("websockets are not served; POST instead"))
+        if request.method == "HEAD" and path == "/api/hello":
             return web.Response()
-        message = f"{method} {path} is not served; POST /v1/chat/completions is"
-        return _json(HTTPStatus.NOT_FOUND, {"error": {"message": message, "type": "not_found_error", "code": None}})
+        message = f"{request.method} {path} is not served; POST /v1/chat/completions, /v1/responses, /v1/messages and Google's are"
+        return _json(HTTPStatus.NOT_FOUND, _not_served(message))
+
+
+def _not_served(message: str) -> dict[str, object]:
+    return {"error": {"message": message, "type": "not_found_error", "code": None}}
 
 
 def _json(status: HTTPStatus, body: object) -> web.Response:

@@ -1,6 +1,7 @@
 """The gateway's decisions, walked one by one."""
 
 import pytest
+from msgspec import Struct
 from tests.unit.tokens.toy import World, user
 
 from evener.dialects.canonical import CanonicalRequest, RequestError
@@ -25,17 +26,79 @@ from evener.provider_gateway.core import (
 )
 
 
+class Asked(Struct, frozen=True):
+    """A request, as far as deciding looks at it."""
+
+    request_id: str
+    body_digest: str = ""
+    marked_retry: bool = False
+
+
+class Flying(Struct):
+    """A call in flight, as far as deciding looks at it."""
+
+    body_digest: str
+    listened: bool = True
+
+
 def test_resend_is_answered_from_the_record_joined_or_tried_again() -> None:
     """One request id: closed, in flight, lost with its gateway, aborted."""
     world = World()
     world.ask([user("a")], "b")
-    assert isinstance(decide(world.session, "r1", in_flight=False), FromRecord)
-    assert isinstance(decide(world.session, "r9", in_flight=True), Join)
-    assert decide(world.session, "r9", in_flight=False) == Sample(1)
+    assert isinstance(decide(world.session, Asked("r1"), {}), FromRecord)
+    assert decide(world.session, Asked("r9"), {"r9": Flying("")}) == Join("r9")
+    assert decide(world.session, Asked("r9"), {}) == Sample(1)
     world.fail(world.open([user("b")])[1], CallFailure.OWNER_LOST)
-    assert decide(world.session, "r2", in_flight=False) == Sample(2)
+    assert decide(world.session, Asked("r2"), {}) == Sample(2)
     world.ask([user("c")], "half", finish=FinishReason.ABORTED)
-    assert decide(world.session, "r3", in_flight=False) == Sample(2)
+    assert decide(world.session, Asked("r3"), {}) == Sample(2)
+
+
+def test_equal_request_is_a_new_sample_unless_it_is_a_retry() -> None:
+    """Voting harnesses ask the same twice and want two answers."""
+    world = World()
+    world.ask([user("a")], "b")
+    equal = world.session.forest.calls["c1"].opened.body_digest
+    assert decide(world.session, Asked("r2", equal), {}) == Sample(1)
+    assert decide(world.session, Asked("r2", equal), {"r7": Flying(equal)}) == Sample(1)
+    marked = decide(world.session, Asked("r2", equal, marked_retry=True), {})
+    assert isinstance(marked, FromRecord)
+    assert marked.call.call_id == "c1"
+    assert decide(world.session, Asked("r2", equal, marked_retry=True), {"r7": Flying(equal)}) == Join("r7")
+
+
+def test_equal_request_gets_the_answer_that_nobody_received() -> None:
+    """Its twin's connection is gone: a retry without a mark. Once received, the next equal request is a new sample."""
+    world = World()
+    world.ask([user("a")], "b")
+    equal = world.session.forest.calls["c1"].opened.body_digest
+    world.undeliver("c1")
+    assert isinstance(decide(world.session, Asked("r2", equal), {}), FromRecord)
+    world.deliver("c1", "r2")
+    assert decide(world.session, Asked("r3", equal), {}) == Sample(1)
+    assert isinstance(decide(world.session, Asked("r2", equal), {}), FromRecord)
+
+
+def test_equal_request_joins_a_call_that_nobody_waits_for() -> None:
+    world = World()
+    assert decide(world.session, Asked("r2", "d"), {"r1": Flying("d", listened=False)}) == Join("r1")
+
+
+def test_marked_retry_of_a_lost_call_supersedes_it() -> None:
+    """What its twin sampled before it was lost is not trained."""
+    world = World()
+    opened = world.open([user("a")])[1]
+    world.fail(opened, CallFailure.ENGINE_ERROR)
+    assert decide(world.session, Asked("r2", opened.body_digest, marked_retry=True), {}) == Sample(1, retry_of=opened.call_id)
+    assert decide(world.session, Asked("r2", opened.body_digest), {}) == Sample(1)
+
+
+def test_another_attempt_has_no_twins() -> None:
+    world = World()
+    world.ask([user("a")], "b")
+    equal = world.session.forest.calls["c1"].opened.body_digest
+    world.start(2)
+    assert decide(world.session, Asked("r2", equal, marked_retry=True), {}) == Sample(1)
 
 
 def test_calls_under_an_old_start_or_after_the_end_are_refused() -> None:
@@ -94,19 +157,11 @@ def test_looping_is_the_same_call_with_the_same_result_in_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "wish", "budget", "expected"),
-    [
-        (None, None, None, 100),
-        (None, 50, None, 50),
-        (20, 50, None, 20),
-        (None, 32000, None, 100),
-        (300, None, None, 100),
-        (None, None, 60, 10),
-    ],
+    ("limit", "wish", "expected"), [(None, None, 100), (None, 30, 30), (20, 30, 20), (None, 32_000, 100), (500, 1, 100)]
 )
-def test_answer_length_is_lowered_never_refused(limit: int | None, wish: int | None, budget: int | None, expected: int) -> None:
-    """100 tokens of room, 50 sampled already."""
-    assert answer_tokens(Sampling(max_tokens=limit), wish, Budgets(tokens=budget), sampled=50, room=100, choices=1) == expected
+def test_answer_is_limited_by_the_run_else_by_the_wish_and_always_by_the_room(limit: int | None, wish: int | None, expected: int) -> None:
+    """A wish beyond the context is lowered, not refused."""
+    assert answer_tokens(Sampling(max_tokens=limit), wish, 100) == expected
 
 
 def test_logprobs_are_trusted_only_for_settings_that_the_check_proved() -> None:

@@ -1,0 +1,58 @@
+"""From a call to the frames of one request's answer: each request that waits for a call gets it in its own words."""
+
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import aclosing
+
+from evener.proto.relay import Admitted, Answer, AnyFrame
+from evener.proto.sessions import CallDelivered, CallOpened
+from evener.provider_gateway.asked import Asked, answer_of, delta_of
+from evener.provider_gateway.live import Done, Flight, Live, Piece
+from evener.provider_gateway.owner import Owner
+from evener.tokens.forest import Call
+
+
+async def flight_frames(owner: Owner, live: Live, flight: Flight, asked: Asked) -> AsyncIterator[AnyFrame]:
+    """Yield the frames of a call in flight."""
+    prompt_tokens = 0
+    async with aclosing(flight.steps()) as steps:
+        async for step in steps:
+            match step:
+                case Admitted():
+                    prompt_tokens = step.prompt_tokens
+                    yield step
+                case Piece() if asked.request.stream:
+                    yield delta_of(asked, prompt_tokens, flight, step)
+                case Done() if await _deliver(owner, live, step.opened, asked, left=flight.left):
+                    yield answer_of(asked, step, recorded=False)
+                case Answer():
+                    yield step
+                case _:
+                    pass
+
+
+async def recorded_frames(owner: Owner, live: Live, call: Call, asked: Asked) -> AsyncIterator[AnyFrame]:
+    """Yield the frames of a call that was answered before."""
+    if call.closed is not None and await _deliver(owner, live, call.opened, asked):
+        yield Admitted(prompt_tokens=call.opened.prompt_tokens)
+        yield answer_of(asked, Done(opened=call.opened, closed=call.closed), recorded=True)
+
+
+async def _deliver(owner: Owner, live: Live, opened: CallOpened, asked: Asked, *, left: Collection[str] = ()) -> bool:
+    """Record that a transport retry gets a call's answer, before it does. Returns False where it left or the session ended meanwhile."""
+    if asked.request_id == opened.request_id or asked.request_id in live.session.forest.calls[opened.call_id].requests:
+        return True
+    if asked.request_id in left:
+        return False
+    async with live.ending:  # not between the rows of a seal and the seal
+        if live.session.sealed is not None:
+            return False
+        delivered = CallDelivered(
+            session_id=opened.session_id,
+            attempt=opened.attempt,
+            call_id=opened.call_id,
+            request_id=asked.request_id,
+            delivered_at=time.time(),
+        )
+        await owner.commit(live, [delivered])
+    return True

@@ -1,0 +1,88 @@
+"""From a harness's request to the place where its call hangs, and who is to answer it."""
+
+import time
+from collections.abc import Mapping
+
+from evener.blobs.port import Blobs
+from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
+from evener.proto.blobs import BlobRef
+from evener.proto.ids import new_call_id
+from evener.proto.spec import Target
+from evener.provider_gateway.asked import Asked
+from evener.provider_gateway.core import STOP_STATUS, Sample, target_of, unsupported
+from evener.provider_gateway.live import Live
+from evener.provider_gateway.open_call import Way
+from evener.provider_gateway.policies import Policy
+from evener.templates.port import TemplateError
+from evener.tokens.place import Placed, nowhere, place
+
+
+class Placing:
+    """Places the calls of all sessions. Raises RequestError for what cannot be served."""
+
+    def __init__(self, policies: Mapping[str, Policy], blobs: Blobs) -> None:
+        self._policies = policies
+        self._blobs = blobs
+
+    async def place(self, live: Live, asked: Asked, sample: Sample) -> Way:
+        """Return where a call goes and hangs; images that are new are stored by then."""
+        target, policy = self._aim(live, asked)
+        placed = self._placed(live, asked, policy)
+        return self._way(live, sample, target, policy, placed, images=await self._keep_images(asked.request, placed))
+
+    def count(self, live: Live, asked: Asked) -> int:
+        """Return how many tokens the prompt has."""
+        _, policy = self._aim(live, asked)
+        return len(self._placed(live, asked, policy).context)
+
+    def nowhere(self, live: Live, asked: Asked, sample: Sample) -> Way:
+        """Return the place of a call that could not be placed, for the record of its failure."""
+        target, policy = self._aim(live, asked)
+        return self._way(live, sample, target, policy, nowhere())
+
+    def _aim(self, live: Live, asked: Asked) -> tuple[Target, Policy]:
+        spec = live.session.starts[live.session.attempt].spec
+        target = target_of(spec, asked.request.model)
+        policy = self._policies.get(target.policy or spec.policy)
+        if policy is None:
+            msg = f"policy {target.policy or spec.policy!r} is not known to this gateway"
+            raise RequestError(msg, field="model", status=STOP_STATUS)
+        if (error := unsupported(asked.request, vision=policy.config.vision)) is not None:
+            raise error
+        return target, policy
+
+    def _placed(self, live: Live, asked: Asked, policy: Policy) -> Placed:
+        request = asked.request
+        try:
+            return place(
+                live.session.forest,
+                live.history,
+                request.messages,
+                request.tools,
+                renderer=policy.renderer,
+                options=policy.config.options,
+                quirks=live.quirks,
+                digests=request.digests,
+                sub_agent=asked.sub_agent,
+            )
+        except TemplateError as cause:
+            raise RequestError(str(cause.args[0]), field="messages", status=STOP_STATUS) from cause
+
+    def _way(self, live: Live, sample: Sample, target: Target, policy: Policy, placed: Placed, *, images: tuple[BlobRef, ...] = ()) -> Way:
+        live.placed += 1
+        return Way(
+            target=target,
+            policy=policy,
+            placed=placed,
+            call_id=new_call_id(),
+            number=len(live.session.forest.calls) + live.placed,
+            try_number=sample.try_number,
+            retry_of=sample.retry_of,
+            images=images,
+            opened_at=time.time(),
+        )
+
+    async def _keep_images(self, request: CanonicalRequest, placed: Placed) -> tuple[BlobRef, ...]:
+        """Store the images of the messages that are recorded. Those before them are stored already."""
+        named = {part["digest"] for message in placed.messages for part in parts_of(message) if part["type"] == "image"}
+        return tuple([await self._blobs.put(image.data) for image in request.images if image.digest in named])

@@ -1,0 +1,84 @@
+"""An engine that renders the messages itself: what it reports decides where a call hangs, and `matched` says that we know it so."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.integration.gateway import Hand, gateway
+from tests.integration.test_gateway import TOOLS, rebuilt
+
+from evener.engines.scripted import Rule, Script, ToolCall, Wait
+from evener.proto.ends import LeftOut
+from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.sessions import BridgedBy, CallClosed, CallOpened, Fidelity, RootReason, SessionSealed
+from evener.proto.topics import Topic
+
+CANONICAL = ToolCall(name="run", arguments={"cmd": "ls"})
+ODD = ToolCall(name="run", arguments={"cmd": "ls"}, spelling="compact")
+SCRIPT = Script(
+    rules=(
+        Rule(match="<tool_response>", say="Done."),
+        Rule(match="plainly", tool_calls=(CANONICAL,)),
+        Rule(match="oddly", tool_calls=(ODD,)),
+        Rule(match="wait", say="one two three", wait=(Wait(before=2),)),
+    ),
+    default=Rule(say="Hello."),
+)
+
+
+@pytest.fixture
+async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+    """The same engine, asked on its chat path."""
+    async with gateway(tmp_path, SCRIPT) as opened:
+        await opened.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=time.time()))
+        joined = EngineJoined(engine_id="e2", kind="vllm_chat", url=opened.engine.url, policy="policy", joined_at=time.time())
+        await opened.events.send(Topic.FLEET, "e2", joined)
+        await asyncio.sleep(0.5)
+        yield opened
+
+
+async def two_turns(hand: Hand, how: str) -> None:
+    capability = await hand.start("s1")
+    messages: list[object] = [{"role": "user", "content": how}]
+    called = await hand.say(capability, messages, tools=TOOLS)
+    result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "x"}
+    await hand.say(capability, [*messages, called, result], tools=TOOLS)
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+
+
+async def test_prompt_that_extends_the_path_is_matched(hand: Hand) -> None:
+    """The engine renders the model's own spelling as it was sampled: one row."""
+    await two_turns(hand, "plainly")
+    (row,) = (await rebuilt(hand, "s1")).rows
+    assert row.fidelity is Fidelity.MATCHED
+    second = [event for event in await hand.log("s1") if isinstance(event, CallOpened)][1]
+    assert (second.placement.parent is None, second.placement.bridged_by) == (False, BridgedBy.TWO_RENDERS)
+
+
+async def test_prompt_with_other_ids_is_a_new_root_never_a_splice(hand: Hand) -> None:
+    """An oddly spelled call is rendered canonically by the engine: what it conditioned on is what is trained on."""
+    await two_turns(hand, "oddly")
+    trajectory = await rebuilt(hand, "s1")
+    assert [row.root for row in trajectory.rows] == [RootReason.FIRST, RootReason.IDS_DIFFER]
+    closed = [event for event in await hand.log("s1") if isinstance(event, CallClosed)]
+    assert closed[0].placement is None
+    assert closed[1].placement is not None
+    assert trajectory.accounting.left_out == {}
+
+
+async def test_tokens_of_unknown_version_are_kept_and_not_trained(hand: Hand) -> None:
+    """The weights changed while an engine sampled that does not say which token is whose."""
+    capability = await hand.start("s1")
+    asking = asyncio.create_task(hand.say(capability, [{"role": "user", "content": "wait"}], tools=TOOLS))
+    await hand.engine.waiting()
+    hand.engine.publish("step-1")
+    hand.engine.go()
+    await asking
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    trajectory = await rebuilt(hand, "s1")
+    assert trajectory.rows == ()
+    assert trajectory.accounting.left_out == {LeftOut.VERSION_UNKNOWN: trajectory.accounting.sampled}

@@ -1,0 +1,112 @@
+"""Streaming `live`, at the gateway: text leaves as it is sampled, what lets a harness act after the commit."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.gateway import Hand, gateway
+from tests.integration.test_gateway import rebuilt
+
+from evener.engines.scripted import Rule, Script, ToolCall
+from evener.proto.ids import new_request_id
+from evener.proto.relay import Admitted, Answer, AnyFrame, Delta
+from evener.proto.sessions import CallClosed, CallOpened, SessionSealed
+from evener.proto.spec import Streaming
+
+SCRIPT = Script(
+    rules=(
+        Rule(match="step by step", say="one two three four", wait="each"),
+        Rule(match="use the tool", say="I look.", tool_calls=(ToolCall(name="run", arguments={"cmd": "ls"}),), wait="each"),
+        Rule(match="break half-way", say="one two three four five six", fail="cut", after=3),
+    ),
+    default=Rule(say="Hello there."),
+)
+
+
+@pytest.fixture
+async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SCRIPT) as opened:
+        yield opened
+
+
+def body(text: str) -> dict[str, Any]:
+    return {"model": "m", "stream": True, "messages": [{"role": "user", "content": text}]}
+
+
+def texts(data: bytes) -> str:
+    """The text in some stream events."""
+    events = [json.loads(line.removeprefix(b"data: ")) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+
+
+async def test_each_token_waits_until_the_delta_of_the_one_before_was_received(hand: Hand) -> None:
+    """Proven by time: the engine goes on only when the client has the text."""
+    capability = await hand.start("s1", streaming=Streaming.LIVE)
+    frames: list[AnyFrame] = []
+    async for frame in hand.frames(capability, body("step by step")):
+        frames.append(frame)
+        if isinstance(frame, Admitted | Delta):
+            hand.engine.go()
+        if isinstance(frame, Delta):
+            log = await hand.log("s1")
+            assert any(isinstance(event, CallOpened) for event in log)
+            assert not any(isinstance(event, CallClosed) for event in log)
+    deltas = [frame for frame in frames if isinstance(frame, Delta)]
+    assert len(deltas) >= 3
+    assert isinstance(frames[-1], Answer)
+    assert texts(b"".join(frame.body for frame in deltas) + frames[-1].body) == "one two three four"
+
+
+async def test_tool_call_leaves_whole_and_after_the_commit(hand: Hand) -> None:
+    """What was streamed is the beginning of the text that the ids spell."""
+    capability = await hand.start("s1", streaming=Streaming.LIVE)
+    streamed = b""
+    async for frame in hand.frames(capability, body("use the tool")):
+        hand.engine.go(times=100)
+        if isinstance(frame, Delta):
+            assert b"tool_call" not in frame.body
+            streamed += frame.body
+    assert isinstance(frame, Answer)
+    assert b"tool_calls" in frame.body
+    assert texts(streamed + frame.body) == "I look."
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    assert (await rebuilt(hand, "s1")).accounting.delivered > 0
+
+
+async def test_answer_that_is_lost_half_way_is_told_not_sampled_again(hand: Hand) -> None:
+    """The harness has seen a part of it: another sampling would contradict that."""
+    capability = await hand.start("s1", streaming=Streaming.LIVE)
+    frames = [frame async for frame in hand.frames(capability, body("break half-way"))]
+    assert any(isinstance(frame, Delta) for frame in frames)
+    assert isinstance(frames[-1], Answer)
+    assert frames[-1].body.startswith(b'data: {"error"')
+
+
+async def test_resend_of_an_answered_call_has_the_whole_answer(hand: Hand) -> None:
+    """The record knows nothing of what had left before."""
+    capability = await hand.start("s1", streaming=Streaming.LIVE)
+    request_id = new_request_id()
+    first = [frame async for frame in hand.frames(capability, body("hi"), request_id)]
+    again = [frame async for frame in hand.frames(capability, body("hi"), request_id)]
+    assert texts(b"".join(frame.body for frame in first if isinstance(frame, Delta | Answer))) == "Hello there."
+    assert isinstance(again[-1], Answer)
+    assert texts(again[-1].body) == "Hello there."
+
+
+async def test_harness_that_leaves_a_live_answer_stops_it(hand: Hand) -> None:
+    capability = await hand.start("s1", streaming=Streaming.LIVE)
+    request_id = new_request_id()
+
+    async def listen() -> list[AnyFrame]:
+        return [frame async for frame in hand.frames(capability, body("step by step"), request_id)]
+
+    listening = asyncio.create_task(listen())
+    await hand.until("s1", CallOpened)
+    await hand.engine.waiting()
+    await hand.leave(capability, request_id)
+    await listening
+    assert (await hand.engine.recorded(1, seconds=1.0))[0].aborted

@@ -1,0 +1,125 @@
+"""Transport retries of harnesses, at the gateway: the twin's answer, its sampling, or a new sample that supersedes it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.integration.gateway import Hand, gateway
+from tests.integration.test_gateway import rebuilt
+
+from evener.engines.scripted import Rule, Script
+from evener.proto.ends import LeftOut
+from evener.proto.ids import new_request_id
+from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, RootReason, SessionSealed
+from evener.proto.spec import Quirks
+from evener.proto.trajectories import TrajectoryBuilt
+
+QUIRKS = Quirks(retry_header="x-stainless-retry-count")
+MARKED = {"x-stainless-retry-count": "1"}
+FIRST = {"x-stainless-retry-count": "0"}
+SCRIPT = Script(rules=(Rule(match="slowly", say="one two three four five six seven eight", per_token_ms=40),), default=Rule(say="Hello."))
+HELLO = [{"role": "user", "content": "hi"}]
+SLOWLY = [{"role": "user", "content": "slowly"}]
+
+
+@pytest.fixture
+async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SCRIPT) as opened:
+        yield opened
+
+
+async def sealed(hand: Hand, session_id: str) -> TrajectoryBuilt:
+    await hand.exit(session_id)
+    await hand.until(session_id, SessionSealed)
+    trajectory: TrajectoryBuilt = await rebuilt(hand, session_id)
+    return trajectory
+
+
+async def test_marked_retry_of_an_answered_call_gets_its_answer_under_its_own_id(hand: Hand) -> None:
+    """Sampled once, trained once; the answer says whom it is for."""
+    capability = await hand.start("s1", quirks=QUIRKS)
+    first = await hand.ask(capability, HELLO, passed_on=FIRST)
+    retry = new_request_id()
+    again = await hand.ask(capability, HELLO, retry, passed_on=MARKED)
+    assert len(hand.engine.ledger) == 1
+    one, two = (msgspec.json.decode(answer.body) for answer in (first, again))
+    assert one["choices"] == two["choices"]
+    assert two["id"] == f"chatcmpl-{retry}" != one["id"]
+    assert (await hand.until("s1", CallDelivered)).request_id == retry
+    assert (await sealed(hand, "s1")).accounting.delivered > 0
+
+
+async def test_equal_request_without_a_mark_is_a_new_sample(hand: Hand) -> None:
+    """A voting harness."""
+    capability = await hand.start("s1", quirks=QUIRKS)
+    await hand.ask(capability, HELLO, passed_on=FIRST)
+    await hand.ask(capability, HELLO, passed_on=FIRST)
+    assert len(await hand.engine.recorded(2)) == 2
+    assert len((await sealed(hand, "s1")).rows) == 2
+
+
+async def test_answer_that_nobody_received_goes_to_the_retry_and_is_trained(hand: Hand) -> None:
+    """Without a mark: its twin's connection is gone. A leaving retry makes it an orphan again."""
+    capability = await hand.start("s1")
+    request_id, retry = new_request_id(), new_request_id()
+    await hand.ask(capability, HELLO, request_id)
+    await hand.leave(capability, request_id)
+    await hand.ask(capability, HELLO, retry)
+    assert len(hand.engine.ledger) == 1
+    assert (await sealed(hand, "s1")).accounting.delivered > 0
+
+    capability = await hand.start("s2")
+    await hand.ask(capability, HELLO, request_id := new_request_id())
+    await hand.leave(capability, request_id)
+    await hand.ask(capability, HELLO, retry := new_request_id())
+    await hand.leave(capability, retry)
+    assert (await sealed(hand, "s2")).accounting.left_out.keys() == {LeftOut.ORPHAN}
+
+
+async def test_marked_retry_joins_its_twin_and_keeps_it_alive_when_the_twin_leaves(hand: Hand) -> None:
+    """The client opens its second connection before the first one is known to be gone."""
+    capability = await hand.start("s1", quirks=QUIRKS)
+    request_id = new_request_id()
+    first = asyncio.create_task(hand.ask(capability, SLOWLY, request_id))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(hand.ask(capability, SLOWLY, new_request_id(), passed_on=MARKED))
+    await asyncio.sleep(0.1)
+    await hand.leave(capability, request_id)
+    one, two = await asyncio.gather(first, second)
+    assert (one.status, two.status) == (200, 200)
+    assert len(hand.engine.ledger) == 1
+    log = await hand.log("s1")
+    assert sum(isinstance(event, CallClosed) for event in log) == 1
+    assert [event.request_id for event in log if isinstance(event, CallUndelivered)] == [request_id]
+    trajectory = await sealed(hand, "s1")
+    assert trajectory.accounting.left_out == {}
+
+
+async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it(hand: Hand) -> None:
+    """The first connection broke in mid-answer."""
+    capability = await hand.start("s1", quirks=QUIRKS)
+    request_id = new_request_id()
+    asking = asyncio.create_task(hand.ask(capability, SLOWLY, request_id))
+    await asyncio.sleep(0.2)
+    await hand.leave(capability, request_id)
+    await asking
+    assert (await hand.ask(capability, SLOWLY, passed_on=MARKED)).status == 200
+    first, second = (event for event in await hand.log("s1") if isinstance(event, CallOpened))
+    assert second.retry_of == first.call_id
+    trajectory = await sealed(hand, "s1")
+    assert trajectory.accounting.left_out.keys() == {LeftOut.ORPHAN}
+    assert len(trajectory.rows) == 1
+
+
+async def test_sub_agent_is_told_by_its_header_where_its_prompt_is_the_same(hand: Hand) -> None:
+    """Codex sends one prompt for all its agents; a fork of the history without the header is no sub-agent."""
+    capability = await hand.start("s1", quirks=Quirks(sub_agent_header="x-openai-subagent"))
+    system = {"role": "system", "content": "You are an agent."}
+    await hand.ask(capability, [system, *HELLO])
+    await hand.ask(capability, [system, {"role": "user", "content": "the part"}], passed_on={"x-openai-subagent": "collab_spawn"})
+    await hand.ask(capability, [system, {"role": "user", "content": "another"}])
+    roots = [event.placement.root for event in await hand.log("s1") if isinstance(event, CallOpened)]
+    assert roots[:2] == [RootReason.FIRST, RootReason.SUB_AGENT]
+    assert roots[2] is not RootReason.FIRST

