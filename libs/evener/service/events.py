@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -12,11 +13,11 @@ from evener.blobs.claims import deflate, inflate
 from evener.blobs.port import BlobError, Blobs
 from evener.bus.port import Bus, Header, Outgoing, Position, Record
 from evener.proto.blobs import BlobRef
-from evener.proto.codec import AnyEvent, BadRecord, decode, encode, tag_of
+from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, decode, encode, tag_of
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import DeadLetter
 from evener.proto.sessions import Event
-from evener.proto.topics import HEADER_CLAIM, HEADER_GROUP, HEADER_SESSION, HEADER_TRACE, HEADER_TYPE, Topic
+from evener.proto.topics import HEADER_CLAIM, HEADER_CRC, HEADER_GROUP, HEADER_SESSION, HEADER_TRACE, HEADER_TYPE, Topic
 from evener.service.telemetry import inject
 
 MAX_BAD_IN_A_ROW: Final = 50
@@ -54,6 +55,7 @@ class EventLog:
             HEADER_SESSION: session_id.encode() if session_id else None,
             HEADER_GROUP: group_id.encode() if group_id else None,
             HEADER_CLAIM: claimed or None,
+            HEADER_CRC: _crc(value),
             HEADER_TRACE: inject(),
         }
         headers = tuple(Header(name, told) for name, told in named.items() if told is not None)
@@ -82,6 +84,9 @@ class EventLog:
             msg = f"record {record.topic}/{record.partition}@{record.offset} is a deletion"
             raise BadRecord(msg)
         value = record.value
+        if header(record, HEADER_CRC) not in {None, _crc(value)}:
+            msg = f"record {record.topic}/{record.partition}@{record.offset} is not as it was written"
+            raise BadRecord(msg)
         if header(record, HEADER_CLAIM) is not None:
             claim = claim_of(value)
             value = await _fetched(lambda: self._blobs.get(claim))
@@ -103,8 +108,8 @@ class EventLog:
             at=time.time(),
         )
         log.error("dead_letter", service=service, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason)
-        session_id, group_id = (header(record, name) or b"" for name in (HEADER_SESSION, HEADER_GROUP))
-        await self.send(Topic.DEAD_LETTERS, record.key, letter, session_id=session_id.decode(), group_id=group_id.decode())
+        session_id, group_id = ((header(record, name) or b"").decode(errors="replace") for name in (HEADER_SESSION, HEADER_GROUP))
+        await self.send(Topic.DEAD_LETTERS, record.key, letter, session_id=session_id, group_id=group_id)
         if self._bad_in_a_row >= MAX_BAD_IN_A_ROW:
             msg = f"{service}: {self._bad_in_a_row} bad records in a row on {record.topic}"
             raise TooManyBadRecords(msg)
@@ -124,11 +129,15 @@ async def _fetched(fetch: Callable[[], Awaitable[T]]) -> T:
         raise BadRecord(str(failed)) from failed
 
 
+def _crc(value: bytes) -> bytes:
+    return zlib.crc32(value).to_bytes(4, "big")
+
+
 def claim_of(value: bytes) -> BlobRef:
     """Return where a claimed event lies. Raises BadRecord."""
     try:
         return msgspec.msgpack.decode(value, type=BlobRef)
-    except (msgspec.DecodeError, msgspec.ValidationError) as cause:
+    except NOT_AN_EVENT as cause:
         msg = f"claim of {len(value)} bytes: {cause}"
         raise BadRecord(msg) from cause
 

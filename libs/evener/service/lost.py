@@ -25,7 +25,9 @@ async def lost_trajectory(bus: Bus, session_id: str, reason: str) -> TrajectoryB
                 spec = told.spec
             case SessionSealed() as sealed:
                 seal = seal or sealed
-    return None if spec is None or seal is None else _empty(spec, seal, reason)
+    if seal is None or (spec := seal.spec or spec) is None:
+        return None
+    return empty_trajectory(spec, seal, reason)
 
 
 def lost_score(trajectory: TrajectoryBuilt, now: float) -> TrajectoryScored:
@@ -44,7 +46,8 @@ def _event(record: Record, session_id: str) -> object:
         return None
 
 
-def _empty(spec: SessionSpec, seal: SessionSealed, reason: str) -> TrajectoryBuilt:
+def empty_trajectory(spec: SessionSpec, seal: SessionSealed, reason: str) -> TrajectoryBuilt:
+    """Return the trajectory of a session of which nothing but its end is certain."""
     tokens = seal.sampled_tokens
     return TrajectoryBuilt(
         session_id=seal.session_id,

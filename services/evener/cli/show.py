@@ -9,34 +9,58 @@ Flag = Annotated[bool, Parameter(negative="")]
 
 
 async def show(
-    session: str, *, tokens: Flag = False, json: Flag = False, strategy: Literal["tree", "per_call"] = "tree", state: Path | None = None
+    session: str,
+    *,
+    messages: Flag = False,
+    tokens: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True, negative="", negative_iterable="")] = None,
+    json: Flag = False,
+    strategy: Literal["tree", "per_call"] = "tree",
+    state: Path | None = None,
 ) -> int:
-    """Show a session that has ended: its end, its calls, and the conversation of each of its rows.
+    """Show a session, ended or still open, as a tree of its calls, and where every sampled token went.
 
     Parameters
     ----------
     session
         Session id, as `evener run` and the report show it: `TASK.0`, `TASK.1`, ...
+    messages
+        Show the conversation of each row instead.
     tokens
-        Show the rows as tokens: sampled ones coloured by their probability, underlined where they are trained.
+        Show the rows as tokens instead: sampled ones coloured by their probability, underlined where they are trained. With the numbers of
+        rows: only those, a line for each token, with mask, logprob and policy version.
     json
-        Print the trajectory as JSON instead.
+        Print everything as one JSON object instead.
     strategy
         How rows are cut from the session's calls.
     state
         State folder of the Evener to use.
     """
+    if sum((messages, tokens is not None, json)) > 1:
+        from evener.cli.errors import Usage
+
+        msg = "--messages, --tokens and --json contradict each other: give one"
+        raise Usage(msg)
     from evener.cli.progress import console, tell
     from evener.cli.running import evener
-    from evener.cli.showing import conversations, heading, token_rows
+    from evener.cli.showing import accounts, conversations, heading
+    from evener.cli.showing_tokens import token_rows, token_table
+    from evener.cli.showing_tree import forest
     from evener.proto.spec import Strategy
 
     async with evener(state) as client:
         view = await client.session(session, strategy=Strategy(strategy))
+        out = console()
         if json:
             tell(view)
-            return 0
-        out = console()
-        out.print(heading(view.trajectory))
-        out.print(await token_rows(client, view.trajectory) if tokens else conversations(view))
+        elif tokens:
+            out.print(await token_table(client, view.told.spec.policy, view.told.rows, tokens), soft_wrap=True)
+        else:
+            out.print(heading(view))
+            if tokens is not None:
+                out.print(await token_rows(client, view.told.spec.policy, view.told.rows))
+            elif messages:
+                out.print(conversations(view))
+            else:
+                out.print(forest(view), soft_wrap=not out.is_terminal)
+            out.print(accounts(view))
     return 0

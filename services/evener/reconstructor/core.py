@@ -17,14 +17,25 @@ class Kept(Struct, frozen=True, array_like=True):
     offset: int
     timestamp_ms: int
     event: bytes
+    doubt: str = ""
+    """Why it could not be read; then `event` is empty."""
 
 
-class Replayed(Struct, frozen=True, eq=False):
-    """A session that was sealed, with its records."""
+class Read(Struct, frozen=True, eq=False):
+    """A session as far as it was read, with its records."""
 
     session: Session
-    records: bytes
-    """`pack`ed."""
+    kept: list[Kept]
+
+    @property
+    def records(self) -> bytes:
+        """The records as one blob."""
+        return pack(self.kept)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its first record is there."""
+        return 1 in self.session.starts or (self.session.given_up is not None and not self.session.given_up.attempt)
 
 
 class Replay:
@@ -32,27 +43,38 @@ class Replay:
 
     def __init__(self) -> None:
         self._water = LowWater()
-        self._open: dict[str, tuple[Session, list[Kept]]] = {}
+        self._open: dict[str, Read] = {}
 
     def knows_sealed(self, session_id: str) -> bool:
         """Return whether the session's records can be skipped."""
         return self._water.is_sealed(session_id)
 
-    def fold(self, session_id: str, event: AnyEvent, record: Record) -> Replayed | None:
+    def still_open(self, session_id: str) -> Read | None:
+        """Return what was read of a session that has no seal yet. None: nothing that counts."""
+        return self._open.get(session_id)
+
+    def fold(self, session_id: str, event: AnyEvent, record: Record) -> Read | None:
         """Fold one record in. Returns the session when this is its seal."""
-        session, kept = self._open.get(session_id) or (Session(session_id), [])
-        at = record.timestamp_ms / 1000
-        counted = session.apply(event, offset=record.offset, record_at=at)
-        if not counted and not session.stray_tokens:
+        known = self._open.get(session_id)
+        read = known or Read(Session(session_id), [])
+        session, doubts = read.session, len(read.session.doubts)
+        counted = session.apply(event, offset=record.offset, record_at=record.timestamp_ms / 1000)
+        if not counted and (known is None or len(session.doubts) == doubts):  # a late or foreign record opens no session
             return None
-        self._open[session_id] = (session, kept)
+        self._open[session_id] = read
         self._water.opened(session_id, record.offset)
-        kept.append(Kept(record.offset, record.timestamp_ms, encode(event)))
+        read.kept.append(Kept(record.offset, record.timestamp_ms, encode(event)))
         if session.sealed is None:
             return None
         del self._open[session_id]
         self._water.sealed(session_id, record.offset, session.sealed.sealed_at)
-        return Replayed(session, pack(kept))
+        return read
+
+    def doubt(self, session_id: str, why: str, record: Record) -> None:
+        """Note a record of an open session that could not be read."""
+        if (read := self._open.get(session_id)) is not None:
+            read.kept.append(Kept(record.offset, record.timestamp_ms, b"", why))
+            read.session.doubts.append(why)
 
     def mark(self, next_offset: int, now: float) -> int:
         """Return where a reconstructor that starts anew must begin."""
@@ -60,13 +82,16 @@ class Replay:
 
 
 def pack(kept: Iterable[Kept]) -> bytes:
-    """Return records as one blob: a msgpack array of [offset, milliseconds, event]."""
+    """Return records as one blob: a msgpack array of [offset, milliseconds, event, doubt]."""
     return msgspec.msgpack.encode(list(kept))
 
 
-def unpack(session_id: str, data: bytes) -> Session:
+def unpack(session_id: str, data: bytes) -> Read:
     """Return the session whose records are in a blob. Raises BadRecord, msgspec.DecodeError."""
-    session = Session(session_id)
-    for kept in msgspec.msgpack.decode(data, type=list[Kept]):
-        session.apply(decode(kept.event), offset=kept.offset, record_at=kept.timestamp_ms / 1000)
-    return session
+    read = Read(Session(session_id), msgspec.msgpack.decode(data, type=list[Kept]))
+    for kept in read.kept:
+        if kept.doubt:
+            read.session.doubts.append(kept.doubt)
+        else:
+            read.session.apply(decode(kept.event), offset=kept.offset, record_at=kept.timestamp_ms / 1000)
+    return read

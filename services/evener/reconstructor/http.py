@@ -1,70 +1,71 @@
-"""The reconstructor's HTTP endpoint: any session of the log, built again."""
+"""The reconstructor's HTTP endpoints: any session of the log, as it is; and stored sessions, built again and compared.
+
+GET /sessions/{id}?strategy= gives a SessionView. POST /rebuild takes a RebuildRequest and streams a Rebuilt for each session:
+msgpack maps, each after its 4-byte big-endian length; a length of 0 says that the search goes on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from evener.bus.port import Bus
-from evener.client.views import SessionView
+from evener.client.session_views import RebuildRequest
 from evener.proto.errors import EvenerError
 from evener.proto.spec import Strategy
-from evener.proto.topics import HEADER_SESSION, Topic
+from evener.reconstructor.stored import Stored
+from evener.reconstructor.view import view_of
 from evener.service.auth import Secrets, operator_route
-from evener.service.events import EventLog, header
-from evener.tokens.conversation import conversation
-from evener.tokens.rows import cut, main_branch
-from evener.tokens.session import Session
-from evener.tokens.trajectory import build
+from evener.service.http import error_response, json_response
+
+MSGPACK: Final = "application/x-msgpack"
 
 
 class Endpoints:
-    """Reads sessions from the log, one at a time."""
+    """Answers from what is stored."""
 
-    def __init__(self, bus: Bus, events: EventLog, secrets: Secrets) -> None:
-        self._bus = bus
-        self._events = events
+    def __init__(self, stored: Stored, secrets: Secrets) -> None:
+        self._stored = stored
         self._secrets = secrets
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes to mount."""
-        return [Route("/sessions/{session_id}", operator_route(self._secrets, self.session), methods=["GET"])]
+        return [
+            Route("/sessions/{session_id}", operator_route(self._secrets, self.session), methods=["GET"]),
+            Route("/rebuild", operator_route(self._secrets, self.rebuild), methods=["POST"]),
+        ]
 
     async def session(self, request: Request) -> Response:
-        """Return a session's trajectory and the messages of each row, as JSON."""
+        """Return a session, ended or not: its calls, its rows and what was said, as JSON."""
         session_id = request.path_params["session_id"]
         try:
             strategy = Strategy(request.query_params.get("strategy", Strategy.TREE))
         except ValueError:
-            return _refused(400, f"strategy is one of {', '.join(Strategy)}", "strategy")
-        session = await self._read(session_id)
-        if session.spec is None:
-            return _refused(404, f"no session {session_id!r} in the log", "session_id")
-        if session.sealed is None:
-            return _refused(
-                409, f"session {session_id} has not ended yet: attempt {session.attempt}, {len(session.forest.calls)} calls", None
-            )
-        trajectory = build(session, strategy=strategy)
-        branches = cut(session, session.sealed.end, strategy).branches or (tuple(main_branch(session)),)
-        view = SessionView(trajectory=trajectory, messages=tuple(tuple(conversation(session.forest, one)) for one in branches if one))
-        return Response(msgspec.json.encode(view), media_type="application/json")
+            return error_response(400, f"strategy is one of {', '.join(Strategy)}", "strategy")
+        try:
+            found = await self._stored.find(session_id)
+        except EvenerError as failed:
+            return error_response(500, f"the records of session {session_id}: {failed}")
+        if found is None:
+            return error_response(404, f"no session {session_id!r} in the log", "session_id")
+        read, source = found
+        try:
+            return json_response(await asyncio.to_thread(view_of, read.session, source, strategy))
+        except ValueError as cause:
+            return error_response(500, str(cause))
 
-    async def _read(self, session_id: str) -> Session:
-        session = Session(session_id)
-        partition = self._bus.partition_of(Topic.SESSIONS, session_id)
-        start = await self._bus.beginning(Topic.SESSIONS, partition)
-        wanted = session_id.encode()
-        async for record in self._bus.read(Topic.SESSIONS, partition, start):
-            if record.key != session_id and header(record, HEADER_SESSION) != wanted:
-                continue
-            try:
-                event = await self._events.event(record)
-            except EvenerError as bad:
-                session.doubts.append(f"record {record.offset}: {bad}")
-                continue
-            session.apply(event, offset=record.offset, record_at=record.timestamp_ms / 1000)
-        return session
+    async def rebuild(self, request: Request) -> Response:
+        """Build stored sessions again."""
+        try:
+            wanted = msgspec.json.decode(await request.body(), type=RebuildRequest)
+        except msgspec.DecodeError as cause:
+            return error_response(400, str(cause))
+        return StreamingResponse(self._frames(wanted), media_type=MSGPACK)
 
-
-def _refused(status: int, message: str, field: str | None) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "field": field}}, status_code=status)
+    async def _frames(self, wanted: RebuildRequest) -> AsyncIterator[bytes]:
+        async for rebuilt in self._stored.rebuild(wanted):
+            body = b"" if rebuilt is None else msgspec.msgpack.encode(rebuilt)
+            yield len(body).to_bytes(4, "big") + body

@@ -1,5 +1,6 @@
 """One partition, replayed for ever: a TrajectoryBuilt for every seal, and the low-water mark."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -8,15 +9,17 @@ import structlog
 
 from evener.blobs.port import Blobs
 from evener.bus.port import Bus, GroupOffset, Position, Record
-from evener.proto.errors import EvenerError
+from evener.proto.codec import BadRecord
 from evener.proto.spec import Strategy
-from evener.proto.topics import HEADER_SESSION, Topic
+from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.reconstructor.core import Replay, Replayed
-from evener.service.events import EventLog, header
+from evener.reconstructor.core import Read
+from evener.reconstructor.reading import Reading
+from evener.service.events import EventLog
 from evener.service.faults import point
-from evener.service.lost import lost_trajectory
+from evener.service.lost import empty_trajectory
 from evener.service.telemetry import Metrics
+from evener.tokens.session import Session
 from evener.tokens.trajectory import build
 
 GROUP: Final = "reconstructor"
@@ -39,28 +42,32 @@ class Replayer:
 
     async def serve(self, partition: int) -> None:
         """Replay a partition from its mark, until cancelled."""
-        replay = Replay()
+        reading = Reading(self._events)
         marked = await self._start(partition)
         built = await self._bus.committed(BUILT_GROUP, Topic.SESSIONS, partition) or 0
         async for batch in self._bus.follow(Topic.SESSIONS, partition, marked):
             end = batch[-1].offset + 1
-            if await self._replay(replay, batch, built):  # noted before the mark: what is sealed from there on begins at the mark or later
+            if await self._replay(reading, batch, built):  # noted before the mark: what is sealed from there on begins at the mark or later
                 built = end
                 await self._note(BUILT_GROUP, partition, built)
-            mark = replay.mark(end, time.time())
+            mark = reading.replay.mark(end, time.time())
             if mark > marked:
                 await self._note(GROUP, partition, mark)
                 marked = mark
 
     async def _start(self, partition: int) -> int:
-        start = await self._bus.committed(GROUP, Topic.SESSIONS, partition)
-        return start if start is not None else await self._bus.beginning(Topic.SESSIONS, partition)
+        beginning = await self._bus.beginning(Topic.SESSIONS, partition)
+        return max(beginning, await self._bus.committed(GROUP, Topic.SESSIONS, partition) or 0)
 
-    async def _replay(self, replay: Replay, batch: Sequence[Record], built: int) -> bool:
+    async def _replay(self, reading: Reading, batch: Sequence[Record], built: int) -> bool:
         """Fold records in, and build what they seal, unless that was done before. Return whether anything was built."""
         new = False
         for record in batch:
-            sealed = await self._fold(replay, record)
+            try:
+                sealed = await reading.fold(record)
+            except BadRecord as bad:
+                await self._events.dead_letter("reconstructor", record, str(bad))
+                continue
             if sealed is not None and record.offset >= built:
                 await point("reconstructor.sealed_read")
                 await self._build(sealed, record)
@@ -70,28 +77,18 @@ class Replayer:
     async def _note(self, group: str, partition: int, offset: int) -> None:
         await self._bus.commit_offsets([GroupOffset(group, Position(Topic.SESSIONS, partition, offset))])
 
-    async def _fold(self, replay: Replay, record: Record) -> Replayed | None:
-        session_id = (header(record, HEADER_SESSION) or b"").decode() or record.key
-        if replay.knows_sealed(session_id):
-            return None
+    async def _build(self, sealed: Read, record: Record) -> None:
+        session_id = sealed.session.session_id
+        records = await self._blobs.put(sealed.records)
         try:
-            event = await self._events.event(record)
-        except EvenerError as bad:
-            await self._events.dead_letter("reconstructor", record, str(bad))
-            return None
-        return replay.fold(session_id, event, record)
-
-    async def _build(self, sealed: Replayed, record: Record) -> None:
-        try:
-            trajectory = build(sealed.session, records=await self._blobs.put(sealed.records), strategy=self._strategy)
+            trajectory = await asyncio.to_thread(build, sealed.session, records=records, strategy=self._strategy)
         except Exception as bad:  # the one place where a session's damage is caught: its group must end
-            log.exception("trajectory_not_built", session_id=sealed.session.session_id)
+            log.exception("trajectory_not_built", session_id=session_id)
             await self._events.dead_letter("reconstructor", record, repr(bad))
-            lost = await lost_trajectory(self._bus, sealed.session.session_id, repr(bad))
+            lost = _lost(sealed.session, repr(bad))
             if lost is None:
                 return
             trajectory = lost
-        session_id = sealed.session.session_id
         await self._events.send(Topic.BUILT, session_id, trajectory, session_id=session_id, group_id=trajectory.spec.group_id)
         await point("reconstructor.built")
         self._count(trajectory)
@@ -105,3 +102,9 @@ class Replayer:
         if trajectory.doubts:
             self._metrics.doubts.inc()
             log.warning("trajectory_in_doubt", session_id=trajectory.session_id, doubts=list(trajectory.doubts))
+
+
+def _lost(session: Session, reason: str) -> TrajectoryBuilt | None:
+    """Return the empty trajectory of a session that cannot be built. None: not even what it was to do is known."""
+    seal, spec = session.sealed, session.spec
+    return None if seal is None or spec is None else empty_trajectory(spec, seal, reason)

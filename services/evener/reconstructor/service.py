@@ -10,6 +10,7 @@ from evener.proto.topics import Topic
 from evener.reconstructor.config import Config
 from evener.reconstructor.http import Endpoints
 from evener.reconstructor.partition import GROUP, Replayer
+from evener.reconstructor.stored import Stored
 from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
 from evener.service.parts import Parts, Service
@@ -44,7 +45,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
 
     yield Service(
         name=SERVICE,
-        routes=Endpoints(parts.bus, events, parts.secrets).routes(),
+        routes=Endpoints(Stored(parts.bus, parts.blobs, EventLog(parts.bus, parts.blobs)), parts.secrets).routes(),
         run=run,
         ready=lambda: {"partitions": bool(replaying)},
         heartbeat=heartbeat,

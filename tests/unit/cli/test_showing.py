@@ -3,27 +3,52 @@
 from io import StringIO
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
 from tests.builders import row
+from tests.damages import recorded
 from tests.unit.proto.golden_events import TRAJECTORY
+from tests.unit.tokens.toy import World, user
 
 from evener.cli.progress import table, tell_troubles
-from evener.cli.showing import conversations, heading, tokens
-from evener.client.views import SessionView, TaskView
+from evener.cli.showing import accounts, conversations, heading
+from evener.cli.showing_tokens import table as token_lines
+from evener.cli.showing_tokens import tokens
+from evener.cli.showing_tree import forest
+from evener.client.session_views import SessionView, Source
+from evener.client.views import TaskView
 from evener.proto.arrays import pack_float32, pack_int32, pack_uint8
+from evener.proto.codec import decode
 from evener.proto.ends import End
-from evener.proto.spec import Purpose
+from evener.proto.spec import Purpose, Strategy
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
 from evener.proto.trajectories import Row
+from evener.reconstructor.view import view_of
+from evener.tokens.session import Session
 
 
 def printed(shown: Any) -> str:
     out = StringIO()
     Console(file=out, width=160).print(shown)
     return out.getvalue()
+
+
+def a_view(*messages: Any) -> SessionView:
+    """The golden trajectory, its calls apart."""
+    return SessionView(
+        session_id=TRAJECTORY.session_id, source=Source.LOG, attempts=(), calls=(), trajectory=TRAJECTORY, messages=tuple(messages)
+    )
+
+
+def recorded_view(*, sealed: bool = True) -> SessionView:
+    """A session with everything in it."""
+    session = Session("t.0")
+    for offset, data in enumerate(recorded() if sealed else recorded()[:-2]):
+        session.apply(decode(data), offset=offset, record_at=100.0)
+    return view_of(session, Source.LOG, Strategy.TREE)
 
 
 def a_row(**given: Any) -> Row:
@@ -80,7 +105,7 @@ def test_conversation_shows_tool_calls_reasoning_and_images() -> None:
         {"role": "assistant", "content": "", "reasoning": "hm", "tool_calls": [{"id": "1", "name": "write", "arguments": {"path": "a"}}]},
         {"role": "tool", "tool_call_id": "1", "content": "[bold]ok[/bold]"},
     )
-    shown = printed(conversations(SessionView(trajectory=TRAJECTORY, messages=(messages,))))
+    shown = printed(conversations(a_view(messages)))
 
     assert "row 0: main, 4 tokens, 2 trained, fed" in shown
     assert "Look\n[image]" in shown
@@ -90,10 +115,89 @@ def test_conversation_shows_tool_calls_reasoning_and_images() -> None:
 
 def test_heading_accounts_for_every_token() -> None:
     """What was sampled, what is in rows, and why the rest is not; doubts are not hidden."""
-    shown = printed(heading(TRAJECTORY))
+    shown = printed(accounts(a_view()))
 
-    assert "5 sampled, 2 in rows; left out: 3 side_call" in shown
+    assert "5 sampled = 2 in rows + 3 left out: 3 side_call" in shown
     assert "call c1: record damaged" in shown
+
+
+def test_markup_in_what_a_harness_said_stays_text() -> None:
+    """A detail can hold anything."""
+    view = a_view()
+    hurt = msgspec.structs.replace(view, trajectory=msgspec.structs.replace(TRAJECTORY, detail="[bold]no[/bold] [/]"))
+
+    assert "[bold]no[/bold] [/]" in printed(heading(hurt))
+
+
+def test_session_without_rows_shows_what_was_said() -> None:
+    """It was cancelled: nothing of it is trained, and people want to see it all the same."""
+    view = a_view(({"role": "user", "content": "Look"},))
+    rowless = msgspec.structs.replace(view, trajectory=msgspec.structs.replace(TRAJECTORY, rows=()))
+
+    assert "no row" in (shown := printed(conversations(rowless)))
+    assert "Look" in shown
+
+
+def test_row_token_by_token() -> None:
+    """Place, id, call, mask, logprob, version and text; of given ones only what they are."""
+    lines = token_lines(a_row(), {1: b"Say ", 2: b"hi: ", 3: b"Hel", 4: b"lo", 5: b"!"}).plain.splitlines()
+
+    assert lines[0].split() == ["token", "id", "call", "mask", "logprob", "version", "text"]
+    assert lines[1].split() == ["0", "1", "'Say", "'"]
+    assert lines[4].split() == ["3", "4", "0", "1", "-1.6094", "0", "'lo'"]
+    assert lines[5].split() == ["4", "5", "0", "0", "nan", "0", "'!'"]
+
+
+def test_tree_shows_where_each_call_hangs_and_what_became_of_it() -> None:
+    """All that a harness can do in one session: branches, roots with their reasons, and every reason for leaving out."""
+    lines = printed(forest(recorded_view())).splitlines()
+    told = "\n".join(lines)
+
+    assert lines[0] == "t.0"
+    assert "attempt 1" in told
+    assert "attempt 2 finished" in told
+    for part in (
+        "root: first",
+        "root: sub_agent",
+        "extends #",
+        "failed: owner_lost",
+        "side call title",
+        "left out: orphan",
+        "left out: aborted",
+        "left out: earlier_attempt",
+        "left out: side_call",
+        "not received",
+        "retry of #",
+        "in row 0 (context of ",
+    ):
+        assert part in told, part
+    assert sum(line.count("#") > 0 for line in lines) == len(recorded_view().calls)
+
+
+def test_open_session_is_shown_as_if_it_ended_now() -> None:
+    """Its rows so far, and that it is open."""
+    view = recorded_view(sealed=False)
+
+    assert view.trajectory is None
+    assert "still open" in printed(heading(view))
+    assert "root: first" in printed(forest(view))
+    assert "left out" in printed(accounts(view))
+
+
+def test_long_session_stays_flat() -> None:
+    """Fifty turns, each tried twice: no line moves to the right with the turns."""
+    world = World()
+    said = [user("do the thing")]
+    for number in range(50):
+        world.ask(said, f"lost {number}")
+        said += [world.ask(said, f"kept {number}"), user("go on")]
+    aside = [*said[:2], user("and this")]
+    world.ask([*aside, world.ask(aside, "a"), user("more")], "b")
+    world.seal()
+    lines = printed(forest(view_of(world.session, Source.LOG, Strategy.TREE))).splitlines()
+
+    assert max(len(line) - len(line.lstrip("│├└─ ")) for line in lines) <= 12
+    assert sum(line.endswith("branch") for line in lines) == 1
 
 
 def test_table_of_tasks() -> None:

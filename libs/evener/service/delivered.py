@@ -1,0 +1,115 @@
+"""`trajectories.merged` as trainers read it: from a position, in the order of the log, with the place of every group."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Final
+
+import structlog
+from msgspec import Raw
+
+from evener.bus.port import Bus, Record
+from evener.client.views import Delivered
+from evener.proto.codec import BadRecord, encode
+from evener.proto.errors import EvenerError
+from evener.proto.topics import Topic
+from evener.proto.trajectories import GroupFailed, GroupMerged
+from evener.service.events import EventLog
+
+AHEAD: Final = 4
+"""Groups that are fetched before somebody takes them."""
+CANCEL_SECONDS: Final = 1.0
+"""Longer than a reader takes to end that has heard of it."""
+
+log = structlog.get_logger()
+
+
+class PositionUnknown(EvenerError):
+    """The position is not of this log. Start where the right log's position was saved, or without one, from the beginning."""
+
+
+async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
+    """Raise PositionUnknown for a position that this log does not have."""
+    count = bus.partitions_of(Topic.MERGED)
+    for partition, offset in position.items():
+        if not 0 <= partition < count:
+            msg = f"there are {count} partitions, and no number {partition}"
+            raise PositionUnknown(msg)
+        end = await bus.end(Topic.MERGED, partition)
+        if offset > end:
+            msg = f"partition {partition} ends at {end}, before the position {offset}"
+            raise PositionUnknown(msg)
+
+
+async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, follow: bool) -> AsyncGenerator[Delivered, None]:
+    """Yield groups, blobs fetched: of one partition in its order, partitions as they come.
+
+    `position`: partition to the offset to begin with; of others all is read. `follow`: for ever, else to the log's end as it is now.
+    """
+    count = bus.partitions_of(Topic.MERGED)
+    ready: asyncio.Queue[Delivered | None] = asyncio.Queue(AHEAD)
+
+    async def read(partition: int) -> None:
+        async with aclosing(_records(bus, partition, position.get(partition, 0), follow=follow)) as records:
+            async for record in records:
+                if (one := await _delivered(record, events)) is not None:
+                    await ready.put(one)
+        await ready.put(None)
+
+    readers = [asyncio.create_task(read(partition)) for partition in range(count)]
+    try:
+        open_readers = count
+        while open_readers:
+            one = await _next(ready, readers)
+            if one is None:
+                open_readers -= 1
+            else:
+                yield one
+    finally:
+        await _cancelled(readers)
+
+
+async def _cancelled(readers: list[asyncio.Task[None]]) -> None:
+    """End all readers. Before Python 3.12 `asyncio.wait_for`, which aiokafka uses, may swallow a cancellation: it is said again."""
+    while left := {reader for reader in readers if not reader.done()}:
+        for reader in left:
+            reader.cancel()
+        await asyncio.wait(left, timeout=CANCEL_SECONDS)
+    await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _next(ready: asyncio.Queue[Delivered | None], readers: list[asyncio.Task[None]]) -> Delivered | None:
+    """Return what is ready next; raise what a reader died of."""
+    taking = asyncio.ensure_future(ready.get())
+    try:
+        running = {reader for reader in readers if not reader.done()}
+        while not taking.done():
+            await asyncio.wait({taking, *running}, return_when=asyncio.FIRST_COMPLETED)
+            for reader in {reader for reader in running if reader.done()}:
+                reader.result()
+                running.discard(reader)
+        return taking.result()
+    finally:
+        taking.cancel()
+
+
+async def _records(bus: Bus, partition: int, start: int, *, follow: bool) -> AsyncGenerator[Record, None]:
+    if not follow:
+        async for record in bus.read(Topic.MERGED, partition, start):
+            yield record
+        return
+    async for batch in bus.follow(Topic.MERGED, partition, start):
+        for record in batch:
+            yield record
+
+
+async def _delivered(record: Record, events: EventLog) -> Delivered | None:
+    """Return the group in a record. None: there is none in it that can be read."""
+    try:
+        event = await events.event(record)
+    except BadRecord as bad:
+        log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad))
+        return None
+    if not isinstance(event, GroupMerged | GroupFailed):
+        return None
+    return Delivered(partition=record.partition, offset=record.offset, next_offset=record.offset + 1, group=Raw(encode(event)))

@@ -1,0 +1,78 @@
+"""The topic `policies` as it is read: which versions were staged, published and retired."""
+
+from typing import Final
+
+import structlog
+
+from evener.bus.port import Bus, Record
+from evener.proto.codec import BadRecord
+from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
+from evener.proto.topics import Topic
+from evener.service.events import EventLog
+
+PARTITION: Final = 0
+"""`policies` has one partition, so that its order is total."""
+
+log = structlog.get_logger()
+
+Version = PolicyStaged | PolicyPublished | PolicyRetired
+"""The last that was said of a version."""
+
+
+class Published:
+    """What was published, as far as it was read."""
+
+    def __init__(self, bus: Bus, events: EventLog) -> None:
+        self._bus = bus
+        self._events = events
+        self._versions: dict[str, dict[int, Version]] = {}
+        self._read = 0
+
+    def policies(self) -> tuple[str, ...]:
+        """Return the names of all policies of which anything was said."""
+        return tuple(sorted(self._versions))
+
+    def versions(self, policy: str) -> tuple[Version, ...]:
+        """Return the last that was said of each version of a policy, by rising version."""
+        return tuple(said for _, said in sorted(self._versions.get(policy, {}).items()))
+
+    def current(self, policy: str) -> PolicyPublished | None:
+        """Return the newest version that was published and not retired. None: there is none."""
+        published = [said for said in self.versions(policy) if isinstance(said, PolicyPublished)]
+        return published[-1] if published else None
+
+    def newest(self, policy: str) -> int | None:
+        """Return the number of the current version. None: there is none."""
+        current = self.current(policy)
+        return None if current is None else current.version
+
+    def doubtful(self, policy: str) -> frozenset[int]:
+        """Return the versions whose tokens are not to be trained: rolled back, or not proven yet."""
+        return frozenset(said.version for said in self.versions(policy) if not isinstance(said, PolicyPublished))
+
+    async def refresh(self) -> None:
+        """Read to the end as it is now."""
+        async for record in self._bus.read(Topic.POLICIES, PARTITION, self._read):
+            await self._take(record)
+
+    async def follow(self) -> None:
+        """Read on for ever."""
+        async for batch in self._bus.follow(Topic.POLICIES, PARTITION, self._read):
+            for record in batch:
+                await self._take(record)
+
+    async def _take(self, record: Record) -> None:
+        if record.offset < self._read:
+            return
+        self._read = record.offset + 1
+        if record.value is None:
+            return
+        try:
+            event = await self._events.light(record)
+        except BadRecord as bad:
+            log.error("bad_policy_record", offset=record.offset, error=str(bad))
+            return
+        if isinstance(event, Version):
+            self._versions.setdefault(event.policy, {})[event.version] = event
+        else:
+            log.error("bad_policy_record", offset=record.offset, error=type(event).__name__)

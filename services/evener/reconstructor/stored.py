@@ -1,0 +1,226 @@
+"""Stored sessions: found in the log or, where that was trimmed, in the blob of their records, and built again."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from evener.blobs.port import BlobError, Blobs
+from evener.bus.port import Bus, Record
+from evener.client.session_views import RebuildRequest, Rebuilt, Source
+from evener.proto.arrays import length
+from evener.proto.blobs import BlobRef
+from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, tag_of
+from evener.proto.sessions import SessionSealed
+from evener.proto.spec import Strategy
+from evener.proto.topics import HEADER_TYPE, Topic
+from evener.proto.trajectories import TrajectoryBuilt
+from evener.reconstructor.core import Read, unpack
+from evener.reconstructor.reading import Reading, session_of
+from evener.service.events import EventLog, header
+from evener.tokens.trajectory import build
+
+SIGN_OF_LIFE_RECORDS: Final = 5000
+"""A long look through the log says so often that it goes on."""
+SEAL: Final = tag_of(SessionSealed).encode()
+
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class Known(Struct, kw_only=True, eq=False):
+    """What the log says of a session at first sight."""
+
+    session_id: str
+    partition: int
+    sealed_at: float | None = None
+    """None: it has not ended."""
+    run_id: str | None = None
+    recorded: TrajectoryBuilt | None = None
+    """The first one, without its rows. None: not built yet, or trimmed."""
+
+
+class Stored:
+    """Looks through the log; writes nothing."""
+
+    def __init__(self, bus: Bus, blobs: Blobs, events: EventLog) -> None:
+        self._bus = bus
+        self._blobs = blobs
+        self._events = events
+
+    async def find(self, session_id: str) -> tuple[Read, Source] | None:
+        """Return a session as far as it is stored, ended or not. None: it is not known. Raises BlobError, BadRecord."""
+        partition = self._bus.partition_of(Topic.SESSIONS, session_id)
+        async for found in self._replayed(partition, {session_id}):
+            if found is not None and await self._complete(found, partition):
+                return found, Source.LOG
+        async for known in self._look(partition, {session_id}):
+            if known is not None and known.recorded is not None and known.recorded.records is not None:
+                return await self._unpacked(session_id, known.recorded.records), Source.RECORDS
+        return None
+
+    async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt | None]:
+        """Build sessions again and compare them with what was recorded. None: it goes on."""
+        wanted: dict[str, Known] = {}
+        for partition in self._partitions(request.sessions):
+            async for known in self._look(partition, set(request.sessions) or None):
+                if known is None:
+                    yield None
+                elif request.sessions or _is_wanted(known, request):
+                    wanted[known.session_id] = known
+        total, number = len(set(request.sessions)) or len(wanted), 0
+        for session_id in dict.fromkeys(request.sessions):
+            if (problem := _problem(session_id, wanted.get(session_id))) is not None:
+                number += 1
+                wanted.pop(session_id, None)
+                yield Rebuilt(session_id=session_id, number=number, total=total, problem=problem)
+        async for rebuilt in self._each(wanted, request):
+            number += rebuilt is not None
+            yield rebuilt and structs.replace(rebuilt, number=number, total=total)
+
+    async def _each(self, wanted: dict[str, Known], request: RebuildRequest) -> AsyncIterator[Rebuilt | None]:
+        """Rebuild from the log, partition by partition; then what it does not hold any more from its records."""
+        for partition in sorted({known.partition for known in wanted.values()}):
+            ids = {known.session_id for known in wanted.values() if known.partition == partition}
+            async for found in self._replayed(partition, ids):
+                if found is None or found.session.sealed is None:
+                    yield None
+                elif await self._complete(found, partition):
+                    yield await asyncio.to_thread(_rebuilt, wanted.pop(found.session.session_id), found, Source.LOG, request)
+        for known in wanted.values():
+            yield await self._from_records(known, request)
+
+    async def _from_records(self, known: Known, request: RebuildRequest) -> Rebuilt:
+        problem = f"the log was trimmed, and holds no record of session {known.session_id} that names its blob"
+        if known.recorded is not None and known.recorded.records is not None:
+            try:
+                found = await self._unpacked(known.session_id, known.recorded.records)
+            except (BlobError, BadRecord) as failed:
+                problem = f"the records of session {known.session_id}: {failed}"
+            else:
+                return await asyncio.to_thread(_rebuilt, known, found, Source.RECORDS, request)
+        return Rebuilt(session_id=known.session_id, number=0, total=0, problem=problem)
+
+    async def _look(self, partition: int, wanted: set[str] | None) -> AsyncIterator[Known | None]:
+        """Yield what is known of sessions. `wanted` None: of all that have ended."""
+        found: dict[str, Known] = {}
+        async for record in self._read(Topic.SESSIONS, partition):
+            if record is None:
+                yield None
+                continue
+            session_id, is_seal = session_of(record), header(record, HEADER_TYPE) == SEAL
+            if session_id not in wanted if wanted is not None else not is_seal:
+                continue
+            known = found.setdefault(session_id, Known(session_id=session_id, partition=partition))
+            if is_seal and known.sealed_at is None and isinstance(seal := await self._light(record), SessionSealed):
+                known.sealed_at, known.run_id = seal.sealed_at, seal.spec.run_id if seal.spec else None
+        async for record in self._read(Topic.BUILT, partition):
+            if record is None:
+                yield None
+            elif (wanted is None or session_of(record) in wanted) and isinstance(built := await self._light(record), TrajectoryBuilt):
+                known = found.setdefault(built.session_id, Known(session_id=built.session_id, partition=partition))
+                if known.recorded is None:
+                    known.recorded = structs.replace(built, rows=())
+                    known.sealed_at, known.run_id = built.sealed_at, built.spec.run_id
+        for known in found.values():
+            yield known
+
+    async def _replayed(self, partition: int, wanted: set[str]) -> AsyncIterator[Read | None]:
+        """Yield wanted sessions as they are sealed, at the end those that are open."""
+        reading = Reading(self._events)
+        sealed: set[str] = set()
+        async for record in self._read(Topic.SESSIONS, partition):
+            if record is None:
+                yield None
+            elif (session_id := session_of(record)) in wanted and session_id not in sealed:
+                try:
+                    found = await reading.fold(record)
+                except BadRecord:  # its session has noted it
+                    continue
+                if found is not None:
+                    sealed.add(session_id)
+                    yield found
+        for session_id in wanted - sealed:
+            if (found := reading.replay.still_open(session_id)) is not None:
+                yield found
+
+    async def _complete(self, found: Read, partition: int) -> bool:
+        """Whether the log still holds the session from its first record on."""
+        return found.whole or not await self._bus.beginning(Topic.SESSIONS, partition)
+
+    async def _unpacked(self, session_id: str, records: BlobRef) -> Read:
+        try:
+            return unpack(session_id, await self._blobs.get(records))
+        except NOT_AN_EVENT as cause:
+            msg = f"blob {records.digest} holds no records: {cause}"
+            raise BadRecord(msg) from cause
+
+    async def _light(self, record: Record) -> AnyEvent | None:
+        try:
+            return await self._events.light(record)
+        except BadRecord:
+            return None
+
+    async def _read(self, topic: Topic, partition: int) -> AsyncIterator[Record | None]:
+        count = 0
+        async for record in self._bus.read(topic, partition, await self._bus.beginning(topic, partition)):
+            yield record
+            count += 1
+            if not count % SIGN_OF_LIFE_RECORDS:
+                yield None
+
+    def _partitions(self, session_ids: Iterable[str]) -> list[int]:
+        """Return where these sessions stand; for none, all."""
+        named = {self._bus.partition_of(Topic.SESSIONS, session_id) for session_id in session_ids}
+        return sorted(named) or list(range(self._bus.partitions_of(Topic.SESSIONS)))
+
+
+def _is_wanted(known: Known, request: RebuildRequest) -> bool:
+    if known.sealed_at is None or (request.since is not None and known.sealed_at < request.since):
+        return False
+    return request.run_id in {None, known.run_id}
+
+
+def _problem(session_id: str, known: Known | None) -> str | None:
+    if known is None:
+        return f"no session {session_id!r} in the log"
+    return f"session {session_id} has not ended yet" if known.sealed_at is None else None
+
+
+def _rebuilt(known: Known, found: Read, source: Source, request: RebuildRequest) -> Rebuilt:
+    """Build, and compare field by field."""
+    recorded = known.recorded
+    strategy = request.strategy or (recorded.strategy if recorded else Strategy.TREE)
+    data = found.records
+    records = BlobRef(digest=hashlib.sha256(data).hexdigest(), size=len(data))
+    try:
+        made = build(found.session, records=records, strategy=strategy)
+    except ValueError as cause:
+        return Rebuilt(session_id=known.session_id, number=0, total=0, problem=str(cause))
+    comparable = recorded is not None and recorded.strategy is strategy
+    differs = _differing(recorded, made) if recorded is not None and comparable else ()
+    return Rebuilt(
+        session_id=known.session_id,
+        number=0,
+        total=0,
+        source=source,
+        strategy=strategy,
+        end=made.end,
+        rows=len(made.rows),
+        tokens=sum(length(row.ids) for row in made.rows),
+        trained=made.accounting.delivered,
+        digest=made.rows_digest,
+        recorded=recorded.rows_digest if recorded else None,
+        equal=not differs if comparable else None,
+        differs=differs,
+        doubts=made.doubts,
+        trajectory=made if request.whole else None,
+    )
+
+
+def _differing(recorded: TrajectoryBuilt, made: TrajectoryBuilt) -> tuple[str, ...]:
+    """Return the fields that are not as recorded. The rows are compared by their digest."""
+    names = [name for name in TrajectoryBuilt.__struct_fields__ if name != "rows"]
+    return tuple(name for name in names if _encoder.encode(getattr(recorded, name)) != _encoder.encode(getattr(made, name)))
