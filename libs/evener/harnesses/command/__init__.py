@@ -25,8 +25,12 @@ class Command:
     """Nothing is known of it: it may do anything, and its history is taken as it comes."""
 
     name = "command"
+    summary = "any program"
     version = "1"
+    package = None
+    dialects = ("openai_chat", "openai_responses", "anthropic_messages", "google_generate")
     has_tools = True
+    probe = None
     quirks = Quirks()
 
     def check(self, options: Mapping[str, str]) -> None:

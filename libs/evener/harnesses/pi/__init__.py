@@ -1,8 +1,8 @@
-"""`pi`: the Pi coding agent (npm @earendil-works/pi-coding-agent) over OpenAI Chat.
+"""`pi`: the Pi coding agent (npm @earendil-works/pi-coding-agent), in any of four dialects.
 
-Options, the model as Pi is to know it: `context_tokens` (4096: what the embedded engine of `evener up` gives a call) and
-`answer_tokens` (the run's max_tokens; 1024 where it sets none); `tools`, a comma-separated list of those it may use (all: read,
-bash, edit, write; `none`).
+Options: `dialect` (`chat`, `responses`, `anthropic` or `google`); `tools`, a comma-separated list of those it may use (all: read,
+bash, edit, write; `none`); and the model as Pi is to know it: `context_tokens` (4096: what the embedded engine of `evener up`
+gives a call), `answer_tokens` (the run's max_tokens; 1024 where it sets none), `reasoning` (`false`; `true`: Pi asks for it).
 """
 
 import re
@@ -13,14 +13,16 @@ from typing import Final
 import msgspec
 
 from evener.harnesses import npm
-from evener.harnesses.port import Context, HarnessError, Judged, Launch, only_options
+from evener.harnesses.models_json import APIS, provider
+from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
 PACKAGE: Final = npm.Package(name="@earendil-works/pi-coding-agent", version="0.87.1", node=(22, 19))
 PROVIDER: Final = "evener"
 CONFIG: Final = ".pi/agent"
-OPTIONS: Final = ("context_tokens", "answer_tokens", "tools")
+OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning", "tools")
 CONTEXT_TOKENS: Final = 4096
 ANSWER_TOKENS: Final = 1024
 KEPT_FREE_TOKENS: Final = 4096
@@ -34,16 +36,22 @@ class Pi:
     """The real CLI, without sessions, updates or telemetry."""
 
     name = "pi"
+    summary = "the Pi coding agent"
     version = PACKAGE.version
+    package = PACKAGE.pinned
+    dialects = ("openai_chat", "openai_responses", "anthropic_messages", "google_generate")
     has_tools = True
-    quirks = Quirks(tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT, Tolerance.TEXT_TRIMMED, Tolerance.REASONING_ABSENT))
+    probe = Probe(tool="bash", arguments={"command": "{command}"})
+    quirks = Quirks(
+        tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT, Tolerance.TEXT_TRIMMED, Tolerance.REASONING_ABSENT),
+        compacted=r"^(?:The conversation history before this point was compacted|# Conversation\n\[User\]: )",  # the summary, its request
+    )
 
     def check(self, options: Mapping[str, str]) -> None:
         only_options(options, OPTIONS, self.name)
-        for name in ("context_tokens", "answer_tokens"):
-            if not options.get(name, "1").isdecimal():
-                msg = f"harness pi: option {name} is {options[name]!r}, not a number of tokens"
-                raise HarnessError(msg)
+        one_of(options, "dialect", tuple(APIS), self.name)
+        one_of(options, "reasoning", ("false", "true"), self.name)
+        numbers(options, ("context_tokens", "answer_tokens"), self.name)
 
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
@@ -69,21 +77,19 @@ class Pi:
         reasons, errors = STOP_REASON.findall(log), ERROR_MESSAGE.findall(log)
         if exit_code == 0 and reasons and reasons[-1] not in FAILED:
             return Judged(exit_code=0)
-        last = errors[-1] if errors else log.strip().rpartition(b"\n")[2]
-        return Judged(exit_code=exit_code or 1, detail=last.decode(errors="replace")[-500:])
+        detail = errors[-1].decode(errors="replace")[-500:] if errors else last_line(log)
+        return Judged(exit_code=exit_code or 1, detail=detail)
 
 
 def _provider(context: Context) -> dict[str, object]:
-    model = {
-        "id": context.model,
-        "name": context.model,
-        "reasoning": False,
-        "input": ["text"],
-        "contextWindow": int(context.options.get("context_tokens", CONTEXT_TOKENS)) + KEPT_FREE_TOKENS,
-        "maxTokens": int(context.options.get("answer_tokens", context.answer_tokens or ANSWER_TOKENS)),
-        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-    }
-    return {"baseUrl": f"{context.base_url}/v1", "api": "openai-completions", "apiKey": context.key, "models": [model]}
+    options = context.options
+    return provider(
+        context,
+        dialect=options.get("dialect", "chat"),
+        reasoning=options.get("reasoning") == "true",
+        context_tokens=int(options.get("context_tokens", CONTEXT_TOKENS)) + KEPT_FREE_TOKENS,
+        answer_tokens=int(options.get("answer_tokens", context.answer_tokens or ANSWER_TOKENS)),
+    )
 
 
 def _tools(options: Mapping[str, str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from evener.harnesses.port import Context, Judged, Launch, only_options
+from evener.harnesses.port import Context, Judged, Launch, Probe, only_options
 from evener.harnesses.provider import variables
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
@@ -23,8 +23,12 @@ class Script:
     """Runs `agent.py` with this Python. Its one tool cannot leave the working directory."""
 
     name = "script"
+    summary = "a small self-made agent, standard library only"
     version = "1"
+    package = None
+    dialects = ("openai_chat",)
     has_tools = False
+    probe = Probe(tool="write_file", arguments={"path": "{path}", "content": "{content}"})
     quirks = Quirks(retry_header="x-retry-count")
 
     def check(self, options: Mapping[str, str]) -> None:

@@ -1,0 +1,118 @@
+"""`claude_code`: Anthropic's Claude Code (npm @anthropic-ai/claude-code) over Anthropic Messages.
+
+Options: `settings` (`lean`, for training: a history that is only appended to, all tools from the start but those of the web, sub-agents
+that are waited for; `plain`: as it ships; `bare`: lean, with three tools and a prompt of a tenth); `tools`, a comma-separated list
+of its built-in tools instead (`Bash,Edit,Read`; without `Agent` there are no sub-agents); `answer_tokens` (the run's max_tokens; its own
+where that sets none); `context_tokens`, at least 100000, near which it replaces its history by a summary (it never does
+where this is not given).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from evener.harnesses import npm
+from evener.harnesses.port import Context, HarnessError, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.printed import last_event, last_line
+from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
+
+PACKAGE: Final = npm.Package(name="@anthropic-ai/claude-code", version="2.1.329", node=(0, 0))
+PROGRAM: Final = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+"""A native program: the script in the package proper is put in its place by an install script, and those are not run."""
+OPTIONS: Final = ("settings", "tools", "context_tokens", "answer_tokens")
+LEAST_CONTEXT_TOKENS: Final = 100_000
+"""It takes less for so much."""
+HEADLESS: Final = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions", "--no-session-persistence")
+WEB: Final = "WebSearch,WebFetch"
+"""One asks the model to make its results up, the other asks a server of Anthropic's."""
+QUIET: Final = {
+    "IS_SANDBOX": "1",  # or it refuses to skip permissions as root
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+}
+LEAN: Final = {
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    "DISABLE_PROMPT_CACHING": "1",
+    "ENABLE_TOOL_SEARCH": "false",
+    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+    "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+}
+SETTINGS: Final = {"lean": LEAN, "plain": {}, "bare": LEAN | {"CLAUDE_CODE_SIMPLE": "1"}}
+MODELS: Final = tuple(f"ANTHROPIC_DEFAULT_{family}_MODEL" for family in ("HAIKU", "SONNET", "OPUS"))
+"""What it asks for beside its main model."""
+
+
+class ClaudeCode:
+    """The real CLI. It re-serialises arguments, drops blank text, and returns reasoning with its signature."""
+
+    name = "claude_code"
+    summary = "Anthropic's Claude Code"
+    version = PACKAGE.version
+    package = PACKAGE.pinned
+    dialects = ("anthropic_messages",)
+    has_tools = True
+    probe = Probe(tool="Bash", arguments={"command": "{command}", "description": "Writes a file"})
+    quirks = Quirks(
+        tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT),
+        side_calls=(SideCall(name="web_search", system=r"You run a web search for another Claude model"),),
+        sub_agent_header="x-claude-code-agent-id",
+        compacted=r"This session is being continued from a previous conversation that ran out of context",
+        noise=(Noise(where="system", pattern=r"x-anthropic-billing-header:(?: *\w+=[^;\n]*;)+\n*"),),
+    )
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, OPTIONS, self.name)
+        one_of(options, "settings", tuple(SETTINGS), self.name)
+        numbers(options, ("context_tokens", "answer_tokens"), self.name)
+        if int(options.get("context_tokens", LEAST_CONTEXT_TOKENS)) < LEAST_CONTEXT_TOKENS:
+            msg = f"harness {self.name}: option context_tokens is less than {LEAST_CONTEXT_TOKENS}, the least that it takes"
+            raise HarnessError(msg)
+
+    async def install(self, cache: Path) -> Path:
+        return await npm.install(cache, self.name, PACKAGE)
+
+    def launch(self, context: Context, bundle: Path) -> Launch:
+        options = context.options
+        # It takes a message that begins with / for one of its commands, finds none, and exits with 0.
+        message = f" {context.instruction}" if context.instruction.startswith("/") else context.instruction
+        return Launch(
+            argv=(str(bundle / PROGRAM), "-p", "--model", context.model, *HEADLESS, *_tools(options), "--", message),
+            environment={
+                "ANTHROPIC_BASE_URL": context.base_url,
+                "ANTHROPIC_AUTH_TOKEN": context.key,
+                "CLAUDE_CONFIG_DIR": f"{context.home}/.claude",
+                **QUIET,
+                **SETTINGS[options.get("settings", "lean")],
+                **dict.fromkeys((*MODELS, "CLAUDE_CODE_SUBAGENT_MODEL"), context.model),
+                **_limits(context),
+            },
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        """It exits with 0 also after some failures: its last event tells."""
+        last = last_event(log, "result")
+        if exit_code == 0 and last is not None and not last.get("is_error"):
+            return Judged(exit_code=0)
+        said = last.get("result") or last.get("subtype") if last is not None else None
+        return Judged(exit_code=exit_code or 1, detail=str(said or last_line(log))[-500:])
+
+
+def _tools(options: Mapping[str, str]) -> tuple[str, ...]:
+    if "tools" in options:
+        return ("--tools", options["tools"])
+    return () if options.get("settings") == "plain" else ("--disallowedTools", WEB)
+
+
+def _limits(context: Context) -> dict[str, str]:
+    limits = {}
+    if answer := context.options.get("answer_tokens", context.answer_tokens):
+        limits["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(answer)
+    if "context_tokens" in context.options:
+        limits["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = context.options["context_tokens"]
+    return limits
+
+
+HARNESS: Final = ClaudeCode()

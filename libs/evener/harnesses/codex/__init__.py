@@ -1,0 +1,99 @@
+"""`codex`: OpenAI's Codex CLI (npm @openai/codex) over OpenAI Responses, its own sandbox off.
+
+Options: `tools` (`all`: as it ships, without web search, which would leave the sandbox; `lean`: also without sub-agents, goals and
+the skills that it brings); `context_tokens`, the model's context as Codex is to know it, and `compact_at_tokens`, where it
+replaces its history by a summary (both are its own where they are not given: it takes an unknown model for a large one).
+It has no limit of an answer's tokens: the run's max_tokens holds, and an answer that ends by it ends Codex with an error.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from evener.harnesses import npm
+from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.printed import last_event, last_line
+from evener.proto.spec import Quirks
+from evener.sandboxes.port import HOME
+
+PACKAGE: Final = npm.Package(name="@openai/codex", version="0.169.0", node=(16, 0))
+CONFIG: Final = ".codex"
+KEY: Final = "EVENER_KEY"
+TOKENS: Final = {"context_tokens": "model_context_window", "compact_at_tokens": "model_auto_compact_token_limit"}
+"""Option to key of config.toml."""
+QUIET: Final = ("plugins", "apps", "remote_plugin")
+"""Features that look names up at start."""
+LEAN: Final = ("multi_agent", "goals")
+
+
+class Codex:
+    """The real CLI. It returns everything verbatim, arguments as the very text that was sampled."""
+
+    name = "codex"
+    summary = "OpenAI's Codex CLI"
+    version = PACKAGE.version
+    package = PACKAGE.pinned
+    dialects = ("openai_responses",)
+    has_tools = True
+    probe = Probe(tool="exec_command", arguments={"cmd": "{command}"})
+    quirks = Quirks(compacted=r"^Another language model started to solve", sub_agent_header="x-openai-subagent")
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, ("tools", *TOKENS), self.name)
+        one_of(options, "tools", ("all", "lean"), self.name)
+        numbers(options, tuple(TOKENS), self.name)
+
+    async def install(self, cache: Path) -> Path:
+        return await npm.install(cache, self.name, PACKAGE)
+
+    def launch(self, context: Context, bundle: Path) -> Launch:
+        script = bundle / "node_modules" / PACKAGE.name / "bin" / "codex.js"
+        headless = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-C", context.workdir)
+        return Launch(
+            argv=(npm.node_of(bundle), str(script), "exec", *headless, "--", context.instruction),
+            environment={"CODEX_HOME": f"{context.home}/{CONFIG}", KEY: context.key},
+            files={f"{HOME}/{CONFIG}/config.toml": _config(context).encode()},
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        """A turn that failed is its last event."""
+        last = last_event(log, "turn.completed", "turn.failed")
+        if exit_code == 0 and last is not None and last["type"] == "turn.completed":
+            return Judged(exit_code=0)
+        failed = last.get("error", {}).get("message") if last is not None else None
+        return Judged(exit_code=exit_code or 1, detail=failed or last_line(log))
+
+
+def _config(context: Context) -> str:
+    """Return its config.toml. JSON strings are TOML strings."""
+    lean = context.options.get("tools") == "lean"
+    off = (*QUIET, *(LEAN if lean else ()))
+    return "\n".join(
+        (
+            f"model = {_text(context.model)}",
+            'model_provider = "evener"',
+            "check_for_update_on_startup = false",
+            'web_search = "disabled"',
+            *(f"{key} = {context.options[option]}" for option, key in TOKENS.items() if option in context.options),
+            "[model_providers.evener]",
+            'name = "evener"',
+            f"base_url = {_text(context.base_url + '/v1')}",
+            f'env_key = "{KEY}"',
+            'wire_api = "responses"',
+            "[analytics]",
+            "enabled = false",
+            "[features]",
+            *(f"{feature} = false" for feature in off),
+            *(("[skills]", "bundled = { enabled = false }") if lean else ()),
+            "",
+        )
+    )
+
+
+def _text(value: str) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+HARNESS: Final = Codex()

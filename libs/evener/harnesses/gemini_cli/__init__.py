@@ -1,0 +1,91 @@
+"""`gemini_cli`: Google's Gemini CLI (npm @google/gemini-cli) over Google streamGenerateContent.
+
+Options: `tools`, a comma-separated list of those it may use (`run_shell_command,read_file`; all but those of the web where it is not
+given; without `invoke_agent` there are no sub-agents); `answer_tokens` (the run's max_tokens; none where that sets none);
+`compact_at_tokens`, where it replaces its history by a summary (524288 where it is not given: it takes every model's context
+for 1048576 tokens).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from evener.harnesses import npm
+from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, only_options
+from evener.harnesses.printed import last_event, last_line
+from evener.proto.spec import Quirks, SideCall, Tolerance
+from evener.sandboxes.port import HOME
+
+PACKAGE: Final = npm.Package(name="@google/gemini-cli", version="0.61.0", node=(20, 0))
+OPTIONS: Final = ("tools", "compact_at_tokens", "answer_tokens")
+CONTEXT_TOKENS: Final = 1_048_576
+"""What it takes for the context of a model that it does not know."""
+HOSTED: Final = ("google_web_search", "web_fetch")
+"""Tools that ask another model of Google's, by its name."""
+QUIET: Final[dict[str, Any]] = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "telemetry": {"enabled": False},
+    "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+}
+
+
+class GeminiCli:
+    """The real CLI, without telemetry or updates. It drops the text of thoughts."""
+
+    name = "gemini_cli"
+    summary = "Google's Gemini CLI"
+    version = PACKAGE.version
+    package = PACKAGE.pinned
+    dialects = ("google_generate",)
+    has_tools = True
+    probe = Probe(tool="run_shell_command", arguments={"command": "{command}"})
+    quirks = Quirks(
+        tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.REASONING_ABSENT),
+        side_calls=(SideCall(name="router", system=r"You are a specialized Task Routing AI", tools=False),),
+    )
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, OPTIONS, self.name)
+        numbers(options, ("compact_at_tokens", "answer_tokens"), self.name)
+
+    async def install(self, cache: Path) -> Path:
+        return await npm.install(cache, self.name, PACKAGE)
+
+    def launch(self, context: Context, bundle: Path) -> Launch:
+        script = bundle / "node_modules" / PACKAGE.name / "bundle" / "gemini.js"
+        how = ("--yolo", "-m", context.model, "--output-format", "stream-json")
+        return Launch(
+            argv=(npm.node_of(bundle), str(script), *how, f"--prompt={context.instruction}"),
+            environment={
+                "GOOGLE_GEMINI_BASE_URL": context.base_url,
+                "GEMINI_API_KEY": context.key,
+                "GEMINI_CLI_TRUST_WORKSPACE": "true",  # or it asks before each tool, and nobody answers
+                "GEMINI_CLI_NO_RELAUNCH": "true",
+            },
+            files={f"{HOME}/.gemini/settings.json": msgspec.json.encode(_settings(context))},
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        """Its last event tells."""
+        last = last_event(log, "result")
+        if exit_code == 0 and last is not None and last.get("status") == "success":
+            return Judged(exit_code=0)
+        said = last.get("error", {}).get("message") if last is not None else None
+        return Judged(exit_code=exit_code or 1, detail=str(said or last_line(log))[-500:])
+
+
+def _settings(context: Context) -> dict[str, Any]:
+    settings, options = dict(QUIET), context.options
+    settings["tools"] = {"core": options["tools"].split(",")} if "tools" in options else {"exclude": HOSTED}
+    if "compact_at_tokens" in options:
+        settings["model"] = {"compressionThreshold": int(options["compact_at_tokens"]) / CONTEXT_TOKENS}
+    if answer := options.get("answer_tokens", context.answer_tokens):
+        limit = {"generateContentConfig": {"maxOutputTokens": int(answer)}}
+        settings["modelConfigs"] = {"customOverrides": [{"match": {"model": context.model}, "modelConfig": limit}]}
+    return settings
+
+
+HARNESS: Final = GeminiCli()

@@ -1,0 +1,44 @@
+"""What the makers of bundles share: programs that run to their end, and folders that appear whole or not at all."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from evener.harnesses.port import HarnessMissing
+
+INSTALL_SECONDS: Final = 600.0
+
+
+async def run(*argv: str) -> tuple[int, str]:
+    """Run a program to its end, or kill it at the limit; return its exit code and all that it said. Raises HarnessMissing."""
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(INSTALL_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError as cause:
+        msg = f"{argv[0]} {argv[1]} took longer than {INSTALL_SECONDS:.0f} s"
+        raise HarnessMissing(msg) from cause
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+@contextmanager
+def appearing(bundle: Path) -> Iterator[Path]:
+    """Yield a place to make the bundle in; it becomes the bundle when the block ends well."""
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=bundle.parent, prefix=f".{bundle.name}-", ignore_cleanup_errors=True) as making:
+        made = Path(making) / "bundle"
+        yield made
+        try:
+            made.rename(bundle)
+        except OSError:  # another process was faster
+            if not bundle.is_dir():
+                raise

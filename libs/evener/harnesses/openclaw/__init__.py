@@ -1,0 +1,94 @@
+"""`openclaw`: one head-less turn of OpenClaw (npm openclaw) over OpenAI Chat, OpenAI Responses or Anthropic Messages.
+
+Options: `dialect` (`chat`, `responses` or `anthropic`), and the model as OpenClaw is to know it: `context_tokens` (65536),
+`answer_tokens` (the run's max_tokens; 8192 where it sets none), `reasoning` (`false`; `true`: it asks for it). In Chat and Messages
+a note of its own moves with every request, so that no request begins with the one before: each call is a row.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from evener.harnesses import npm
+from evener.harnesses.models_json import provider
+from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.printed import last_line
+from evener.proto.spec import Quirks, Tolerance
+from evener.sandboxes.port import HOME
+
+PACKAGE: Final = npm.Package(name="openclaw", version="2026.9.6", node=(24, 16))
+OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning")
+PROVIDER: Final = "evener"
+CONFIG: Final = ".openclaw"
+INSTRUCTION: Final = "instruction.md"
+CONTEXT_TOKENS: Final = 65536
+ANSWER_TOKENS: Final = 8192
+RAW_ERROR: Final = re.compile(rb"rawError=(.+)$", re.MULTILINE)
+
+
+class OpenClaw:
+    """The real CLI, without gateway, updates or telemetry. In Chat it removes underscores from tool-call ids."""
+
+    name = "openclaw"
+    summary = "OpenClaw"
+    version = PACKAGE.version
+    package = PACKAGE.pinned
+    dialects = ("openai_chat", "openai_responses", "anthropic_messages")
+    has_tools = True
+    probe = Probe(tool="exec", arguments={"command": "{command}"})
+    quirks = Quirks(
+        tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT, Tolerance.CALL_ID_LETTERS),
+        retry_header="x-stainless-retry-count",
+    )
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, OPTIONS, self.name)
+        one_of(options, "dialect", ("chat", "responses", "anthropic"), self.name)
+        one_of(options, "reasoning", ("false", "true"), self.name)
+        numbers(options, ("context_tokens", "answer_tokens"), self.name)
+
+    async def install(self, cache: Path) -> Path:
+        return await npm.install(cache, self.name, PACKAGE)
+
+    def launch(self, context: Context, bundle: Path) -> Launch:
+        script = bundle / "node_modules" / PACKAGE.name / "openclaw.mjs"
+        home = f"{context.home}/{CONFIG}"
+        turn = ("--message-file", f"{context.home}/{INSTRUCTION}", "--cwd", context.workdir, "--timeout", "0", "--json")
+        return Launch(
+            argv=(npm.node_of(bundle), str(script), "agent", "exec", "--config", f"{home}/openclaw.json", *turn),
+            environment={"OPENCLAW_HOME": context.home, "OPENCLAW_NO_AUTO_UPDATE": "1", "OPENCLAW_NO_RESPAWN": "1"},
+            files={
+                f"{HOME}/{CONFIG}/openclaw.json": msgspec.json.encode(_config(context)),
+                f"{HOME}/{INSTRUCTION}": context.instruction.encode(),
+            },
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        """Its own exit code tells. What the provider said stands in its log; its last words say less."""
+        if exit_code == 0:
+            return Judged(exit_code=0)
+        raw = RAW_ERROR.findall(log)
+        return Judged(exit_code=exit_code, detail=raw[-1].decode(errors="replace")[-500:] if raw else last_line(log))
+
+
+def _config(context: Context) -> dict[str, Any]:
+    options = context.options
+    relay = provider(
+        context,
+        dialect=options.get("dialect", "chat"),
+        reasoning=options.get("reasoning") == "true",
+        context_tokens=int(options.get("context_tokens", CONTEXT_TOKENS)),
+        answer_tokens=int(options.get("answer_tokens", context.answer_tokens or ANSWER_TOKENS)),
+    )
+    return {
+        "models": {"mode": "merge", "providers": {PROVIDER: relay}},
+        "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{context.model}"}}},
+        "update": {"checkOnStart": False},
+        "telemetry": {"enabled": False},
+    }
+
+
+HARNESS: Final = OpenClaw()

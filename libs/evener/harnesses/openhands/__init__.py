@@ -1,0 +1,64 @@
+"""`openhands`: the OpenHands agent (PyPI openhands-sdk, openhands-tools) over OpenAI Chat, not streamed, with a terminal and an editor.
+
+The SDK is a library: `driver.py` beside this file runs one conversation with it. Options: `context_tokens` and `answer_tokens`
+(the run's max_tokens where it is not given), the model's limits as OpenHands is to know them; its own guess where nothing says.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from evener.harnesses import pip
+from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, only_options
+from evener.harnesses.printed import last_line
+from evener.proto.spec import Quirks, Tolerance
+from evener.sandboxes.port import HOME
+
+PACKAGE: Final = pip.Package(name="openhands-sdk", version="1.56.0", beside=("openhands-tools",))
+DRIVER: Final = Path(__file__).with_name("driver.py")
+INSTRUCTION: Final = "instruction.md"
+OPTIONS: Final = ("context_tokens", "answer_tokens")
+
+
+class OpenHands:
+    """The real SDK. It drops reasoning, and sends a text back as a list of parts."""
+
+    name = "openhands"
+    summary = "OpenHands"
+    version = PACKAGE.version
+    package = PACKAGE.pinned
+    dialects = ("openai_chat",)
+    has_tools = True
+    probe = Probe(tool="terminal", arguments={"command": "{command}"})
+    quirks = Quirks(
+        tolerances=(Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
+        retry_header="x-stainless-retry-count",
+    )
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, OPTIONS, self.name)
+        numbers(options, OPTIONS, self.name)
+
+    async def install(self, cache: Path) -> Path:
+        return await pip.install(cache, self.name, PACKAGE)
+
+    def launch(self, context: Context, bundle: Path) -> Launch:
+        limits = {"answer_tokens": context.answer_tokens, **context.options}
+        return Launch(
+            argv=(pip.python_of(bundle), "-I", f"{context.home}/{DRIVER.name}", f"{context.home}/{INSTRUCTION}"),
+            environment={
+                "OPENAI_BASE_URL": f"{context.base_url}/v1",
+                "OPENAI_API_KEY": context.key,
+                "OPENAI_MODEL": context.model,
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "OPENHANDS_SUPPRESS_BANNER": "1",
+                **{f"OPENHANDS_{name.upper()}": str(value) for name, value in limits.items() if value},
+            },
+            files={f"{HOME}/{DRIVER.name}": DRIVER.read_bytes(), f"{HOME}/{INSTRUCTION}": context.instruction.encode()},
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last_line(log))
+
+
+HARNESS: Final = OpenHands()

@@ -1,0 +1,50 @@
+"""One OpenHands conversation, without a person: `python driver.py INSTRUCTION_FILE`, in the directory to work in.
+
+Runs inside the bundle, and knows nothing of Evener: the model is found by OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, its
+limits by OPENHANDS_CONTEXT_TOKENS and OPENHANDS_ANSWER_TOKENS.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from openhands.sdk import LLM, Agent, Conversation, Tool
+from openhands.sdk.conversation.state import ConversationExecutionStatus
+from openhands.tools.file_editor import FileEditorTool
+from openhands.tools.terminal import TerminalTool
+
+ENDED = (ConversationExecutionStatus.FINISHED, ConversationExecutionStatus.STUCK)
+"""Stuck: the model repeats itself. That is its own work, not a failure of the program."""
+
+
+def limit(name: str) -> int | None:
+    """Return a number from the environment."""
+    value = os.environ.get(name)
+    return int(value) if value else None
+
+
+def main() -> None:
+    """Give the instruction to an agent with a terminal and an editor, and wait until it has finished."""
+    llm = LLM(
+        model=f"openai/{os.environ['OPENAI_MODEL']}",
+        base_url=os.environ["OPENAI_BASE_URL"],
+        api_key=os.environ["OPENAI_API_KEY"],
+        usage_id="agent",
+        max_input_tokens=limit("OPENHANDS_CONTEXT_TOKENS"),
+        max_output_tokens=limit("OPENHANDS_ANSWER_TOKENS"),
+        timeout=None,
+    )
+    # tmux, where there is one, would outlive the conversation
+    tools = [Tool(name=TerminalTool.name, params={"terminal_type": "subprocess"}), Tool(name=FileEditorTool.name)]
+    conversation = Conversation(agent=Agent(llm=llm, tools=tools), workspace=Path.cwd(), visualizer=None)
+    try:
+        conversation.send_message(Path(sys.argv[1]).read_text())
+        conversation.run()
+        status = conversation.state.execution_status
+    finally:
+        conversation.close()
+    if status not in ENDED:
+        sys.exit(f"the conversation ended as {status.value}")
+
+
+main()

@@ -1,0 +1,26 @@
+"""What harnesses print without a person: JSON objects, one a line, possibly cut in the middle of all."""
+
+from typing import Any, Final
+
+import msgspec
+
+DETAIL_CHARACTERS: Final = 500
+
+
+def last_event(log: bytes, *types: str) -> dict[str, Any] | None:
+    """Return the last printed object whose `type` is one of these. None: there is none."""
+    for line in reversed(log.splitlines()):
+        if not line.startswith(b"{"):
+            continue
+        try:
+            event = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(event, dict) and event.get("type") in types:
+            return event
+    return None
+
+
+def last_line(log: bytes) -> str:
+    """Return the last line of an output, for people."""
+    return log.strip().rpartition(b"\n")[2].decode(errors="replace")[-DETAIL_CHARACTERS:]

@@ -1,0 +1,107 @@
+"""`qwen_code`: Qwen Code (npm @qwen-code/qwen-code) over OpenAI Chat or Anthropic Messages.
+
+Options: `dialect` (`chat`, `anthropic`); `without`, a comma-separated list of tools that it does not get (`agent,list_agents`: no
+sub-agents); `answer_tokens` (the run's max_tokens; its own where that sets none);
+`context_tokens`, the model's context as it is to know it: near that it replaces its history by a summary.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from evener.harnesses import npm
+from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.printed import last_event, last_line
+from evener.proto.spec import Quirks, SideCall, Tolerance
+from evener.sandboxes.port import HOME
+
+PACKAGE: Final = npm.Package(name="@qwen-code/qwen-code", version="0.24.4", node=(22, 0), programs="vendor/ripgrep/*/rg")
+OPTIONS: Final = ("dialect", "without", "context_tokens", "answer_tokens")
+AUTH: Final = {"chat": "openai", "anthropic": "anthropic"}
+"""Dialect to its word for it."""
+HEADLESS: Final = {
+    "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+    "QWEN_STREAM_IDLE_TIMEOUT_MS": "0",  # no limit: Anthropic's pings do not count for it, and 240 s are soon over
+}
+QUIET: Final[dict[str, Any]] = {
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"enableAutoUpdate": False},
+    "telemetry": {"enabled": False},
+    "memory": {"enableManagedAutoMemory": False},
+}
+
+
+class QwenCode:
+    """The real CLI, without telemetry, updates or a memory. It re-serialises arguments and trims reasoning."""
+
+    name = "qwen_code"
+    summary = "Qwen Code"
+    version = PACKAGE.version
+    package = PACKAGE.pinned
+    dialects = ("openai_chat", "anthropic_messages")
+    has_tools = True
+    probe = Probe(tool="run_shell_command", arguments={"command": "{command}", "is_background": False})
+    quirks = Quirks(
+        tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.TEXT_TRIMMED, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
+        side_calls=(
+            SideCall(name="memory", system=r"acting as the managed memory extraction subagent"),
+            SideCall(
+                name="web_fetch", system=r"^Extract and summarize the requested information from the provided web content", tools=False
+            ),
+        ),
+        retry_header="x-stainless-retry-count",
+        compacted=r"<state_snapshot>",
+    )
+
+    def check(self, options: Mapping[str, str]) -> None:
+        only_options(options, OPTIONS, self.name)
+        one_of(options, "dialect", tuple(AUTH), self.name)
+        numbers(options, ("context_tokens", "answer_tokens"), self.name)
+
+    async def install(self, cache: Path) -> Path:
+        return await npm.install(cache, self.name, PACKAGE)
+
+    def launch(self, context: Context, bundle: Path) -> Launch:
+        script = bundle / "node_modules" / PACKAGE.name / "cli.js"
+        options = context.options
+        auth = AUTH[options.get("dialect", "chat")]
+        # It takes a message that begins with / for one of its commands.
+        message = f" {context.instruction}" if context.instruction.startswith("/") else context.instruction
+        how = ("--auth-type", auth, "-m", context.model, "--yolo", "--output-format", "stream-json")
+        return Launch(
+            argv=(npm.node_of(bundle), str(script), *how, f"--prompt={message}"),
+            environment=_provider(context, auth) | {**HEADLESS, **_answer(context)},
+            files={f"{HOME}/.qwen/settings.json": msgspec.json.encode(_settings(options))},
+        )
+
+    def judge(self, exit_code: int, log: bytes) -> Judged:
+        """Its last event tells."""
+        last = last_event(log, "result")
+        if exit_code == 0 and last is not None and not last.get("is_error"):
+            return Judged(exit_code=0)
+        said = last.get("error", {}).get("message") or last.get("result") if last is not None else None
+        return Judged(exit_code=exit_code or 1, detail=str(said or last_line(log))[-500:])
+
+
+def _provider(context: Context, auth: str) -> dict[str, str]:
+    family, base_url = ("OPENAI", f"{context.base_url}/v1") if auth == "openai" else ("ANTHROPIC", context.base_url)
+    return {f"{family}_BASE_URL": base_url, f"{family}_API_KEY": context.key, f"{family}_MODEL": context.model}
+
+
+def _answer(context: Context) -> dict[str, str]:
+    answer = context.options.get("answer_tokens", context.answer_tokens)
+    return {"QWEN_CODE_MAX_OUTPUT_TOKENS": str(answer)} if answer else {}
+
+
+def _settings(options: Mapping[str, str]) -> dict[str, Any]:
+    settings = dict(QUIET)
+    if "without" in options:
+        settings["permissions"] = {"deny": options["without"].split(",")}
+    if "context_tokens" in options:
+        settings["model"] = {"generationConfig": {"contextWindowSize": int(options["context_tokens"])}}
+    return settings
+
+
+HARNESS: Final = QwenCode()

@@ -1,0 +1,80 @@
+"""Runs one cell: a session of the real CLI in a whole Evener, with the scripted engine behind it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+from tests.checker import check
+from tests.conformance.cases import CASES, FILES, INSTRUCTION, Case, files_of
+from tests.conformance.facts import Seen, built_of, seen
+from tests.conformance.meddling import all_gone, meddle
+from tests.conformance.setups import SetUp
+from tests.conformance.sites import Site
+
+from evener.cli.harness_checking import POLICY
+from evener.cli.submitting import Wish, plan, submit
+from evener.client.client import Client
+from evener.client.views import TaskView
+from evener.proto.codec import encode
+from evener.proto.ids import session_of
+from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling
+
+
+async def run(at: Site, setup: SetUp, case: Case) -> tuple[Seen, list[str]]:
+    """Return what became of a session of this set-up in this case, and what is wrong beside that. Raises TimeoutError."""
+    began = len(at.engine.ledger)
+    at.engine.play(case.script(setup))
+    wish = _wish(setup, case)
+    (task,) = planned = await asyncio.to_thread(plan, _task(at.folder / wish.run_id, files_of(case, setup)), wish)
+    try:
+        async with asyncio.timeout(case.limit_seconds):
+            await submit(at.client, planned)
+            wrong = await meddle(at, case, task.task_id)
+            view = await _ended(at.client, wish.run_id)
+            wrong += await all_gone(task.task_id)
+            session = await at.client.session(session_of(task.task_id, 0))
+    except TimeoutError:
+        await at.client.cancel(task.task_id)  # the next cell is to find nothing of it
+        raise
+    ledger = at.engine.ledger[began:]
+    unlike = check([msgspec.msgpack.decode(encode(built_of(session)))], [msgspec.json.encode(entry).decode() for entry in ledger])
+    aborted = sum(entry.aborted for entry in ledger)
+    return seen(view, session, refused=_refused(at, task.task_id), aborted=aborted, unlike=tuple(unlike)), wrong
+
+
+def _wish(setup: SetUp, case: Case) -> Wish:
+    options = dict(setup.options)
+    if case is CASES["compaction"] and setup.compaction is not None:
+        options |= setup.compaction.options
+    return Wish(
+        run_id=f"{case.name}-{token_hex(4)}",
+        harness=HarnessSpec(name=setup.harness, options=options),
+        samples=1,
+        purpose=Purpose.TRAIN,
+        policy=POLICY.name,
+        sampling=Sampling(max_tokens=case.answer_tokens),
+        budgets=Budgets(agent_seconds=case.limit_seconds, attempts=1),
+        streaming=case.streaming,
+    )
+
+
+def _task(folder: Path, files: Sequence[str]) -> Path:
+    """Make the task's directory; return it. Blocks."""
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.toml").write_text('[task]\nname = "evener/conformance"\n')
+    (folder / "instruction.md").write_text(INSTRUCTION)
+    wanted = " && ".join((*(f"[ \"$(cat {path})\" = '{FILES[path]}' ]" for path in files), "true"))
+    (folder / "tests" / "test.sh").write_text(f"{wanted} && reward=1\necho ${{reward:-0}} > /logs/verifier/reward.txt\n")
+    return folder
+
+
+async def _ended(client: Client, run_id: str) -> TaskView:
+    return await anext(view async for view in client.watch(run_id) if view.outcome is not None)
+
+
+def _refused(at: Site, task_id: str) -> tuple[int, ...]:
+    events: list[dict[str, Any]] = [msgspec.json.decode(line) for line in at.gateway.log.splitlines() if '"refused"' in line]
+    return tuple(event["status"] for event in events if event["session_id"].startswith(task_id))

@@ -1,0 +1,105 @@
+"""`python host.py up ...`: `evener up` with what conformance needs beside it.
+
+A session whose id begins with `refused` reaches its relay through a proxy on loopback, which answers the second request itself with 429
+and the fourth with 503, in the dialect's own shape and with Retry-After, and passes everything else on. SIGUSR1 ends the gateway's task,
+as a crash of it would, and its supervisor starts it again. Nothing else differs from `evener up`.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+import structlog
+from aiohttp import web
+
+from evener.cli.__main__ import main
+from evener.dialects.canonical import RequestError
+from evener.dialects.registry import dialect_for
+from evener.sandbox_runner import sessions
+from evener.sandbox_runner.relay import PREFIX, Opening, open_relay
+from evener.service import faults
+
+REFUSED: Final = "refused"
+REFUSALS: Final = {2: (429, "rate_limit_error"), 4: (503, "overloaded_error")}
+"""Number of the request, from 1, to status and kind."""
+RETRY_AFTER_SECONDS: Final = 1
+BODY_BYTES: Final = 32 * 1024 * 1024
+HOP: Final = frozenset({"connection", "content-length", "host", "transfer-encoding"})
+"""Headers of a connection."""
+PIECE_BYTES: Final = 2**16
+
+log = structlog.get_logger()
+
+
+class Proxy:
+    """Between one harness and its relay."""
+
+    def __init__(self, relay: str, http: aiohttp.ClientSession, session_id: str) -> None:
+        self._relay = relay
+        self._http = http
+        self._session_id = session_id
+        self._requests = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Refuse the requests whose turn it is; pass the others on."""
+        dialect = dialect_for(PREFIX.sub("", request.path_qs)) if request.method == "POST" else None
+        if dialect is None:
+            return await self._pass_on(request)
+        self._requests += 1
+        if (refusal := REFUSALS.get(self._requests)) is None:
+            return await self._pass_on(request)
+        status, kind = refusal
+        log.info("refused", session_id=self._session_id, status=status)
+        error = dialect.error(RequestError("try again later", status=status, kind=kind))
+        return web.Response(status=status, body=error, content_type="application/json", headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP]
+        body = await request.read()
+        async with self._http.request(request.method, self._relay + request.path_qs, headers=headers, data=body) as answer:
+            kept = [(name, value) for name, value in answer.headers.items() if name.lower() not in HOP]
+            passed = web.StreamResponse(status=answer.status, headers=dict(kept))
+            await passed.prepare(request)
+            async for piece in answer.content.iter_chunked(PIECE_BYTES):
+                await passed.write(piece)
+            await passed.write_eof()
+            return passed
+
+
+@asynccontextmanager
+async def proxied(opening: Opening, *given: Any, **named: Any) -> AsyncIterator[str]:
+    """Open the relay; yield its own URL, or that of a proxy before it."""
+    async with open_relay(opening, *given, **named) as relay:
+        if not opening.session_id.startswith(REFUSED):
+            yield relay
+            return
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as http:
+            application = web.Application(client_max_size=BODY_BYTES)
+            application.router.add_route("*", "/{path:.*}", Proxy(relay, http, opening.session_id).handle)
+            runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+            try:
+                await runner.setup()
+                site = web.TCPSite(runner, "127.0.0.1", 0)
+                await site.start()
+                yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+            finally:
+                await runner.cleanup()
+
+
+def running(service: str, task: asyncio.Future[None]) -> None:
+    """Let SIGUSR1 end the gateway's task from now on."""
+    known(service, task)
+    if service.endswith("gateway"):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, task.cancel)
+
+
+known: Final = faults.running
+
+if __name__ == "__main__":
+    vars(sessions)["open_relay"] = proxied
+    faults.running = running
+    main()

@@ -1,0 +1,110 @@
+"""Harnesses from PyPI: bundles that appear whole or not at all, launches from data, exits judged."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evener.harnesses import pip
+from evener.harnesses.port import Context, HarnessMissing
+from evener.harnesses.registry import harness
+
+CONTEXT = Context(
+    instruction="--help me", base_url="http://127.0.0.1:1", key="k", model="m", answer_tokens=128, workdir="/x/app", home="/x/home/agent"
+)
+PACKAGE = pip.Package(name="a", version="1")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder in PATH; neither pyenv nor uv has a Python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "uv"))
+    return folder
+
+
+def program(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+async def test_a_machine_without_the_right_python_is_told_what_it_lacks(programs: Path, tmp_path: Path) -> None:
+    """A shim that is there and does not run counts as none."""
+    program(programs / "python3.12", "echo not selected; exit 127")
+
+    with pytest.raises(HarnessMissing, match=r"hermes needs Python 3\.12 with its venv module, and neither PATH nor pyenv nor uv has it"):
+        await harness("hermes").install(tmp_path / "cache")
+
+    assert not (tmp_path / "cache").exists()
+
+
+async def test_an_installation_that_fails_leaves_no_bundle(programs: Path, tmp_path: Path) -> None:
+    """The next try starts anew. A Python of pyenv's is found without being in PATH."""
+    failing = tmp_path / "failing"
+    program(failing, "echo no network; exit 1")
+    making = f'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp {failing} "$3/bin/python"; fi'
+    program(programs.parent / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", making)
+
+    with pytest.raises(HarnessMissing, match="pip could not install a==1: no network"):
+        await pip.install(tmp_path / "cache", "a", PACKAGE)
+
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.usefixtures("programs")
+async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path) -> None:
+    """Also where Python is gone."""
+    (tmp_path / "a-1").mkdir()
+
+    assert await pip.install(tmp_path, "a", PACKAGE) == tmp_path / "a-1"
+
+
+def test_hermes_is_told_the_model_and_nothing_leads_it_to_the_network() -> None:
+    """Its configuration is JSON, which is YAML; what it would fetch at its start lies there."""
+    launch = harness("hermes").launch(CONTEXT, Path("/bundle"))
+    files = {Path(place).name: msgspec.json.decode(content) for place, content in launch.files.items()}
+
+    assert launch.argv[0] == "/bundle/bin/python"
+    assert launch.argv[-1] == "--query=--help me"
+    assert files["config.yaml"]["model"] == {
+        "default": "m",
+        "provider": "custom",
+        "base_url": "http://127.0.0.1:1/v1",
+        "api_key": "k",
+        "context_length": 65536,
+        "max_tokens": 128,
+    }
+    assert files[".update_check"]["ver"] == harness("hermes").version
+    assert files["models_dev_cache.json"]
+
+
+def test_openhands_gets_its_driver_and_its_limits() -> None:
+    """The driver runs inside the bundle and is brought along."""
+    launch = harness("openhands").launch(msgspec.structs.replace(CONTEXT, options={"context_tokens": "8192"}), Path("/bundle"))
+
+    assert launch.argv == ("/bundle/bin/python", "-I", "/x/home/agent/driver.py", "/x/home/agent/instruction.md")
+    assert launch.files["/home/agent/instruction.md"] == b"--help me"
+    assert b"Conversation(" in launch.files["/home/agent/driver.py"]
+    assert (launch.environment["OPENHANDS_CONTEXT_TOKENS"], launch.environment["OPENHANDS_ANSWER_TOKENS"]) == ("8192", "128")
+
+
+@pytest.mark.parametrize(
+    ("name", "log", "detail"),
+    [
+        ("hermes", b"\nsession_id: 1\nHTTP 400: the budget is spent\n", "HTTP 400: the budget is spent"),
+        ("hermes", b"Error: no provider\n\nsession_id: 1\n", "no provider"),
+        ("openhands", b"Traceback\nConversationRunError: the budget is spent\n", "ConversationRunError: the budget is spent"),
+        ("openclaw", b'x rawError=400 the budget is spent\n{\n  "ok": false\n}\nrejected\n', "400 the budget is spent"),
+        ("openclaw", b"Invalid config\n", "Invalid config"),
+    ],
+)
+def test_a_failure_is_told_in_its_own_words(name: str, log: bytes, detail: str) -> None:
+    """People read it in `evener show`."""
+    judged = harness(name).judge(1, log)
+
+    assert (judged.exit_code, judged.detail) == (1, detail)
+    assert harness(name).judge(0, log).exit_code == 0
