@@ -2,9 +2,8 @@
 
 import asyncio
 import hashlib
-import struct
 from base64 import b64decode
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,14 +12,18 @@ import msgspec
 
 from evener.client.connection import Connection
 from evener.client.errors import ClientError, RequestRefused, Unavailable, Unreachable
+from evener.client.session_views import RebuildRequest, Rebuilt, SessionView
 from evener.client.views import (
+    Delivered,
     EngineRequest,
     FleetView,
     Pieces,
+    PolicyList,
+    PolicyView,
     Publish,
+    PublishAnswer,
     Recording,
     Replayed,
-    SessionView,
     Submission,
     TaskDetail,
     TaskList,
@@ -28,7 +31,7 @@ from evener.client.views import (
 )
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
-from evener.proto.fleet import PolicyPublished
+from evener.proto.fleet import Canary
 from evener.proto.spec import Purpose, Strategy, TaskRef
 from evener.proto.tasks import TaskOptions
 from evener.proto.trajectories import GroupFailed, GroupMerged
@@ -38,6 +41,8 @@ AGAIN_SECONDS: Final = 1.0
 MAX_AGAIN: Final = 30
 """Attempts in a row to open it."""
 POLL_SECONDS: Final = 0.2
+HEAD_BYTES: Final = 4
+"""The length before each map of a stream."""
 MSGPACK: Final = "application/x-msgpack"
 
 
@@ -145,9 +150,18 @@ class Client:
         await self._tell_runner(session_id, "exited", {"exit_code": exit_code, "reward": reward})
 
     async def session(self, session_id: str, *, strategy: Strategy = Strategy.TREE) -> SessionView:
-        """Return the trajectory of a session that has ended, built again from the log, with the messages of each row."""
+        """Return a session, built again from the log: its calls, its rows, and the messages of each."""
         at = await self._instance("reconstructor")
         return await self._connection.call("GET", f"/sessions/{session_id}", SessionView, at=at, query={"strategy": strategy})
+
+    async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt]:
+        """Build stored sessions again; yield each as it is done."""
+        at = await self._instance("reconstructor")
+        body = msgspec.json.encode(request)
+        async with self._connection.answer("POST", "/rebuild", at=at, accept=MSGPACK, body=body) as response:
+            while (frame := await _framed(response.content)) is not None:
+                if frame:
+                    yield msgspec.msgpack.decode(frame, type=Rebuilt)
 
     async def groups(
         self, run_id: str | None = None, *, purpose: Purpose | None = None, after: float | None = None
@@ -163,11 +177,46 @@ class Client:
                     return
                 yield event
 
-    async def publish(self, policy: str, version: int, location: str, *, digest: str | None = None) -> PolicyPublished:
-        """Publish a version of a policy; engines load it from `location`."""
+    async def delivered(self, at: Mapping[int, int], *, follow: bool = True) -> AsyncGenerator[Delivered, None]:
+        """Yield records of `trajectories.merged` from a position on (partition to offset); `evener.client.groups` makes groups of them.
+
+        `follow`: for ever, else to the log's end. Raises RequestRefused with status 409 for a position that the log does not have.
+        """
+        bridge = await self._instance("trainer_bridge")
+        query = {"at": ",".join(f"{partition}:{offset}" for partition, offset in at.items()), "follow": str(follow).lower()}
+        async with self._connection.answer("GET", "/groups/follow", at=bridge, accept=MSGPACK, query=query) as response:
+            while (frame := await _framed(response.content)) is not None:
+                if frame:
+                    yield msgspec.msgpack.decode(frame, type=Delivered)
+
+    async def publish(
+        self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None
+    ) -> PublishAnswer:
+        """Load a folder of weights into the policy's engines as this version; return when they sample by it.
+
+        Asked again where the connection breaks or no engine answers: a version that was published meanwhile is only told. Raises
+        RequestRefused with status 422 where the weights were wrong and the engines have the version before again, 409 where the
+        number is taken or an engine takes no weights.
+        """
+        body = Publish(path=path, version=version, digest=digest, canary=canary)
+        for _ in range(MAX_AGAIN):
+            try:
+                at = await self._instance("trainer_bridge")
+                return await self._connection.call("POST", f"/policies/{policy}/versions", PublishAnswer, body=body, at=at)
+            except (Unreachable, Unavailable) as broken:
+                last: ClientError = broken
+                await asyncio.sleep(AGAIN_SECONDS)
+        raise last
+
+    async def policies(self) -> tuple[PolicyView, ...]:
+        """Return all policies of which anything was published."""
         at = await self._instance("trainer_bridge")
-        body = Publish(policy=policy, version=version, location=location, digest=digest)
-        return await self._connection.call("POST", "/policies", PolicyPublished, body=body, at=at)
+        return (await self._connection.call("GET", "/policies", PolicyList, at=at)).policies
+
+    async def policy(self, name: str) -> PolicyView:
+        """Return one policy, with its versions and engines."""
+        at = await self._instance("trainer_bridge")
+        return await self._connection.call("GET", f"/policies/{name}", PolicyView, at=at)
 
     async def replay(self, topic: str, partition: int, offset: int) -> Replayed:
         """Append the record at this place to its partition once more."""
@@ -211,16 +260,24 @@ class Client:
 
 
 async def _frame(stream: aiohttp.StreamReader) -> GroupMerged | GroupFailed | None:
-    """Return the next group of a stream: 4-byte big-endian length, then a msgpack map. None: the stream has ended."""
-    try:
-        (length,) = struct.unpack(">I", await stream.readexactly(4))
-        event = decode(await stream.readexactly(length))
-    except asyncio.IncompleteReadError as cause:
-        if not cause.partial and stream.at_eof():
-            return None
-        msg = "the stream of groups was cut"
-        raise Unavailable(msg) from cause
+    """Return the next group of a stream. None: the stream has ended."""
+    frame = await _framed(stream)
+    if frame is None:
+        return None
+    event = decode(frame)
     if not isinstance(event, GroupMerged | GroupFailed):
         msg = f"the stream of groups holds a {type(event).__name__}"
         raise ClientError(msg)
     return event
+
+
+async def _framed(stream: aiohttp.StreamReader) -> bytes | None:
+    """Return the next msgpack map of a stream, after its 4-byte big-endian length. None: the stream has ended."""
+    try:
+        head = await stream.readexactly(HEAD_BYTES)
+        return await stream.readexactly(int.from_bytes(head, "big"))
+    except asyncio.IncompleteReadError as cause:
+        if not cause.partial and cause.expected == HEAD_BYTES and stream.at_eof():
+            return None
+        msg = "the stream was cut"
+        raise Unavailable(msg) from cause

@@ -1,15 +1,14 @@
 """What the HTTP endpoints say and are told, as JSON."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from evener.proto.ends import End
-from evener.proto.fleet import Running
+from evener.proto.fleet import Canary, Running
 from evener.proto.spec import Purpose, TaskRef
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOptions, TaskOutcome
-from evener.proto.trajectories import TrajectoryBuilt
 
 
 class Submission(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -68,14 +67,6 @@ class TaskDetail(Struct, frozen=True, kw_only=True):
     sessions: tuple[SessionProgress, ...]
 
 
-class SessionView(Struct, frozen=True, kw_only=True):
-    """GET /sessions/{id} of the reconstructor: a session that has ended, built again from the log."""
-
-    trajectory: TrajectoryBuilt
-    messages: tuple[tuple[dict[str, Any], ...], ...]
-    """Per row: the canonical messages of its branch. Without rows: those of the main branch."""
-
-
 class TaskList(Struct, frozen=True, kw_only=True):
     """GET /tasks."""
 
@@ -120,11 +111,13 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     engine_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     kind: str
-    """`embedded`, `vllm` or `scripted`."""
+    """`embedded`, `vllm`, `vllm_chat` or `scripted`."""
     url: Annotated[str, Meta(pattern="^https?://")]
     policy: str | None = None
     """The policy that it samples. None: a frozen engine, addressed by its id."""
     max_concurrency: Annotated[int, Meta(ge=1)] = 64
+    vision: bool = False
+    """It takes images (`vllm_chat` with a model that does)."""
 
 
 class Recording(Struct, frozen=True, kw_only=True):
@@ -149,13 +142,76 @@ class ProblemAnswer(Struct, frozen=True, kw_only=True):
     error: Problem
 
 
-class Publish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /policies of the trainer-bridge."""
+class Publish(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """POST /policies/{name}/versions of the trainer-bridge."""
 
-    policy: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    version: Annotated[int, Meta(ge=0)]
-    location: Annotated[str, Meta(min_length=1)]
+    path: Annotated[str, Meta(pattern="^/")]
+    """Folder of the weights, as bridge and engines see it; its own for each version."""
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    """0 is what engines were started with."""
     digest: str | None = None
+    """Of the weights, where the trainer knows it: refused if the folder has another. None: not compared."""
+    canary: Canary | None = None
+    """None: it is only seen that logprobs change, not that they are right."""
+
+
+class EngineUpdate(Struct, frozen=True, kw_only=True):
+    """An engine that took a version."""
+
+    engine_id: str
+    seconds: float
+    """Loading and proving."""
+    paused_seconds: float
+    """Of these: nothing was sampled."""
+    change: float | None
+    """Largest change of a canary logprob."""
+    gap: float | None
+    """Largest difference to the trainer's. None: it gave none."""
+
+
+class PublishAnswer(Struct, frozen=True, kw_only=True):
+    """A version that is published now, or was before."""
+
+    policy: str
+    version: int
+    location: str
+    digest: str | None
+    gap: float | None
+    published_at: float
+    new: bool
+    engines: tuple[EngineUpdate, ...] = ()
+    """Updated by this request."""
+    warnings: tuple[str, ...] = ()
+
+
+class VersionView(Struct, frozen=True, kw_only=True):
+    """A version of a policy."""
+
+    version: int
+    state: str
+    """`staged`, `published` or `retired`."""
+    at: float
+    location: str = ""
+    digest: str | None = None
+    gap: float | None = None
+    reason: str = ""
+    """Why it was retired."""
+
+
+class PolicyView(Struct, frozen=True, kw_only=True):
+    """GET /policies/{name}."""
+
+    policy: str
+    newest: int | None
+    """None: none was published."""
+    versions: tuple[VersionView, ...]
+    engines: tuple[str, ...]
+
+
+class PolicyList(Struct, frozen=True, kw_only=True):
+    """GET /policies."""
+
+    policies: tuple[PolicyView, ...]
 
 
 class Pieces(Struct, frozen=True, kw_only=True):
@@ -170,3 +226,13 @@ class Replayed(Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     offset: int
+
+
+class Delivered(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A frame of GET /groups/follow: a record of `trajectories.merged`, and where the next one of its partition is read."""
+
+    partition: int
+    offset: int
+    next_offset: int
+    group: Raw
+    """The GroupMerged or GroupFailed, as msgpack."""

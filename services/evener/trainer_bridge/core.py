@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from evener.proto.arrays import int32s, uint8s
 from evener.proto.ends import CONSEQUENCES, End, LeftOut
@@ -48,15 +49,16 @@ def close(state: GroupState, now: float) -> GroupState:
     return msgspec.structs.replace(state, scored=(), delivered=True, delivered_at=now)
 
 
-def outcome(state: GroupState, newest: int | None, now: float) -> Outcome | None:
+def outcome(state: GroupState, newest: int | None, now: float, *, doubtful: frozenset[int] = frozenset()) -> Outcome | None:
     """Return how the group ends now, or None while it has to wait (or has ended).
 
-    `newest` is the newest published version of its policy (None: none was published), `now` Unix seconds.
+    `newest` is the newest published version of its policy (None: none was published), `now` Unix seconds, `doubtful` versions that
+    were rolled back or are not proven yet.
     """
     if state.delivered or not state.scored:
         return None
     spec = state.scored[0].trajectory.spec
-    reasons = {scored.trajectory.session_id: left_out(scored, newest) for scored in state.scored}
+    reasons = {scored.trajectory.session_id: left_out(scored, newest, doubtful) for scored in state.scored}
     usable = sum(reason is None for reason in reasons.values())
     broken = any(CONSEQUENCES[scored.trajectory.end].fails_task for scored in state.scored)
     enough = usable >= spec.at_least and not broken
@@ -65,7 +67,7 @@ def outcome(state: GroupState, newest: int | None, now: float) -> Outcome | None
     return _failed(state, spec, reasons, now) if complete(state) else None
 
 
-def left_out(scored: TrajectoryScored, newest: int | None) -> LeftOut | None:
+def left_out(scored: TrajectoryScored, newest: int | None, doubtful: frozenset[int] = frozenset()) -> LeftOut | None:
     """Return why a session may not be trained, or None if it may."""
     trajectory = scored.trajectory
     if scored.ungraded == DEAD_LETTER:
@@ -76,6 +78,8 @@ def left_out(scored: TrajectoryScored, newest: int | None) -> LeftOut | None:
         return LeftOut.UNGRADED
     if stale(trajectory, newest):
         return LeftOut.STALE
+    if doubtful and any(doubtful.intersection(versions.tolist()) for versions in _trained(trajectory)):
+        return LeftOut.VERSION_UNKNOWN
     return None
 
 
@@ -89,8 +93,12 @@ def stale(trajectory: TrajectoryBuilt, newest: int | None) -> bool:
     lag = trajectory.spec.max_lag
     if lag is None or newest is None:
         return False
-    trained = [int32s(row.versions)[uint8s(row.mask) == 1] for row in trajectory.rows]
-    return any(versions.size and int(np.min(versions)) < newest - lag for versions in trained)
+    return any(versions.size and int(np.min(versions)) < newest - lag for versions in _trained(trajectory))
+
+
+def _trained(trajectory: TrajectoryBuilt) -> list[NDArray[np.int32]]:
+    """Return the versions of the trainable tokens, row by row."""
+    return [int32s(row.versions)[uint8s(row.mask) == 1] for row in trajectory.rows]
 
 
 def without_rows(scored: TrajectoryScored, reason: LeftOut) -> TrajectoryScored:

@@ -1,23 +1,21 @@
-"""For trainers and people without Kafka: groups that have ended, as a stream; and publishing a policy version.
+"""For trainers and people without Kafka: groups that have ended, as a stream.
 
 GET /groups?run_id=&purpose=&after= streams GroupMerged and GroupFailed events up to the log's end, blobs fetched: NDJSON (arrays
 in base64), or, with `Accept: application/x-msgpack`, msgpack maps with their 4-byte big-endian length before each. `after` is
-in Unix seconds: groups that ended later. GET /groups/{id} gives one. POST /policies publishes a version.
+in Unix seconds: groups that ended later. GET /groups/{id} gives one.
 """
 
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from evener.bus.port import Bus, Record
 from evener.proto.codec import BadRecord, encode
-from evener.proto.fleet import PolicyPublished
 from evener.proto.spec import Purpose
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged
@@ -26,7 +24,6 @@ from evener.service.events import EventLog
 from evener.service.http import error_response, json_response
 from evener.service.parts import Parts
 from evener.trainer_bridge.core import TOPIC_OF, Outcome
-from evener.trainer_bridge.policies import Policies, VersionRefused
 
 MSGPACK: Final = "application/x-msgpack"
 NDJSON: Final = "application/x-ndjson"
@@ -40,17 +37,8 @@ class Wanted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: float | None = None
 
 
-class Publish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /policies."""
-
-    policy: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    version: Annotated[int, Meta(ge=0)]
-    location: Annotated[str, Meta(min_length=1)]
-    digest: str | None = None
-
-
-def routes(parts: Parts, policies: Policies) -> Sequence[BaseRoute]:
-    """Return the bridge's endpoints; each wants the operator's token."""
+def routes(parts: Parts) -> Sequence[BaseRoute]:
+    """Return the endpoints for groups; each wants the operator's token."""
     groups = Groups(parts.bus, EventLog(parts.bus, parts.blobs))
 
     async def listed(request: Request) -> Response:
@@ -70,23 +58,9 @@ def routes(parts: Parts, policies: Policies) -> Sequence[BaseRoute]:
         packed = request.headers.get("accept") == MSGPACK
         return Response(encode(event), media_type=MSGPACK) if packed else json_response(event)
 
-    async def publish(request: Request) -> Response:
-        try:
-            body = msgspec.json.decode(await request.body(), type=Publish)
-        except msgspec.DecodeError as cause:
-            return error_response(400, str(cause))
-        event = PolicyPublished(
-            policy=body.policy, version=body.version, location=body.location, digest=body.digest, published_at=time.time()
-        )
-        try:
-            new = await policies.publish(event)
-        except VersionRefused as refused:
-            return error_response(409, str(refused), "version")
-        return json_response(event, 201 if new else 200)
-
     return tuple(
-        Route(path, operator_route(parts.secrets, handler), methods=[method])
-        for path, handler, method in (("/groups", listed, "GET"), ("/groups/{group_id}", one, "GET"), ("/policies", publish, "POST"))
+        Route(path, operator_route(parts.secrets, handler), methods=["GET"])
+        for path, handler in (("/groups", listed), ("/groups/{group_id}", one))
     )
 
 

@@ -6,7 +6,7 @@ what was not committed is forgotten with this object.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -54,14 +54,17 @@ class Merging:
         bus: Bus,
         events: EventLog,
         policies: Policies,
+        settled: Callable[[], Awaitable[None]],
         metrics: Metrics,
     ) -> None:
+        """`settled`: waits until no version is on its way, so that what is rolled back is known before its tokens are merged."""
         self._partition = partition
         self._producer = producer
         self._config = config
         self._bus = bus
         self._events = events
-        self._reader = Reader(bus, events)
+        self._reader = Reader(bus, events, policies)
+        self._settled = settled
         self._policies = policies
         self._metrics = metrics
         self._groups: dict[str, Kept] = {}
@@ -77,6 +80,7 @@ class Merging:
 
     async def merge(self, records: Sequence[Record]) -> None:
         """Fold the records in and commit what follows. Raises Fenced; NotCommitted after the last pause."""
+        await self._settled()
         now = time.time()
         changed: dict[str, GroupState] = {}
         ended: list[Outcome] = []
@@ -104,7 +108,8 @@ class Merging:
             return
         if state.delivered:
             self._metrics.tokens_left_out.labels(LeftOut.LATE.value).inc(late(scored))
-        event = outcome(state, self._policies.newest(scored.trajectory.spec.policy), now)
+        policy = scored.trajectory.spec.policy
+        event = outcome(state, self._policies.newest(policy), now, doubtful=self._policies.doubtful(policy))
         if event is not None:
             ended.append(event)
             state = close(state, now)

@@ -1,92 +1,73 @@
-"""The topic `policies`: which versions trainers published, and the publishing itself. A policy's one writer is `policy-NAME`."""
+"""What is written to the topic `policies`. A policy's one writer is `policy-NAME`."""
 
-import asyncio
-from typing import Final
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import structlog
-
-from evener.bus.port import Bus, Record
-from evener.proto.codec import BadRecord
+from evener.bus.port import Bus, Producer
 from evener.proto.errors import EvenerError
-from evener.proto.fleet import PolicyPublished, PolicyRetired
+from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.topics import Topic
 from evener.service.events import EventLog
-
-PARTITION: Final = 0
-"""`policies` has one partition, so that its order is total."""
-
-log = structlog.get_logger()
+from evener.service.published import Published, Version
 
 
 class VersionRefused(EvenerError):
-    """Versions of a policy only rise. Publish a number above the newest one."""
+    """Versions of a policy only rise, and each names one set of weights for ever. Publish a number above the newest one."""
 
 
-class Policies:
-    """What was published, as far as it was read."""
+class Writer:
+    """The right to write of one policy."""
+
+    def __init__(self, producer: Producer, events: EventLog, policies: "Policies") -> None:
+        self._producer = producer
+        self._events = events
+        self._policies = policies
+
+    async def write(self, event: Version) -> None:
+        """Commit an event, and read it. Raises Fenced where another bridge writes of this policy now, NotCommitted."""
+        key = f"{event.policy}@{event.version}"
+        await self._producer.commit([await self._events.outgoing(Topic.POLICIES, key, event)])
+        await self._policies.refresh()
+
+
+class Policies(Published):
+    """What was published, and the publishing."""
 
     def __init__(self, bus: Bus, events: EventLog) -> None:
-        self._bus = bus
-        self._events = events
-        self._published: dict[str, dict[int, PolicyPublished]] = {}
-        self._read = 0
-        self._lock = asyncio.Lock()
+        super().__init__(bus, events)
+        self._producers = bus.producer
 
-    def newest(self, policy: str) -> int | None:
-        """Return the newest version that was not retired. None: none was published."""
-        return max(self._published.get(policy, {}), default=None)
-
-    async def refresh(self) -> None:
-        """Read to the end as it is now."""
-        async for record in self._bus.read(Topic.POLICIES, PARTITION, self._read):
-            await self._take(record)
-
-    async def follow(self) -> None:
-        """Read on for ever."""
-        async for batch in self._bus.follow(Topic.POLICIES, PARTITION, self._read):
-            for record in batch:
-                await self._take(record)
-
-    async def publish(self, event: PolicyPublished) -> bool:
-        """Publish a version; return False where it was published before. Raises VersionRefused and what a commit raises."""
-        async with self._lock:
-            producer = await self._bus.producer(f"policy-{event.policy}")
-            try:
-                await self.refresh()
-                if self._known(event):
-                    return False
-                await producer.commit([await self._events.outgoing(Topic.POLICIES, f"{event.policy}@{event.version}", event)])
-                await self.refresh()
-                return True
-            finally:
-                await producer.aclose()
-
-    def _known(self, event: PolicyPublished) -> bool:
-        """Return whether exactly this was published. Raises VersionRefused for another that is not above the newest."""
-        before = self._published.get(event.policy, {}).get(event.version)
-        if before is not None and (before.location, before.digest) == (event.location, event.digest):
-            return True
-        newest = self.newest(event.policy)
-        if newest is not None and event.version <= newest:
-            msg = f"version {event.version} of {event.policy} is not above {newest}"
-            raise VersionRefused(msg)
-        return False
-
-    async def _take(self, record: Record) -> None:
-        if record.offset < self._read:
-            return
-        self._read = record.offset + 1
-        if record.value is None:
-            return
+    @asynccontextmanager
+    async def writer(self, policy: str) -> AsyncIterator[Writer]:
+        """Become the one writer of a policy, with everything read that earlier ones wrote."""
+        producer = await self._producers(f"policy-{policy}")
         try:
-            event = await self._events.light(record)
-        except BadRecord as bad:
-            log.error("bad_policy_record", offset=record.offset, error=str(bad))
-            return
-        match event:
-            case PolicyPublished():
-                self._published.setdefault(event.policy, {})[event.version] = event
-            case PolicyRetired():
-                self._published.get(event.policy, {}).pop(event.version, None)
-            case _:
-                log.error("bad_policy_record", offset=record.offset, error=type(event).__name__)
+            await self.refresh()
+            yield Writer(producer, self._events, self)
+        finally:
+            await producer.aclose()
+
+    def known(self, policy: str, version: int, digest: str) -> PolicyPublished | PolicyStaged | None:
+        """Return what was said of exactly these weights under this number. None: nothing.
+
+        Raises VersionRefused for a number that is taken by others, or not above all.
+        """
+        said = {each.version: each for each in self.versions(policy)}
+        match said.get(version):
+            case PolicyRetired() as retired:
+                msg = f"version {version} of {policy} was rolled back ({retired.reason})"
+                raise VersionRefused(msg)
+            case (PolicyPublished() | PolicyStaged()) as taken:
+                if taken.digest == digest:
+                    return taken
+                msg = f"version {version} of {policy} is {taken.location}, with other weights"
+                raise VersionRefused(msg)
+        if said and version < max(said):
+            msg = f"version {version} of {policy} is not above {max(said)}"
+            raise VersionRefused(msg)
+        return None
+
+    def pending(self, policy: str) -> PolicyStaged | None:
+        """Return the version that engines may hold without its being published: the bridge died, or reached no engine."""
+        versions = self.versions(policy)
+        return versions[-1] if versions and isinstance(versions[-1], PolicyStaged) else None

@@ -1,4 +1,4 @@
-"""The trainer-bridge: scored sessions to whole groups, policies to the log, both over HTTP too."""
+"""The trainer-bridge: scored sessions to whole groups, weights to engines and policies to the log, both over HTTP too."""
 
 import asyncio
 import time
@@ -13,18 +13,25 @@ from evener.service.partitions import own_partitions
 from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
 from evener.trainer_bridge.config import Config
+from evener.trainer_bridge.fleet import Engines
+from evener.trainer_bridge.following import following_routes
 from evener.trainer_bridge.http import routes
 from evener.trainer_bridge.merging import GROUP, Merging
 from evener.trainer_bridge.policies import Policies
+from evener.trainer_bridge.policies_http import policy_routes
+from evener.trainer_bridge.publishing import Publisher
 
 
 class Bridge:
     """Owns the partitions that the group assigns to this instance, until it is fenced."""
 
-    def __init__(self, config: Config, parts: Parts, policies: Policies) -> None:
+    def __init__(self, config: Config, parts: Parts) -> None:
+        events = EventLog(parts.bus, parts.blobs)
         self._config = config
         self._parts = parts
-        self._policies = policies
+        self.policies = Policies(parts.bus, events)
+        self.engines = Engines(parts.bus, events)
+        self.publisher = Publisher(self.policies, self.engines, metrics(parts.registry), self.drives)
         self._serving: set[int] = set()
         self._busy = 0
         self._idle = asyncio.Event()
@@ -33,13 +40,20 @@ class Bridge:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await self._policies.refresh()
+        await self.policies.refresh()
+        await self.engines.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._policies.follow())
+                tasks.create_task(self.policies.follow())
+                tasks.create_task(self.engines.follow())
+                tasks.create_task(self.publisher.run())
                 tasks.create_task(own_partitions(self._parts.bus, GROUP, Topic.SCORED, self.serve, keep=True))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
+
+    def drives(self, policy: str) -> bool:
+        """Return whether this instance drives a policy's engines: whoever owns the partition of its name does."""
+        return self._parts.bus.partition_of(Topic.SCORED, policy) in self._serving and not self._stopping.is_set()
 
     async def serve(self, partition: int) -> None:
         """Take a partition over and merge its groups for ever. Raises Fenced once another instance has taken it."""
@@ -52,7 +66,8 @@ class Bridge:
             config=self._config,
             bus=parts.bus,
             events=events,
-            policies=self._policies,
+            policies=self.policies,
+            settled=self.publisher.settled,
             metrics=metrics(parts.registry),
         )
         try:
@@ -69,6 +84,7 @@ class Bridge:
         """Begin no new transaction and wait for those that are open."""
         self._stopping.set()
         await self._idle.wait()
+        await self.publisher.settled()
 
     def heartbeat(self) -> Heartbeat:
         parts = self._parts
@@ -100,13 +116,19 @@ class Bridge:
 @asynccontextmanager
 async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
     """Yield the bridge."""
-    policies = Policies(parts.bus, EventLog(parts.bus, parts.blobs))
-    bridge = Bridge(config, parts, policies)
-    yield Service(
-        name="trainer_bridge",
-        routes=routes(parts, policies),
-        run=bridge.run,
-        ready=bridge.ready,
-        heartbeat=bridge.heartbeat,
-        drain=bridge.drain,
-    )
+    bridge = Bridge(config, parts)
+    try:
+        yield Service(
+            name="trainer_bridge",
+            routes=(
+                *following_routes(parts),
+                *routes(parts),
+                *policy_routes(parts.secrets, bridge.policies, bridge.engines, bridge.publisher),
+            ),
+            run=bridge.run,
+            ready=bridge.ready,
+            heartbeat=bridge.heartbeat,
+            drain=bridge.drain,
+        )
+    finally:
+        await bridge.engines.aclose()

@@ -1,0 +1,114 @@
+"""The client without asyncio, for trainers that have no event loop: it runs in a thread of its own.
+
+with connect(url, token) as evener:
+for group in (groups := evener.groups(start=position)):
+...
+evener.publish("policy", version, folder)
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from evener.client.client import Client
+from evener.client.groups import Group, Groups, Position
+from evener.client.views import PolicyView, PublishAnswer, TaskDetail
+from evener.proto.fleet import Canary
+from evener.proto.spec import TaskRef
+from evener.proto.tasks import TaskOptions
+
+T = TypeVar("T")
+
+
+@contextmanager
+def connect(url: str, token: str) -> Iterator["SyncClient"]:
+    """Yield a client of the Evener at `url`."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="evener-client", daemon=True)
+    thread.start()
+    client = _make(url, token, loop)
+    try:
+        yield SyncClient(client, loop)
+    finally:
+        asyncio.run_coroutine_threadsafe(_end(client), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class SyncClient:
+    """What a trainer needs of `Client`, blocking. Errors are the client's."""
+
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        self.client: Final = client
+        self._loop: Final = loop
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run anything of `client`, and return what it returns."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def groups(self, *, start: Mapping[str, int] | None = None, run_id: str | None = None, follow: bool = True) -> "SyncGroups":
+        """Return the groups from a position on; see `evener.client.groups.Groups`."""
+        return SyncGroups(self, Groups(self.client, start=start, run_id=run_id, follow=follow))
+
+    def put_blob(self, data: bytes) -> None:
+        """Store bytes: a packed task."""
+        self.wait(self.client.put_blob(data))
+
+    def submit(self, options: TaskOptions, *, task: TaskRef | None = None, task_id: str | None = None) -> TaskDetail:
+        """Submit a task; under the same id again it changes nothing."""
+        return self.wait(self.client.submit(options, task=task, task_id=task_id))
+
+    def publish(self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None) -> PublishAnswer:
+        """Load a folder of weights into the policy's engines as this version; return when they sample by it."""
+        return self.wait(self.client.publish(policy, version, path, digest=digest, canary=canary))
+
+    def policy(self, name: str) -> PolicyView:
+        """Return a policy, with its versions and engines."""
+        return self.wait(self.client.policy(name))
+
+
+class SyncGroups:
+    """An iterator of groups; `position` is after the last one taken."""
+
+    def __init__(self, client: SyncClient, groups: Groups) -> None:
+        self._client = client
+        self._groups = groups
+        self._stream = aiter(groups)
+
+    @property
+    def position(self) -> Position:
+        """Save it with the checkpoint."""
+        return dict(self._groups.position)
+
+    def __iter__(self) -> "SyncGroups":
+        return self
+
+    def __next__(self) -> Group:
+        group = self._client.wait(anext(self._stream, None))
+        if group is None:
+            raise StopIteration
+        return group
+
+    def close(self) -> None:
+        """End the stream."""
+        self._client.wait(self._stream.aclose())
+
+
+def _make(url: str, token: str, loop: asyncio.AbstractEventLoop) -> Client:
+    async def made() -> Client:  # its connections belong to that loop
+        return Client(url, token)
+
+    return asyncio.run_coroutine_threadsafe(made(), loop).result()
+
+
+async def _end(client: Client) -> None:
+    await client.aclose()
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,0 +1,134 @@
+"""Whether an engine samples by the weights that it was given: fixed ids, scored before and after. Pure.
+
+What is looked for: weights that stayed (stale), or stayed in part (a tied output matrix), a label that is another version's, a
+trainer that scores at another temperature, or whose logprobs stand beside other ids.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from evener.engines.port import Scores
+from evener.proto.errors import EvenerError
+from evener.proto.fleet import Canary, CanaryPrompt
+
+UNCHANGED: Final = 2e-6
+"""Two float32 logprobs of the same weights differ by so much at most; an update of any use moves some by more."""
+TEMPERATURE_FIT: Final = 0.9
+"""Share of the variance that a line must explain, for its slope to be called a temperature."""
+TEMPERATURE_APART: Final = 0.05
+FEWEST: Final = 8
+"""Logprobs that a line is fitted to."""
+
+
+class CanaryFailed(EvenerError):
+    """The engines sample by the version before again. Mend what is named, and publish a higher version."""
+
+
+class Proof(Struct, frozen=True):
+    """What the canary showed."""
+
+    change: float | None
+    """Largest change of a logprob by the update. None: nothing to compare with."""
+    gap: float | None
+    """Largest difference to the trainer's. None: it gave none."""
+
+
+def prove(
+    engine_id: str,
+    canary: Canary,
+    before: Sequence[Scores] | None,
+    after: Sequence[Scores],
+    *,
+    version: int,
+    must_change: bool,
+    tied: bool = False,
+) -> Proof:
+    """Return the proof that an engine has this version. Raises CanaryFailed naming engine, expected and seen."""
+    _check_version(engine_id, after, version)
+    _check_finite(engine_id, after)
+    change = None if before is None else max(_gap(one.logprobs, other.logprobs) for one, other in zip(before, after, strict=True))
+    if must_change and change is not None and change <= UNCHANGED:
+        told = sum(len(scores.logprobs) - 1 for scores in after)
+        msg = f"engine {engine_id} has stale weights: expected other logprobs than before, and saw the same for all {told} canary tokens"
+        raise CanaryFailed(msg)
+    gaps = [_against_trainer(engine_id, canary, number, scores, tied=tied) for number, scores in enumerate(after)]
+    return Proof(change, max((gap for gap in gaps if gap is not None), default=None))
+
+
+def same(before: Sequence[Scores], after: Sequence[Scores], tolerance: float) -> bool:
+    """Return whether an engine scores as it did."""
+    return max(_gap(one.logprobs, other.logprobs) for one, other in zip(before, after, strict=True)) <= tolerance
+
+
+def _check_version(engine_id: str, after: Sequence[Scores], version: int) -> None:
+    wrong = next((scores.version for scores in after if scores.version != version), None)
+    if wrong is not None:
+        msg = f"engine {engine_id} has a wrong version label: expected {version}, and saw {wrong} in its answers"
+        raise CanaryFailed(msg)
+
+
+def _check_finite(engine_id: str, after: Sequence[Scores]) -> None:
+    for number, scores in enumerate(after):
+        if not np.isfinite(scores.logprobs[1:]).all():
+            place = 1 + int(np.argmin(np.isfinite(scores.logprobs[1:])))
+            msg = f"engine {engine_id}, canary prompt {number}, token {place}: expected a logprob, and saw {scores.logprobs[place]}"
+            raise CanaryFailed(msg)
+
+
+def _against_trainer(engine_id: str, canary: Canary, number: int, scores: Scores, *, tied: bool) -> float | None:
+    expected = _expected(canary.prompts[number])
+    if expected is None:
+        return None
+    gaps = np.abs(scores.logprobs[1:] - expected[1:])
+    place = 1 + int(np.argmax(gaps))
+    gap = float(gaps[place - 1])
+    if gap <= canary.tolerance:
+        return gap
+    cause = _cause(expected, scores.logprobs, canary.tolerance, tied=tied)
+    msg = (
+        f"engine {engine_id}, canary prompt {number}, token {place} (id {canary.prompts[number].ids[place]}): expected the trainer's "
+        f"logprob {expected[place]:.5f}, and saw {scores.logprobs[place]:.5f}{cause}"
+    )
+    raise CanaryFailed(msg)
+
+
+def _expected(prompt: CanaryPrompt) -> NDArray[np.float64] | None:
+    if prompt.logprobs is None:
+        return None
+    return np.asarray([math.nan if logprob is None else logprob for logprob in prompt.logprobs], np.float64)
+
+
+def _cause(expected: NDArray[np.float64], seen: NDArray[np.float64], tolerance: float, *, tied: bool) -> str:
+    """Return what the difference looks like, for people. Empty: like nothing known."""
+    expected, seen = expected[1:], seen[1:]
+    for shift, which in ((1, "next"), (-1, "previous")):
+        one, other = (expected[:-1], seen[1:]) if shift == 1 else (expected[1:], seen[:-1])
+        if len(one) and np.max(np.abs(one - other)) <= tolerance:
+            return f": off by one, the trainer's logprobs are those of the {which} id"
+    if tied:
+        return ": the folder ties its embeddings, and vLLM may keep the old output matrix; save them untied (own lm_head.weight)"
+    temperature = _temperature(expected, seen)
+    return "" if temperature is None else f": the trainer seems to score at a temperature of about {temperature:.1f}"
+
+
+def _temperature(expected: NDArray[np.float64], seen: NDArray[np.float64]) -> float | None:
+    """Return the temperature at which the engine's distribution would be the trainer's. None: no line fits.
+
+    At temperature T a logprob is the raw one / T plus what normalises, which moves little between contexts: a line of slope 1 / T.
+    """
+    if len(seen) < FEWEST or np.ptp(seen) == 0:
+        return None
+    slope, level = np.polyfit(seen, expected, 1)
+    left = float(np.sum((expected - (slope * seen + level)) ** 2))
+    whole = float(np.sum((expected - expected.mean()) ** 2))
+    fits = slope > 0 and whole > 0 and 1 - left / whole >= TEMPERATURE_FIT and abs(slope - 1) > TEMPERATURE_APART
+    return float(1 / slope) if fits else None
+
+
+def _gap(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(one[1:] - other[1:])))

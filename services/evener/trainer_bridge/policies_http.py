@@ -1,0 +1,109 @@
+"""Policies over HTTP: POST /policies/{name}/versions publishes weights, GET /policies and /policies/{name} tell what there is."""
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from evener.bus.port import Fenced
+from evener.client.views import PolicyList, PolicyView, Publish, PublishAnswer, VersionView
+from evener.engines.port import EngineError
+from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
+from evener.proto.ids import TASK_ID_PATTERN
+from evener.service.auth import Secrets, operator_route
+from evener.service.http import error_response, json_response
+from evener.service.published import Version
+from evener.trainer_bridge.canary import CanaryFailed
+from evener.trainer_bridge.fleet import Engines
+from evener.trainer_bridge.policies import Policies, VersionRefused
+from evener.trainer_bridge.publishing import Done, NotUpdatable, Publisher, Wish
+from evener.trainer_bridge.weights import WeightsRefused
+
+REFUSED: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
+    (VersionRefused, HTTPStatus.CONFLICT, "version"),
+    (NotUpdatable, HTTPStatus.CONFLICT, "policy"),
+    (WeightsRefused, HTTPStatus.UNPROCESSABLE_ENTITY, "path"),
+    (CanaryFailed, HTTPStatus.UNPROCESSABLE_ENTITY, "canary"),
+    (EngineError, HTTPStatus.BAD_GATEWAY, "canary"),
+)
+
+
+def policy_routes(secrets: Secrets, policies: Policies, engines: Engines, publisher: Publisher) -> Sequence[BaseRoute]:
+    """Return the endpoints for policies; each wants the operator's token."""
+
+    async def publish(request: Request) -> Response:
+        name = request.path_params["name"]
+        if not TASK_ID_PATTERN.match(name):
+            return error_response(400, f"{name!r} is no name for a policy", "policy")
+        try:
+            body = msgspec.json.decode(await request.body(), type=Publish)
+        except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+            return error_response(400, str(cause))
+        path = str(await asyncio.to_thread(Path(body.path).resolve))  # a link may lead elsewhere later
+        wish = Wish(policy=name, version=body.version, path=path, digest=body.digest, canary=body.canary)
+        try:
+            # a trainer that hangs up does not leave an update half done
+            done = await asyncio.shield(asyncio.ensure_future(publisher.publish(wish)))
+        except (Recoverable, Fenced) as later:  # fenced: another bridge publishes now
+            return error_response(503, str(later), headers={"retry-after": "1"})
+        except EvenerError as refused:
+            status, field = next(((status, field) for kind, status, field in REFUSED if isinstance(refused, kind)), (500, None))
+            return error_response(status, str(refused), field)
+        return json_response(_answer(done), 201 if done.new else 200)
+
+    async def listed(request: Request) -> Response:  # noqa: ARG001 (a route's handler)
+        await policies.refresh()
+        return json_response(PolicyList(policies=tuple(_view(name, policies, engines) for name in policies.policies())))
+
+    async def one(request: Request) -> Response:
+        await policies.refresh()
+        name = request.path_params["name"]
+        if name not in {*policies.policies(), *engines.policies()}:
+            return error_response(404, f"nothing was published of a policy {name}, and no engine samples it")
+        return json_response(_view(name, policies, engines))
+
+    table = (("POST", "/policies/{name}/versions", publish), ("GET", "/policies", listed), ("GET", "/policies/{name}", one))
+    return tuple(Route(path, operator_route(secrets, handler), methods=[method]) for method, path, handler in table)
+
+
+def _answer(done: Done) -> PublishAnswer:
+    event = done.event
+    return PublishAnswer(
+        policy=event.policy,
+        version=event.version,
+        location=event.location,
+        digest=event.digest,
+        gap=event.gap,
+        published_at=event.published_at,
+        new=done.new,
+        engines=done.engines,
+        warnings=done.warnings,
+    )
+
+
+def _view(name: str, policies: Policies, engines: Engines) -> PolicyView:
+    return PolicyView(
+        policy=name,
+        newest=policies.newest(name),
+        versions=tuple(_version(said) for said in policies.versions(name)),
+        engines=tuple(engine.engine_id for engine in engines.of(name)),
+    )
+
+
+def _version(said: Version) -> VersionView:
+    match said:
+        case PolicyStaged():
+            return VersionView(version=said.version, state="staged", at=said.staged_at, location=said.location, digest=said.digest)
+        case PolicyPublished():
+            return VersionView(
+                version=said.version, state="published", at=said.published_at, location=said.location, digest=said.digest, gap=said.gap
+            )
+        case PolicyRetired():
+            return VersionView(version=said.version, state="retired", at=said.retired_at, reason=said.reason)

@@ -1,0 +1,124 @@
+"""A folder of weights, as far as it can be judged without loading it: whole, of the right shapes, and which weights they are.
+
+Format: safetensors (8 bytes little-endian length N, N bytes of JSON, data). An engine may die of a folder that it cannot load.
+"""
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from evener.proto.errors import EvenerError
+
+CONFIG: Final = "config.json"
+PATTERN: Final = "*.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+MAX_HEADER_BYTES: Final = 100_000_000
+SHOWN: Final = 3
+"""Tensors that an error names."""
+
+
+class WeightsRefused(EvenerError):
+    """Save the whole model as Hugging Face does (config.json and *.safetensors), into a new folder for each version."""
+
+
+class Tensor(Struct, frozen=True):
+    """An entry of a safetensors header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class Config(Struct, frozen=True):
+    """What is read of config.json."""
+
+    tie_word_embeddings: bool = False
+
+
+class Index(Struct, frozen=True):
+    """What is read of the index of a model in several files."""
+
+    weight_map: dict[str, str]
+
+
+class Weights(NamedTuple):
+    """A folder that can be loaded."""
+
+    digest: str
+    """SHA-256 over names and content of its weights, whatever the folder."""
+    shapes: dict[str, tuple[int, ...]]
+    """Tensor name to shape."""
+    tied: bool
+    """The output matrix is the embedding."""
+
+
+def read_weights(folder: Path, *, digest: str | None = None) -> Weights:
+    """Look a folder through. Blocks: every byte is read, unless `digest` is known. Raises WeightsRefused naming what is wrong."""
+    try:
+        return _read(folder, digest)
+    except OSError as cause:
+        msg = f"{cause.filename or folder}: {cause.strerror or cause}"
+        raise WeightsRefused(msg) from cause
+    except msgspec.MsgspecError as cause:
+        msg = f"{folder}: {cause}"
+        raise WeightsRefused(msg) from cause
+
+
+def check_same_model(weights: Weights, before: Weights) -> None:
+    """Raise WeightsRefused if an engine that holds `before` cannot take these in."""
+    missing, added = sorted(before.shapes.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - before.shapes.keys())
+    reshaped = sorted(name for name in weights.shapes.keys() & before.shapes.keys() if weights.shapes[name] != before.shapes[name])
+    for what, names in (("lacks", missing), ("adds", added), ("changes the shape of", reshaped)):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            msg = f"the folder {what} {', '.join(names[:SHOWN])}{more}, against the version that the engines have"
+            raise WeightsRefused(msg)
+
+
+def _read(folder: Path, known: str | None) -> Weights:
+    config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=Config)
+    files = sorted(folder.glob(PATTERN))
+    if not files:
+        msg = f"{folder} has no {PATTERN}"
+        raise WeightsRefused(msg)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        shapes |= _shapes(file)
+    index = folder / INDEX
+    if index.exists():
+        listed = msgspec.json.decode(index.read_bytes(), type=Index).weight_map
+        if absent := sorted(listed.keys() - shapes.keys()):
+            msg = f"{folder}: {INDEX} lists {absent[0]}, which no file holds"
+            raise WeightsRefused(msg)
+    return Weights(known or _digest(files), shapes, config.tie_word_embeddings)
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a file's header; see that the file is as long as it says."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        start = content.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1  # noqa: PLR2004 (the format's)
+        if length > MAX_HEADER_BYTES:
+            msg = f"{file} is no safetensors file"
+            raise WeightsRefused(msg)
+        header = msgspec.json.decode(content.read(length), type=dict[str, msgspec.Raw])
+    tensors = {name: msgspec.json.decode(raw, type=Tensor) for name, raw in header.items() if name != "__metadata__"}
+    end = 8 + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if size != end:
+        msg = f"{file} has {size} bytes, its header tells of {end}: it was not written to its end"
+        raise WeightsRefused(msg)
+    return {name: tensor.shape for name, tensor in tensors.items()}
