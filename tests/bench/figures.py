@@ -16,10 +16,21 @@ Row = Mapping[str, str | float | int | None]
 
 
 def report(target: str, title: str, rows: Sequence[Row], **about: object) -> Path:
-    """Write `rows` and what is said `about` them to outputs/<target>.json, print them as a table, return the file's path.
+    """Show `rows`, write them and what is said `about` them to outputs/<target>.json, return the file's path.
 
-    Columns are the keys of all rows, in the order in which they first come; a row without one has an empty cell there.
+    The machine, and its load averages over the last 1, 5 and 15 minutes, stand beside them.
     """
+    show(title, rows)
+    OUTPUTS.mkdir(exist_ok=True)
+    path = OUTPUTS / f"{target}.json"
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    written = {"target": target, "at": time.time(), "machine": machine, "load": os.getloadavg(), **about, "rows": list(rows)}
+    path.write_text(json.dumps(written, indent=2) + "\n")
+    return path
+
+
+def show(title: str, rows: Sequence[Row]) -> None:
+    """Print a table. Columns are the keys of all rows, in the order in which they first come; a row without one has an empty cell there."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title)
     for column in columns:
@@ -29,13 +40,6 @@ def report(target: str, title: str, rows: Sequence[Row], **about: object) -> Pat
         table.add_row(*(_cell(row.get(column)) for column in columns))
     console = Console()
     (console if console.is_terminal else Console(width=PIPED_COLUMNS)).print(table)
-
-    OUTPUTS.mkdir(exist_ok=True)
-    path = OUTPUTS / f"{target}.json"
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-    written = {"target": target, "at": time.time(), "machine": machine, **about, "rows": list(rows)}
-    path.write_text(json.dumps(written, indent=2) + "\n")
-    return path
 
 
 def percentile(values: Sequence[float], share: float) -> float:
