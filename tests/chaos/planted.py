@@ -15,7 +15,7 @@ from evener.proto.state import GroupState
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryScored
 from evener.provider_gateway import live
-from evener.provider_gateway.asked import answer_of
+from evener.provider_gateway.live import Done
 from evener.provider_gateway.open_call import OpenCall
 from evener.sandbox_runner import relay
 from evener.service.faults import point
@@ -28,8 +28,8 @@ def answer_before_commit() -> None:
 
     async def close(self: Any) -> None:
         closed = self._closed(aborted=False)
-        self.flight.put(answer_of(self.asked, self.opened, closed, recorded=False))
-        await asyncio.sleep(0.3)
+        self.flight.put(Done(opened=self.opened, closed=closed))
+        await asyncio.sleep(1.0)  # so long the harness has to note it
         await self._owner.commit(self.live, [self.opened, closed])
 
     replace(OpenCall, "close", close)

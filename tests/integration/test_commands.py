@@ -13,6 +13,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from evener.proto.codec import decode
+from evener.proto.trajectories import TrajectoryBuilt
+
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
@@ -93,19 +96,42 @@ def test_recorded_program_gives_a_trajectory(shell: Shell, tmp_path: Path) -> No
     """Any program that finds its provider in its environment; the reward is given by hand."""
     out = shell.run("record", "--reward", "0.5", "--sampling.max-tokens", "9", "--", sys.executable, "-c", ASKS)
     opened, _, ended = (json.loads(line) for line in out.splitlines())
-    shown = shell.run("show", opened["session"])
+    tree = shell.run("show", opened["session"])
+    shown = shell.run("show", opened["session"], "--messages")
     as_tokens = shell.run("show", opened["session"], "--tokens")
+    row = shell.run("show", opened["session"], "--tokens", "0")
     as_json = json.loads(shell.run("show", opened["session"], "--json"))
     rows = {suffix: shell.lines("groups", "export", "--out", str(tmp_path / f"rows.{suffix}")) for suffix in ("jsonl", "parquet")}
 
     assert (ended["exit_code"], ended["rewards"]) == (0, [0.5])
+    assert "#1 root: first" in tree
     assert "Say hello." in shown
+    assert "'<|im_start|>'" in row
     assert "<|im_start|>user\nSay hello.<|im_end|>" in as_tokens
     assert as_json["trajectory"]["end"] == "finished"
     assert as_json["trajectory"]["spec"]["sampling"]["max_tokens"] == 9
     assert rows["jsonl"][0]["rows"] == rows["parquet"][0]["rows"] > 0
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == rows["jsonl"][0]["rows"]
     assert pq.read_table(tmp_path / "rows.parquet").num_rows == rows["parquet"][0]["rows"]
+
+
+def test_rebuilt_sessions_are_as_recorded(shell: Shell, tmp_path: Path) -> None:
+    """By name, since a time, of a run; what was built can be kept. One that is not there is told, and the others are rebuilt."""
+    words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "again", "--sampling.max-tokens", "8")
+    (task_id,) = {line["task_id"] for line in shell.lines(*words)}
+    out = shell.run("rebuild", f"{task_id}.0", "--out", str(tmp_path / "built"))
+    told = shell.lines("rebuild", "--since", "1h", "--run", "again", "--json")
+    event = decode((tmp_path / "built" / f"{task_id}.0.msgpack").read_bytes())
+    lines = (tmp_path / "built" / f"{task_id}.0.jsonl").read_text().splitlines()
+    missing = shell.run("rebuild", "nothing.0", f"{task_id}.1", code=1)
+
+    assert f"{task_id}.0  " in out
+    assert "equal  from the log" in out
+    assert sorted(line["session_id"] for line in told) == [f"{task_id}.0", f"{task_id}.1"]
+    assert [line["equal"] for line in told] == [True, True]
+    assert isinstance(event, TrajectoryBuilt)
+    assert [json.loads(line)["rollout_id"] for line in lines] == [event.session_id] * len(event.rows)
+    assert missing == "evener: no session 'nothing.0' in the log\n"
 
 
 def test_program_that_fails_gives_its_exit_code(shell: Shell) -> None:
@@ -129,7 +155,7 @@ def test_recording_without_a_program_stays_open_until_ctrl_c(shell: Shell) -> No
     assert answered.returncode == 0, answered.stderr
     assert process.returncode == 0, errors
     assert json.loads(out.splitlines()[-1])["session"] == opened["session"]
-    assert "Say hello." in shell.run("show", opened["session"])
+    assert "Say hello." in shell.run("show", opened["session"], "--messages")
 
 
 def test_ctrl_c_cancels_the_tasks_of_a_run(shell: Shell, tmp_path: Path) -> None:

@@ -396,7 +396,6 @@ async def test_wrong_submission_is_refused_by_field(bus: Bus, tmp_path: Path, bo
         ({"grader": GraderSpec(name="judge")}, "options.grader.name"),
         ({"grader": GraderSpec(name="harbor")}, "options.grader.name"),
         ({"early_at": 3}, "options.early_at"),
-        ({"streaming": "live"}, "options.streaming"),
         ({"at_least": 3}, "options.at_least"),
         ({"harness": HarnessSpec(name="script", sandbox="docker")}, "options.harness.sandbox"),
         ({"harness": HarnessSpec(name="script", options={"nonsense": "1"})}, "options.harness"),

@@ -61,7 +61,7 @@ CONTROL: Final = {
     "provider_gateway": ("POST /tokens/pieces",),
     "reconstructor": ("GET /sessions/x",),
     "evaluator": (),
-    "trainer_bridge": ("GET /groups", "GET /groups/x", "POST /policies"),
+    "trainer_bridge": ("GET /groups", "GET /groups/x", "GET /policies", "POST /policies/policy/versions", "GET /groups/follow"),
 }  # fmt: skip
 COUNTED: Final = {
     "scheduler": ('evener_tasks_ended_total{outcome="merged"}',),

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from evener.bus import kafka_group, kafka_reader
-from evener.bus.kafka_client import REQUEST_MS, Cluster, asking, reaching, start_producer
+from evener.bus.kafka_client import REQUEST_MS, Cluster, asking, reaching, start_producer, started
 from evener.bus.kafka_group import GroupOffsets
 from evener.bus.kafka_producer import TRANSACTION_MS, KafkaProducer
 from evener.bus.kafka_sender import Sender
@@ -34,7 +34,7 @@ async def open_kafka(
         admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=REQUEST_MS)
         stack.push_async_callback(admin.close)
         with asking(servers, "topics"):
-            await admin.start()
+            await started(admin)
             made = await make_topics(admin, prefix, topics, partitions)
         compacted = frozenset(str(spec.name) for spec in topics.values() if spec.compacted)
         cluster = Cluster(servers=servers, prefix=prefix, partitions=made, compacted=compacted)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 from aiokafka.structs import RecordMetadata
 from msgspec import Struct
@@ -16,6 +17,8 @@ from evener.bus.records import partition_for
 REQUEST_MS: Final = 10_000
 CLOSE_SECONDS: Final = 5.0
 """A client that cannot say good-bye in this time is cut off."""
+CUT_SHORT_SECONDS: Final = 2.0
+"""So long a start that is cancelled may take to its end."""
 BATCH_BYTES: Final = 256 * 1024
 MAX_REQUEST_BYTES: Final = 1_048_576
 """Above the bus's limit of a record: a record that passed that one fails at the broker only, if the topic allows less."""
@@ -63,6 +66,18 @@ def asking(servers: str, what: str) -> Iterator[None]:
         raise BusError(msg) from cause
 
 
+async def started(client: AIOKafkaConsumer | AIOKafkaProducer | AIOKafkaAdminClient) -> None:
+    """Start a client; when cancelled, let the start come to its end first: one that is cut short leaves its connection open for ever."""
+    starting = asyncio.ensure_future(client.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting], timeout=CUT_SHORT_SECONDS)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+
+
 async def start_producer(cluster: Cluster, transactional_id: str | None = None, timeout_ms: int = REQUEST_MS) -> AIOKafkaProducer:
     """Start an idempotent producer; with an id, a transactional one that fences the earlier holder. Raises BusUnreachable."""
     producer = AIOKafkaProducer(
@@ -78,7 +93,7 @@ async def start_producer(cluster: Cluster, transactional_id: str | None = None, 
     try:
         with reaching(cluster.servers):
             async with asyncio.timeout(REQUEST_MS / 1000):
-                await producer.start()
+                await started(producer)
     except BaseException:
         await discard(producer)
         raise

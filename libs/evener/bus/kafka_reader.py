@@ -7,7 +7,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from aiokafka.errors import KafkaError
 
-from evener.bus.kafka_client import REQUEST_MS, Cluster, reaching
+from evener.bus.kafka_client import REQUEST_MS, Cluster, reaching, started
 from evener.bus.port import BusError, Header, Record
 
 READ_RECORDS: Final = 1000
@@ -29,7 +29,7 @@ async def open_consumer(cluster: Cluster, **options: Any) -> AsyncIterator[AIOKa
     )
     try:
         with reaching(cluster.servers):
-            await consumer.start()
+            await started(consumer)
         yield consumer
     finally:
         await consumer.stop()

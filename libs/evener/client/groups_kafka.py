@@ -7,7 +7,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from evener.blobs.open import open_blobs
 from evener.bus.kafka import open_kafka
-from evener.bus.kafka_client import REQUEST_MS, asking
+from evener.bus.kafka_client import REQUEST_MS, asking, started
 from evener.bus.open import KAFKA
 from evener.bus.port import BusError
 from evener.client.views import Delivered
@@ -37,7 +37,7 @@ async def _partitions(servers: str, topic: str) -> int:
     admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=REQUEST_MS)
     try:
         with asking(servers, f"partitions of {topic}"):
-            await admin.start()
+            await started(admin)
             described = await admin.describe_topics()  # asking for one by name would make it
     finally:
         await admin.close()

@@ -36,7 +36,8 @@ class OpenAIChat:
         return answer_body(answer)
 
     def counted(self, prompt_tokens: int) -> bytes:  # noqa: ARG002 (part of the port)
-        raise RequestError("Chat Completions has no request that only counts", status=404, kind="not_found_error")
+        msg = "Chat Completions has no request that only counts"
+        raise RequestError(msg, status=404, kind="not_found_error")
 
     def prologue(self, head: Head) -> bytes:
         return opening_event(head)

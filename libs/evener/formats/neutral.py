@@ -63,10 +63,11 @@ def neutral_rows(group: GroupMerged) -> list[NeutralRow]:
     Raises TypeError where the group's blobs were not fetched.
     """
     delivered = (member.scored for member in group.members if member.left_out is None)
-    return [row for scored in delivered if scored is not None for row in _of_session(scored)]
+    return [row for scored in delivered if scored is not None for row in session_rows(scored)]
 
 
-def _of_session(scored: TrajectoryScored) -> list[NeutralRow]:
+def session_rows(scored: TrajectoryScored) -> list[NeutralRow]:
+    """Return the rows of one session, graded or not. Raises TypeError where its blobs were not fetched."""
     return [_row(scored, row, index) for index, row in enumerate(scored.trajectory.rows)]
 
 

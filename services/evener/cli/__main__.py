@@ -17,11 +17,17 @@ COMMANDS: Final = {
     "session; its exit code is the command's. Without a program the session stays open until Ctrl-C, for whatever uses the printed "
     "base URL and key.",
     "show": "Show what happened in a session.",
+    "rebuild": "Build stored sessions again, and compare them with what was recorded.",
     "groups": "Export what trainers get.",
+    "engine": "Serve an engine that says what a script says, for tests and trials.",
+    "harness": "List, install and check harnesses.",
+    "policy": "Publish weights of a policy, and see what was published.",
     "replay": "Append a record once more that was given up as a dead letter.",
     "doctor": "Say what is missing on this machine, and how to get it.",
 }
 """Name to help, its first line for the list; each is the function of that name, in the module of that name."""
+GROUPS: Final = frozenset({"engine", "groups", "harness", "policy"})
+"""Commands that have commands: `app` in their module."""
 
 app = App(
     name="evener",
@@ -34,7 +40,7 @@ app = App(
     print_error=False,
 )
 for name, text in COMMANDS.items():
-    app.command(f"evener.cli.{name}:{'app' if name == 'groups' else name}", name=name, help=text)
+    app.command(f"evener.cli.{name}:{'app' if name in GROUPS else name}", name=name, help=text)
 
 
 def main() -> None:

@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, structs
 
 from evener.service.config import ServiceConfig
+
+EMBEDDED_SLOTS: Final = 4
+SLOTS: Final = 64
 
 
 def half_of_the_cores() -> int:
@@ -20,25 +23,36 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 8700
     """Port to listen on. 0: any free one."""
-    engine: Annotated[str, Meta(pattern=r"^(embedded|none|https?://.+)$")] = "embedded"
-    """What samples: `embedded` (llama.cpp in a child process), `none` (engines join by `POST /engines`), or an engine's base URL.
+    engine: Annotated[str, Meta(pattern=r"^(embedded|vllm|none|https?://.+)$")] = "embedded"
+    """What samples: `embedded` (llama.cpp in a child process), `vllm` (`vllm serve` in a child process, from your own installation),
+    `none` (engines join by `POST /engines`), or an engine's base URL.
 
     One that does not answer yet is waited for, with a warning now and again; one that is refused ends this process.
     """
     engine_kind: Literal["vllm", "scripted"] = "vllm"
     """What listens at the engine's URL: `vllm` or `scripted`."""
     model: str | None = None
-    """GGUF file of the embedded engine, and of the policy's tokenizer and template. None: SmolLM2-135M-Instruct."""
+    """What the engine serves, with the policy's tokenizer and template: a GGUF file for `embedded`, a Hugging Face folder for `vllm` or a
+    URL. None: SmolLM2-135M-Instruct, as `embedded` has it."""
+    vllm: str | None = None
+    """The `vllm` program, or a Python that has vLLM. None: found in PATH, else the one that `scripts/vllm_cpu.py install` brought."""
+    vllm_options: tuple[str, ...] = ()
+    """More of vLLM's own options, `--tensor-parallel-size=2` for example, with commas between them."""
     policy: str = "policy"
     """The policy that the engine samples."""
     context: Annotated[int, Meta(ge=256)] = 16_384
     """Ids that the embedded engine holds, shared out evenly to its slots."""
-    slots: Annotated[int, Meta(ge=1)] = 4
-    """Calls that the engine serves at a time."""
+    slots: Annotated[int, Meta(ge=1)] | None = None
+    """Calls that the engine serves at a time. None: 4 for `embedded`, else 64."""
     threads: Annotated[int, Meta(ge=1)] = msgspec.field(default_factory=half_of_the_cores)
     """Of the embedded engine."""
     trust_local: bool = False
     """Let harnesses that have tools run as plain processes of this machine: what the model writes then runs with your rights."""
+
+    @property
+    def calls(self) -> int:
+        """Return the calls that the engine serves at a time."""
+        return self.slots or (EMBEDDED_SLOTS if self.engine == "embedded" else SLOTS)
 
     def __post_init__(self) -> None:
         """Put the state folder in its place, and the home folder."""

@@ -6,6 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory
 
+from evener.proto.spec import Streaming
+
 
 async def record(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
@@ -13,6 +15,7 @@ async def record(
     reward: float | None = None,
     policy: str = "policy",
     sampling: Annotated[dict[str, str] | None, Parameter(negative="")] = None,
+    streaming: Streaming = Streaming.LIVE,
     state: Path | None = None,
 ) -> int:
     """Record the model calls of a program: `evener record -- python agent.py`.
@@ -32,6 +35,8 @@ async def record(
         The policy that samples.
     sampling
         Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ... The program's own wishes are recorded only.
+    streaming
+        `live`: text leaves as it is sampled, for people who watch. `hold`: answers leave whole, after their commit.
     state
         State folder of the Evener to use.
     """
@@ -40,4 +45,4 @@ async def record(
     from evener.proto.spec import Sampling
 
     wanted = read(Sampling, sampling or {}, "sampling")
-    return await record_session(command, task=task, reward=reward, policy=policy, sampling=wanted, state=state)
+    return await record_session(command, task=task, reward=reward, policy=policy, sampling=wanted, streaming=streaming, state=state)

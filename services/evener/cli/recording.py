@@ -18,7 +18,7 @@ from evener.client.client import Client
 from evener.client.errors import ClientError
 from evener.client.views import TaskView
 from evener.proto.ids import session_of
-from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, TaskRef
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, Streaming, TaskRef
 from evener.proto.tasks import TaskOptions
 from evener.service.exits import complain
 from evener.tasks.directory import load
@@ -34,7 +34,14 @@ class NotRunnable(Usage):
 
 
 async def record_session(
-    command: Sequence[str], *, task: Path | None, reward: float | None, policy: str, sampling: Sampling, state: Path | None
+    command: Sequence[str],
+    *,
+    task: Path | None,
+    reward: float | None,
+    policy: str,
+    sampling: Sampling,
+    streaming: Streaming,
+    state: Path | None,
 ) -> int:
     """Record one session; return the program's exit code."""
     if task is not None and reward is not None:
@@ -56,6 +63,7 @@ async def record_session(
             harness=HarnessSpec(name="none", sandbox="none"),
             policy=policy,
             sampling=sampling,
+            streaming=streaming,
             budgets=Budgets(attempts=1),
             grader=grader,
         )

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory
 from cyclopts.validators import Number
 
-from evener.proto.spec import Purpose
+from evener.proto.spec import Purpose, Streaming
 
 Keys = Annotated[dict[str, str] | None, Parameter(negative="")]
 
@@ -23,6 +23,7 @@ async def run(
     option: Keys = None,
     sampling: Keys = None,
     budgets: Keys = None,
+    streaming: Streaming = Streaming.HOLD,
     trust_local: Annotated[bool, Parameter(negative="")] = False,
     state: Path | None = None,
 ) -> int:
@@ -50,6 +51,8 @@ async def run(
         Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ...
     budgets
         Limits of a session: `--budgets.calls 20`, `--budgets.agent-seconds 300`, ...
+    streaming
+        `hold`: answers leave whole, after their commit, and a gateway that dies is not noticed. `live`: text leaves as it is sampled.
     trust_local
         Let a harness with tools run on this machine, with your rights (where this command starts the services).
     state
@@ -67,5 +70,6 @@ async def run(
         policy=policy,
         sampling=read(Sampling, sampling or {}, "sampling"),
         budgets=read(Budgets, budgets or {}, "budgets"),
+        streaming=streaming,
     )
     return await run_tasks(tasks, wish, trust_local=trust_local, state=state)

@@ -69,6 +69,13 @@ async def evener(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *,
             yield client
 
 
+@asynccontextmanager
+async def own(folder: Path, up: Sequence[str]) -> AsyncIterator[Client]:
+    """Yield a client of an Evener that is started for this block, whatever else runs. `up`: its options."""
+    async with _started(folder, up) as url, Client(url, _token(folder)) as client:
+        yield client
+
+
 def state_folder(state: Path | None) -> Path:
     """Return the state folder that is meant."""
     return Path(state or default_state()).expanduser().absolute()

@@ -10,10 +10,10 @@ from msgspec import Struct, structs
 
 from evener.cli.errors import Usage
 from evener.client.client import Client
-from evener.harnesses.port import HarnessError
+from evener.harnesses.port import Harness, HarnessError
 from evener.harnesses.registry import harness
 from evener.proto.errors import EvenerError
-from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling
+from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling, Streaming
 from evener.proto.tasks import TaskOptions
 from evener.service.exits import complain
 from evener.service.settings import Setting, Text, convert, known
@@ -39,6 +39,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     policy: str = "policy"
     sampling: Sampling = Sampling()
     budgets: Budgets = Budgets()
+    streaming: Streaming = Streaming.HOLD
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -87,12 +88,21 @@ def task_id_of(run_id: str, name: str) -> str:
 
 
 def harness_spec(name: str, options: Mapping[str, str]) -> HarnessSpec:
-    """Return a harness by name. Raises Usage where it is unknown, or an option of it is."""
+    """Return a harness by name, with its options. Raises Usage where it is unknown, or an option of it is."""
+    found = known_harness(name)
     try:
-        harness(name).check(options)
+        found.check(options)
     except HarnessError as cause:
         raise Usage(str(cause.args[0])) from cause
     return HarnessSpec(name=name, options=dict(options))
+
+
+def known_harness(name: str) -> Harness:
+    """Return the harness of this name. Raises Usage where it is unknown."""
+    try:
+        return harness(name)
+    except HarnessError as cause:
+        raise Usage(str(cause.args[0])) from cause
 
 
 def trusting(wish: Wish, *, trust_local: bool) -> tuple[str, ...]:
@@ -138,6 +148,7 @@ def _options(wish: Wish, task: Task) -> TaskOptions:
         harness=wish.harness,
         policy=wish.policy,
         sampling=wish.sampling,
+        streaming=wish.streaming,
         budgets=budgets,
         grader=task.grader,
     )

@@ -10,7 +10,7 @@ from typing import Final, cast
 from msgspec import structs
 
 from evener.cli.config import Config
-from evener.cli.embedded import embedded
+from evener.cli.own_engine import kept, start_own_embedded, start_own_vllm
 from evener.proto.errors import ConfigError
 from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.topics import Topic
@@ -30,7 +30,7 @@ GGUF: Final = b"GGUF"
 def run_together(configs: Mapping[str, ServiceConfig]) -> int:
     """Run until a signal; return the exit code."""
     own = cast("Config", configs["up"])
-    check_model(own.model)
+    check_model(own)
     wanted = [
         Wanted(name=name, config=_told(own, config), open=importlib.import_module(f"evener.{name}.service").open_service)
         for name, config in configs.items()
@@ -45,12 +45,33 @@ def run_together(configs: Mapping[str, ServiceConfig]) -> int:
     return run_process(own, wanted, beside=[engine], state_file=True)
 
 
-def check_model(model: str | None) -> None:
-    """Raise ConfigError for a file that cannot be a model: said before anything is started."""
-    if model is None:
+def check_model(config: Config) -> None:
+    """Raise ConfigError for what cannot be the engine's model: said before anything is started."""
+    if config.model is None:
+        if config.engine == "vllm":
+            msg = "engine vllm needs --model, a Hugging Face folder"
+            raise ConfigError(msg)
         return
+    model = Path(config.model)
+    if config.engine == "vllm" or model.is_dir():
+        _check_folder(model, config.engine)
+    else:
+        _check_file(model)
+
+
+def _check_folder(model: Path, engine: str) -> None:
+    if engine == "embedded":
+        msg = f"model {model} is a folder; the embedded engine takes a GGUF file, --engine vllm a folder"
+        raise ConfigError(msg)
+    for name in ("config.json", "tokenizer.json"):
+        if not (model / name).is_file():
+            msg = f"model {model} is no Hugging Face folder: it has no {name}"
+            raise ConfigError(msg)
+
+
+def _check_file(model: Path) -> None:
     try:
-        with Path(model).open("rb") as file:
+        with model.open("rb") as file:
             magic = file.read(len(GGUF))
     except OSError as cause:
         msg = f"model {model}: {cause.strerror}"
@@ -68,7 +89,8 @@ def _told(own: Config, config: ServiceConfig) -> ServiceConfig:
         case GatewayConfig():
             policies = config.policies
             if policies == GatewayConfig().policies:
-                source = f"gguf:{own.model}" if own.model else policies[0].source
+                kind = "hf" if own.model and Path(own.model).is_dir() else "gguf"
+                source = f"{kind}:{own.model}" if own.model else policies[0].source
                 policies = (PolicyConfig(name=own.policy, source=source),)
             return structs.replace(config, policies=policies, required_engine=config.required_engine or engine_id_of(own))
         case _:
@@ -88,16 +110,30 @@ async def open_engine_of(config: Config, parts: Parts) -> AsyncIterator[None]:
 
     async def join(url: str, kind: str) -> None:
         joined = EngineJoined(
-            engine_id=engine_id, kind=kind, url=url, policy=config.policy, max_concurrency=config.slots, joined_at=time.time()
+            engine_id=engine_id, kind=kind, url=url, policy=config.policy, max_concurrency=config.calls, joined_at=time.time()
         )
         await events.send(Topic.FLEET, engine_id, joined)
 
+    async def left() -> None:
+        await events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
+
+    async def put_out() -> None:
+        """Wait until somebody else lets the engine leave: the bridge, when it does not know its weights."""
+        async for batch in parts.bus.follow(Topic.FLEET, 0, await parts.bus.end(Topic.FLEET, 0)):
+            for record in batch:
+                if record.key == engine_id and isinstance(await events.light(record), EngineLeft):
+                    return
+
     match config.engine:
         case "none":
-            await events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
+            await left()
             yield
         case "embedded":
-            async with embedded(config, join):
+            async with kept("embedded", lambda: start_own_embedded(config), join, left):
+                yield
+        case "vllm":
+            await left()  # the one of an earlier process
+            async with kept("vllm", lambda: start_own_vllm(config), join, left, put_out):
                 yield
         case url:
             await join(url, config.engine_kind)

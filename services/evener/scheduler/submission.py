@@ -16,7 +16,7 @@ from evener.harnesses.registry import harness
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Heartbeat
 from evener.proto.ids import TASK_ID_PATTERN
-from evener.proto.spec import HarnessSpec, Streaming, Target
+from evener.proto.spec import HarnessSpec, Target
 from evener.proto.tasks import TaskOptions
 from evener.tasks.directory import load
 from evener.tasks.errors import TaskError
@@ -87,8 +87,6 @@ def check(submission: Submission) -> None:
         _refuse(f"unknown grader {options.grader.name!r}: there are {', '.join(sorted(GRADERS))}", "options.grader.name")
     if submission.task is None and options.grader.name == "harbor":
         _refuse("the grader `harbor` runs the task's tests/test.sh, and there is no task", "options.grader.name")
-    if options.streaming is Streaming.LIVE:
-        _refuse("streaming `live` is not there yet: use `hold`, in which answers leave whole after their commit", "options.streaming")
     _check_counts(options)
     for model, target in options.models.items():
         _check_target(model, target, options.policy)

@@ -11,7 +11,20 @@ import pytest
 from evener.harnesses.npm import brings_node
 
 HEAVY = ("numpy", "aiohttp", "tokenizers", "starlette", "uvicorn", "aiokafka", "obstore", "pyarrow", "jinja2", "opentelemetry")
-HELPS = ("--help", "up --help", "run --help", "demo --help", "record --help", "show --help", "groups export --help")
+HELPS = (
+    "--help",
+    "up --help",
+    "run --help",
+    "demo --help",
+    "record --help",
+    "show --help",
+    "rebuild --help",
+    "policy publish --help",
+    "groups export --help",
+    "harness --help",
+    "engine scripted --help",
+    "harness check --help",
+)
 ROOT = Path(__file__).parents[3]
 BUNDLED = ROOT / "libs/evener/tasks/bundled"
 
@@ -58,20 +71,33 @@ def test_help_imports_nothing_heavy(words: str) -> None:
         (["run", str(BUNDLED), "--harness", "script", "--sampling.temp", "1"], "unknown key 'temp' in --sampling.temp"),
         (["run", str(BUNDLED), "--harness", "script", "--sampling.top-p", "2"], "--sampling.top-p: Expected `float` <= 1.0"),
         (["run", str(BUNDLED), "--harness", "script", "--samples", "many"], "many"),
+        (["harness", "check", "scrip"], "unknown harness 'scrip' (known: "),
+        (["harness", "check", "codex"], "Give --trust-local if you trust the tasks and the model"),
+        (["harness", "check", "command", "--option.argv", '["true"]'], "harness command cannot be checked: nothing is known of its tools"),
+        (["harness", "check", "codex", "--option.tools", "some"], "option tools is 'some', not one of all, lean"),
+        (["harness", "install", "nosuch"], "unknown harness 'nosuch'"),
         (["groups", "export", "--out", "rows.txt"], "cannot tell the format of rows.txt: call it *.jsonl or *.parquet"),
+        (["rebuild"], "name sessions, or give --since or --run"),
+        (["rebuild", "a.0", "--since", "2h"], "sessions by name and --since or --run contradict each other"),
+        (["rebuild", "--since", "yesterday"], "--since 'yesterday' is neither an ISO time"),
+        (["rebuild", "a.0", "--strategy", "three"], "three"),
         (["record", "--", "/no/such/program"], "there is no program '/no/such/program'"),
         (["record", "--task", str(BUNDLED / "small-sum"), "--reward", "1"], "--reward and --task contradict each other"),
         (["up", "--prot", "1"], "unknown key 'prot' as a flag; did you mean 'port'?"),
         (["up", "--scheduler.leases", "1"], "unknown key 'leases' in the flag --scheduler.leases; did you mean 'lease_seconds'?"),
         (["up", "--log-level", "loud"], "--log-level: Invalid enum value 'loud'"),
         (["up", "--partitions", "0"], "--partitions: Expected `int` >= 1"),
-        (["up", "--engine", "banana"], "--engine: Expected `str` matching regex '^(embedded|none|https?://.+)$'"),
+        (["up", "--engine", "banana"], "--engine: Expected `str` matching regex '^(embedded|vllm|none|https?://.+)$'"),
         (["up", "--model", "/no/such.gguf"], "model /no/such.gguf: No such file or directory"),
         (["up", "--model", __file__], "is no GGUF file"),
         (["run", str(BUNDLED), "--harness", "script", "--samples", "0"], 'Invalid value "0" for --samples. Must be >= 1'),
         (["run", str(BUNDLED), "--harness", "script", "--run-id", "a b"], "--run-id 'a b' is not 1 to 60 letters, digits"),
         (["run", str(BUNDLED), "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
         (["demo", "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
+        (["doctor", "--template", "chatml_tools"], "--template is another template of a policy: name it with --policy"),
+        (["show", "a.0", "--json", "--tokens", "0"], "--messages, --tokens and --json contradict each other: give one"),
+        (["show", "a.0", "--messages", "--tokens"], "--messages, --tokens and --json contradict each other: give one"),
+        (["show", "a.0", "--messages", "--json"], "--messages, --tokens and --json contradict each other: give one"),
         (["record", "--reward", "nan", "--", "true"], "--reward nan is no finite number"),
         (["record", "--sampling.top-p", "2", "--", "true"], "--sampling.top-p: Expected `float` <= 1.0"),
         (["record", "--task", "/nowhere", "--", "true"], '"/nowhere" does not exist'),

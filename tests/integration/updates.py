@@ -1,0 +1,128 @@
+"""A bridge with scripted engines, as the tests of weight updates need it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from aiohttp import web
+from tests.parts import open_parts, operator
+
+from evener.engines.vllm_weights import VllmWeights
+from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.topics import Topic
+from evener.service.events import EventLog
+from evener.service.parts import Parts
+from evener.trainer_bridge.config import Config
+from evener.trainer_bridge.service import open_service
+
+IDS = (5, 17, 99, 300, 301, 302, 44, 8, 120, 7)
+SECONDS = 10.0
+
+Change = Callable[[str, Any, Any], Any]
+"""From path, request and answer to the answer that is passed on."""
+
+
+@asynccontextmanager
+async def bridge(folder: Path) -> AsyncIterator[tuple[Parts, aiohttp.ClientSession]]:
+    """Yield the parts of a running bridge, and an operator's client of it."""
+    async with open_parts(folder, partitions=1) as parts, open_service(Config(state=str(folder)), parts) as service:
+        running = asyncio.ensure_future(service.run())
+        try:
+            async with operator(service.routes) as http:
+                yield parts, http
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def join(parts: Parts, url: str, engine_id: str = "e1", kind: str = "scripted") -> None:
+    """Let an engine of the policy join."""
+    joined = EngineJoined(engine_id=engine_id, kind=kind, url=url, policy="policy", joined_at=1.0)
+    await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, engine_id, joined)
+
+
+async def publish(http: aiohttp.ClientSession, path: Path, version: int, **more: Any) -> tuple[int, Any]:
+    """Publish a folder, again while the bridge has just started; return status and answer."""
+    body = {"path": str(path), "version": version, **more}
+    async with asyncio.timeout(SECONDS):
+        while True:
+            async with http.post("/policies/policy/versions", json=body) as answer:
+                said = await answer.json()
+                if answer.status != 503 or "not this bridge's" not in said["error"]["message"]:
+                    return answer.status, said
+            await asyncio.sleep(0.02)
+
+
+async def state(url: str) -> tuple[str, bool]:
+    """Return an engine's label, and whether it is paused."""
+    control = VllmWeights(url)
+    try:
+        return await control.label(), await control.paused()
+    finally:
+        await control.aclose()
+
+
+async def until_state(url: str, wanted: tuple[str, bool]) -> None:
+    """Wait until an engine has a label, and is or is not paused."""
+    async with asyncio.timeout(SECONDS):
+        while await state(url) != wanted:  # noqa: ASYNC110 (another process would be looked at so)
+            await asyncio.sleep(0.02)
+
+
+async def scored(url: str) -> list[float]:
+    """Return the logprobs of IDS[1:] by an engine."""
+    control = VllmWeights(url)
+    try:
+        return [float(each) for each in (await control.score(np.asarray(IDS, np.int32))).logprobs[1:]]
+    finally:
+        await control.aclose()
+
+
+async def trained(url: str, path: Path) -> list[float]:
+    """Return the logprobs of IDS[1:] by weights, as a trainer knows them: of another engine that is given them."""
+    control = VllmWeights(url)
+    try:
+        await control.load(str(path))
+    finally:
+        await control.aclose()
+    return await scored(url)
+
+
+def canary(logprobs: list[float]) -> dict[str, Any]:
+    """Return a canary with the trainer's logprobs."""
+    return {"prompts": [{"ids": list(IDS), "logprobs": [None, *logprobs]}]}
+
+
+async def events(parts: Parts, topic: Topic = Topic.POLICIES) -> list[Any]:
+    """Return all events of `policies`, or the ends of engines of `fleet`."""
+    log = EventLog(parts.bus, parts.blobs)
+    found = [await log.event(record) async for record in parts.bus.read(topic, 0)]
+    return found if topic is Topic.POLICIES else [event for event in found if isinstance(event, EngineLeft)]
+
+
+@asynccontextmanager
+async def passing_through(upstream: str, change: Change) -> AsyncIterator[str]:
+    """A server that passes everything on, and changes answers on the way; None as a changed answer: not passed on at all."""
+    async with aiohttp.ClientSession() as session:
+
+        async def pass_on(request: web.Request) -> web.Response:
+            body = await request.json() if request.can_read_body else None
+            if (answer := change(request.path, body, None)) is not None:
+                return web.json_response(answer)
+            async with session.request(request.method, f"{upstream}{request.path_qs}", json=body) as response:
+                said = await response.json() if response.content_type == "application/json" else None
+                return web.json_response(change(request.path, body, said) or said, status=response.status)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", pass_on)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
