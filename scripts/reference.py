@@ -1,4 +1,4 @@
-"""The generated pages of `docs/reference`: every event, and every configuration key, from the code that defines them.
+"""The generated pages of `docs/reference`: every event, every configuration key, what becomes of every field of a request, from the code.
 
 `python scripts/reference.py` writes them (`make docs`); a test says when they are out of date.
 """
@@ -15,6 +15,9 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 
 from msgspec import NODEFAULT, Meta, Struct, structs
 
+from evener.dialects import anthropic_messages_request, google_generate_request, openai_chat_request, openai_responses_request
+from evener.dialects.openai_responses_tools import TOOL
+from evener.dialects.rules import STOPS, Rules
 from evener.proto.codec import tag_of
 from evener.proto.docs import meanings
 from evener.proto.schema import EVENTS
@@ -42,6 +45,19 @@ of the scheduler: `lease_seconds = 30` in the table `[scheduler]`, `EVENER_SCHED
 (`--scheduler.lease-seconds 30` with `evener up`, which runs all services). A key that all share stands at the top of the file,
 in `EVENER_<KEY>`, or in a flag without a section. An unknown key is an error. `--print-config` shows what holds."""
 
+DIALECTS_INTRO: Final = """\
+What becomes of the fields of a harness's request. *Obeyed*: it does what it says, as far as told here. *Recorded*: it stands in the
+call's [`wishes`](events.md#callopened) and changes nothing; so does every field that is in no table. *Refused*: status 400 with the
+field's name, because the answer would mean something else without it. *Removed*: tools that the provider would run itself; the model
+does not see them, and `wishes.removed_tools` names them. What is dropped of a tool stands in `wishes.tools`, by the tool's name.
+Null asks for nothing, and so do false and empty values of what would be refused."""
+TABLES: Final = {
+    "OpenAI Chat Completions": (openai_chat_request.RULES, openai_chat_request.TOOL),
+    "OpenAI Responses": (openai_responses_request.RULES, TOOL),
+    "Anthropic Messages": (anthropic_messages_request.RULES, anthropic_messages_request.TOOL),
+    "Google generateContent": (google_generate_request.RULES, google_generate_request.CONFIG, google_generate_request.TOOL),
+}
+
 
 def events() -> str:
     """Return the page of all events, by topic, then of the Structs and enums that they are made of."""
@@ -68,7 +84,35 @@ def configuration() -> str:
     return "\n\n".join(pieces) + "\n"
 
 
-PAGES: Final = {"events.md": events, "configuration.md": configuration}
+def dialects() -> str:
+    """Return the page of the fields of requests, by dialect."""
+    pieces = [MADE, "# Fields of requests", DIALECTS_INTRO]
+    for name, tables in TABLES.items():
+        rows = ["| field | is | |", "|---|---|---|", *(row for table in tables for row in _becoming(table))]
+        pieces += [f"## {name}", "\n".join(rows)]
+    return "\n\n".join(pieces) + "\n"
+
+
+PAGES: Final = {"events.md": events, "configuration.md": configuration, "dialects.md": dialects}
+
+
+def _becoming(rules: Rules) -> Iterator[str]:
+    """Yield rows of the fields of a table: what becomes of them, and what there is to say."""
+    limited = "the run's own limit holds where it has one; lowered to what is left of context and budget, never refused"
+    told = dict.fromkeys(rules.limits, ("obeyed, recorded", limited))
+    told |= {name: ("obeyed", why) for name, why in rules.obeyed.items()}
+    told |= {name: ("recorded", f"the run's holds; from {least:g} to {most:g}") for name, (least, most) in rules.bounds.items()}
+    told |= dict.fromkeys(sorted(rules.integers), ("recorded", "the run's holds; a whole number"))
+    told |= {name: ("recorded", why) for name, why in rules.recorded.items()}
+    told |= dict.fromkeys(sorted(rules.hosted), ("removed", "the provider would run it"))
+    told |= {name: ("refused", why) for name, why in rules.refused.items()}
+    told |= {name: (f"refused but for `{toml(only.value)}`", only.why) for name, only in rules.only.items()}
+    told |= {rules.stops: ("refused", STOPS)} if rules.stops else {}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, said in told.items():
+        alike.setdefault(said, []).append(f"`{rules.place(name)}`")
+    for (becomes, why), names in alike.items():
+        yield f"| {', '.join(names)} | {becomes} | {_cell(why)} |"
 
 
 def _contents() -> str:

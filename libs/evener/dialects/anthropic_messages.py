@@ -24,6 +24,7 @@ class AnthropicMessages:
     """Implements `canonical.Dialect`. Our key is the signature of the thinking. An answer has one choice."""
 
     name = "anthropic_messages"
+    history = "messages"
 
     def serves(self, path: str) -> bool:
         return _plain(path) in PATHS | COUNTING_PATHS
@@ -56,7 +57,7 @@ class AnthropicMessages:
     def error(self, error: RequestError) -> bytes:
         return error_body(error)
 
-    def stream_error(self, error: RequestError) -> bytes:
+    def stream_error(self, head: Head, error: RequestError) -> bytes:  # noqa: ARG002 (an error of this dialect names no answer)
         return stream_error_event(error)
 
 

@@ -4,6 +4,7 @@ The content of an answer is, in this order: a `thinking` block where there is re
 there is text; a `tool_use` block for each call.
 """
 
+from http import HTTPStatus
 from typing import Any, Final
 
 from evener.dialects.canonical import (
@@ -18,7 +19,7 @@ from evener.dialects.canonical import (
     rest_of,
     text_of,
 )
-from evener.dialects.wire import arguments_object, overflow_numbers, wire_json
+from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
 
 STOP_REASON: Final = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.ABORTED: "max_tokens"}
@@ -26,7 +27,6 @@ STOP_REASON: Final = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_t
 ERROR_TYPES: Final = frozenset(
     {"authentication_error", "invalid_request_error", "not_found_error", "overloaded_error", "rate_limit_error", "timeout_error"}
 )
-SERVER_ERROR: Final = 500
 
 
 def answer_body(answer: CanonicalAnswer) -> bytes:
@@ -91,7 +91,7 @@ def answer_events(answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> byte
 
 def error_body(error: RequestError) -> bytes:
     """Return an error object."""
-    told = _too_long(error.message) if error.kind == "context_length_exceeded" else error.message
+    told = _too_long(error) if error.kind == "context_length_exceeded" else error.message
     return wire_json({"type": "error", "error": {"type": _error_type(error), "message": told}})
 
 
@@ -128,15 +128,17 @@ def _usage(answer: CanonicalAnswer) -> dict[str, int]:
 
 
 def _error_type(error: RequestError) -> str:
+    if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return "request_too_large"
     if error.kind in ERROR_TYPES:
         return error.kind
-    return "api_error" if error.status >= SERVER_ERROR or error.kind == "api_error" else "invalid_request_error"
+    return "api_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or error.kind == "api_error" else "invalid_request_error"
 
 
-def _too_long(message: str) -> str:
-    """Return the words by which clients know that the context is full, with the numbers that the message has."""
-    numbers = overflow_numbers(message)
-    return f"prompt is too long: {numbers[0]} tokens > {numbers[1]} maximum" if numbers else f"prompt is too long: {message}"
+def _too_long(error: RequestError) -> str:
+    """Return the words by which clients know that the context is full."""
+    numbers = error.overflow
+    return f"prompt is too long: {numbers.asked} tokens > {numbers.limit} maximum" if numbers else f"prompt is too long: {error.message}"
 
 
 def _head(head: Head) -> dict[str, Any]:

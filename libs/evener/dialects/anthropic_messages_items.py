@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
 from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, refuse
-from evener.dialects.images import image_part, read_image
+from evener.dialects.images import image_part, images_within, read_image
 from evener.dialects.wire import canonical_arguments, failed, joined, our_key
 from evener.tokens.digests import message_digest
 
@@ -49,7 +49,7 @@ def parse_item(value: Any, path: str) -> Item:
     return Item(
         messages=tuple(messages),
         digests=tuple(message_digest(message) for message in messages),
-        images=tuple(found.images.values()),
+        images=images_within(found.images.values(), path),
         references=frozenset(found.references),
     )
 

@@ -1,36 +1,60 @@
 """Parsing of requests of Anthropic's Messages API. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from evener.dialects.anthropic_messages_items import Item, parse_item, parse_text
-from evener.dialects.canonical import CanonicalRequest, Image, Message
-from evener.dialects.fields import (
-    as_count,
-    as_flag,
-    as_integer,
-    as_list,
-    as_name,
-    as_number,
-    as_object,
-    as_string,
-    read_field,
-    read_fields,
-    refuse,
-)
+from evener.dialects.canonical import CanonicalRequest, Message
+from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, read_field, read_fields, refuse
+from evener.dialects.images import images_of
 from evener.dialects.items import Items
+from evener.dialects.rules import Rules, beside
 from evener.tokens.digests import message_digest
 
-MAX_STOPS: Final = 16
 HOSTED_TOOLS: Final = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 """How the types of tools begin that the provider runs itself, outside the sandbox. The model is not shown them."""
 TOOL_SEARCH: Final = "tool_search_tool_"
-NUMBERS: Final = {"temperature": (0, 1), "top_p": (0, 1)}
-INTEGERS: Final = ("top_k",)
-READ: Final = frozenset({"model", "messages", "system", "tools", "tool_choice", "stream", "max_tokens", "stop_sequences", "mcp_servers"})
-"""Every other field is a wish: `thinking`, `context_management`, `metadata`, `output_config`, `betas` and what is new."""
+KEPT_EDITS: Final = "clear_thinking_"
+"""How the edits of a history begin that real harnesses ask for, to keep all of it."""
+CONSTRAINED: Final = "constrained sampling is not served; ask for the format in the prompt"
+RULES: Final = Rules(
+    obeyed={
+        "model": "the run's model map says who answers",
+        "messages": "roles user, assistant and system; text, thinking, base64 images, tools' calls and results",
+        "system": "text",
+        "tools": "those with an `input_schema`; hosted tools are removed, and those of which only the type is given are refused",
+        "tool_choice": "`auto` and `none`; a forced call is refused: it is constrained sampling. `disable_parallel_tool_use` is recorded: "
+        "the policy calls as many tools at once as it likes",
+        "stream": "both ways",
+    },
+    limits=("max_tokens",),
+    bounds={"temperature": (0, 1), "top_p": (0, 1)},
+    integers=frozenset({"top_k"}),
+    recorded={
+        "thinking": "how the policy reasons is set by the run. Without it, or `disabled`, no thinking is shown; the policy keeps it",
+        "output_config": "`effort` and the like; a `format` is refused: it is constrained sampling",
+        "context_management": f"`{KEPT_EDITS}*` edits: Claude Code sends one. Nothing is cut out of a history; other edits are refused",
+        "metadata": "and everything else that is harmless",
+    },
+    hosted=frozenset({"mcp_servers", "container"}),
+    refused={"output_format": CONSTRAINED},
+    stops="stop_sequences",
+)
+TOOL: Final = Rules(
+    at="tools[]",
+    obeyed={
+        **dict.fromkeys(("name", "description", "input_schema"), "shown to the policy as it is"),
+        "type": "`custom`",
+        "defer_loading": "shown once a `tool_reference` in a result names it",
+        "allowed_callers": "with `direct` among them; others are refused: the model could not call it",
+    },
+    recorded={
+        "strict": "arguments are not constrained while they are sampled; a client that validates them may find them wrong",
+        "input_examples": "not shown to the policy",
+    },
+)
 
 
 class Tool(Struct, frozen=True, kw_only=True, eq=False):
@@ -41,6 +65,7 @@ class Tool(Struct, frozen=True, kw_only=True, eq=False):
     """Its type, where the provider would run it."""
     deferred: bool = False
     """Not shown before a result of a tool refers to it."""
+    beside: Mapping[str, Any] = {}
 
 
 def parse_tool(value: Any, path: str) -> Tool:
@@ -56,7 +81,10 @@ def parse_tool(value: Any, path: str) -> Tool:
         function["description"] = as_string(sent["description"], f"{path}.description")
     if sent.get("input_schema") is not None:
         function["parameters"] = as_object(sent["input_schema"], f"{path}.input_schema")
-    return Tool(function=function, deferred=as_flag(sent.get("defer_loading"), f"{path}.defer_loading"))
+    if sent.get("allowed_callers") and "direct" not in as_list(sent["allowed_callers"], f"{path}.allowed_callers"):
+        refuse(f"{path}.allowed_callers", "only tools that the model itself may call are served; add 'direct'")
+    deferred = as_flag(sent.get("defer_loading"), f"{path}.defer_loading")
+    return Tool(function=function, deferred=deferred, beside=beside(sent, TOOL.obeyed))
 
 
 _messages: Final = Items(parse_item)
@@ -74,11 +102,12 @@ def parse_request(dialect: str, body: bytes, *, count_only: bool) -> CanonicalRe
     digests = [message_digest(message) for message in system] + [digest for item in items for digest in item.digests]
     if messages[-1]["role"] == "assistant" and not count_only:
         refuse("messages", "must not end with an answer: it cannot be continued")
+    wishes = RULES.wishes(fields, count_only=count_only)
     _check_meaning(fields)
-    wishes = {name: value for name, value in fields.items() if name not in READ}
-    removed = [tool.hosted for tool in tools if tool.hosted] + (["mcp_servers"] if fields.get("mcp_servers") else [])
-    if removed:
+    if removed := [tool.hosted for tool in tools if tool.hosted] + RULES.removed(fields):
         wishes["removed_tools"] = removed
+    if besides := {tool.function["name"]: tool.beside for tool in tools if tool.function is not None and tool.beside}:
+        wishes["tools"] = besides
     shown = [] if _chooses_none(fields.get("tool_choice"), wishes) else _shown(tools, items, wishes)
     return CanonicalRequest(
         dialect=dialect,
@@ -87,11 +116,11 @@ def parse_request(dialect: str, body: bytes, *, count_only: bool) -> CanonicalRe
         digests=tuple(digests),
         tools=tuple(shown),
         stream=as_flag(fields.get("stream"), "stream") and not count_only,
+        reasoning_withheld=not _thinks(fields.get("thinking")),
         count_only=count_only,
-        max_tokens=as_count(fields["max_tokens"], "max_tokens") if "max_tokens" in fields else None,
+        max_tokens=RULES.limit(fields),
         wishes=wishes,
-        stop=_stop(fields.get("stop_sequences", [])),
-        images=_images(items),
+        images=images_of((item.images for item in items), "messages"),
     )
 
 
@@ -102,17 +131,20 @@ def _system(value: Any) -> list[Message]:
 
 
 def _check_meaning(fields: dict[str, Any]) -> None:
-    """Refuse constrained sampling and mistakes in wishes."""
-    config = as_object(fields.get("output_config", {}), "output_config")
-    for name, value in (("output_config.format", config.get("format")), ("output_format", fields.get("output_format"))):
-        if value:
-            refuse(name, "constrained sampling is not served; ask for the format in the prompt")
-    for name, (least, most) in NUMBERS.items():
-        if name in fields:
-            as_number(fields[name], name, least=least, most=most)
-    for name in INTEGERS:
-        if name in fields:
-            as_integer(fields[name], name)
+    """Refuse constrained sampling, and edits that would cut something out of the history."""
+    if as_object(fields.get("output_config", {}), "output_config").get("format"):
+        refuse("output_config.format", CONSTRAINED)
+    at = "context_management.edits"
+    edits = as_object(fields.get("context_management", {}), "context_management").get("edits") or []
+    for index, edit in enumerate(as_list(edits, at)):
+        kind = as_string(as_object(edit, f"{at}[{index}]").get("type"), f"{at}[{index}].type")
+        if not kind.startswith(KEPT_EDITS):
+            refuse(f"{at}[{index}].type", f"{kind!r} is not served: nothing is cut out of a history; send what the model is to see")
+
+
+def _thinks(value: Any) -> bool:
+    """Tell whether thinking is asked for, by whichever type."""
+    return value is not None and as_string(as_object(value, "thinking").get("type"), "thinking.type") != "disabled"
 
 
 def _chooses_none(value: Any, wishes: dict[str, Any]) -> bool:
@@ -144,14 +176,3 @@ def _shown(tools: Sequence[Tool], items: Sequence[Item], wishes: dict[str, Any])
     if hidden:
         wishes["deferred_tools"] = hidden
     return shown
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    texts = as_list(value, "stop_sequences")
-    if len(texts) > MAX_STOPS:
-        refuse("stop_sequences", f"at most {MAX_STOPS} strings")
-    return tuple(as_name(text, f"stop_sequences[{index}]") for index, text in enumerate(texts))
-
-
-def _images(items: Sequence[Item]) -> tuple[Image, ...]:
-    return tuple({image.digest: image for item in items for image in item.images}.values())

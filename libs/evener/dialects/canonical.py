@@ -26,20 +26,36 @@ from evener.proto.sessions import FinishReason
 Message = dict[str, Any]
 
 
+class Overflow(Struct, frozen=True, kw_only=True):
+    """A prompt that does not fit the context: the tokens of both."""
+
+    asked: int
+    limit: int
+
+
 class RequestError(EvenerError):
     """Correct the request: the message names the field."""
 
-    def __init__(self, message: str, *, field: str | None = None, status: int = 400, kind: str = "invalid_request_error") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        overflow: Overflow | None = None,
+    ) -> None:
         """`kind` is the dialect-neutral error type; each dialect spells it in its own shape.
 
         Used: `invalid_request_error`, `context_length_exceeded`, `authentication_error`, `not_found_error`, `rate_limit_error`,
-        `overloaded_error`, `api_error`.
+        `overloaded_error`, `api_error`. `overflow`: of a `context_length_exceeded`, where the numbers are known.
         """
         super().__init__(message)
         self.message = message
         self.field = field
         self.status = status
         self.kind = kind
+        self.overflow = overflow
 
     def __str__(self) -> str:
         """Only the message: a harness shows it to its user."""
@@ -52,6 +68,8 @@ class Image(Struct, frozen=True, kw_only=True):
     digest: Sha256
     media_type: str
     data: bytes
+    place: str
+    """Where it stands: in a request, `messages[3].content[0].image_url.url`; in an item of one, without the item's own place."""
 
 
 class ToolForm(Struct, frozen=True, kw_only=True):
@@ -82,14 +100,15 @@ class CanonicalRequest(Struct, frozen=True, kw_only=True, eq=False):
     """Only the number of prompt tokens is asked for: nothing is sampled."""
     include_usage: bool = False
     """Chat: the stream ends with a usage chunk."""
+    reasoning_withheld: bool = False
+    """Anthropic: without `thinking` the content of an answer begins with its text."""
     n: int = 1
     max_tokens: int | None = None
-    """The harness's wish."""
+    """The harness's wish, which stands in `wishes` by its own name too."""
     wishes: Mapping[str, Any]
-    """Sampling parameters as sent, and harmless unknown fields: recorded, not followed."""
-    stop: tuple[str, ...] = ()
+    """What was asked for beside the answer, as sent (`evener.dialects.rules`): recorded, and but for limits not followed."""
     images: tuple[Image, ...] = ()
-    """Each once, in order of appearance."""
+    """Each once, in order of appearance, at its first place."""
 
 
 class AnswerChoice(Struct, frozen=True, kw_only=True, eq=False):
@@ -146,6 +165,8 @@ class Dialect(Protocol):
     """A provider's wire format: one pure module each, see `openai_chat`. A streamed answer is `prologue`, `delta`s, `events`."""
 
     name: str
+    history: str
+    """The field of a request that holds its messages."""
 
     def serves(self, path: str) -> bool:
         """Return whether this path (with or without its version prefix, any query) asks for answers in this dialect."""
@@ -187,7 +208,7 @@ class Dialect(Protocol):
         """Return the body of an error before any header left."""
         ...
 
-    def stream_error(self, error: RequestError) -> bytes:
+    def stream_error(self, head: Head, error: RequestError) -> bytes:
         """Return the event that ends a stream with an error."""
         ...
 

@@ -74,7 +74,7 @@ def read_json(text: str | bytes) -> Any:
     Raises ValueError.
     """
     try:
-        return _clean(json.loads(text, parse_constant=_not_json), 0)
+        return _clean(_json.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")), 0)
     except RecursionError as cause:
         msg = "nested too deeply"
         raise ValueError(msg) from cause
@@ -113,7 +113,9 @@ def as_count(value: Any, path: str, *, at_most: int | None = None) -> int:
 
 
 def as_integer(value: Any, path: str) -> int:
-    """Return an integer, or refuse."""
+    """Return an integer, or refuse. 7.0 is one: JSON has a single kind of number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else refuse(path, f"must be an integer, not {_kind(value)}")
 
 
@@ -159,6 +161,8 @@ def _clean(value: Any, depth: int) -> Any:
 
 def _whole(text: str) -> str:
     """Replace halves of surrogate pairs: harnesses that cut long outputs leave them, and they are no text."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -169,3 +173,6 @@ def _whole(text: str) -> str:
 def _not_json(constant: str) -> NoReturn:
     msg = f"{constant} is not JSON"
     raise ValueError(msg)
+
+
+_json: Final = json.JSONDecoder(parse_constant=_not_json)

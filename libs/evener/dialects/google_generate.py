@@ -25,6 +25,7 @@ class GoogleGenerate:
     """Implements `canonical.Dialect`. Our key is a thoughtSignature; calls whose ids a client drops get them back from it."""
 
     name = "google_generate"
+    history = "contents"
 
     def serves(self, path: str) -> bool:
         return _match(path) is not None
@@ -61,7 +62,7 @@ class GoogleGenerate:
     def error(self, error: RequestError) -> bytes:
         return error_body(error)
 
-    def stream_error(self, error: RequestError) -> bytes:
+    def stream_error(self, head: Head, error: RequestError) -> bytes:  # noqa: ARG002 (an error of this dialect names no answer)
         return stream_error_event(error)
 
 

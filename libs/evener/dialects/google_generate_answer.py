@@ -8,8 +8,19 @@ import base64
 from http import HTTPStatus
 from typing import Any, Final
 
-from evener.dialects.canonical import NOTHING, AnswerChoice, CanonicalAnswer, Head, Message, RequestError, Streamed, head_of, rest_of
-from evener.dialects.wire import arguments_object, overflow_numbers, wire_json
+from evener.dialects.canonical import (
+    NOTHING,
+    AnswerChoice,
+    CanonicalAnswer,
+    Head,
+    Message,
+    Overflow,
+    RequestError,
+    Streamed,
+    head_of,
+    rest_of,
+)
+from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
 
 FINISH: Final = {FinishReason.STOP: "STOP", FinishReason.LENGTH: "MAX_TOKENS", FinishReason.ABORTED: "MAX_TOKENS"}
@@ -65,7 +76,7 @@ def error_body(error: RequestError) -> bytes:
     """Return an error object."""
     server = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     status = STATUS.get(HTTPStatus(error.status)) or ("INTERNAL" if server else "INVALID_ARGUMENT")
-    told = _too_long(error.message) if error.kind == "context_length_exceeded" else error.message
+    told = _too_long(error.overflow) if error.overflow else error.message
     return wire_json({"error": {"code": error.status, "message": told, "status": status}})
 
 
@@ -106,12 +117,9 @@ def _usage(answer: CanonicalAnswer) -> dict[str, int]:
     return usage | ({} if answer.cached_tokens is None else {"cachedContentTokenCount": answer.cached_tokens})
 
 
-def _too_long(message: str) -> str:
+def _too_long(numbers: Overflow) -> str:
     """Return the words by which clients know that the context is full."""
-    numbers = overflow_numbers(message)
-    if numbers is None:
-        return message
-    return f"The input token count ({numbers[0]}) exceeds the maximum number of tokens allowed ({numbers[1]})."
+    return f"The input token count ({numbers.asked}) exceeds the maximum number of tokens allowed ({numbers.limit})."
 
 
 def _head(head: Head) -> dict[str, Any]:

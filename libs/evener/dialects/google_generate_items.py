@@ -8,6 +8,7 @@ import base64
 import binascii
 import itertools
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
 from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, refuse
-from evener.dialects.images import image_part, read_image
+from evener.dialects.images import image_part, images_within, read_image
 from evener.dialects.wire import FAILED, canonical_arguments, joined, our_key, wire_json
 from evener.proto.ids import keyed_call_id
 
@@ -58,7 +59,7 @@ def parse_item(value: Any, path: str) -> Item:
     role = ROLES.get(as_string(content.get("role", "user"), f"{path}.role")) or refuse(f"{path}.role", f"must be one of {', '.join(ROLES)}")
     at = f"{path}.parts"
     parts = [read_object(part, f"{at}[{index}]") for index, part in enumerate(as_list(content.get("parts", []), at))]
-    return _answer_piece(parts, at) if role == MODEL else _user(parts, at)
+    return _answer_piece(parts, at) if role == MODEL else _user(parts, path)
 
 
 def parse_text(value: Any, path: str) -> str:
@@ -77,14 +78,14 @@ def assembled(items: Iterable[Item]) -> list[Message]:
     the calls of the last answer, by name and order.
     """
     messages: list[Message] = []
-    waiting: list[Message] = []
+    waiting = _Waiting(())
     for turn in _turns(items):
         if turn[0].role == MODEL:
             answer = _answer(turn)
-            waiting = list(answer.get("tool_calls", ()))
+            waiting = _Waiting(answer.get("tool_calls", ()))
             messages.append(answer)
             continue
-        messages += [_paired(result, waiting) for result in turn[0].results]
+        messages += [waiting.paired(result) for result in turn[0].results]
         if turn[0].said is not None:
             messages.append(turn[0].said)
     return messages
@@ -121,14 +122,28 @@ def _answer(pieces: Sequence[Item]) -> Message:
     return message | ({"key": key} if key else {})
 
 
-def _paired(result: Message, waiting: list[Message]) -> Message:
-    """Return a result with the id of its call, which waits no longer."""
-    given = result["tool_call_id"]
-    call = next((call for call in waiting if (call["id"] == given if given else call["name"] == result["name"])), None)
-    if call is None:
+class _Waiting:
+    """The calls of an answer that no result has come for."""
+
+    def __init__(self, calls: Sequence[Message]) -> None:
+        self._calls = calls
+        self._answered: set[int] = set()
+        self._by_id: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._by_name: defaultdict[str, deque[int]] = defaultdict(deque)
+        for place, call in enumerate(calls):
+            self._by_id[call["id"]].append(place)
+            self._by_name[call["name"]].append(place)
+
+    def paired(self, result: Message) -> Message:
+        """Return a result with the id of its call, which waits no longer."""
+        given = result["tool_call_id"]
+        places = self._by_id[given] if given else self._by_name[result["name"]]
+        while places:
+            place = places.popleft()
+            if place not in self._answered:
+                self._answered.add(place)
+                return result if given else {**result, "tool_call_id": self._calls[place]["id"]}
         return result
-    waiting.remove(call)
-    return result if given else {**result, "tool_call_id": call["id"]}
 
 
 def _answer_piece(parts: Sequence[Message], path: str) -> Item:
@@ -140,7 +155,7 @@ def _answer_piece(parts: Sequence[Message], path: str) -> Item:
         keys.append(_key(part.get("thoughtSignature")))
         if "functionCall" in part:
             calls.append(_call(part["functionCall"], f"{at}.functionCall"))
-        elif part.keys() - {"thoughtSignature"}:
+        elif part.keys() - {"thought", "thoughtSignature"}:
             texts[as_flag(part.get("thought"), f"{at}.thought")].append(_text(part, at))
     key = next((key for key in keys if key), None)
     return Item(role=MODEL, text="".join(texts[False]), reasoning="".join(texts[True]), calls=tuple(calls), key=key)
@@ -151,13 +166,13 @@ def _user(parts: Sequence[Message], path: str) -> Item:
     said: list[Message] = []
     images: dict[str, Image] = {}
     for index, part in enumerate(parts):
-        at = f"{path}[{index}]"
+        at = f"{path}.parts[{index}]"
         if "functionResponse" in part:
             results.append(_result(part["functionResponse"], f"{at}.functionResponse", images))
         else:
             said.append(_part(part, at, images))
     message: Message | None = {"role": "user", "content": joined(said)} if said or not results else None
-    return Item(role="user", results=tuple(results), said=message, images=tuple(images.values()))
+    return Item(role="user", results=tuple(results), said=message, images=images_within(images.values(), path))
 
 
 def _call(value: Any, path: str) -> Message:

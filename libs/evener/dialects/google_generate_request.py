@@ -1,40 +1,65 @@
 """Parsing of requests of Google's generateContent and its siblings. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
 from evener.dialects.canonical import CanonicalRequest, Message
-from evener.dialects.fields import as_count, as_integer, as_list, as_name, as_number, as_object, as_string, read_field, read_fields, refuse
+from evener.dialects.fields import as_count, as_list, as_name, as_object, as_string, read_field, read_fields, refuse
 from evener.dialects.google_generate_items import assembled, camel, parse_item, parse_text, read_object
+from evener.dialects.images import images_of
 from evener.dialects.items import Items
+from evener.dialects.rules import Only, Rules, beside
 
 MAX_CHOICES: Final = 8
-MAX_STOPS: Final = 16
 FUNCTIONS: Final = "functionDeclarations"
+NESTED: Final = "generateContentRequest"
+"""A request that only counts may hold the whole request in this field."""
 HOSTED_TOOLS: Final = frozenset(
     {"codeExecution", "enterpriseWebSearch", "fileSearch", "googleMaps", "googleSearch", "googleSearchRetrieval", "mcpServers"}
     | {"retrieval", "urlContext"}
 )
 """Tools that the provider runs itself, outside the sandbox. The model is not shown them."""
-UNSUPPORTED: Final = {
-    "responseSchema": "constrained sampling is not served",
-    "responseJsonSchema": "constrained sampling is not served",
-    "responseFormat": "constrained sampling is not served",
-    "responseLogprobs": "log-probabilities are kept in the log, not sent to the harness",
-    "logprobs": "log-probabilities are kept in the log, not sent to the harness",
-    "speechConfig": "speech is not served",
-    "imageConfig": "images are not made",
-}
-"""Fields of generationConfig that would change what the answer means. False and empty values ask for nothing."""
-NUMBERS: Final = {"temperature": (0, 2), "topP": (0, 1), "presencePenalty": (-2, 2), "frequencyPenalty": (-2, 2)}
-INTEGERS: Final = ("topK", "seed")
-READ: Final = frozenset({"model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "generateContentRequest"})
-READ_CONFIG: Final = frozenset(
-    {"maxOutputTokens", "stopSequences", "candidateCount", "responseMimeType", "responseModalities", *UNSUPPORTED}
+CONSTRAINED: Final = "constrained sampling is not served"
+LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
+RULES: Final = Rules(
+    obeyed={
+        "model": "the path says it, and the run's model map says who answers",
+        "contents": "roles user, model and function; text, thoughts, images as `inlineData`, calls and their results",
+        "systemInstruction": "text",
+        "tools": f"`{FUNCTIONS}`; hosted tools are removed, other kinds refused",
+        "toolConfig": "modes `AUTO` and `NONE`; a forced call, or `allowedFunctionNames`, is refused: it is constrained sampling. "
+        "Anything else in it is recorded",
+        "generationConfig": "below",
+    },
+    recorded={"safetySettings": "nothing is filtered"},
+    refused={"cachedContent": "nothing is cached here; send the contents"},
 )
-"""Every other field, of the request or of its generationConfig, is a wish."""
+CONFIG: Final = Rules(
+    at="generationConfig",
+    obeyed={"candidateCount": f"up to {MAX_CHOICES}", "responseModalities": "`TEXT`; others are refused"},
+    limits=("maxOutputTokens",),
+    bounds={"temperature": (0, 2), "topP": (0, 1), "presencePenalty": (-2, 2), "frequencyPenalty": (-2, 2)},
+    integers=frozenset({"topK", "seed"}),
+    recorded={"thinkingConfig": "how the policy reasons is set by the run"},
+    refused={
+        "responseSchema": CONSTRAINED,
+        "responseJsonSchema": CONSTRAINED,
+        "responseFormat": CONSTRAINED,
+        "responseLogprobs": LOGPROBS,
+        "logprobs": LOGPROBS,
+        "speechConfig": "speech is not served",
+        "imageConfig": "images are not made",
+    },
+    only={"responseMimeType": Only("text/plain", "only text/plain is served: other sampling is constrained; ask for it in the prompt")},
+    stops="stopSequences",
+)
+TOOL: Final = Rules(
+    at=f"tools[].{FUNCTIONS}[]",
+    obeyed=dict.fromkeys(("name", "description", "parameters", "parametersJsonSchema"), "shown to the policy, as JSON Schema"),
+    recorded={"response": "what a function gives back is not shown to the policy"},
+)
 
 
 class Offer(Struct, frozen=True, kw_only=True, eq=False):
@@ -42,24 +67,27 @@ class Offer(Struct, frozen=True, kw_only=True, eq=False):
 
     functions: tuple[Message, ...]
     hosted: tuple[str, ...]
+    beside: Mapping[str, Mapping[str, Any]]
+    """By the function's name: what was dropped of it."""
 
 
 def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_only: bool) -> CanonicalRequest:
     """Return the request in `body`. Raises RequestError naming the field."""
     raw = {camel(name): value for name, value in read_fields(body).items() if bytes(value) != b"null"}
-    if count_only and "generateContentRequest" in raw:
-        raw = {camel(name): value for name, value in read_fields(bytes(raw["generateContentRequest"])).items() if bytes(value) != b"null"}
+    if count_only and NESTED in raw:
+        raw = {camel(name): value for name, value in read_fields(bytes(raw[NESTED])).items() if bytes(value) != b"null"}
     items = _contents.of(raw.pop("contents", b"[]"), "contents") or refuse("contents", "must not be empty")
     offers = _tools.of(raw.pop("tools", b"[]"), "tools")
     fields = {name: read_field(raw, name) for name in raw}
     config = read_object(fields.get("generationConfig", {}), "generationConfig")
-    _check_meaning(fields, config)
-    wishes = {name: value for name, value in fields.items() if name not in READ}
-    wishes |= {name: value for name, value in config.items() if name not in READ_CONFIG}
+    wishes = RULES.wishes(fields) | CONFIG.wishes(config, count_only=count_only)
+    _check_modalities(config)
     if removed := [kind for offer in offers for kind in offer.hosted]:
         wishes["removed_tools"] = removed
+    if besides := {name: more for offer in offers for name, more in offer.beside.items()}:
+        wishes["tools"] = besides
     tools = [function for offer in offers for function in offer.functions]
-    if _chooses_none(fields.get("toolConfig", {})):
+    if _chooses_none(fields.get("toolConfig", {}), wishes):
         wishes["tool_choice"], tools = "none", []
     return CanonicalRequest(
         dialect=dialect,
@@ -69,10 +97,9 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
         stream=stream,
         count_only=count_only,
         n=as_count(config.get("candidateCount", 1), "generationConfig.candidateCount", at_most=MAX_CHOICES),
-        max_tokens=as_count(config["maxOutputTokens"], "generationConfig.maxOutputTokens") if "maxOutputTokens" in config else None,
+        max_tokens=CONFIG.limit(config),
         wishes=wishes,
-        stop=_stop(config.get("stopSequences", [])),
-        images=tuple({image.digest: image for item in items for image in item.images}.values()),
+        images=images_of((item.images for item in items), "contents"),
     )
 
 
@@ -83,9 +110,10 @@ def parse_offer(value: Any, path: str) -> Offer:
     if unknown:
         refuse(f"{path}.{min(unknown)}", f"is not served, only {FUNCTIONS}")
     at = f"{path}.{FUNCTIONS}"
-    declarations: Sequence[Any] = as_list(entry.get(FUNCTIONS, []), at)
-    functions = [_function(read_object(one, f"{at}[{index}]"), f"{at}[{index}]") for index, one in enumerate(declarations)]
-    return Offer(functions=tuple(functions), hosted=tuple(sorted(entry.keys() & HOSTED_TOOLS)))
+    declared = [read_object(one, f"{at}[{index}]") for index, one in enumerate(as_list(entry.get(FUNCTIONS, []), at))]
+    functions = [_function(one, f"{at}[{index}]") for index, one in enumerate(declared)]
+    besides = {one["name"]: more for one in declared if (more := beside(one, TOOL.obeyed))}
+    return Offer(functions=tuple(functions), hosted=tuple(sorted(entry.keys() & HOSTED_TOOLS)), beside=besides)
 
 
 def _function(sent: Message, path: str) -> Message:
@@ -114,24 +142,10 @@ def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def _check_meaning(fields: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuse what would change the meaning of the answer, and mistakes in wishes."""
-    if fields.get("cachedContent"):
-        refuse("cachedContent", "nothing is cached here; send the contents")
-    for name, why in UNSUPPORTED.items():
-        if config.get(name):
-            refuse(f"generationConfig.{name}", why)
-    if config.get("responseMimeType", "text/plain") != "text/plain":
-        refuse("generationConfig.responseMimeType", "only text/plain is served: other sampling is constrained; ask for it in the prompt")
+def _check_modalities(config: dict[str, Any]) -> None:
     at = "generationConfig.responseModalities"
     if any(kind != "TEXT" for kind in as_list(config.get("responseModalities", []), at)):
         refuse(at, "only TEXT is served")
-    for name, (least, most) in NUMBERS.items():
-        if name in config:
-            as_number(config[name], f"generationConfig.{name}", least=least, most=most)
-    for name in INTEGERS:
-        if name in config and not (isinstance(config[name], float) and config[name].is_integer()):
-            as_integer(config[name], f"generationConfig.{name}")
 
 
 def _system(value: Any) -> list[Message]:
@@ -139,22 +153,19 @@ def _system(value: Any) -> list[Message]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def _chooses_none(value: Any) -> bool:
-    """Tell whether the model is to see no tools. A forced call is constrained sampling."""
+def _chooses_none(value: Any, wishes: dict[str, Any]) -> bool:
+    """Tell whether the model is to see no tools. A forced or narrowed choice is constrained sampling."""
     at = "toolConfig.functionCallingConfig"
-    calling = read_object(read_object(value, "toolConfig").get("functionCallingConfig", {}), at)
+    config = read_object(value, "toolConfig")
+    calling = read_object(config.get("functionCallingConfig", {}), at)
+    if calling.get("allowedFunctionNames"):
+        refuse(f"{at}.allowedFunctionNames", "is not served: a narrowed choice is constrained sampling; leave out the other tools")
+    if more := beside(config, ("functionCallingConfig",)) | beside(calling, ("mode",)):
+        wishes["toolConfig"] = more
     mode = calling.get("mode", "AUTO")
     if mode not in ("AUTO", "MODE_UNSPECIFIED", "NONE"):
         refuse(f"{at}.mode", "only AUTO and NONE are served: a forced call is constrained sampling")
     return bool(mode == "NONE")
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    at = "generationConfig.stopSequences"
-    texts = as_list(value, at)
-    if len(texts) > MAX_STOPS:
-        refuse(at, f"at most {MAX_STOPS} strings")
-    return tuple(as_name(text, f"{at}[{index}]") for index, text in enumerate(texts))
 
 
 _contents: Final = Items(parse_item)

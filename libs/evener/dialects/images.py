@@ -4,7 +4,10 @@ import base64
 import binascii
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from evener.dialects.canonical import Image, Message
 from evener.dialects.fields import as_string, refuse
@@ -22,7 +25,7 @@ def read_image(media_type: Any, data: Any, *, type_path: str, data_path: str) ->
         content = base64.b64decode(as_string(data, data_path), validate=True)
     except (binascii.Error, ValueError):
         refuse(data_path, "is not valid base64")
-    return Image(digest=hashlib.sha256(content).hexdigest(), media_type=kind, data=content)
+    return Image(digest=hashlib.sha256(content).hexdigest(), media_type=kind, data=content, place=data_path)
 
 
 def image_part(image: Image) -> Message:
@@ -34,3 +37,18 @@ def image_at(value: Any, path: str) -> Image:
     """Return the image of a data URL. Raises RequestError."""
     found = DATA_URL.fullmatch(as_string(value, path)) or refuse(path, "only data URLs with base64 images are served, nothing is fetched")
     return read_image(found[1], found[2], type_path=path, data_path=path)
+
+
+def images_within(images: Iterable[Image], path: str) -> tuple[Image, ...]:
+    """Return the images of the item at `path` with their places in it: the item may come back anywhere."""
+    return tuple(replace(image, place=image.place.removeprefix(path)) for image in images)
+
+
+def images_of(items: Iterable[Iterable[Image]], path: str) -> tuple[Image, ...]:
+    """Return the images of a request from those of the items of its list at `path`: each once, with its first place."""
+    found: dict[str, Image] = {}
+    for index, images in enumerate(items):
+        for image in images:
+            if image.digest not in found:
+                found[image.digest] = replace(image, place=f"{path}[{index}]{image.place}")
+    return tuple(found.values())

@@ -4,12 +4,14 @@ A harness sends its whole history with every call. Cutting a body into raw items
 parsed items are kept by their raw JSON, a bounded number of bytes of it, the oldest dropped first.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from evener.dialects.fields import as_list, read_raw
+from evener.dialects.fields import as_list, read_raw, refuse
 
 MOST_BYTES: Final = 64 << 20
 """What one cache holds at most: raw JSON, and what is made of it."""
@@ -17,6 +19,8 @@ PARSED_BYTES: Final = 2048
 """What a parsed item weighs at least, beside its text."""
 MOST_ITEM_BYTES: Final = 256 << 10
 """A larger item is parsed each time."""
+MOST_ITEMS: Final = 20_000
+"""More messages, or tools, are no request of a harness."""
 
 Parsed = TypeVar("Parsed")
 
@@ -24,13 +28,17 @@ _raws: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
 
 
 class Items(Generic[Parsed]):
-    """Parses items with `parse(value, path)`, which looks at nothing but the item: equal JSON gives an equal result."""
+    """Parses items with `parse(value, path)`, which looks at nothing but the item: equal JSON gives an equal result.
+
+    Threads may share one: large bodies are read in threads of their own.
+    """
 
     def __init__(self, parse: Callable[[Any, str], Parsed], *, most_bytes: int = MOST_BYTES) -> None:
         self._parse = parse
         self._most_bytes = most_bytes
-        self._kept: dict[bytes, Parsed] = {}
+        self._kept: OrderedDict[bytes, Parsed] = OrderedDict()  # a dict takes ever longer to find its oldest entry
         self._bytes = 0
+        self._keeping = threading.Lock()
 
     def of(self, raw: bytes | msgspec.Raw, path: str) -> list[Parsed]:
         """Return the parsed items of a raw JSON list (null: none). Raises RequestError naming the place (`messages[3].content`)."""
@@ -39,24 +47,29 @@ class Items(Generic[Parsed]):
         except msgspec.MsgspecError:
             as_list(read_raw(raw, path), path)
             raise
-        return [self._one(bytes(item), f"{path}[{index}]") for index, item in enumerate(raws)]
+        if len(raws) > MOST_ITEMS:
+            refuse(path, f"has {len(raws)} items; at most {MOST_ITEMS} are served")
+        return [self._one(bytes(item), path, index) for index, item in enumerate(raws)]
 
-    def _one(self, raw: bytes, path: str) -> Parsed:
+    def _one(self, raw: bytes, path: str, index: int) -> Parsed:
         known = self._kept.get(raw)
         if known is not None:
             return known
-        parsed = self._parse(read_raw(raw, path), path)
+        at = f"{path}[{index}]"
+        parsed = self._parse(read_raw(raw, at), at)
         if len(raw) <= MOST_ITEM_BYTES:
             self._keep(raw, parsed)
         return parsed
 
     def _keep(self, raw: bytes, parsed: Parsed) -> None:
-        self._kept[raw] = parsed
-        self._bytes += _weight(raw)
-        while self._bytes > self._most_bytes:
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-            self._bytes -= _weight(oldest)
+        with self._keeping:
+            if raw in self._kept:  # another thread was faster
+                return
+            self._kept[raw] = parsed
+            self._bytes += _weight(raw)
+            while self._bytes > self._most_bytes:
+                oldest, _ = self._kept.popitem(last=False)
+                self._bytes -= _weight(oldest)
 
 
 def _weight(raw: bytes) -> int:

@@ -22,6 +22,7 @@ class OpenAIChat:
     """Implements `canonical.Dialect`. This dialect has no place for our key: its answers are recognised by call ids and content."""
 
     name = "openai_chat"
+    history = "messages"
 
     def serves(self, path: str) -> bool:
         return path.partition("?")[0].strip("/") in PATHS
@@ -54,5 +55,5 @@ class OpenAIChat:
     def error(self, error: RequestError) -> bytes:
         return error_body(error)
 
-    def stream_error(self, error: RequestError) -> bytes:
+    def stream_error(self, head: Head, error: RequestError) -> bytes:  # noqa: ARG002 (an error of this dialect names no answer)
         return stream_error_event(error)

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
 from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, refuse
-from evener.dialects.images import image_at, image_part
+from evener.dialects.images import image_at, image_part, images_within
 from evener.dialects.wire import joined
 from evener.tokens.digests import message_digest
 
@@ -14,6 +14,12 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 WITH_IMAGES: Final = ("user", "tool")
 TEXT_PARTS: Final = {"text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and the field that holds it."""
+UNSERVED: Final = {
+    "function_call": "is not served; send tool_calls",
+    "audio": "audio is not served",
+    "prefix": "an answer cannot continue a given one",
+}
+"""Fields of an assistant's message that would change what it says."""
 
 
 class Parsed(Struct, frozen=True):
@@ -22,17 +28,20 @@ class Parsed(Struct, frozen=True):
     message: Message
     digest: bytes
     images: tuple[Image, ...]
+    name: str | None
+    """Of the one who says it: no template shows it."""
 
 
 def parse_message(value: Any, path: str) -> Parsed:
     """Return a canonical message. Raises RequestError."""
     images: dict[str, Image] = {}
-    message = _message(value, path, images)
-    return Parsed(message, message_digest(message), tuple(images.values()))
-
-
-def _message(value: Any, path: str, images: dict[str, Image]) -> Message:
     sent = as_object(value, path)
+    message = _message(sent, path, images)
+    name = None if sent.get("name") is None else as_string(sent["name"], f"{path}.name")
+    return Parsed(message, message_digest(message), images_within(images.values(), path), name if message["role"] != "tool" else None)
+
+
+def _message(sent: dict[str, Any], path: str, images: dict[str, Image]) -> Message:
     role = as_string(sent.get("role"), f"{path}.role")
     if role not in ROLES:
         refuse(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
@@ -48,9 +57,9 @@ def _message(value: Any, path: str, images: dict[str, Image]) -> Message:
 
 def _assistant(sent: dict[str, Any], message: Message, path: str) -> None:
     """Add what only assistants have."""
-    for name in ("function_call", "audio"):
+    for name, why in UNSERVED.items():
         if sent.get(name):
-            refuse(f"{path}.{name}", "is not served")
+            refuse(f"{path}.{name}", why)
     if not message["content"] and sent.get("refusal") is not None:
         message["content"] = as_string(sent["refusal"], f"{path}.refusal")
     for name in ("reasoning_content", "reasoning"):

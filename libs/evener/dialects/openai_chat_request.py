@@ -1,63 +1,90 @@
 """Parsing of OpenAI Chat Completions requests. Pure."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from evener.dialects.canonical import CanonicalRequest
-from evener.dialects.fields import (
-    as_count,
-    as_flag,
-    as_integer,
-    as_list,
-    as_name,
-    as_number,
-    as_object,
-    as_string,
-    read_field,
-    read_fields,
-    refuse,
-)
+from msgspec import Struct
+
+from evener.dialects.canonical import CanonicalRequest, Message
+from evener.dialects.fields import as_count, as_flag, as_list, as_name, as_object, as_string, read_field, read_fields, refuse
+from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_chat_messages import parse_message
+from evener.dialects.rules import Only, Rules, beside
 
 MAX_CHOICES: Final = 128
-MAX_STOPS: Final = 16
-UNSUPPORTED: Final = {
-    "functions": "use tools",
-    "function_call": "use tools and tool_choice",
-    "audio": "audio is not served",
-    "prediction": "predicted outputs are not served",
-    "web_search_options": "web search is not served",
-    "logprobs": "log-probabilities are kept in the log, not sent to the harness",
-    "top_logprobs": "log-probabilities are kept in the log, not sent to the harness",
-    "logit_bias": "it would change the sampled distribution",
-    "guided_json": "constrained sampling is not served",
-    "guided_regex": "constrained sampling is not served",
-    "guided_choice": "constrained sampling is not served",
-    "guided_grammar": "constrained sampling is not served",
-    "structured_outputs": "constrained sampling is not served",
-    "continue_final_message": "an answer cannot continue a given one",
-    "chat_template": "the policy's own template is used",
-    "documents": "documents are not served; put them into a message",
-}
-"""Fields that would change what the answer means. Null and empty values ask for nothing."""
 HOSTED_TOOLS: Final = frozenset(
     {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "url_context", "google_search"}
 )
 """Tools that a provider would run itself. The model is not shown them, which is the same as never using them."""
-NUMBERS: Final = {
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "frequency_penalty": (-2, 2),
-    "presence_penalty": (-2, 2),
-}
-"""Wishes for sampling, with the bounds that providers set. The run's parameters hold, but a mistake of the harness is told."""
-INTEGERS: Final = ("seed", "top_k")
-READ: Final = frozenset(
-    {"model", "messages", "tools", "tool_choice", "response_format", "n", "stream", "stream_options", "max_tokens"}
-    | {"max_completion_tokens", "stop", "modalities", *UNSUPPORTED}
+LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
+DISTRIBUTION: Final = "it would change the sampled distribution"
+CONSTRAINED: Final = "constrained sampling is not served"
+CONTINUED: Final = "an answer cannot continue a given one"
+RULES: Final = Rules(
+    obeyed={
+        "model": "the run's model map says who answers",
+        "messages": "roles system, developer, user, assistant and tool; text, and images as data URLs. A `name` is recorded in `names`",
+        "tools": "functions; hosted tools are removed, other kinds refused",
+        "tool_choice": "`auto` and `none`; a forced or narrowed choice is refused: it is constrained sampling",
+        "response_format": "`text`; any other is refused: it is constrained sampling",
+        "modalities": "`text`; others are refused",
+        "n": f"up to {MAX_CHOICES}",
+        "stream": "both ways",
+        "stream_options": "`include_usage`",
+    },
+    limits=("max_completion_tokens", "max_tokens"),
+    bounds={"temperature": (0, 2), "top_p": (0, 1), "min_p": (0, 1), "frequency_penalty": (-2, 2), "presence_penalty": (-2, 2)},
+    integers=frozenset({"seed", "top_k"}),
+    recorded={
+        "parallel_tool_calls": "`false` too: real harnesses send it. The policy calls as many tools at once as it likes",
+        "reasoning_effort": "how the policy reasons is set by the run",
+        "store": "everything is kept, and nothing served from there",
+    },
+    hosted=frozenset({"web_search_options"}),
+    refused={
+        "functions": "use tools",
+        "function_call": "use tools and tool_choice",
+        "audio": "audio is not served",
+        "prediction": "predicted outputs are not served",
+        "logprobs": LOGPROBS,
+        "top_logprobs": LOGPROBS,
+        "prompt_logprobs": LOGPROBS,
+        "logit_bias": DISTRIBUTION,
+        "logits_processors": DISTRIBUTION,
+        "allowed_token_ids": DISTRIBUTION,
+        "bad_words": DISTRIBUTION,
+        "stop_token_ids": "an answer ends where the policy ends it",
+        "guided_json": CONSTRAINED,
+        "guided_regex": CONSTRAINED,
+        "guided_choice": CONSTRAINED,
+        "guided_grammar": CONSTRAINED,
+        "structured_outputs": CONSTRAINED,
+        "structural_tag": CONSTRAINED,
+        "continue_final_message": CONTINUED,
+        "echo": "an answer does not repeat its prompt",
+        "chat_template": "the policy's own template is used",
+        "chat_template_kwargs": "the policy's own template is used, with the run's options",
+        "truncate_prompt_tokens": "nothing is cut out of a history",
+        "documents": "documents are not served; put them into a message",
+    },
+    only={"add_generation_prompt": Only(value=True, why=CONTINUED)},
+    stops="stop",
 )
-"""Every other field is a wish."""
+TOOL: Final = Rules(
+    at="tools[].function",
+    obeyed=dict.fromkeys(("name", "description", "parameters"), "shown to the policy as it is"),
+    recorded={"strict": "arguments are not constrained while they are sampled; a client that validates them may find them wrong"},
+)
+
+
+class Offered(Struct, frozen=True, kw_only=True, eq=False):
+    """What one entry of `tools` is."""
+
+    function: Message | None = None
+    hosted: str | None = None
+    """Its kind, where the provider would run it."""
+    beside: Mapping[str, Any] = {}
 
 
 def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
@@ -66,12 +93,15 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     items = _messages.of(raw.pop("messages", b"null"), "messages") or refuse("messages", "must not be empty")
     offered = _tools.of(raw.pop("tools", b"null"), "tools")
     fields = {name: value for name in raw if (value := read_field(raw, name)) is not None}
-    _refuse_unsupported(fields)
-    _check_sampling(fields)
-    wishes = {key: value for key, value in fields.items() if key not in READ}
-    tools, hosted = [tool for tool in offered if isinstance(tool, dict)], [kind for kind in offered if isinstance(kind, str)]
-    if hosted:
-        wishes["removed_tools"] = hosted
+    wishes = RULES.wishes(fields)
+    _check_forms(fields)
+    tools = [tool.function for tool in offered if tool.function is not None]
+    if removed := [tool.hosted for tool in offered if tool.hosted is not None] + RULES.removed(fields):
+        wishes["removed_tools"] = removed
+    if besides := {tool.function["name"]: tool.beside for tool in offered if tool.function is not None and tool.beside}:
+        wishes["tools"] = besides
+    if names := list(dict.fromkeys(item.name for item in items if item.name)):
+        wishes["names"] = names
     if _chooses_none(fields.get("tool_choice", "auto")):
         wishes["tool_choice"], tools = "none", []
     return CanonicalRequest(
@@ -83,17 +113,14 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
         stream=as_flag(fields.get("stream"), "stream"),
         include_usage=_include_usage(fields.get("stream_options", {})),
         n=as_count(fields.get("n", 1), "n", at_most=MAX_CHOICES),
-        max_tokens=_max_tokens(fields),
+        max_tokens=RULES.limit(fields),
         wishes=wishes,
-        stop=_stop(fields.get("stop", [])),
-        images=tuple({image.digest: image for item in items for image in item.images}.values()),
+        images=images_of((item.images for item in items), "messages"),
     )
 
 
-def _refuse_unsupported(fields: dict[str, Any]) -> None:
-    for name, why in UNSUPPORTED.items():
-        if fields.get(name):
-            refuse(name, why)
+def _check_forms(fields: dict[str, Any]) -> None:
+    """Refuse forms of an answer that are not text."""
     if any(kind != "text" for kind in as_list(fields.get("modalities", []), "modalities")):
         refuse("modalities", "only text is served")
     form = as_object(fields.get("response_format", {}), "response_format")
@@ -101,28 +128,21 @@ def _refuse_unsupported(fields: dict[str, Any]) -> None:
         refuse("response_format", f"{form['type']!r} is not served: its sampling is constrained; ask for it in the prompt")
 
 
-def _check_sampling(fields: dict[str, Any]) -> None:
-    for name, (least, most) in NUMBERS.items():
-        if name in fields:
-            as_number(fields[name], name, least=least, most=most)
-    for name in INTEGERS:
-        if name in fields:
-            as_integer(fields[name], name)
-
-
-def _tool(value: Any, path: str) -> dict[str, Any] | str:
-    """Return the canonical tool, or the kind of a hosted one, which is left out."""
+def _tool(value: Any, path: str) -> Offered:
+    """Return what an entry of `tools` is."""
     tool = as_object(value, path)
     kind = as_string(tool.get("type"), f"{path}.type")
     if kind == "function":
-        return _function(as_object(tool.get("function"), f"{path}.function"), f"{path}.function")
+        function = as_object(tool.get("function"), f"{path}.function")
+        more = beside(tool, ("type", "function")) | beside(function, TOOL.obeyed)
+        return Offered(function=_function(function, f"{path}.function"), beside=more)
     if kind not in HOSTED_TOOLS:
         refuse(f"{path}.type", f"{kind!r} tools are not served, only functions")
-    return kind
+    return Offered(hosted=kind)
 
 
-def _function(function: dict[str, Any], path: str) -> dict[str, Any]:
-    tool: dict[str, Any] = {"name": as_name(function.get("name"), f"{path}.name")}
+def _function(function: dict[str, Any], path: str) -> Message:
+    tool: Message = {"name": as_name(function.get("name"), f"{path}.name")}
     if function.get("description") is not None:
         tool["description"] = as_string(function["description"], f"{path}.description")
     if function.get("parameters") is not None:
@@ -139,19 +159,6 @@ def _chooses_none(value: Any) -> bool:
 
 def _include_usage(value: Any) -> bool:
     return as_flag(as_object(value, "stream_options").get("include_usage"), "stream_options.include_usage")
-
-
-def _max_tokens(fields: dict[str, Any]) -> int | None:
-    """Return the limit; the newer name wins where both are given."""
-    limits = [as_count(fields[name], name) for name in ("max_completion_tokens", "max_tokens") if name in fields]
-    return limits[0] if limits else None
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else as_list(value, "stop")
-    if len(texts) > MAX_STOPS:
-        refuse("stop", f"at most {MAX_STOPS} strings")
-    return tuple(as_name(text, f"stop[{index}]") for index, text in enumerate(texts))
 
 
 _messages: Final = Items(parse_message)

@@ -16,6 +16,7 @@ class OpenAIResponses:
     """Implements `canonical.Dialect`. Our key goes into the ids of all items and into `encrypted_content`."""
 
     name = "openai_responses"
+    history = "input"
 
     def __init__(self) -> None:
         self._parser = Parser()
@@ -50,8 +51,8 @@ class OpenAIResponses:
     def error(self, error: RequestError) -> bytes:
         return error_body(error)
 
-    def stream_error(self, error: RequestError) -> bytes:
-        return error_events(error)
+    def stream_error(self, head: Head, error: RequestError) -> bytes:
+        return error_events(head, error)
 
 
 def _place(path: str) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from evener.dialects.canonical import Image, Message
 from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, refuse
-from evener.dialects.images import image_at, image_part
+from evener.dialects.images import image_at, image_part, images_within
 from evener.dialects.openai_responses_tools import INPUT, NO_TOOLS, SEARCH, Toolset, flat_name, parse_tools, tools_text
 from evener.dialects.wire import joined, our_key
 from evener.tokens.digests import message_digest
@@ -52,7 +52,8 @@ def parse_item(value: Any, path: str) -> Piece:
     if kind == "item_reference":
         refuse(path, "items are not stored for references; send the item itself (store: false)")
     parse = PARSERS.get(kind) or refuse(f"{path}.type", f"{kind!r} items are not served")
-    return parse(item, path)
+    piece = parse(item, path)
+    return replace(piece, images=images_within(piece.images, path)) if piece.images else piece
 
 
 def whole(role: str, content: str | list[Message], images: tuple[Image, ...] = (), **more: Any) -> Piece:
@@ -63,48 +64,59 @@ def whole(role: str, content: str | list[Message], images: tuple[Image, ...] = (
 
 def assembled(pieces: Iterable[Piece]) -> tuple[list[tuple[Message, bytes]], list[Toolset]]:
     """Return the canonical messages with their digests, and the tools that came before the first answer."""
-    messages: list[Message] = []
-    digests: list[bytes | None] = []
+    said: list[tuple[Message, bytes] | _Turn] = []
     opening: list[Toolset] = []
-    turn: int | None = None
-    """Where the last answer stands, as long as only tool results have followed it."""
+    turn: _Turn | None = None
+    """The last answer, as long as only tool results have followed it."""
     answered = False
     for piece in pieces:
         if (message := piece.message) is None:
             continue
         if piece.opens and not answered:
             opening.append(piece.tools)
-            continue
-        if message["role"] == "assistant":
-            answered = True
-            if turn is not None and _same_turn(messages[turn], message, adjacent=turn == len(messages) - 1):
-                messages[turn] = _merged(messages[turn], message)
-                continue
-            turn = len(messages)
-        elif message["role"] != "tool":
-            turn = None
-        messages.append(message)
-        digests.append(piece.digest)
-    return [(message, digest or message_digest(message)) for message, digest in zip(messages, digests, strict=True)], opening
+        elif message["role"] != "assistant":
+            turn = turn if message["role"] == "tool" else None
+            said.append((message, piece.digest or message_digest(message)))
+        elif turn is not None and turn.takes(message, adjacent=said[-1] is turn):
+            turn.add(message)
+        else:
+            answered, turn = True, _Turn(message)
+            said.append(turn)
+    return [one.digested() if isinstance(one, _Turn) else one for one in said], opening
 
 
-def _same_turn(turn: Message, part: Message, *, adjacent: bool) -> bool:
-    """Tell whether a part belongs to the turn before it: by our key, else by its place; reasoning opens a turn."""
-    ours, theirs = turn.get("key"), part.get("key")
-    if ours and theirs:
-        return bool(ours == theirs)
-    return adjacent and not ("reasoning" in part and (turn["content"] or "tool_calls" in turn))
+class _Turn:
+    """An answer, as long as its parts come in."""
 
+    def __init__(self, first: Message) -> None:
+        self._key: str | None = None
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[Message] = []
+        self.add(first)
 
-def _merged(turn: Message, part: Message) -> Message:
-    merged = turn | {"content": "\n".join(filter(None, (turn["content"], part["content"])))}
-    if "reasoning" in part:
-        merged["reasoning"] = "\n".join(filter(None, (turn.get("reasoning"), part["reasoning"])))
-    if "tool_calls" in part:
-        merged["tool_calls"] = [*turn.get("tool_calls", ()), *part["tool_calls"]]
-    if "key" in part:
-        merged["key"] = part["key"]
-    return merged
+    def takes(self, part: Message, *, adjacent: bool) -> bool:
+        """Tell whether a part belongs to this turn: by our key, else by its place; reasoning opens a turn."""
+        theirs = part.get("key")
+        if self._key and theirs:
+            return bool(self._key == theirs)
+        return adjacent and not ("reasoning" in part and (self._texts or self._calls))
+
+    def add(self, part: Message) -> None:
+        if part["content"]:
+            self._texts.append(part["content"])
+        if "reasoning" in part:
+            self._thoughts.append(part["reasoning"])
+        self._calls += part.get("tool_calls", ())
+        self._key = part.get("key", self._key)
+
+    def digested(self) -> tuple[Message, bytes]:
+        """Return all of it as one message, with its digest."""
+        message: Message = {"role": "assistant", "content": "\n".join(self._texts)}
+        message |= {"reasoning": "\n".join(self._thoughts)} if self._thoughts else {}
+        message |= {"tool_calls": self._calls} if self._calls else {}
+        message |= {"key": self._key} if self._key else {}
+        return message, message_digest(message)
 
 
 def _message(item: dict[str, Any], path: str) -> Piece:
@@ -246,6 +258,8 @@ def _content(value: Any, path: str, *, with_images: bool) -> tuple[str | list[Me
             field = TEXT_PARTS[kind]
             parts.append({"type": "text", "text": as_string(part.get(field), f"{at}.{field}")})
         elif kind == "input_image" and with_images:
+            if part.get("file_id"):
+                refuse(f"{at}.file_id", "files are not stored; send the image itself as a data URL in `image_url`")
             images.append(image_at(part.get("image_url"), f"{at}.image_url"))
             parts.append(image_part(images[-1]))
         else:

@@ -3,36 +3,46 @@
 from typing import Any, Final
 
 from evener.dialects.canonical import CanonicalRequest
-from evener.dialects.fields import (
-    as_count,
-    as_flag,
-    as_list,
-    as_name,
-    as_number,
-    as_object,
-    as_string,
-    read_field,
-    read_fields,
-    read_raw,
-    refuse,
-)
+from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, read_field, read_fields, read_raw, refuse
+from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_responses_items import Piece, assembled, check_format, parse_item, whole
 from evener.dialects.openai_responses_tools import Toolset, forms_of, joined, parse_tool
+from evener.dialects.rules import Only, Rules
 
-UNSUPPORTED: Final = {
-    "previous_response_id": "answers are not stored; send the whole input",
-    "conversation": "conversations are not stored; send the whole input",
-    "background": "answers come over the open connection only",
-    "prompt": "stored prompts are not served; send instructions and input",
-    "top_logprobs": "log-probabilities are kept in the log, not sent to the harness",
-}
-"""Fields that would change what the answer means. Null and empty values ask for nothing."""
 LOGPROBS: Final = "message.output_text.logprobs"
-NUMBERS: Final = {"temperature": (0, 2), "top_p": (0, 1)}
-"""Wishes for sampling, with the provider's bounds. The run's parameters hold, but a mistake of the harness is told."""
-READ: Final = frozenset({"model", "instructions", "tool_choice", "stream", "max_output_tokens", *UNSUPPORTED})
-"""Every other field but input and tools is a wish."""
+NO_LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
+CUT: Final = "nothing is cut out of a history; send what the model is to see"
+RULES: Final = Rules(
+    obeyed={
+        "model": "the run's model map says who answers",
+        "input": "a text, or items: messages, reasoning, calls of functions, custom tools and tool searches, and their results. Items that "
+        "are only named are refused",
+        "instructions": "a system message before all others",
+        "tools": "functions, custom tools, namespaces of them, the client's own tool search; hosted tools are removed, others refused",
+        "tool_choice": "`auto` and `none`; a forced or narrowed choice is refused: it is constrained sampling",
+        "stream": "both ways",
+    },
+    limits=("max_output_tokens",),
+    bounds={"temperature": (0, 2), "top_p": (0, 1)},
+    recorded={
+        "parallel_tool_calls": "`false` too: real harnesses send it. The policy calls as many tools at once as it likes",
+        "reasoning": "how the policy reasons is set by the run",
+        "store": "everything is kept, and nothing served from there",
+        "text": "`verbosity` and the like; any `format` but `text` is refused: it is constrained sampling",
+        "include": f"what there is comes in any case; `{LOGPROBS}` is refused",
+    },
+    refused={
+        "previous_response_id": "answers are not stored; send the whole input",
+        "conversation": "conversations are not stored; send the whole input",
+        "background": "answers come over the open connection only",
+        "prompt": "stored prompts are not served; send instructions and input",
+        "context_management": CUT,
+        "top_logprobs": NO_LOGPROBS,
+    },
+    only={"truncation": Only("disabled", CUT)},
+    stops="stop",
+)
 
 
 class Parser:
@@ -48,14 +58,15 @@ class Parser:
         pieces = self._pieces(bytes(raw.pop("input", b"null")))
         offered = self._tools.of(raw.pop("tools", b"null"), "tools")
         fields = {name: value for name in raw if (value := read_field(raw, name)) is not None}
-        _refuse_unsupported(fields)
-        _check_sampling(fields)
+        wishes = RULES.wishes(fields, count_only=count_only)
+        _check_forms(fields)
         said, opening = assembled((*_instructions(fields), *pieces))
         shown = joined((*offered, *opening))
         known = joined((shown, *(piece.tools for piece in pieces)))
-        wishes = {name: value for name, value in fields.items() if name not in READ}
         if known.removed:
             wishes["removed_tools"] = list(dict.fromkeys(known.removed))
+        if known.beside:
+            wishes["tools"] = known.beside
         if chooses_none := _chooses_none(fields.get("tool_choice", "auto")):
             wishes["tool_choice"] = "none"
         return CanonicalRequest(
@@ -65,11 +76,11 @@ class Parser:
             digests=tuple(digest for _, digest in said),
             tools=() if chooses_none else tuple(tool.shown for tool in shown.tools),
             forms=forms_of(known.tools),
-            stream=as_flag(fields.get("stream"), "stream"),
+            stream=as_flag(fields.get("stream"), "stream") and not count_only,
             count_only=count_only,
-            max_tokens=as_count(fields["max_output_tokens"], "max_output_tokens") if "max_output_tokens" in fields else None,
+            max_tokens=RULES.limit(fields),
             wishes=wishes,
-            images=tuple({image.digest: image for piece in pieces for image in piece.images}.values()),
+            images=images_of((piece.images for piece in pieces), "input"),
         )
 
     def _pieces(self, raw: bytes) -> list[Piece]:
@@ -83,21 +94,11 @@ def _instructions(fields: dict[str, Any]) -> tuple[Piece, ...]:
     return (whole("system", text),) if text else ()
 
 
-def _refuse_unsupported(fields: dict[str, Any]) -> None:
-    for name, why in UNSUPPORTED.items():
-        if fields.get(name):
-            refuse(name, why)
-    if fields.get("truncation", "disabled") != "disabled":
-        refuse("truncation", "only 'disabled' is served: nothing is cut out of a history")
+def _check_forms(fields: dict[str, Any]) -> None:
+    """Refuse forms of an answer that are not text alone."""
     if LOGPROBS in as_list(fields.get("include", []), "include"):
-        refuse("include", UNSUPPORTED["top_logprobs"])
+        refuse("include", NO_LOGPROBS)
     check_format(as_object(fields.get("text", {}), "text").get("format"), "text.format")
-
-
-def _check_sampling(fields: dict[str, Any]) -> None:
-    for name, (least, most) in NUMBERS.items():
-        if name in fields:
-            as_number(fields[name], name, least=least, most=most)
 
 
 def _chooses_none(value: Any) -> bool:

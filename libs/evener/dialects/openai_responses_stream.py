@@ -71,11 +71,10 @@ def answer_events(answer: CanonicalAnswer, streamed: Streamed, forms: Forms) -> 
     return writer.written()
 
 
-def error_events(error: RequestError) -> bytes:
+def error_events(head: Head, error: RequestError) -> bytes:
     """Return the end of a stream with an error: for clients that read it from the response, then for those that want an `error`."""
     code = CODES.get(error.kind) or (FATAL if _is_final(error.status) else RETRIED)
     told = error_fields(error, code)
-    head = Head(answer_id="failed", created=0, model="", prompt_tokens=0)
     response = open_response(head) | {"status": "failed", "error": {"code": code, "message": error.message}}
     failed = _event("response.failed", LAST - 1, response=response)
     return failed + _event("error", LAST, code=code, message=error.message, param=error.field, error=told)

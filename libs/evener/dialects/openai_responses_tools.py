@@ -6,13 +6,14 @@ client's own tool search a function `tool_search`.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
 from evener.dialects.canonical import Message, ToolForm
 from evener.dialects.fields import as_list, as_name, as_object, as_string, refuse
+from evener.dialects.rules import Rules, beside
 
 SEPARATOR: Final = "__"
 SEARCH: Final = "tool_search"
@@ -20,10 +21,23 @@ INPUT: Final = "input"
 KINDS: Final = ("function", "custom", SEARCH)
 HOSTED_TOOLS: Final = frozenset(
     {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "programmatic_tool_calling"}
-    | {"computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch", "url_context", "google_search"}
+    | {"url_context", "google_search"}
 )
-"""Tools that a provider runs itself, or that only its own models know how to call. The policy is not shown them, which is the
-same as never using them."""
+"""Tools that a provider runs itself. The policy is not shown them, which is the same as never using them."""
+CLIENT_TOOLS: Final = frozenset({"computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch"})
+"""Tools that run at the client, and that only their provider's models know how to call."""
+TOOL: Final = Rules(
+    at="tools[]",
+    obeyed={
+        **dict.fromkeys(("name", "description", "parameters"), "shown to the policy as it is"),
+        "type": "`function`, `custom` and `tool_search`, and a `namespace` of them; hosted ones are removed; those that run at the "
+        "client by a schema which is not sent (`local_shell`, `shell`, `apply_patch`, `computer*`) are refused",
+        "tools": "of a namespace",
+        "format": "of a custom tool: its grammar is told to the policy, not enforced",
+        "execution": "of a tool search: `client`; any other is hosted, and removed",
+    },
+    recorded={"strict": "arguments are not constrained while they are sampled; a client that validates them may find them wrong"},
+)
 
 _DATED: Final = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 
@@ -41,6 +55,8 @@ class Toolset(Struct, frozen=True, kw_only=True, eq=False):
     tools: tuple[Tool, ...] = ()
     removed: tuple[str, ...] = ()
     """The kinds of hosted tools that were left out."""
+    beside: Mapping[str, Mapping[str, Any]] = {}
+    """By the name of a tool or a namespace: what was dropped of it."""
 
 
 NO_TOOLS: Final = Toolset()
@@ -60,8 +76,8 @@ def parse_tool(value: Any, path: str) -> Toolset:
     if _DATED.sub("", kind) in HOSTED_TOOLS or (kind == SEARCH and definition.get("execution") != "client"):
         return Toolset(removed=(kind,))
     if kind == "namespace":
-        return Toolset(tools=_namespace(definition, path))
-    return Toolset(tools=(_tool(definition, None, path),))
+        return _namespace(definition, path)
+    return _toolset(definition, None, path)
 
 
 def parse_tools(value: Any, path: str) -> Toolset:
@@ -72,7 +88,11 @@ def parse_tools(value: Any, path: str) -> Toolset:
 def joined(sets: Iterable[Toolset]) -> Toolset:
     """Return all tools of several sets, in their order."""
     kept = list(sets)
-    return Toolset(tools=tuple(tool for one in kept for tool in one.tools), removed=tuple(kind for one in kept for kind in one.removed))
+    return Toolset(
+        tools=tuple(tool for one in kept for tool in one.tools),
+        removed=tuple(kind for one in kept for kind in one.removed),
+        beside={name: more for one in kept for name, more in one.beside.items()},
+    )
 
 
 def forms_of(tools: Iterable[Tool]) -> dict[str, ToolForm]:
@@ -90,7 +110,7 @@ def tools_text(tools: Iterable[Tool]) -> str:
     return json.dumps([tool.shown for tool in tools], ensure_ascii=False)
 
 
-def _namespace(definition: dict[str, Any], path: str) -> tuple[Tool, ...]:
+def _namespace(definition: dict[str, Any], path: str) -> Toolset:
     """Return what is in a namespace. Its description goes before that of its first tool."""
     namespace = as_name(definition.get("name"), f"{path}.name")
     inner = [as_object(item, f"{path}.tools") for item in as_list(definition.get("tools"), f"{path}.tools")]
@@ -98,11 +118,21 @@ def _namespace(definition: dict[str, Any], path: str) -> tuple[Tool, ...]:
     if inner and about is not None:
         both = (as_string(about, f"{path}.description"), inner[0].get("description"))
         inner[0] = inner[0] | {"description": "\n\n".join(str(text) for text in both if text)}
-    return tuple(_tool(item, namespace, f"{path}.tools[{index}]") for index, item in enumerate(inner))
+    more = beside(definition, TOOL.obeyed)
+    own = Toolset(beside={namespace: more} if more else {})
+    return joined([own, *(_toolset(item, namespace, f"{path}.tools[{index}]") for index, item in enumerate(inner))])
+
+
+def _toolset(definition: dict[str, Any], namespace: str | None, path: str) -> Toolset:
+    """Return one tool."""
+    tool, more = _tool(definition, namespace, path), beside(definition, TOOL.obeyed)
+    return Toolset(tools=(tool,), beside={tool.shown["name"]: more} if more else {})
 
 
 def _tool(definition: dict[str, Any], namespace: str | None, path: str) -> Tool:
     kind = as_string(definition.get("type"), f"{path}.type")
+    if _DATED.sub("", kind) in CLIENT_TOOLS:
+        refuse(f"{path}.type", f"{kind!r} runs at the client by a schema that only its provider's models know; declare a function instead")
     if kind not in KINDS:
         refuse(f"{path}.type", f"{kind!r} tools are not served, only functions, custom tools and namespaces of them")
     wire = SEARCH if kind == SEARCH else as_name(definition.get("name"), f"{path}.name")

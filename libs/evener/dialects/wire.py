@@ -15,7 +15,6 @@ It is the form that Claude Code itself gives to such arguments: `{"__unparsedToo
 KEY: Final = re.compile(r"[A-Za-z0-9]{1,200}")
 FAILED: Final = "Error: "
 """Begins the text of a tool result that its harness marks as an error: the policy sees text alone."""
-_NUMBERS: Final = re.compile(r"\d+")
 _BREAKS: Final = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 """Some clients take these for the end of a line of their stream. They stand in strings only, where they may be escaped."""
 
@@ -62,12 +61,6 @@ def failed(content: str | list[Message]) -> str | list[Message]:
     if first["type"] == "text":
         return [{"type": "text", "text": FAILED + first["text"]}, *content[1:]]
     return [{"type": "text", "text": FAILED.rstrip()}, *content]
-
-
-def overflow_numbers(message: str) -> tuple[int, int] | None:
-    """Return the length of a prompt that is too long and of the context, where the message names just these two."""
-    numbers = [int(number) for number in _NUMBERS.findall(message)]
-    return (max(numbers), min(numbers)) if len(numbers) == 2 else None  # noqa: PLR2004
 
 
 def _units(text: str) -> int:

@@ -1,19 +1,35 @@
-"""What tests of dialects draw: damaged bodies of requests, and canonical answers."""
+"""What tests of dialects draw: damaged bodies of requests, canonical answers, and ways to stream them."""
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, Dialect, Head, Message, RequestError
+from evener.dialects.canonical import (
+    NOTHING,
+    AnswerChoice,
+    CanonicalAnswer,
+    CanonicalRequest,
+    Dialect,
+    Head,
+    Message,
+    RequestError,
+    Streamed,
+    text_of,
+)
 from evener.proto.ids import answer_key, tool_call_id
 from evener.proto.sessions import FinishReason
 from evener.tokens.digests import canonical_json, message_digest
 
 HEAD: Final = Head(answer_id="a1", created=1700000000, model="policy", prompt_tokens=10)
-WORDS: Final = ("text", "role", "tool", "user", "assistant", "model", "function", "parts", "type", "auto", "base64", "data", "")
+PIECES: Final = (Streamed(reasoning="H"), Streamed(reasoning="m."), Streamed(text="On "), Streamed(text="it"))
+"""Of an answer that begins so."""
+WORDS: Final = (
+    *("type", "role", "id", "name", "content", "text", "data", "url", "image_url", "tools", "tool_calls", "parts", "stream"),
+    *("user", "assistant", "model", "tool", "message", "reasoning", "function", "custom", "input_image", "base64", "data:", "auto", ""),
+)
 JSON: Final = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text("aé😀\n\ud83d"), st.sampled_from(WORDS)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)),
@@ -65,6 +81,28 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @st.composite
+def beginnings(draw: st.DrawFn, message: Message) -> list[Streamed]:
+    """Draw what of an answer leaves before its end, piece by piece: any part of it, cut anywhere, reasoning first."""
+    pieces = [Streamed(reasoning=piece) for piece in draw(cuts(message.get("reasoning", "")))]
+    pieces += [Streamed(text=piece) for piece in draw(cuts(text_of(message)))]
+    return pieces[: draw(st.integers(0, len(pieces)))]
+
+
+def held(dialect: Dialect, request: CanonicalRequest, given: CanonicalAnswer) -> bytes:
+    """Return a stream as the relay sends it in `hold`."""
+    return dialect.prologue(HEAD) + dialect.keep_alive(HEAD) + dialect.events(request, given)
+
+
+def live(dialect: Dialect, request: CanonicalRequest, given: CanonicalAnswer, pieces: Iterable[Streamed]) -> bytes:
+    """Return a stream as it is sent in `live`: these pieces of the first choice before its end."""
+    key, left, events = given.choices[0].key, NOTHING, [dialect.prologue(HEAD)]
+    for piece in pieces:
+        events += [dialect.delta(HEAD, key, left, reasoning=piece.reasoning, text=piece.text), dialect.keep_alive(HEAD)]
+        left = Streamed(reasoning=left.reasoning + piece.reasoning, text=left.text + piece.text)
+    return b"".join(events) + dialect.events(request, given, left)
+
+
+@st.composite
 def damaged(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> bytes:
     """Draw a body with any value anywhere, or anything missing."""
     body = copy.deepcopy(draw(st.sampled_from(bodies)))
@@ -102,13 +140,14 @@ def check_error(dialect: Dialect, refused: RequestError) -> None:
 
 
 def take(dialect: Dialect, path: str, body: bytes) -> None:
-    """Parse: what is refused is told, what is accepted can be recorded."""
-    dialect.wish(path, body)
+    """Parse: what is refused is told; what is accepted can be recorded, and the relay has read it the same way."""
+    wish = dialect.wish(path, body)
     try:
         request = dialect.parse(path, body)
     except RequestError as refused:
         check_error(dialect, refused)
         return
+    assert (wish.model, wish.stream) == (request.model, request.stream)
     for message, digest in zip(request.messages, request.digests or (None,) * len(request.messages), strict=True):
         assert digest in (None, message_digest(message))
     canonical_json((request.tools, dict(request.wishes)))

@@ -9,10 +9,10 @@ import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.dialects.arbitrary import HEAD, answer, cuts, messages
+from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
 from evener.dialects.anthropic_messages import AnthropicMessages
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Message, RequestError, Streamed, text_of
+from evener.dialects.canonical import CanonicalRequest, Message, Overflow, RequestError
 from evener.proto.sessions import FinishReason
 
 MESSAGES = AnthropicMessages()
@@ -31,20 +31,6 @@ ASKS: Any = [{"role": "user", "content": "hi"}]
 
 def asked(**more: Any) -> CanonicalRequest:
     return MESSAGES.parse("/v1/messages", json.dumps(ASKED | more).encode())
-
-
-def stream(given: CanonicalAnswer) -> bytes:
-    """A stream as the relay sends it in `hold`."""
-    return MESSAGES.prologue(HEAD) + MESSAGES.keep_alive(HEAD) + MESSAGES.events(asked(), given)
-
-
-def streamed(given: CanonicalAnswer, reasoning: list[str], text: list[str]) -> bytes:
-    """A stream as the gateway sends it in `live`: these pieces first."""
-    key, left, parts = given.choices[0].key, NOTHING, [MESSAGES.prologue(HEAD)]
-    for added in [Streamed(reasoning=one) for one in reasoning] + [Streamed(text=one) for one in text]:
-        parts += [MESSAGES.delta(HEAD, key, left, reasoning=added.reasoning, text=added.text), MESSAGES.keep_alive(HEAD)]
-        left = Streamed(reasoning=left.reasoning + added.reasoning, text=left.text + added.text)
-    return b"".join(parts) + MESSAGES.events(asked(), given, left)
 
 
 def assembled(body: bytes) -> Message:
@@ -104,7 +90,7 @@ def test_whole_answer_byte_by_byte() -> None:
 
 
 def test_streamed_answer_byte_by_byte() -> None:
-    assert stream(answer(CALLING)).decode() == (
+    assert held(MESSAGES, asked(), answer(CALLING)).decode() == (
         'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_a1","type":"message","role":"assistant","model":"policy",'
         '"content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":10,"cache_creation_input_tokens":0,'
         '"cache_read_input_tokens":0,"output_tokens":0}}}\n\n'
@@ -160,7 +146,7 @@ def test_usage_is_the_whole_prompt_where_nothing_is_known_of_a_cache() -> None:
 def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message) -> None:
     """Whole or streamed, it is the same blocks; the next request of a client that keeps all has the answer, and its key."""
     whole = json.loads(MESSAGES.answer(asked(), answer(message)))
-    assert assembled(stream(answer(message)))["content"] == whole["content"]
+    assert assembled(held(MESSAGES, asked(), answer(message)))["content"] == whole["content"]
 
     sent = {"role": "assistant", "content": whole["content"]}
     back = asked(messages=[*ASKED["messages"], sent, *ASKED["messages"]]).messages[1]
@@ -171,10 +157,9 @@ def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message) -> N
 @given(st.data(), messages())
 def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, message: Message) -> None:
     """Any part of it leaves before the end, cut anywhere; reasoning first."""
-    reasoning, text = data.draw(cuts(message.get("reasoning", ""))), data.draw(cuts(text_of(message)))
-    parts = data.draw(st.integers(0, len(reasoning) + len(text)))
-    live = streamed(answer(message), reasoning[:parts], text[: max(0, parts - len(reasoning))])
-    assert assembled(live) == assembled(stream(answer(message)))
+    given = answer(message)
+    body = live(MESSAGES, asked(), given, data.draw(beginnings(message)))
+    assert assembled(body) == assembled(held(MESSAGES, asked(), given))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +169,7 @@ def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, messag
         (RequestError("no", status=404, kind="not_found_error"), "not_found_error"),
         (RequestError("no", status=429, kind="rate_limit_error"), "rate_limit_error"),
         (RequestError("no", status=503, kind="overloaded_error"), "overloaded_error"),
+        (RequestError("no", status=413), "request_too_large"),
         (RequestError("no", status=500, kind="server_error"), "api_error"),
         (RequestError("no", status=400, kind="budget_spent"), "invalid_request_error"),
     ],
@@ -191,21 +177,20 @@ def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, messag
 def test_errors_have_the_official_shape(error: RequestError, kind: str) -> None:
     body = MESSAGES.error(error)
     assert json.loads(body) == {"type": "error", "error": {"type": kind, "message": "no"}}
-    assert MESSAGES.stream_error(error) == b"event: error\ndata: " + body + b"\n\n"
+    assert MESSAGES.stream_error(HEAD, error) == b"event: error\ndata: " + body + b"\n\n"
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("overflow", "told"),
     [
-        (
-            "this model's maximum context length is 4096 tokens; the messages have 5000",
-            "prompt is too long: 5000 tokens > 4096 maximum",
-        ),
-        ("too long", "prompt is too long: too long"),
+        (Overflow(asked=5000, limit=4096), "prompt is too long: 5000 tokens > 4096 maximum"),
+        (None, "prompt is too long: 7 do not fit into 3 by far"),
     ],
 )
-def test_a_full_context_is_told_in_the_words_that_clients_know(message: str, told: str) -> None:
-    error = json.loads(MESSAGES.error(RequestError(message, kind="context_length_exceeded")))["error"]
+def test_a_full_context_is_told_in_the_words_that_clients_know(overflow: Overflow | None, told: str) -> None:
+    """With the numbers, where they are known: they are not guessed from a text."""
+    refused = RequestError("7 do not fit into 3 by far", kind="context_length_exceeded", overflow=overflow)
+    error = json.loads(MESSAGES.error(refused))["error"]
     assert error == {"type": "invalid_request_error", "message": told}
 
 
@@ -234,9 +219,8 @@ def test_official_client_reads_a_whole_answer() -> None:
         check_blocks(official.messages.create(model="policy", max_tokens=9, messages=ASKS))
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_official_client_assembles_a_stream(live: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    body = streamed(answer(CALLING), ["H", "m."], ["On ", "it"]) if live else stream(answer(CALLING))
+@pytest.mark.parametrize("body", [held(MESSAGES, asked(), answer(CALLING)), live(MESSAGES, asked(), answer(CALLING), PIECES)])
+def test_official_client_assembles_a_stream(body: bytes) -> None:
     with (
         client(200, body, "text/event-stream") as official,
         official.messages.stream(model="policy", max_tokens=9, messages=ASKS) as events,
@@ -254,6 +238,6 @@ def test_official_client_raises_our_errors() -> None:
     with client(400, MESSAGES.error(error)) as official, pytest.raises(anthropic.BadRequestError, match="model: must not be empty"):
         official.messages.create(model="policy", max_tokens=9, messages=ASKS)
 
-    body = MESSAGES.prologue(HEAD) + MESSAGES.stream_error(RequestError("gone", kind="overloaded_error", status=503))
+    body = MESSAGES.prologue(HEAD) + MESSAGES.stream_error(HEAD, RequestError("gone", kind="overloaded_error", status=503))
     with client(200, body, "text/event-stream") as official, pytest.raises(anthropic.APIStatusError, match="gone"):
         list(official.messages.create(model="policy", max_tokens=9, messages=ASKS, stream=True))

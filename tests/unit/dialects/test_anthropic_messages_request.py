@@ -108,7 +108,6 @@ LIKE_PI: dict[str, Any] = {
     ],
     "system": "You are an expert.",
     "max_tokens": 4096,
-    "stop_sequences": ["END"],
     "tool_choice": {"type": "auto"},
     "stream": True,
 }
@@ -156,6 +155,7 @@ def test_claude_codes_request_becomes_canonical() -> None:
         "metadata": LIKE_CLAUDE["metadata"],
         "output_config": {"effort": "high"},
         "deferred_tools": ["DeferredToolPlaceholder"],
+        "max_tokens": 32000,
     }
 
 
@@ -170,8 +170,23 @@ def test_pis_request_becomes_canonical() -> None:
         {"type": "text", "text": "An image."},
         {"type": "image", "digest": image.digest, "media_type": "image/png"},
     ]
-    assert request.stop == ("END",)
+    assert image.place == "messages[2].content[0].content[1].source.data"
     assert "tool_choice" not in request.wishes
+
+
+@pytest.mark.parametrize(
+    ("thinking", "withheld"),
+    [
+        (None, True),
+        ({"type": "disabled"}, True),
+        ({"type": "enabled", "budget_tokens": 1024}, False),
+        ({"type": "adaptive"}, False),
+        ({"type": "of tomorrow"}, False),
+    ],
+)
+def test_thinking_is_shown_where_it_is_asked_for(thinking: Any, *, withheld: bool) -> None:
+    """A client that did not ask takes the first block for the text."""
+    assert parse(LIKE_CLAUDE, thinking=thinking).reasoning_withheld is withheld
 
 
 def test_a_history_is_the_same_after_the_cache_marker_moved() -> None:
@@ -213,6 +228,13 @@ def test_hosted_tools_are_removed_and_recorded() -> None:
     assert request.wishes["removed_tools"] == ["web_search_20250305", "tool_search_tool_regex_20251119", "mcp_servers"]
 
 
+def test_what_is_dropped_from_tools_is_recorded() -> None:
+    marked = {**BASH, "strict": True, "input_examples": [{"command": "ls"}], "cache_control": {"type": "ephemeral"}}
+    request = parse(LIKE_CLAUDE_LEAN, tools=[{**marked, "allowed_callers": ["direct"]}])
+    assert request.tools == ({"name": "Bash", "description": "Run.", "parameters": {"type": "object"}},)
+    assert request.wishes["tools"] == {"Bash": {"strict": True, "input_examples": [{"command": "ls"}]}}
+
+
 def test_choosing_no_tools_hides_them() -> None:
     request = parse(LIKE_CLAUDE_LEAN, tool_choice={"type": "none"})
     assert request.tools == ()
@@ -222,7 +244,7 @@ def test_choosing_no_tools_hides_them() -> None:
 def test_counting_asks_for_no_answer() -> None:
     """It has no limit and no stream, and may end with an answer."""
     body = {name: LIKE_CLAUDE[name] for name in ("model", "system", "tools")} | {"messages": LIKE_CLAUDE["messages"][:3]}
-    request = parse(body, "/v1/messages/count_tokens?beta=true")
+    request = parse(body, "/v1/messages/count_tokens?beta=true", stop_sequences=["END"])
     assert (request.count_only, request.stream, request.max_tokens) == (True, False, None)
     assert MESSAGES.counted(12) == b'{"input_tokens":12}'
 
@@ -244,7 +266,9 @@ def test_counting_asks_for_no_answer() -> None:
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 2}, "temperature"),
-        ({"stop_sequences": [""]}, r"stop_sequences\[0\]"),
+        ({"stop_sequences": ["END"]}, "stop_sequences"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, r"context_management.edits\[0\].type"),
+        ({"tools": [{**BASH, "allowed_callers": ["code_execution_20250825"]}]}, r"tools\[0\].allowed_callers"),
         ({"model": ""}, "model"),
         ({"stream": "yes"}, "stream"),
         ({"system": 1}, "system"),

@@ -10,9 +10,9 @@ from google import genai
 from google.genai import errors, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.dialects.arbitrary import HEAD, answer, cuts, messages
+from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Message, RequestError, Streamed, text_of
+from evener.dialects.canonical import CanonicalRequest, Message, Overflow, RequestError
 from evener.dialects.google_generate import GoogleGenerate
 from evener.proto.sessions import FinishReason
 
@@ -32,20 +32,6 @@ PLAIN: Message = {"role": "assistant", "content": "No."}
 
 def asked(**more: Any) -> CanonicalRequest:
     return GOOGLE.parse("/v1beta/models/policy:generateContent", json.dumps(ASKED | more).encode())
-
-
-def stream(given: CanonicalAnswer) -> bytes:
-    """A stream as the relay sends it in `hold`."""
-    return GOOGLE.prologue(HEAD) + GOOGLE.keep_alive(HEAD) + GOOGLE.events(asked(), given)
-
-
-def streamed(given: CanonicalAnswer, reasoning: list[str], text: list[str]) -> bytes:
-    """A stream as the gateway sends it in `live`: these pieces first."""
-    key, left, parts = given.choices[0].key, NOTHING, [GOOGLE.prologue(HEAD)]
-    for added in [Streamed(reasoning=one) for one in reasoning] + [Streamed(text=one) for one in text]:
-        parts += [GOOGLE.delta(HEAD, key, left, reasoning=added.reasoning, text=added.text), GOOGLE.keep_alive(HEAD)]
-        left = Streamed(reasoning=left.reasoning + added.reasoning, text=left.text + added.text)
-    return b"".join(parts) + GOOGLE.events(asked(), given, left)
 
 
 def candidates(body: bytes) -> list[Message]:
@@ -76,7 +62,7 @@ def test_whole_answer_byte_by_byte() -> None:
 def test_streamed_answer_byte_by_byte() -> None:
     head = 'data: {"candidates":[{"content":{"role":"model","parts":['
     end = '"modelVersion":"policy","responseId":"a1"}\n\n'
-    assert stream(answer(CALLING)).decode() == (
+    assert held(GOOGLE, asked(), answer(CALLING)).decode() == (
         f'{head}{{"text":""}}]}},"index":0}}],{end}'
         f'{head}{{"text":"Hm.","thought":true}}]}},"index":0}}],{end}'
         f'{head}{{"text":"On it é.\\u2028"}}]}},"index":0}}],{end}'
@@ -112,14 +98,14 @@ def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message, ids_
 
 
 @settings(deadline=None)
-@given(st.data(), messages())
-def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, message: Message) -> None:
-    """Any part of it leaves before the end, cut anywhere; a client may keep each event as a content."""
-    reasoning, text = data.draw(cuts(message.get("reasoning", ""))), data.draw(cuts(text_of(message)))
-    parts = data.draw(st.integers(0, len(reasoning) + len(text)))
-    live = candidates(streamed(answer(message), reasoning[:parts], text[: max(0, parts - len(reasoning))]))
-    assert ["finishReason" in candidate for candidate in live] == [False] * (len(live) - 1) + [True]
-    assert returned(*(candidate["content"] for candidate in live)) == message | {"key": "c1x0"}
+@given(st.data(), st.lists(messages(), min_size=1, max_size=2))
+def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, given: list[Message]) -> None:
+    """Any part of the first choice leaves before its end, cut anywhere, and all of the next; a client may keep each event as a content."""
+    streamed = candidates(live(GOOGLE, asked(), answer(*given), data.draw(beginnings(given[0]))))
+    for index, message in enumerate(given):
+        own = [candidate for candidate in streamed if candidate["index"] == index]
+        assert ["finishReason" in candidate for candidate in own] == [False] * (len(own) - 1) + [True]
+        assert returned(*(candidate["content"] for candidate in own)) == message | {"key": f"c1x{index}"}
 
 
 @pytest.mark.parametrize(
@@ -136,13 +122,17 @@ def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, messag
 def test_errors_have_the_official_shape(error: RequestError, status: str) -> None:
     body = GOOGLE.error(error)
     assert json.loads(body) == {"error": {"code": error.status, "message": "no", "status": status}}
-    assert GOOGLE.stream_error(error) == b"data: " + body + b"\n\n"
+    assert GOOGLE.stream_error(HEAD, error) == b"data: " + body + b"\n\n"
 
 
 def test_a_full_context_is_told_in_the_words_that_clients_know() -> None:
-    text = "this model's maximum context length is 4096 tokens; the messages have 5000"
-    error = json.loads(GOOGLE.error(RequestError(text, kind="context_length_exceeded")))["error"]
-    assert error["message"] == "The input token count (5000) exceeds the maximum number of tokens allowed (4096)."
+    """With the numbers, where they are known: they are not guessed from a text."""
+    for overflow, told in (
+        (Overflow(asked=5000, limit=4096), "The input token count (5000) exceeds the maximum number of tokens allowed (4096)."),
+        (None, "7 do not fit into 3"),
+    ):
+        refused = RequestError("7 do not fit into 3", kind="context_length_exceeded", overflow=overflow)
+        assert json.loads(GOOGLE.error(refused))["error"]["message"] == told
 
 
 def client(status: int, body: bytes, kind: str = "application/json") -> genai.Client:
@@ -175,10 +165,9 @@ def test_official_client_reads_a_whole_answer() -> None:
     assert response.candidates[0].finish_reason == types.FinishReason.STOP
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_official_client_reads_a_stream_and_its_chat_returns_it(live: bool) -> None:  # noqa: FBT001 - a parameter of the test
+@pytest.mark.parametrize("body", [held(GOOGLE, asked(), answer(CALLING)), live(GOOGLE, asked(), answer(CALLING), PIECES)])
+def test_official_client_reads_a_stream_and_its_chat_returns_it(body: bytes) -> None:
     """Its chat keeps every event of a valid answer; what it would send next is our answer again."""
-    body = streamed(answer(CALLING), ["H", "m."], ["On ", "it"]) if live else stream(answer(CALLING))
     with client(200, body, "text/event-stream") as official:
         chat = official.chats.create(model="policy")
         list(chat.send_message_stream("hi"))
@@ -198,6 +187,6 @@ def test_official_client_raises_our_errors() -> None:
     with client(400, GOOGLE.error(error)) as official, pytest.raises(errors.ClientError, match="contents: must not be empty"):
         official.models.generate_content(model="policy", contents="hi")
 
-    body = GOOGLE.keep_alive(HEAD) + GOOGLE.stream_error(RequestError("gone", kind="overloaded_error", status=503))
+    body = GOOGLE.keep_alive(HEAD) + GOOGLE.stream_error(HEAD, RequestError("gone", kind="overloaded_error", status=503))
     with client(200, body, "text/event-stream") as official, pytest.raises(errors.ServerError, match="gone"):
         list(official.models.generate_content_stream(model="policy", contents="hi"))

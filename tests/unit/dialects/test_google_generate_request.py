@@ -52,7 +52,6 @@ LIKE_GEMINI: dict[str, Any] = {
         "topP": 0.95,
         "topK": 64,
         "maxOutputTokens": 4096,
-        "stopSequences": ["END"],
         "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 8192},
     },
 }
@@ -117,12 +116,14 @@ def test_gemini_clis_request_becomes_canonical() -> None:
         {"role": "user", "content": [{"type": "image", "digest": image.digest, "media_type": "image/png"}]},
     ]
     assert request.tools == ({"name": "shell", "description": "Run.", "parameters": {"type": "object"}}, {"name": "read"})
-    assert (request.model, request.stream, request.max_tokens, request.stop, request.n) == ("policy", True, 4096, ("END",), 1)
+    assert image.place == "contents[2].parts[2].inlineData.data"
+    assert (request.model, request.stream, request.max_tokens, request.n) == ("policy", True, 4096, 1)
     assert request.wishes == {
         "temperature": 1,
         "topP": 0.95,
         "topK": 64,
         "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 8192},
+        "maxOutputTokens": 4096,
     }
 
 
@@ -175,7 +176,7 @@ def test_fields_may_be_named_in_snake_case() -> None:
     assert request.messages[0] == {"role": "system", "content": "Be brief."}
     assert request.messages[1]["tool_calls"] == [{"id": "callc1x0x0", "name": "f", "arguments": {"a_b": 1}}]
     assert len(request.images) == 1
-    assert (request.max_tokens, request.wishes) == (5, {"removed_tools": ["googleSearch"]})
+    assert (request.max_tokens, request.wishes) == (5, {"removed_tools": ["googleSearch"], "maxOutputTokens": 5})
 
 
 def test_googles_own_schemas_become_json_schema() -> None:
@@ -208,13 +209,30 @@ def test_an_image_may_stand_in_a_result() -> None:
     assert [one["type"] for one in message["content"]] == ["text", "image"]
 
 
+def test_what_is_dropped_from_tools_is_recorded() -> None:
+    declared = {"name": "f", "behavior": "NON_BLOCKING", "response": {"type": "OBJECT"}}
+    request = parse(LIKE_CURL, tools=[{"functionDeclarations": [declared]}], toolConfig={"retrievalConfig": {"languageCode": "en"}})
+    assert request.tools == ({"name": "f"},)
+    assert request.wishes["tools"] == {"f": {"behavior": "NON_BLOCKING", "response": {"type": "OBJECT"}}}
+    assert request.wishes["toolConfig"] == {"retrievalConfig": {"languageCode": "en"}}
+
+
+def test_a_thought_without_a_text_says_nothing() -> None:
+    """Clients keep the signature of a thought whose text they drop."""
+    thought = {"thought": True, "thoughtSignature": SIGNATURE}
+    assert contents({"role": "model", "parts": [thought, {"text": "On it."}]}) == (
+        {"role": "assistant", "content": "On it.", "key": "c1x0"},
+    )
+
+
 def test_choosing_no_tools_hides_them() -> None:
     request = parse(LIKE_PI, toolConfig={"functionCallingConfig": {"mode": "NONE"}})
     assert (request.tools, request.wishes["tool_choice"]) == ((), "none")
 
 
 def test_counting_takes_both_forms() -> None:
-    for body in (LIKE_PI, {"generateContentRequest": {"model": "models/policy", **LIKE_PI}}):
+    stopping = {**LIKE_PI, "generationConfig": {"stopSequences": ["END"]}}
+    for body in (LIKE_PI, stopping, {"generateContentRequest": {"model": "models/policy", **LIKE_PI}}):
         request = parse(body, COUNT)
         assert (request.count_only, request.stream, len(request.messages)) == (True, False, 6)
         assert len(request.tools) == 1
@@ -241,6 +259,8 @@ def test_counting_takes_both_forms() -> None:
         ({"generationConfig": {"candidateCount": 9}}, "generationConfig.candidateCount"),
         ({"generationConfig": {"temperature": 3}}, "generationConfig.temperature"),
         ({"cachedContent": "cachedContents/x"}, "cachedContent"),
+        ({"generationConfig": {"stopSequences": ["END"]}}, "generationConfig.stopSequences"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "AUTO", "allowedFunctionNames": ["f"]}}}, r"\.allowedFunctionNames"),
     ],
 )
 def test_refusals_name_the_place(change: dict[str, Any], place: str) -> None:

@@ -1,4 +1,4 @@
-"""Answers on the wire: golden bytes, and what the official client makes of them."""
+"""Answers on the wire: golden bytes, every way to stream one, and what the official client makes of them."""
 
 import json
 from collections.abc import Callable
@@ -7,13 +7,15 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
-from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, Head, Message, RequestError
+from evener.dialects.canonical import CanonicalRequest, Message, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.sessions import FinishReason
 
 CHAT = OpenAIChat()
-HEAD = Head(answer_id="a1", created=1700000000, model="policy", prompt_tokens=10)
 ASKED: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 CALLING: Message = {
     "role": "assistant",
@@ -24,21 +26,31 @@ CALLING: Message = {
         {"id": "callc1x0x1", "name": "g", "arguments": "{broken"},
     ],
 }
+PLAIN: Message = {"role": "assistant", "content": "No."}
 
 
 def asked(**more: Any) -> CanonicalRequest:
     return CHAT.parse("/v1/chat/completions", json.dumps(ASKED | more).encode())
 
 
-def answer(*messages: Message, finish: FinishReason = FinishReason.STOP, cached: int | None = 3) -> CanonicalAnswer:
-    choices = [AnswerChoice(message=message, finish_reason=finish, key=f"c1x{at}") for at, message in enumerate(messages)]
-    return CanonicalAnswer(
-        answer_id="a1", created=1700000000, model="policy", choices=choices, prompt_tokens=10, cached_tokens=cached, completion_tokens=5
-    )
-
-
-def stream(given: CanonicalAnswer, **more: Any) -> bytes:
-    return CHAT.prologue(HEAD) + CHAT.keep_alive(HEAD) + CHAT.events(asked(**more), given)
+def assembled(body: bytes) -> list[Message]:
+    """What a client makes of a stream that it checks strictly: each choice opens with its role, nothing comes after its end."""
+    *events, done = [event.removeprefix("data: ") for event in body.decode().split("\n\n")[:-1]]
+    assert done == "[DONE]"
+    choices: list[Message] = []
+    for choice in [json.loads(event)["choices"][0] for event in events]:
+        delta, index = choice["delta"], choice["index"]
+        if index == len(choices):
+            choices.append({"role": delta.pop("role"), "content": "", "tool_calls": [], "finish_reason": None})
+        message = choices[index]
+        assert message["finish_reason"] is None
+        message["finish_reason"] = choice["finish_reason"]
+        for call in delta.pop("tool_calls", ()):
+            assert call.pop("index") == len(message["tool_calls"])
+            message["tool_calls"].append(call)
+        for name, added in delta.items():
+            message[name] = message.get(name, "") + added
+    return choices
 
 
 def test_whole_answer_byte_by_byte() -> None:
@@ -48,14 +60,15 @@ def test_whole_answer_byte_by_byte() -> None:
         '{"id":"callc1x0x0","type":"function","function":{"name":"f","arguments":"{\\"b\\": 1.0, \\"a\\": [\\"é\\"]}"}},'
         '{"id":"callc1x0x1","type":"function","function":{"name":"g","arguments":"{broken"}}]},'
         '"logprobs":null,"finish_reason":"tool_calls"}],'
-        '"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":3}}}'
+        '"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":3},'
+        '"completion_tokens_details":{"reasoning_tokens":2}}}'
     )
 
 
 def test_streamed_answer_byte_by_byte() -> None:
     head = 'data: {"id":"chatcmpl-a1","object":"chat.completion.chunk","created":1700000000,"model":"policy","choices":'
     end = ',"logprobs":null,"finish_reason":null}]}\n\n'
-    assert stream(answer(CALLING), stream_options={"include_usage": True}).decode() == (
+    assert held(CHAT, asked(stream_options={"include_usage": True}), answer(CALLING)).decode() == (
         f'{head}[{{"index":0,"delta":{{"role":"assistant","content":""}}{end}'
         f'{head}[{{"index":0,"delta":{{}}{end}'
         f'{head}[{{"index":0,"delta":{{"reasoning_content":"Hm."}}{end}'
@@ -65,7 +78,8 @@ def test_streamed_answer_byte_by_byte() -> None:
         f'{head}[{{"index":0,"delta":{{"tool_calls":[{{"index":1,"id":"callc1x0x1","type":"function","function":'
         f'{{"name":"g","arguments":"{{broken"}}}}]}}{end}'
         f'{head}[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"tool_calls"}}]}}\n\n'
-        f'{head}[],"usage":{{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{{"cached_tokens":3}}}}}}\n\n'
+        f'{head}[],"usage":{{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{{"cached_tokens":3}},'
+        f'"completion_tokens_details":{{"reasoning_tokens":2}}}}}}\n\n'
         "data: [DONE]\n\n"
     )
 
@@ -88,24 +102,37 @@ def test_finish_reason(finish: FinishReason, message: Message, expected: str) ->
 def test_empty_answer_is_empty_text_and_a_lone_call_has_none() -> None:
     """Harnesses tell "said nothing" from "only called a tool" by it."""
     empty, lone = {"role": "assistant", "content": ""}, CALLING | {"content": ""}
-    messages = [choice["message"] for choice in json.loads(CHAT.answer(asked(), answer(empty, lone)))["choices"]]
-    assert [message["content"] for message in messages] == ["", None]
+    choices = json.loads(CHAT.answer(asked(), answer(empty, lone)))["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ["", None]
 
 
 def test_errors_have_the_official_shape() -> None:
     error = RequestError("messages[0].role: is wrong", field="messages[0].role")
     body = b'{"error":{"message":"messages[0].role: is wrong","type":"invalid_request_error","param":"messages[0].role","code":null}}'
     assert CHAT.error(error) == body
-    assert CHAT.stream_error(error) == b"data: " + body + b"\n\n"
+    assert CHAT.stream_error(HEAD, error) == b"data: " + body + b"\n\n"
 
     overflow = json.loads(CHAT.error(RequestError("too long", kind="context_length_exceeded")))["error"]
     assert (overflow["type"], overflow["code"]) == ("invalid_request_error", "context_length_exceeded")
 
 
-def test_answer_sent_back_is_understood_as_it_was_sent() -> None:
-    """The next request of a harness that keeps everything."""
-    sent = json.loads(CHAT.answer(asked(), answer(CALLING)))["choices"][0]["message"]
-    assert asked(messages=[*ASKED["messages"], sent]).messages[1] == CALLING
+@settings(deadline=None)
+@given(messages())
+def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message) -> None:
+    """Whole or streamed; the next request of a client that keeps everything."""
+    whole = json.loads(CHAT.answer(asked(), answer(message)))["choices"][0]["message"]
+    [streamed] = assembled(held(CHAT, asked(), answer(message)))
+    for sent in (whole, {name: value for name, value in streamed.items() if value and name != "finish_reason"}):
+        assert asked(messages=[*ASKED["messages"], sent, *ASKED["messages"]]).messages[1] == message
+
+
+@settings(deadline=None)
+@given(st.data(), st.lists(messages(), min_size=1, max_size=2))
+def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, given: list[Message]) -> None:
+    """Any part of the first choice leaves before its end, cut anywhere, and all of the next."""
+    body = live(CHAT, asked(n=len(given)), answer(*given), data.draw(beginnings(given[0])))
+    assert assembled(body) == assembled(held(CHAT, asked(n=len(given)), answer(*given)))
+    assert [choice["content"] for choice in assembled(body)] == [message["content"] for message in given]
 
 
 def client(status: int, body: bytes, kind: str) -> openai.OpenAI:
@@ -125,9 +152,13 @@ def test_official_client_reads_a_whole_answer() -> None:
     assert completion.usage.total_tokens == 15
 
 
-def test_official_client_assembles_a_stream_of_two_choices() -> None:
-    plain: Message = {"role": "assistant", "content": "No."}
-    body = stream(answer(CALLING, plain), n=2, stream=True, stream_options={"include_usage": True})
+TWO: dict[str, Any] = {"n": 2, "stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize(
+    "body", [held(CHAT, asked(**TWO), answer(CALLING, PLAIN)), live(CHAT, asked(**TWO), answer(CALLING, PLAIN), PIECES)]
+)
+def test_official_client_assembles_a_stream_of_two_choices(body: bytes) -> None:
     with (
         client(200, body, "text/event-stream") as official,
         official.chat.completions.stream(model="policy", messages=[{"role": "user", "content": "hi"}], n=2) as events,
@@ -147,6 +178,6 @@ def test_official_client_raises_our_errors() -> None:
         official.chat.completions.create(model="policy", messages=[])
     assert refused.value.param == "model"
 
-    body = CHAT.prologue(HEAD) + CHAT.stream_error(RequestError("gone", kind="api_error", status=500))
+    body = CHAT.prologue(HEAD) + CHAT.stream_error(HEAD, RequestError("gone", kind="api_error", status=500))
     with client(200, body, "text/event-stream") as official, pytest.raises(openai.APIError, match="gone"):
         list(official.chat.completions.create(model="policy", messages=[], stream=True))

@@ -9,6 +9,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.dialects.arbitrary import HEAD
 
 from evener.dialects.canonical import NOTHING, AnswerChoice, CanonicalAnswer, CanonicalRequest, Message, RequestError, Streamed, head_of
 from evener.dialects.openai_responses import OpenAIResponses
@@ -267,12 +268,13 @@ CODES = [
 @pytest.mark.parametrize(("error", "code"), CODES)
 def test_a_failed_stream_says_whether_to_try_again(error: RequestError, code: str) -> None:
     """By the codes that Codex reads from `response.failed`; the `error` event is for clients that raise."""
-    failed, told = events_of(RESPONSES.stream_error(error))
+    failed, told = events_of(RESPONSES.stream_error(HEAD, error))
     assert (failed["type"], failed["response"]["status"], failed["response"]["error"]) == (
         "response.failed",
         "failed",
         {"code": code, "message": "m"},
     )
+    assert (failed["response"]["id"], failed["response"]["model"]) == ("resp_a1", "policy")
     assert (told["type"], told["code"], told["error"]["message"]) == ("error", code, "m")
     assert failed["sequence_number"] < told["sequence_number"]
 
@@ -340,7 +342,7 @@ def test_official_client_raises_our_errors() -> None:
         official.responses.create(model="policy", input="hi")
     assert refused.value.param == "model"
 
-    body = RESPONSES.prologue(head_of(answer(SAYING))) + RESPONSES.stream_error(RequestError("gone", kind="api_error", status=500))
+    body = RESPONSES.prologue(head_of(answer(SAYING))) + RESPONSES.stream_error(HEAD, RequestError("gone", kind="api_error", status=500))
     with client(200, body, "text/event-stream") as official, pytest.raises(openai.APIError, match="gone") as raised:
         list(official.responses.create(model="policy", input="hi", stream=True))
     assert raised.value.code == "server_error"
