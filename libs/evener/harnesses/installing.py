@@ -1,6 +1,7 @@
 """What the makers of bundles share: programs that run to their end, and folders that appear whole or not at all."""
 
 import asyncio
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,12 @@ from typing import Final
 from evener.harnesses.port import HarnessMissing
 
 INSTALL_SECONDS: Final = 600.0
+
+
+def locked(version: str, *locks: Path) -> str:
+    """Return a version and what is locked with it, in short: `0.169.0+1f2e3d4c`. A lock may still have to be written."""
+    digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks if lock.exists()))
+    return f"{version}+{digest.hexdigest()[:8]}"
 
 
 async def run(*argv: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""PyPI packages as bundles: a virtual environment with exact versions of what is named, installed once.
+"""PyPI packages as bundles: a virtual environment with exactly what a lock says, installed once.
 
 A bundle has moved since it was made, and the scripts in its `bin` name the old place: run modules with its Python (`-m`).
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.harnesses.installing import appearing, run
+from evener.harnesses.installing import appearing, locked, run
 from evener.harnesses.port import HarnessMissing
 
 PYTHON: Final = "3.12"
@@ -22,6 +22,9 @@ FOLDERS: Final = (
 )
 """Where pyenv and uv keep Pythons that are not in PATH: a variable, its default, and what stands below it."""
 QUIETLY: Final = ("--quiet", "--no-input", "--disable-pip-version-check", "--retries=5")
+AS_LOCKED: Final = ("--no-deps", "--require-hashes")
+FROM_SOURCE: Final = ("--no-build-isolation", "--use-pep517")
+"""Built by the setuptools that the lock has brought."""
 
 
 class Package(Struct, frozen=True, kw_only=True):
@@ -29,24 +32,39 @@ class Package(Struct, frozen=True, kw_only=True):
 
     name: str
     version: str
+    lock: Path
+    """Requirements with the version and hashes of all that comes with it, on every machine; no address of an index."""
     beside: tuple[str, ...] = ()
     """Other packages of the same version that are installed with it."""
+    sources: tuple[str, ...] = ()
+    """What of that has no wheels."""
 
     @property
     def pinned(self) -> str:
         """What is installed, with where from."""
         return f"pypi:{self.name}@{self.version}"
 
+    @property
+    def locked(self) -> str:
+        """Its version, and its locks in short."""
+        return locked(self.version, *self.locks)
+
+    @property
+    def locks(self) -> tuple[Path, ...]:
+        """Its lock, and beside it that of its sources, if it has any."""
+        return (self.lock, self.lock.with_name("sources.txt")) if self.sources else (self.lock,)
+
 
 async def install(cache: Path, harness: str, package: Package) -> Path:
-    """Return the bundle `<cache>/<harness>-<version>`, made at first use. Raises HarnessMissing saying what is missing."""
-    bundle = cache / f"{harness}-{package.version}"
+    """Return the bundle `<cache>/<harness>-<version+lock>`, made at first use. Raises HarnessMissing saying what is missing."""
+    bundle = cache / f"{harness}-{package.locked}"
     if not await asyncio.to_thread(bundle.is_dir):
         python = await _python(harness)
         with appearing(bundle) as made:
             await _checked(f"{harness} needs the venv module of {python}", python, "-m", "venv", str(made))
-            wanted = [f"{name}=={package.version}" for name in (package.name, *package.beside)]
-            await _checked(f"pip could not install {wanted[0]}", python_of(made), "-m", "pip", "install", *QUIETLY, *wanted)
+            for lock, how in zip(package.locks, (("--only-binary", ":all:"), FROM_SOURCE), strict=False):
+                asked = (python_of(made), "-m", "pip", "install", *QUIETLY, *AS_LOCKED, *how, "-r", str(lock))
+                await _checked(f"pip could not install {package.name}=={package.version}", *asked)
     return bundle
 
 
@@ -75,5 +93,6 @@ async def _python(harness: str) -> str:
 async def _checked(otherwise: str, *argv: str) -> None:
     code, output = await run(*argv)
     if code != 0:
-        msg = f"{otherwise}: {output.strip()[-800:]}"
+        said = output.partition("ERROR: ")[2][:800] or output.strip()[-800:]
+        msg = f"{otherwise}: {said.strip()}"
         raise HarnessMissing(msg)

@@ -119,7 +119,7 @@ async def _node() -> Check:
     found = f"v{major}.{minor}" if major else "not found"
     enough = version >= PACKAGE.node
     if not enough and brings_node():
-        found += f"; pi brings its own, {NODE.partition('@')[2]}"
+        found += f"; pi brings its own, {NODE}"
     mend = f"install Node.js {PACKAGE.node[0]}.{PACKAGE.node[1]} or later, with npm"
     return Check(what="Node.js, for the harness pi", good=enough or brings_node(), found=found, mend=mend)
 

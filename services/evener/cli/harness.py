@@ -33,20 +33,25 @@ async def list_(*, json: Flag = False) -> int:
 
 
 @app.command
-async def install(*names: str) -> int:
-    """Install harnesses for this user; a runner does so by itself at first use.
+async def install(*names: str, all_: Annotated[bool, Parameter(name="--all", negative="")] = False) -> int:
+    """Install harnesses for this user; a runner does so by itself at first use. Exits with 1 where one could not be installed.
 
     Parameters
     ----------
     names
         As `evener harness list` shows them.
+    all_
+        All that there are: 3.3 GB.
     """
-    from evener.cli.harness_bundles import bring
+    from evener.cli.errors import Usage
+    from evener.cli.harness_bundles import bring_each, packaged
     from evener.cli.submitting import known_harness
 
-    for wanted in [known_harness(name) for name in names]:
-        await bring(wanted)
-    return 0
+    wanted = packaged() if all_ else names
+    if not wanted:
+        msg = f"name what to install ({', '.join(packaged())}), or say --all"
+        raise Usage(msg)
+    return await bring_each([known_harness(name) for name in wanted])
 
 
 @app.command

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
 from evener.cli.progress import console
-from evener.harnesses.port import Harness, bundle_of
+from evener.harnesses.port import Harness, HarnessMissing, bundle_of
 from evener.harnesses.registry import harness, names
 from evener.sandbox_runner.config import Config
 from evener.service.config import load
+from evener.service.exits import complain
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -40,18 +43,36 @@ def entries() -> list[Entry]:
     return [_entry(harness(name), folder) for name in names()]
 
 
-async def bring(wanted: Harness) -> Path:
-    """Install a harness, telling how it goes; return its bundle. Raises HarnessMissing."""
-    out, folder = console(), cache()
+def packaged() -> tuple[str, ...]:
+    """Return the names of all harnesses that do not come with Evener."""
+    return tuple(name for name in names() if harness(name).package is not None)
+
+
+async def bring_each(wanted: Sequence[Harness]) -> int:
+    """Install harnesses, each whatever became of the others; return the exit code."""
+    failed = 0
+    for one in wanted:
+        try:
+            await bring(one, console())
+        except (HarnessMissing, OSError) as cause:
+            complain(f"harness {one.name} cannot be installed: {cause}")
+            failed = 1
+    return failed
+
+
+async def bring(wanted: Harness, out: Console) -> None:
+    """Install a harness, telling how it goes. Raises HarnessMissing."""
+    folder = cache()
     if is_installed(wanted, folder):
+        await wanted.install(folder)
         out.print(f"{wanted.name} {wanted.version} is installed" if wanted.package else f"{wanted.name} comes with Evener")
-        return await wanted.install(folder)
+        return
+    out.print(f"{wanted.name} {wanted.version}: installing {wanted.package}", soft_wrap=True)
     began = time.monotonic()
-    with out.status(f"{wanted.name} {wanted.version}: installing {wanted.package}"):
+    with _clock(out):
         bundle = await wanted.install(folder)
         size = await asyncio.to_thread(_megabytes, bundle)
     out.print(f"{wanted.name} {wanted.version} installed in {time.monotonic() - began:.0f} s: {size:.0f} MB in {bundle}", soft_wrap=True)
-    return bundle
 
 
 def is_installed(wanted: Harness, folder: Path) -> bool:
@@ -78,6 +99,13 @@ def _entry(found: Harness, folder: Path) -> Entry:
         package=found.package,
         summary=found.summary,
     )
+
+
+def _clock(out: Console) -> Progress:
+    """Return what shows on a terminal that time goes by."""
+    shown = Progress(SpinnerColumn(), TimeElapsedColumn(), console=out, transient=True, disable=not out.is_terminal)
+    shown.add_task("", total=None)
+    return shown
 
 
 def _megabytes(folder: Path) -> float:

@@ -1,6 +1,7 @@
 """`evener harness check`: one session of the real program, sampled by a script, from its first request to its rows."""
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -50,7 +51,7 @@ async def check_harness(spec: HarnessSpec, streaming: Streaming, *, trust_local:
         raise Usage(msg)
     up = trusting(wish, trust_local=trust_local)
     if not is_installed(checked, cache()):
-        await bring(checked)
+        await bring(checked, console(sys.stderr))
     figures = await run_check(script(checked.probe), wish, up, state)
     if json:
         tell(figures)

@@ -11,7 +11,7 @@ import structlog
 from evener.cli.config import Config
 from evener.engines.embedded import start_embedded
 from evener.engines.port import EngineError
-from evener.engines.vllm_server import VllmOptions, VllmServer, start_vllm
+from evener.engines.vllm_server import SPLIT_PROMPTS, VllmOptions, VllmServer, start_vllm
 from evener.proto.errors import EvenerError
 from evener.service.supervisor import back_off
 
@@ -113,6 +113,8 @@ async def start_own_vllm(config: Config) -> VllmServer:
     logged = Path(config.state) / "engine.log"
     server = await start_vllm(options, logged)
     log.info("engine_starting", kind="vllm", pid=server.pid, log=str(logged))
+    if server.seeds_kill:
+        log.warning("seeds_may_end_the_engine", hint=f"vLLM for CPU: run without sampling.seed, or give --vllm-options {SPLIT_PROMPTS}")
     try:
         await server.until_ready(lambda seconds, line: log.info("engine_starting", kind="vllm", seconds=round(seconds), last=line))
     except BaseException:

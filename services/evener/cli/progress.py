@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Collection, Iterable
+from typing import TextIO
 
 import msgspec
 from rich.console import Console
@@ -20,9 +21,9 @@ from evener.service.exits import complain
 GOOD = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
 
 
-def console() -> Console:
-    """Return where a command writes for people; without colours where NO_COLOR says so."""
-    return Console(file=sys.stdout, no_color="NO_COLOR" in os.environ)
+def console(file: TextIO | None = None) -> Console:
+    """Return where a command writes for people, stdout where nothing else is said; without colours where NO_COLOR says so."""
+    return Console(file=file or sys.stdout, no_color="NO_COLOR" in os.environ)
 
 
 async def watch(client: Client, run_id: str, task_ids: Collection[str]) -> dict[str, TaskView]:

@@ -200,8 +200,9 @@ async def _ready(child: Process, folder: Path, log_start: int) -> str:
 def _why(folder: Path, log_start: int, code: int) -> str:
     """Return why a child has ended: what it said last, which a full disk may have swallowed."""
     said = _last_line(folder / LOG_FILE, log_start)
-    if is_full(folder) and "full" not in said:
-        return f"the disk of {folder} is full" + (f" ({said})" if said else "")
+    full = f"the disk of {folder} is full"
+    if is_full(folder) and full not in said:
+        return full + (f" ({said})" if said else "")
     return said or f"exit status {code}"
 
 

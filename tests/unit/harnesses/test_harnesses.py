@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evener.harnesses import npm
-from evener.harnesses.port import Context, HarnessError, HarnessMissing
+from evener.harnesses.port import Context, HarnessError
 from evener.harnesses.registry import harness, names
 
 CONTEXT = Context(
@@ -37,6 +36,7 @@ def test_an_unknown_harness_is_refused_with_those_that_there_are() -> None:
     [
         ("script", {"turn": "x"}, "no option 'turn'"),
         ("pi", {"context_tokens": "many"}, "not a number"),
+        ("openhands", {"context_tokens": "16000"}, "less than 16384, the least that it takes"),
         ("command", {}, "is a JSON array of strings"),
         ("command", {"argv": "ls"}, "is a JSON array of strings"),
         ("command", {"argv": "[]"}, "is empty"),
@@ -103,36 +103,3 @@ def test_pis_exit_is_judged_by_its_last_stop_reason(exit_code: int, log: bytes, 
     found = harness("pi").judge(exit_code, log)
 
     assert (found.exit_code, found.detail) == judged
-
-
-async def test_a_machine_without_npm_is_told_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says what to install; nothing half-made stays."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(HarnessMissing, match="npm is needed to install"):
-        await harness("pi").install(tmp_path / "cache")
-
-    assert not (tmp_path / "cache").exists()
-
-
-async def test_an_installation_that_fails_leaves_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next try starts anew."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, script in {"npm": "echo no network; exit 1", "node": "echo v99.0.0"}.items():
-        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:/bin:/usr/bin")
-
-    with pytest.raises(HarnessMissing, match="could not install a@1: no network"):
-        await npm.install(tmp_path / "cache", "a", npm.Package(name="a", version="1", node=(1, 0)))
-
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where npm is gone."""
-    (tmp_path / "a-1").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    assert await npm.install(tmp_path, "a", npm.Package(name="a", version="1", node=(1, 0))) == tmp_path / "a-1"

@@ -12,7 +12,6 @@ from evener.harnesses.registry import harness
 CONTEXT = Context(
     instruction="--help me", base_url="http://127.0.0.1:1", key="k", model="m", answer_tokens=128, workdir="/x/app", home="/x/home/agent"
 )
-PACKAGE = pip.Package(name="a", version="1")
 
 
 @pytest.fixture
@@ -32,6 +31,14 @@ def program(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.fixture
+def package(tmp_path: Path) -> pip.Package:
+    """Two packages of one version, and one that has no wheels."""
+    (tmp_path / "requirements.txt").write_text("a==1\nb==1\n")
+    (tmp_path / "sources.txt").write_text("c==2\n")
+    return pip.Package(name="a", version="1", lock=tmp_path / "requirements.txt", beside=("b",), sources=("c",))
+
+
 async def test_a_machine_without_the_right_python_is_told_what_it_lacks(programs: Path, tmp_path: Path) -> None:
     """A shim that is there and does not run counts as none."""
     program(programs / "python3.12", "echo not selected; exit 127")
@@ -42,25 +49,55 @@ async def test_a_machine_without_the_right_python_is_told_what_it_lacks(programs
     assert not (tmp_path / "cache").exists()
 
 
-async def test_an_installation_that_fails_leaves_no_bundle(programs: Path, tmp_path: Path) -> None:
+def pythons_pip(folder: Path, script: str) -> None:
+    """Have pyenv keep a Python whose virtual environments have this for theirs."""
+    program(folder / "theirs", script)
+    making = f'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp {folder / "theirs"} "$3/bin/python"; fi'
+    program(folder / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", making)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("no network", "no network"),
+        ("WARNING: Retrying\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "THESE PACKAGES DO NOT MATCH THE HASHES"),
+    ],
+)
+async def test_an_installation_that_fails_leaves_no_bundle(tmp_path: Path, package: pip.Package, said: str, told: str) -> None:
     """The next try starts anew. A Python of pyenv's is found without being in PATH."""
-    failing = tmp_path / "failing"
-    program(failing, "echo no network; exit 1")
-    making = f'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp {failing} "$3/bin/python"; fi'
-    program(programs.parent / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", making)
+    pythons_pip(tmp_path, f"printf '{said}'; exit 1")
 
-    with pytest.raises(HarnessMissing, match="pip could not install a==1: no network"):
-        await pip.install(tmp_path / "cache", "a", PACKAGE)
+    with pytest.raises(HarnessMissing) as failed:
+        await pip.install(tmp_path / "cache", "a", package)
 
+    assert failed.value.args == (f"pip could not install a==1: {told}",)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.usefixtures("programs")
-async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path) -> None:
-    """Also where Python is gone."""
-    (tmp_path / "a-1").mkdir()
+async def test_pip_installs_what_the_locks_say_and_nothing_else(tmp_path: Path, package: pip.Package) -> None:
+    """Hashes are asked for; nothing is built but what has no wheels, by what the lock has brought."""
+    pythons_pip(tmp_path, f'echo "$@" >> {tmp_path / "asked"}')
+    (tmp_path / "cache" / "a-1").mkdir(parents=True)  # from before there were locks
 
-    assert await pip.install(tmp_path, "a", PACKAGE) == tmp_path / "a-1"
+    bundle = await pip.install(tmp_path / "cache", "a", package)
+    wheels, sources = ([*line.split()] for line in (tmp_path / "asked").read_text().splitlines())
+
+    assert bundle == tmp_path / "cache" / f"a-{package.locked}"
+    assert [wheels[-1], sources[-1]] == [str(lock) for lock in package.locks]
+    assert {"--require-hashes", "--no-deps"} <= {*wheels} & {*sources}
+    assert wheels[wheels.index("--only-binary") + 1] == ":all:"
+    assert "--no-build-isolation" in sources
+
+
+@pytest.mark.usefixtures("programs")
+async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, package: pip.Package) -> None:
+    """Also where Python is gone."""
+    bundle = tmp_path / f"a-{package.locked}"
+    bundle.mkdir()
+
+    assert await pip.install(tmp_path, "a", package) == bundle
 
 
 def test_hermes_is_told_the_model_and_nothing_leads_it_to_the_network() -> None:
@@ -78,7 +115,8 @@ def test_hermes_is_told_the_model_and_nothing_leads_it_to_the_network() -> None:
         "context_length": 65536,
         "max_tokens": 128,
     }
-    assert files[".update_check"]["ver"] == harness("hermes").version
+    assert harness("hermes").version.startswith(f"{files['.update_check']['ver']}+")
+    assert files["config.yaml"]["security"]["allow_lazy_installs"] is False
     assert files["models_dev_cache.json"]
 
 

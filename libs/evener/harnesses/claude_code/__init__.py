@@ -16,7 +16,8 @@ from evener.harnesses.port import Context, HarnessError, Judged, Launch, Probe, 
 from evener.harnesses.printed import last_event, last_line
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 
-PACKAGE: Final = npm.Package(name="@anthropic-ai/claude-code", version="2.1.329", node=(0, 0))
+LOCK: Final = Path(__file__).with_name("package-lock.json")
+PACKAGE: Final = npm.Package(name="@anthropic-ai/claude-code", version="2.1.329", lock=LOCK, node=(0, 0))
 PROGRAM: Final = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
 """A native program: the script in the package proper is put in its place by an install script, and those are not run."""
 OPTIONS: Final = ("settings", "tools", "context_tokens", "answer_tokens")
@@ -50,7 +51,7 @@ class ClaudeCode:
 
     name = "claude_code"
     summary = "Anthropic's Claude Code"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("anthropic_messages",)
     has_tools = True

@@ -18,7 +18,8 @@ from evener.harnesses.printed import last_event, last_line
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
 
-PACKAGE: Final = npm.Package(name="@openai/codex", version="0.169.0", node=(16, 0))
+LOCK: Final = Path(__file__).with_name("package-lock.json")
+PACKAGE: Final = npm.Package(name="@openai/codex", version="0.169.0", lock=LOCK, node=(16, 0))
 CONFIG: Final = ".codex"
 KEY: Final = "EVENER_KEY"
 TOKENS: Final = {"context_tokens": "model_context_window", "compact_at_tokens": "model_auto_compact_token_limit"}
@@ -33,7 +34,7 @@ class Codex:
 
     name = "codex"
     summary = "OpenAI's Codex CLI"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("openai_responses",)
     has_tools = True

@@ -18,7 +18,8 @@ from evener.harnesses.printed import last_event, last_line
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
-PACKAGE: Final = npm.Package(name="@google/gemini-cli", version="0.61.0", node=(20, 0))
+LOCK: Final = Path(__file__).with_name("package-lock.json")
+PACKAGE: Final = npm.Package(name="@google/gemini-cli", version="0.61.0", lock=LOCK, node=(20, 0))
 OPTIONS: Final = ("tools", "compact_at_tokens", "answer_tokens")
 CONTEXT_TOKENS: Final = 1_048_576
 """What it takes for the context of a model that it does not know."""
@@ -37,7 +38,7 @@ class GeminiCli:
 
     name = "gemini_cli"
     summary = "Google's Gemini CLI"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("google_generate",)
     has_tools = True
@@ -57,8 +58,10 @@ class GeminiCli:
     def launch(self, context: Context, bundle: Path) -> Launch:
         script = bundle / "node_modules" / PACKAGE.name / "bundle" / "gemini.js"
         how = ("--yolo", "-m", context.model, "--output-format", "stream-json")
+        # It takes a message that begins with / for one of its commands, and /init for a task of its own.
+        message = f" {context.instruction}" if context.instruction.startswith("/") else context.instruction
         return Launch(
-            argv=(npm.node_of(bundle), str(script), *how, f"--prompt={context.instruction}"),
+            argv=(npm.node_of(bundle), str(script), *how, f"--prompt={message}"),
             environment={
                 "GOOGLE_GEMINI_BASE_URL": context.base_url,
                 "GEMINI_API_KEY": context.key,

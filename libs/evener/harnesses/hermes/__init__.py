@@ -18,7 +18,8 @@ from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
-PACKAGE: Final = pip.Package(name="hermes-agent", version="0.19.0")
+LOCK: Final = Path(__file__).with_name("requirements.txt")
+PACKAGE: Final = pip.Package(name="hermes-agent", version="0.19.0", lock=LOCK)
 OPTIONS: Final = ("toolsets", "context_tokens", "answer_tokens")
 CONFIG: Final = ".hermes"
 CONTEXT_TOKENS: Final = 65536
@@ -29,10 +30,10 @@ QUIET: Final[dict[str, Any]] = {
     "skills": {"creation_nudge_interval": 0},
     "auxiliary": {"title_generation": {"enabled": False}},
     "model_catalog": {"enabled": False},
-    "security": {"tirith_enabled": False},
+    "security": {"tirith_enabled": False, "allow_lazy_installs": False},
     "agent": {"max_turns": NO_LIMIT},
 }
-"""No reviews of a session in the background, no titles; no model list and no scanner from the network."""
+"""No reviews of a session in the background, no titles; no model list, no scanner and no packages from the network."""
 NOT_AFTER: Final = 4_102_444_800
 """The year 2100: until then it does not ask for a newer version."""
 CACHED: Final = {
@@ -40,6 +41,11 @@ CACHED: Final = {
     "models_dev_cache.json": {"none": {}},
 }
 """What it would fetch from the network at its start."""
+ONE_SHOT: Final = (
+    "from gateway.session_context import declare_stateless_channel; declare_stateless_channel(); from hermes_cli.main import main; main()"
+)
+"""As Hermes does in its own one-shot runners, whose turns are limited: a sub-agent ends before its parent goes on, and answers it.
+Else it works in the background, and what it says is lost: nobody is there when the parent has ended."""
 ERROR: Final = re.compile(rb"^Error: (.+)$", re.MULTILINE)
 
 
@@ -48,7 +54,7 @@ class Hermes:
 
     name = "hermes"
     summary = "Hermes Agent"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("openai_chat",)
     has_tools = True
@@ -57,6 +63,7 @@ class Hermes:
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.TEXT_TRIMMED, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
         side_calls=(SideCall(name="title", system=r"^Generate a short, descriptive title"),),
         retry_header="x-stainless-retry-count",
+        compacted=r"^(?:You are a summarization agent creating a context checkpoint|\[CONTEXT COMPACTION)",  # the request, the summary
     )
 
     def check(self, options: Mapping[str, str]) -> None:
@@ -73,8 +80,8 @@ class Hermes:
             argv=(
                 pip.python_of(bundle),
                 "-I",
-                "-m",
-                "hermes_cli.main",
+                "-c",
+                ONE_SHOT,
                 "chat",
                 "-Q",
                 "--yolo",

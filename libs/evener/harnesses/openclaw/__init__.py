@@ -19,7 +19,8 @@ from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
-PACKAGE: Final = npm.Package(name="openclaw", version="2026.9.6", node=(24, 16))
+LOCK: Final = Path(__file__).with_name("package-lock.json")
+PACKAGE: Final = npm.Package(name="openclaw", version="2026.9.6", lock=LOCK, node=(24, 16))
 OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning")
 PROVIDER: Final = "evener"
 CONFIG: Final = ".openclaw"
@@ -34,7 +35,7 @@ class OpenClaw:
 
     name = "openclaw"
     summary = "OpenClaw"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("openai_chat", "openai_responses", "anthropic_messages")
     has_tools = True
@@ -42,6 +43,7 @@ class OpenClaw:
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT, Tolerance.CALL_ID_LETTERS),
         retry_header="x-stainless-retry-count",
+        compacted=r"^(?:<conversation>|The conversation history before this point was compacted)",  # the summary's request, the summary
     )
 
     def check(self, options: Mapping[str, str]) -> None:
@@ -83,9 +85,11 @@ def _config(context: Context) -> dict[str, Any]:
         context_tokens=int(options.get("context_tokens", CONTEXT_TOKENS)),
         answer_tokens=int(options.get("answer_tokens", context.answer_tokens or ANSWER_TOKENS)),
     )
+    # All is one turn: without this it looks at the length of its history only where the turn ends. Not by a guess of its context.
+    in_time = {"enabled": "context_tokens" in options}
     return {
         "models": {"mode": "merge", "providers": {PROVIDER: relay}},
-        "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{context.model}"}}},
+        "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{context.model}"}, "compaction": {"midTurnPrecheck": in_time}}},
         "update": {"checkOnStart": False},
         "telemetry": {"enabled": False},
     }

@@ -2,6 +2,7 @@
 
 The SDK is a library: `driver.py` beside this file runs one conversation with it. Options: `context_tokens` and `answer_tokens`
 (the run's max_tokens where it is not given), the model's limits as OpenHands is to know them; its own guess where nothing says.
+Near `context_tokens`, 16384 at least, or after a call that was refused for its length, a summary takes the place of its history.
 """
 
 from collections.abc import Mapping
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from evener.harnesses import pip
-from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, only_options
+from evener.harnesses.port import Context, HarnessError, Judged, Launch, Probe, numbers, only_options
 from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
-PACKAGE: Final = pip.Package(name="openhands-sdk", version="1.56.0", beside=("openhands-tools",))
+LOCK: Final = Path(__file__).with_name("requirements.txt")
+PACKAGE: Final = pip.Package(name="openhands-sdk", version="1.56.0", lock=LOCK, beside=("openhands-tools",), sources=("func-timeout",))
 DRIVER: Final = Path(__file__).with_name("driver.py")
 INSTRUCTION: Final = "instruction.md"
 OPTIONS: Final = ("context_tokens", "answer_tokens")
+LEAST_CONTEXT_TOKENS: Final = 16_384
 
 
 class OpenHands:
@@ -25,7 +28,7 @@ class OpenHands:
 
     name = "openhands"
     summary = "OpenHands"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("openai_chat",)
     has_tools = True
@@ -33,11 +36,15 @@ class OpenHands:
     quirks = Quirks(
         tolerances=(Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
         retry_header="x-stainless-retry-count",
+        compacted=r"^\s*<EVENT>\n",  # a summary is asked for; the summary itself has no mark
     )
 
     def check(self, options: Mapping[str, str]) -> None:
         only_options(options, OPTIONS, self.name)
         numbers(options, OPTIONS, self.name)
+        if int(options.get("context_tokens", LEAST_CONTEXT_TOKENS)) < LEAST_CONTEXT_TOKENS:
+            msg = f"harness {self.name}: option context_tokens is less than {LEAST_CONTEXT_TOKENS}, the least that it takes"
+            raise HarnessError(msg)
 
     async def install(self, cache: Path) -> Path:
         return await pip.install(cache, self.name, PACKAGE)

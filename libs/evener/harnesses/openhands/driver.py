@@ -9,12 +9,18 @@ import sys
 from pathlib import Path
 
 from openhands.sdk import LLM, Agent, Conversation, Tool
+from openhands.sdk.context.condenser import LLMSummarizingCondenser
 from openhands.sdk.conversation.state import ConversationExecutionStatus
 from openhands.tools.file_editor import FileEditorTool
 from openhands.tools.terminal import TerminalTool
 
 ENDED = (ConversationExecutionStatus.FINISHED, ConversationExecutionStatus.STUCK)
 """Stuck: the model repeats itself. That is its own work, not a failure of the program."""
+
+ANY_SIZE = 1_000_000
+"""Of the history, in events: a summary takes its place where the tokens say so, or a call was refused for its length."""
+KEPT_FIRST = 4
+"""Events, as OpenHands's own agent keeps them: its prompt, the instruction, the first turn."""
 
 
 def limit(name: str) -> int | None:
@@ -36,7 +42,9 @@ def main() -> None:
     )
     # tmux, where there is one, would outlive the conversation
     tools = [Tool(name=TerminalTool.name, params={"terminal_type": "subprocess"}), Tool(name=FileEditorTool.name)]
-    conversation = Conversation(agent=Agent(llm=llm, tools=tools), workspace=Path.cwd(), visualizer=None)
+    condenser = LLMSummarizingCondenser(llm=llm, max_size=ANY_SIZE, keep_first=KEPT_FIRST)
+    agent = Agent(llm=llm, tools=tools, condenser=condenser)
+    conversation = Conversation(agent=agent, workspace=Path.cwd(), visualizer=None)
     try:
         conversation.send_message(Path(sys.argv[1]).read_text())
         conversation.run()

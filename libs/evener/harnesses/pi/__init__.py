@@ -19,7 +19,8 @@ from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
-PACKAGE: Final = npm.Package(name="@earendil-works/pi-coding-agent", version="0.87.1", node=(22, 19))
+LOCK: Final = Path(__file__).with_name("package-lock.json")
+PACKAGE: Final = npm.Package(name="@earendil-works/pi-coding-agent", version="0.87.1", lock=LOCK, node=(22, 19))
 PROVIDER: Final = "evener"
 CONFIG: Final = ".pi/agent"
 OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning", "tools")
@@ -37,7 +38,7 @@ class Pi:
 
     name = "pi"
     summary = "the Pi coding agent"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("openai_chat", "openai_responses", "anthropic_messages", "google_generate")
     has_tools = True

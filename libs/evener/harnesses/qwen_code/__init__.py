@@ -17,7 +17,8 @@ from evener.harnesses.printed import last_event, last_line
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
-PACKAGE: Final = npm.Package(name="@qwen-code/qwen-code", version="0.24.4", node=(22, 0), programs="vendor/ripgrep/*/rg")
+LOCK: Final = Path(__file__).with_name("package-lock.json")
+PACKAGE: Final = npm.Package(name="@qwen-code/qwen-code", version="0.24.4", lock=LOCK, node=(22, 0), programs="vendor/ripgrep/*/rg")
 OPTIONS: Final = ("dialect", "without", "context_tokens", "answer_tokens")
 AUTH: Final = {"chat": "openai", "anthropic": "anthropic"}
 """Dialect to its word for it."""
@@ -38,7 +39,7 @@ class QwenCode:
 
     name = "qwen_code"
     summary = "Qwen Code"
-    version = PACKAGE.version
+    version = PACKAGE.locked
     package = PACKAGE.pinned
     dialects = ("openai_chat", "anthropic_messages")
     has_tools = True

@@ -24,7 +24,7 @@ class Script:
 
     name = "script"
     summary = "a small self-made agent, standard library only"
-    version = "1"
+    version = "2"
     package = None
     dialects = ("openai_chat",)
     has_tools = False

@@ -18,7 +18,8 @@ Message = dict[str, Any]
 
 URL, KEY = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
 STREAM, TOOLS = os.environ.get("SCRIPT_STREAM") == "1", os.environ.get("SCRIPT_TOOLS", "1") == "1"
-MAX_CALLS, TRIES, RETRY_SECONDS, SERVER_ERROR = int(os.environ.get("SCRIPT_MAX_CALLS", "12")), 6, 0.2, 500
+MAX_CALLS, TRIES, RETRY_SECONDS, LONGEST_SECONDS = int(os.environ.get("SCRIPT_MAX_CALLS", "12")), 6, 0.2, 60.0
+TOO_MANY_REQUESTS, SERVER_ERROR = 429, 500
 TEXT = {"type": "string"}
 PARAMETERS = {"type": "object", "properties": {"path": TEXT, "content": TEXT}, "required": ["path", "content"]}
 WRITE_FILE = {"name": "write_file", "description": "Write a file in the working directory.", "parameters": PARAMETERS}
@@ -30,6 +31,7 @@ def ask(messages: list[Message]) -> Message:
     body = json.dumps(wish | ({"tools": [{"type": "function", "function": WRITE_FILE}]} if TOOLS else {})).encode()
     failed: object = None
     for tried in range(TRIES):
+        pause = RETRY_SECONDS * 2**tried
         headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}", "x-retry-count": str(tried)}
         try:
             with urllib.request.urlopen(urllib.request.Request(URL, body, headers)) as answer:  # noqa: S310 - it is told the URL
@@ -37,12 +39,18 @@ def ask(messages: list[Message]) -> Message:
                 return message
         except urllib.error.HTTPError as error:
             failed = f"{error.code} {error.read().decode(errors='replace')}"
-            if error.code < SERVER_ERROR:
+            if error.code < SERVER_ERROR and error.code != TOO_MANY_REQUESTS:
                 break
+            pause = wished_pause(error.headers.get("retry-after", "")) or pause
         except (urllib.error.URLError, ConnectionError, http.client.HTTPException) as error:
             failed = error
-        time.sleep(RETRY_SECONDS * 2**tried)
+        time.sleep(pause)
     sys.exit(f"model call failed: {failed}")
+
+
+def wished_pause(retry_after: str) -> float | None:
+    """Return the seconds that a provider asks to be left alone for; None where it names no number. At most a minute."""
+    return min(int(retry_after), LONGEST_SECONDS) if retry_after.isdecimal() else None
 
 
 def read_stream(lines: Iterable[bytes]) -> Message:

@@ -1,0 +1,164 @@
+"""Bundles of npm packages: whole or not at all, with all that the lock says, and with a Node that runs them."""
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evener.harnesses import npm
+from evener.harnesses.installing import locked
+from evener.harnesses.npm_lock import CPUS
+from evener.harnesses.port import HarnessMissing
+from evener.harnesses.registry import harness
+
+BRINGS = pytest.mark.skipif(not npm.brings_node(), reason="there is no Node to be brought for this machine")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in PATH before the machine's shell tools."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+    for name in ("npm", "node"):
+        program(folder, name, "exit 127")
+    return folder
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def package(folder: Path, entries: Any = None, *, node: tuple[int, int] = (0, 0), programs: str | None = None) -> npm.Package:
+    """Return a package `a` of version 1, with a lock that says so and these entries."""
+    lock = folder / "package-lock.json"
+    lock.write_text(json.dumps({"packages": {"": {"dependencies": {"a": "1"}}, **(entries or {})}}))
+    return npm.Package(name="a", version="1", lock=lock, node=node, programs=programs)
+
+
+async def test_a_machine_without_npm_is_told_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says what to install; nothing half-made stays."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(HarnessMissing, match="npm is needed to install @anthropic-ai"):
+        await harness("claude_code").install(tmp_path / "cache")
+
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("no network", "no network"),
+        ("npm error code E404\nnpm error 404 Not Found - a\nnpm error 404\nnpm error A complete log is", "code E404; 404 Not Found - a"),
+        ("npm ERR! code X\nnpm ERR! errno X\nnpm ERR! failed, reason: X\nnpm ERR!     at a.js:1", "code X; failed, reason: X"),
+    ],
+)
+async def test_an_installation_that_fails_leaves_no_bundle(programs: Path, tmp_path: Path, said: str, told: str) -> None:
+    """The next try starts anew; why it failed is told in a line."""
+    (tmp_path / "said").write_text(said)
+    program(programs, "npm", f"cat {tmp_path / 'said'}; exit 1")
+
+    with pytest.raises(HarnessMissing) as failed:
+        await npm.install(tmp_path / "cache", "a", package(tmp_path))
+
+    assert failed.value.args == (f"npm could not install a@1: {told}",)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where npm is gone."""
+    wanted = package(tmp_path)
+    bundle = tmp_path / f"a-{wanted.locked}"
+    bundle.mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert await npm.install(tmp_path, "a", wanted) == bundle
+
+
+async def test_a_bundle_from_before_there_were_locks_is_not_taken_for_a_locked_one(programs: Path, tmp_path: Path) -> None:
+    """Nor one of another lock."""
+    program(programs, "npm", 'mkdir "$3/node_modules"')
+    wanted = package(tmp_path)
+    for old in ("a-1", "a-1+00000000"):
+        (tmp_path / "cache" / old).mkdir(parents=True)
+
+    bundle = await npm.install(tmp_path / "cache", "a", wanted)
+
+    assert bundle == tmp_path / "cache" / f"a-{locked('1', wanted.lock)}"
+    assert json.loads((bundle / "package.json").read_text()) == {"dependencies": {"a": "1"}}
+
+
+async def test_npm_gets_the_lock_and_installs_as_it_says(programs: Path, tmp_path: Path) -> None:
+    """`npm ci`, without scripts, whatever the user's npm is told to leave out."""
+    program(programs, "npm", 'echo "$@" > "$3/asked"')
+    wanted = package(tmp_path)
+
+    bundle = await npm.install(tmp_path / "cache", "a", wanted)
+    asked = (bundle / "asked").read_text().split()
+
+    assert asked[0] == "ci"
+    assert (bundle / "package-lock.json").read_bytes() == wanted.lock.read_bytes()
+    assert {"--ignore-scripts", "--include=optional"} <= set(asked)
+
+
+async def test_programs_that_npm_leaves_without_the_right_to_run_get_it(programs: Path, tmp_path: Path) -> None:
+    """Qwen Code's ripgrep is one."""
+    program(programs, "npm", 'mkdir -p "$3/node_modules/a/vendor/x" && echo > "$3/node_modules/a/vendor/x/rg"')
+
+    bundle = await npm.install(tmp_path / "cache", "a", package(tmp_path, programs="vendor/*/rg"))
+
+    assert (bundle / "node_modules/a/vendor/x/rg").stat().st_mode & 0o111 == 0o111
+
+
+async def test_a_package_for_this_machine_that_npm_went_on_without_is_missed(programs: Path, tmp_path: Path) -> None:
+    """npm takes it for optional: also where its hash is wrong, and then the program is not there."""
+    program(programs, "npm", 'mkdir -p "$3/node_modules/a"')
+    native = {"os": [platform.system().lower()], "cpu": CPUS[platform.machine()], "optional": True}
+
+    with pytest.raises(HarnessMissing, match="a@1: node_modules/a-native could not be fetched, or is not what the lock says"):
+        await npm.install(tmp_path / "cache", "a", package(tmp_path, {"node_modules/a-native": native}))
+
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_a_package_for_another_machine_is_not_missed(programs: Path, tmp_path: Path) -> None:
+    """A lock has those of all."""
+    program(programs, "npm", 'mkdir -p "$3/node_modules/a"')
+    native = {"os": [platform.system().lower()], "cpu": ["s390x"], "optional": True}
+
+    assert (await npm.install(tmp_path / "cache", "a", package(tmp_path, {"node_modules/a-native": native}))).is_dir()
+
+
+@BRINGS
+@pytest.mark.parametrize("made", ["before", "now"])
+async def test_a_bundle_that_the_node_in_path_cannot_run_gets_its_own(programs: Path, tmp_path: Path, made: str) -> None:
+    """Also one that was made when a newer Node was in PATH."""
+    node = f"node_modules/{npm.NODES[platform.machine()]}/bin"
+    program(programs, "npm", f'case "$3" in */.node-*) mkdir -p "$3/{node}" && echo > "$3/{node}/node";; esac')
+    wanted = package(tmp_path, node=(22, 19))
+    if made == "before":
+        program(programs, "node", "echo v24.1.0")
+        assert npm.node_of(await npm.install(tmp_path / "cache", "a", wanted)) == "node"
+    program(programs, "node", "echo v22.18.0")
+
+    bundle = await npm.install(tmp_path / "cache", "a", wanted)
+
+    assert npm.node_of(bundle) == str(bundle / npm.NODE_FOLDER / node / "node")
+
+
+async def test_a_node_that_is_too_old_is_told_where_none_can_be_brought(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is installed, and of a bundle that is there too."""
+    program(programs, "node", "echo v18.20.4")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    wanted = package(tmp_path, node=(22, 19))
+
+    for _ in ("new", "there"):
+        with pytest.raises(HarnessMissing, match=r"a needs Node 22\.19 or newer, and PATH has 18\.20"):
+            await npm.install(tmp_path / "cache", "a", wanted)
+        (tmp_path / "cache" / f"a-{wanted.locked}").mkdir(parents=True, exist_ok=True)
