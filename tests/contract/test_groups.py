@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from prometheus_client import CollectorRegistry
 from tests.builders import T0, built, group, scored
 from tests.integration.outside import scheduler
@@ -204,6 +206,19 @@ class TestOverHttp(GroupsContract):
         begun, rest = await asyncio.to_thread(train)
         assert sorted(begun + rest) == sorted(one.group_id for one in everything)
 
+    async def test_a_trainer_that_ends_in_mid_stream_ends_quietly(
+        self, bus: Bus, source: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its last word is its own, and no complaint of a stream that nobody closed."""
+        await deliver(bus, tmp_path, *(f"g{number}" for number in range(5)))
+
+        def train() -> None:
+            with connect(source._connection.url, load_secrets(tmp_path).operator_token) as evener:
+                next(evener.groups())
+
+        await asyncio.to_thread(train)
+        assert not caplog.records
+
     async def test_a_source_that_is_neither_is_refused(self) -> None:
         with pytest.raises(ClientError, match="from a client or from kafka"):
             await first(Groups("redis://here"), 1)
@@ -226,7 +241,6 @@ async def following(bus: Bus, folder: Path) -> AsyncIterator[None]:
         yield
 
 
-@pytest.mark.kafka
 def collect_connections() -> None:
     """aiokafka forgets a connection that it opens while its consumer is stopped: let go of it here, so that no other test is blamed."""
     with warnings.catch_warnings():
@@ -240,6 +254,7 @@ def after_all() -> Iterator[None]:
     collect_connections()
 
 
+@pytest.mark.kafka
 class TestFromKafka(GroupsContract):
     @pytest.fixture(autouse=True)
     def before_each(self) -> None:
@@ -258,11 +273,37 @@ class TestFromKafka(GroupsContract):
     def groups(self, source: Any, folder: Path, **options: Any) -> Groups:
         return Groups(source, blobs=str(folder / "blobs"), **options)
 
+    async def test_a_position_before_what_the_log_still_keeps_is_refused(self, bus: Bus, source: str, tmp_path: Path) -> None:
+        """The broker would begin later and say nothing: groups that the trainer has not seen were dropped by the retention."""
+        names = [f"g{number}" for number in range(9)]
+        await deliver(bus, tmp_path, *names)
+        everything = await first(self.groups(source, tmp_path, follow=False), 100)
+        partition = everything[0].partition
+        second = [one for one in everything if one.partition == partition][1]
+        await drop_before(source, partition, second.offset)
+
+        with pytest.raises(PositionUnknown, match=rf"partition {partition} begins at {second.offset}, after the position 0"):
+            await first(self.groups(source, tmp_path, follow=False, start={str(partition): 0}), 1)
+        kept = await first(self.groups(source, tmp_path, follow=False, start={str(partition): second.offset}), 100)
+        assert len(kept) == len(names) - 1
+        assert len(await first(self.groups(source, tmp_path, follow=False), 100)) == len(names) - 1
+
     async def test_blobs_and_topic_must_be_there(self, source: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="where the deployment's blobs are"):
             await first(Groups(source), 1)
         with pytest.raises(EvenerError, match="there is no topic"):
             await first(self.groups(source, tmp_path), 1)
+
+
+async def drop_before(source: str, partition: int, offset: int) -> None:
+    """Let the broker drop the records of `trajectories.merged` before an offset, as its retention does."""
+    servers, _, prefix = source.removeprefix("kafka://").partition("?prefix=")
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(prefix + Topic.MERGED, partition): RecordsToDelete(before_offset=offset)})
+    finally:
+        await admin.close()
 
 
 def test_a_trainer_imports_nothing_heavy() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -128,9 +129,10 @@ class TestVllmWeights(WeightContract):
     async def test_published_weights_score_as_the_trainer_says(
         self, url: str, control: WeightControl, folders: Sequence[Path], tmp_path: Path
     ) -> None:
-        """The trainer is transformers."""
+        """The trainer is transformers. One that scores at another temperature, or beside other ids, is told so."""
         assert not await control.paused()
         known, other = [await asyncio.to_thread(trained, folder) for folder in folders]
+        hot = await asyncio.to_thread(trained, folders[1], 2.0)
         async with bridge(tmp_path / "state") as (parts, http):
             await join(parts, url, kind="vllm")
             status, said = await publish(http, folders[0], 1, canary=canary(known))
@@ -139,11 +141,15 @@ class TestVllmWeights(WeightContract):
             assert update["gap"] < TOLERANCE < update["change"]
             assert update["paused_seconds"] < SYNC_SECONDS
 
-            status, said = await publish(http, folders[1], 2, canary=canary([logprob / 2 for logprob in other]))
-            assert status == 422
-            assert "engine e1, canary prompt 0" in said["error"]["message"]
-            assert await state(url) == ("policy@1", False)
-            assert await scored(url) == pytest.approx(known, abs=TOLERANCE)
+            for version, wrong, named in (
+                (2, hot, r"engine e1, canary prompt 0.*the trainer seems to score at a temperature of about (1\.[89]|2\.[012])"),
+                (3, other[1:] + other[:1], "off by one, the trainer's logprobs are those of the next id"),
+            ):
+                status, said = await publish(http, folders[1], version, canary=canary(wrong))
+                assert status == 422
+                assert re.search(named, said["error"]["message"])
+                assert await state(url) == ("policy@1", False)
+                assert await scored(url) == pytest.approx(known, abs=TOLERANCE)
 
 
 @pytest.mark.vllm
@@ -195,10 +201,12 @@ def tiny(folder: Path, seed: int, *, tied: bool = False) -> Path:
     return folder
 
 
-def trained(folder: Path) -> list[float]:
+def trained(folder: Path, temperature: float = 1.0) -> list[float]:
     """Return the logprobs of IDS[1:] by transformers, which vLLM's environment has."""
     finding = "import sys; sys.path.insert(0, sys.argv[1]); import vllm_cpu; print(vllm_cpu.install() / 'python')"
     python = subprocess.run([sys.executable, "-c", finding, str(SCRIPTS)], check=True, capture_output=True, text=True).stdout.strip()
     script = str(Path(__file__).parents[1] / "trainer.py")
-    done = subprocess.run([python, script, str(folder)], input=json.dumps(IDS), check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, script, str(folder), str(temperature)], input=json.dumps(IDS), check=True, capture_output=True, text=True
+    )
     return [float(logprob) for logprob in json.loads(done.stdout)]

@@ -1,6 +1,7 @@
 """The trainer-bridge on the embedded bus: restarts, repeats, zombies and early delivery never deliver a session twice."""
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -139,7 +140,7 @@ async def test_frozen_bridge_cannot_deliver_what_its_successor_delivered(tmp_pat
         assert await parts.bus.committed("trainer-bridge", Topic.SCORED, 0) == records[-1].offset + 1
 
 
-async def _at_once() -> None:
+async def _at_once(policy: str) -> None:
     """No version is on its way."""
 
 
@@ -241,6 +242,59 @@ async def test_tokens_of_a_version_that_was_rolled_back_or_not_proven_are_not_tr
         (merged,) = await outcomes(parts)
 
     assert [member.left_out for member in merged.members] == [None, None, LeftOut.VERSION_UNKNOWN, LeftOut.VERSION_UNKNOWN]
+
+
+LONG = ((58_000, 300), (1_700, 50))
+"""A long session of an ordinary harness: 60,000 tokens, whose arrays are in the blob store."""
+
+
+@pytest.mark.parametrize("retired", [False, True], ids=["staged", "rolled back"])
+async def test_a_version_that_becomes_doubtful_after_a_session_was_read_is_looked_up(
+    tmp_path: Path, config: Config, *, retired: bool
+) -> None:
+    """Then nothing was doubtful, and the arrays of the session stayed where they were."""
+    sessions = [scored(built(index=index, size=3, turns=LONG, version=int(index == 0))) for index in range(3)]
+    doubt = (
+        PolicyRetired(policy="policy", version=1, reason="stale weights", retired_at=T0)
+        if retired
+        else PolicyStaged(policy="policy", version=1, location="/weights/1", digest="1", staged_at=T0)
+    )
+    async with open_parts(tmp_path, partitions=1) as parts, running(parts, config):
+        await write(parts, sessions[:2])
+        await until_consumed(parts)
+        async with Policies(parts.bus, EventLog(parts.bus, parts.blobs)).writer("policy") as writer:
+            await writer.write(doubt)
+        await write(parts, sessions[2:])
+        await until_consumed(parts)
+        (merged,) = await outcomes(parts)
+
+    assert [member.left_out for member in merged.members] == [LeftOut.VERSION_UNKNOWN, None, None]
+    assert merged.accounting.delivered == 700
+    assert [member.scored for member in merged.members][1:] == sessions[1:]
+
+
+async def test_a_session_whose_versions_cannot_be_read_is_not_trained(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blobs are gone, and it may be too old: the others of its group are delivered."""
+    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    sessions = [scored(built(index=index, size=3, turns=LONG, version=int(index == 0), max_lag=5)) for index in range(3)]
+    async with open_parts(tmp_path, partitions=1) as parts:
+        async with Policies(parts.bus, EventLog(parts.bus, parts.blobs)).writer("policy") as writer:
+            await writer.write(PolicyPublished(policy="policy", version=1, location="/weights/1", published_at=T0))
+        await write(parts, sessions)
+        lost = sessions[0].trajectory.rows[0].versions
+        assert isinstance(lost, bytes)
+        (blob,) = (tmp_path / "blobs").rglob(hashlib.sha256(lost).hexdigest())
+        blob.unlink()
+        async with running(parts, config):
+            await until_consumed(parts)
+        (record,) = [record async for record in parts.bus.read(Topic.MERGED, 0)]
+
+    assert record.value is not None
+    merged = decode(record.value)
+    assert isinstance(merged, GroupMerged)
+    assert [member.left_out for member in merged.members] == [LeftOut.VERSION_UNKNOWN, None, None]
 
 
 @pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])

@@ -1,6 +1,8 @@
 """A bridge with scripted engines, as the tests of weight updates need it."""
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from aiohttp import web
 from tests.parts import open_parts, operator
 
 from evener.engines.vllm_weights import VllmWeights
-from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.fleet import EngineJoined, EngineLeft, Heartbeat
 from evener.proto.topics import Topic
 from evener.service.events import EventLog
 from evener.service.parts import Parts
@@ -21,15 +23,18 @@ from evener.trainer_bridge.service import open_service
 
 IDS = (5, 17, 99, 300, 301, 302, 44, 8, 120, 7)
 SECONDS = 10.0
+PROVEN = re.compile(r"(\w+):[0-9a-f]{12}:[0-9a-f]{8}(@\d+)")
+"""The label of an engine that has proven a version, as the gateway wants it."""
 
 Change = Callable[[str, Any, Any], Any]
 """From path, request and answer to the answer that is passed on."""
 
 
 @asynccontextmanager
-async def bridge(folder: Path) -> AsyncIterator[tuple[Parts, aiohttp.ClientSession]]:
-    """Yield the parts of a running bridge, and an operator's client of it."""
-    async with open_parts(folder, partitions=1) as parts, open_service(Config(state=str(folder)), parts) as service:
+async def bridge(folder: Path, **given: Any) -> AsyncIterator[tuple[Parts, aiohttp.ClientSession]]:
+    """Yield the parts of a running bridge beside a gateway of the policy, and an operator's client of it."""
+    async with open_parts(folder, partitions=1) as parts, open_service(Config(state=str(folder), **given), parts) as service:
+        await serve(parts, "policy")
         running = asyncio.ensure_future(service.run())
         try:
             async with operator(service.routes) as http:
@@ -39,10 +44,17 @@ async def bridge(folder: Path) -> AsyncIterator[tuple[Parts, aiohttp.ClientSessi
             await asyncio.wait({running})
 
 
-async def join(parts: Parts, url: str, engine_id: str = "e1", kind: str = "scripted") -> None:
+async def serve(parts: Parts, *policies: str) -> None:
+    """Let a gateway say that it serves policies."""
+    beat = Heartbeat(instance_id="gateway", service="provider_gateway", boot_id="b", policies=policies, at=time.time())
+    await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, "gateway", beat)
+
+
+async def join(parts: Parts, url: str, engine_id: str = "e1", kind: str = "scripted", at: float = 1.0) -> EngineJoined:
     """Let an engine of the policy join."""
-    joined = EngineJoined(engine_id=engine_id, kind=kind, url=url, policy="policy", joined_at=1.0)
+    joined = EngineJoined(engine_id=engine_id, kind=kind, url=url, policy="policy", joined_at=at)
     await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, engine_id, joined)
+    return joined
 
 
 async def publish(http: aiohttp.ClientSession, path: Path, version: int, **more: Any) -> tuple[int, Any]:
@@ -58,10 +70,10 @@ async def publish(http: aiohttp.ClientSession, path: Path, version: int, **more:
 
 
 async def state(url: str) -> tuple[str, bool]:
-    """Return an engine's label, and whether it is paused."""
+    """Return an engine's label, that of a proven version without digest and joining, and whether it is paused."""
     control = VllmWeights(url)
     try:
-        return await control.label(), await control.paused()
+        return PROVEN.sub(r"\1\2", await control.label()), await control.paused()
     finally:
         await control.aclose()
 
@@ -104,13 +116,23 @@ async def events(parts: Parts, topic: Topic = Topic.POLICIES) -> list[Any]:
     return found if topic is Topic.POLICIES else [event for event in found if isinstance(event, EngineLeft)]
 
 
+def as_it_is(path: str, body: Any, answer: Any) -> Any:  # noqa: ARG001 (a Change)
+    """Pass on without a change."""
+    return answer
+
+
 @asynccontextmanager
-async def passing_through(upstream: str, change: Change) -> AsyncIterator[str]:
-    """A server that passes everything on, and changes answers on the way; None as a changed answer: not passed on at all."""
+async def passing_through(upstream: str, change: Change = as_it_is, *, hold: asyncio.Event | None = None) -> AsyncIterator[str]:
+    """A server that passes everything on, and changes answers on the way; asked with None, `change` may answer itself.
+
+    `hold`: weights are not loaded until it is set.
+    """
     async with aiohttp.ClientSession() as session:
 
         async def pass_on(request: web.Request) -> web.Response:
             body = await request.json() if request.can_read_body else None
+            if hold is not None and request.path == "/collective_rpc":
+                await hold.wait()
             if (answer := change(request.path, body, None)) is not None:
                 return web.json_response(answer)
             async with session.request(request.method, f"{upstream}{request.path_qs}", json=body) as response:
@@ -119,7 +141,7 @@ async def passing_through(upstream: str, change: Change) -> AsyncIterator[str]:
 
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", pass_on)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from evener.client.connection import Connection
-from evener.client.errors import ClientError, RequestRefused, Unavailable, Unreachable
+from evener.client.errors import ClientError, Elsewhere, RequestRefused, Unavailable, Unreachable
 from evener.client.session_views import RebuildRequest, Rebuilt, SessionView
 from evener.client.views import (
     Delivered,
@@ -194,15 +194,14 @@ class Client:
     ) -> PublishAnswer:
         """Load a folder of weights into the policy's engines as this version; return when they sample by it.
 
-        Asked again where the connection breaks or no engine answers: a version that was published meanwhile is only told. Raises
-        RequestRefused with status 422 where the weights were wrong and the engines have the version before again, 409 where the
-        number is taken or an engine takes no weights.
+        Every bridge is asked, as one of them drives the policy; and all again where connections break or no engine answers: a version
+        that was published meanwhile is only told. Raises RequestRefused with status 422 where the weights were wrong and the engines
+        have the version before again, 409 where the number is taken or an engine takes no weights, 404 for a policy that nobody knows.
         """
         body = Publish(path=path, version=version, digest=digest, canary=canary)
         for _ in range(MAX_AGAIN):
             try:
-                at = await self._instance("trainer_bridge")
-                return await self._connection.call("POST", f"/policies/{policy}/versions", PublishAnswer, body=body, at=at)
+                return await self._publish(policy, body)
             except (Unreachable, Unavailable) as broken:
                 last: ClientError = broken
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -228,13 +227,28 @@ class Client:
         answer = await self._connection.call("POST", "/tokens/pieces", Pieces, body={"policy": policy, "ids": list(ids)}, at=at)
         return [b64decode(piece) for piece in answer.pieces]
 
+    async def _publish(self, policy: str, body: Publish) -> PublishAnswer:
+        """Ask each bridge once. Raises what one of them refuses, else what the one that drives the policy could not do."""
+        told: list[ClientError] = []
+        for at in await self._instances("trainer_bridge"):
+            try:
+                return await self._connection.call("POST", f"/policies/{policy}/versions", PublishAnswer, body=body, at=at)
+            except (Unreachable, Unavailable) as failed:
+                told.append(failed)
+        none = Unavailable("no trainer_bridge is running")
+        raise next((each for each in told if not isinstance(each, Elsewhere)), told[-1] if told else none)
+
     async def _instance(self, service: str) -> str:
         """Return the base URL of a living instance of a service."""
-        for instance in (await self.fleet()).instances:
-            if instance.service == service and instance.alive and instance.address:
-                return instance.address
+        if addresses := await self._instances(service):
+            return addresses[0]
         msg = f"no {service} is running"
         raise Unavailable(msg)
+
+    async def _instances(self, service: str) -> list[str]:
+        """Return the base URLs of all living instances of a service."""
+        instances = (await self.fleet()).instances
+        return [one.address for one in instances if one.service == service and one.alive and one.address]
 
     async def _runner_of(self, session_id: str) -> str | None:
         """Return the base URL of the runner that holds a session. None: nobody holds it yet."""

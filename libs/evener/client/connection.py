@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 
-from evener.client.errors import ClientError, RequestRefused, TokenRefused, Unavailable, Unreachable
+from evener.client.errors import ClientError, Elsewhere, RequestRefused, TokenRefused, Unavailable, Unreachable
 from evener.client.views import ProblemAnswer
 
 CONNECT_SECONDS: Final = 5.0
@@ -85,7 +85,7 @@ def refusal(status: int, body: bytes, doing: str) -> ClientError:
         case 401:
             return TokenRefused(f"{doing} refuses the token")
         case 503:
-            return Unavailable(what.rstrip("."))
+            return (Elsewhere if field else Unavailable)(what.rstrip("."))
         case _ if status >= 500:  # noqa: PLR2004 - HTTP
             return ClientError(what)
         case _:

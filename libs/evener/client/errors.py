@@ -15,6 +15,10 @@ class Unavailable(ClientError, Recoverable):
     """Try again in a moment; if it stays so, look at GET /readyz and at the log."""
 
 
+class Elsewhere(Unavailable):
+    """Another instance of the service answers this now, or soon. Ask the others, and again."""
+
+
 class TokenRefused(ClientError):
     """Give the operator's token: EVENER_OPERATOR_TOKEN, or the file `operator-token` in the state folder of the one that runs."""
 

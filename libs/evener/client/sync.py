@@ -8,8 +8,8 @@ evener.publish("policy", version, folder)
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from evener.client.client import Client
@@ -28,11 +28,11 @@ def connect(url: str, token: str) -> Iterator["SyncClient"]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="evener-client", daemon=True)
     thread.start()
-    client = _make(url, token, loop)
+    evener = SyncClient(_make(url, token, loop), loop)
     try:
-        yield SyncClient(client, loop)
+        yield evener
     finally:
-        asyncio.run_coroutine_threadsafe(_end(client), loop).result()
+        asyncio.run_coroutine_threadsafe(_end(evener), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -44,6 +44,8 @@ class SyncClient:
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self.client: Final = client
         self._loop: Final = loop
+        self.streams: Final[list[AsyncGenerator[Group, None]]] = []
+        """Of groups. They are closed at the end, whoever forgets it."""
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run anything of `client`, and return what it returns."""
@@ -82,6 +84,7 @@ class SyncGroups:
         self._client = client
         self._groups = groups
         self._stream = aiter(groups)
+        client.streams.append(self._stream)
 
     @property
     def position(self) -> Position:
@@ -109,6 +112,9 @@ def _make(url: str, token: str, loop: asyncio.AbstractEventLoop) -> Client:
     return asyncio.run_coroutine_threadsafe(made(), loop).result()
 
 
-async def _end(client: Client) -> None:
-    await client.aclose()
+async def _end(evener: SyncClient) -> None:
+    for stream in evener.streams:
+        with suppress(RuntimeError):  # it still runs: who waited for a group was interrupted, and it ends by that
+            await stream.aclose()
+    await evener.client.aclose()
     await asyncio.get_running_loop().shutdown_asyncgens()

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.engines.connection import EngineHttp, HttpRefusal
+from evener.engines.connection import CONTROL_SECONDS, EngineHttp, HttpRefusal
 from evener.engines.port import PROBE, EngineError, Scores
 from evener.engines.vllm import GENERATE, UNKNOWN_LOGPROB, version_number
 
@@ -24,10 +24,10 @@ class WeightsOutOfReach(EngineError):
 class VllmWeights:
     """The weights of an engine behind vLLM's control endpoints."""
 
-    def __init__(self, url: str, model: str | None = None) -> None:
-        """`model`: its served name. None: the one that the server names first."""
-        self._http: Final = EngineHttp(url)
-        self._quick: Final = EngineHttp(url, silence_seconds=QUICK_SECONDS)
+    def __init__(self, url: str, model: str | None = None, *, load_seconds: float = CONTROL_SECONDS) -> None:
+        """`model`: its served name. None: the one that the server names first. `load_seconds`: of silence while it loads weights."""
+        self._http: Final = EngineHttp(url, silence_seconds=load_seconds, refuses_by_500=True)
+        self._quick: Final = EngineHttp(url, silence_seconds=QUICK_SECONDS, refuses_by_500=True)
         self._model: Final = model
 
     async def label(self) -> str:

@@ -1,22 +1,50 @@
-"""The topic `policies` as it is read: which versions were staged, published and retired."""
+"""The topic `policies` as it is read: which versions were staged, published and retired; and what engines call them."""
 
+import hashlib
 from typing import Final
 
 import structlog
 
 from evener.bus.port import Bus, Record
 from evener.proto.codec import BadRecord
-from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
+from evener.proto.fleet import EngineJoined, PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.topics import Topic
 from evener.service.events import EventLog
 
 PARTITION: Final = 0
 """`policies` has one partition, so that its order is total."""
+DIGEST: Final = 12
+"""Characters of a version's digest in a label."""
+JOIN: Final = 8
+"""Characters that stand for one joining of an engine."""
 
 log = structlog.get_logger()
 
 Version = PolicyStaged | PolicyPublished | PolicyRetired
 """The last that was said of a version."""
+
+
+def loaded_label(version: PolicyStaged | PolicyPublished) -> str:
+    """Return what an engine that was given a version calls its weights. Like all labels it ends with the version's number."""
+    return f"{version.policy}:{(version.digest or '')[:DIGEST]}@{version.version}"
+
+
+def proven_label(version: PolicyStaged | PolicyPublished, joined: EngineJoined) -> str:
+    """Return what it calls them once it has proven that it samples by them, since it joined: only then a gateway gives it calls."""
+    stem, _, number = loaded_label(version).rpartition("@")
+    join = hashlib.sha256(f"{joined.engine_id} {joined.joined_at}".encode()).hexdigest()[:JOIN]
+    return f"{stem}:{join}@{number}"
+
+
+def without_proof(label: str) -> str:
+    """Return a label as it was before the proof; any other as it is."""
+    stem, at, number = label.rpartition("@")
+    return ":".join(stem.split(":")[:2]) + at + number
+
+
+def digest_in(label: str) -> str:
+    """Return the characters of a digest in a label. Empty: it has none."""
+    return without_proof(label).rpartition("@")[0].partition(":")[2]
 
 
 class Published:

@@ -23,6 +23,9 @@ TEMPERATURE_FIT: Final = 0.9
 TEMPERATURE_APART: Final = 0.05
 FEWEST: Final = 8
 """Logprobs that a line is fitted to."""
+AMONG_ENGINES: Final = 0.25
+"""By how much engines of the same weights may differ where no trainer's logprobs are known: those of bfloat16 logits come in steps of
+an eighth."""
 
 
 class CanaryFailed(EvenerError):
@@ -45,24 +48,45 @@ def prove(
     after: Sequence[Scores],
     *,
     version: int,
-    must_change: bool,
+    differs: bool | None,
     tied: bool = False,
+    joining: bool = False,
 ) -> Proof:
-    """Return the proof that an engine has this version. Raises CanaryFailed naming engine, expected and seen."""
+    """Return the proof that an engine has this version. Raises CanaryFailed naming engine, expected and seen.
+
+    `differs`: from the weights before. None: nobody knows, so they have to. `joining`: the version is published, and the canary's
+    logprobs may be those of other engines (`as_scored`).
+    """
     _check_version(engine_id, after, version)
     _check_finite(engine_id, after)
     change = None if before is None else max(_gap(one.logprobs, other.logprobs) for one, other in zip(before, after, strict=True))
-    if must_change and change is not None and change <= UNCHANGED:
-        told = sum(len(scores.logprobs) - 1 for scores in after)
-        msg = f"engine {engine_id} has stale weights: expected other logprobs than before, and saw the same for all {told} canary tokens"
-        raise CanaryFailed(msg)
-    gaps = [_against_trainer(engine_id, canary, number, scores, tied=tied) for number, scores in enumerate(after)]
+    if differs is not False and change is not None and change <= UNCHANGED:
+        raise CanaryFailed(_stale(engine_id, after, differs=differs))
+    gaps = [_against(engine_id, canary, number, scores, tied=tied, joining=joining) for number, scores in enumerate(after)]
     return Proof(change, max((gap for gap in gaps if gap is not None), default=None))
+
+
+def compared(canary: Canary) -> bool:
+    """Return whether the trainer gave logprobs."""
+    return any(prompt.logprobs is not None for prompt in canary.prompts)
+
+
+def as_scored(canary: Canary, scores: Sequence[Scores]) -> Canary:
+    """Return a canary with an engine's logprobs, for engines that join later."""
+    told = [(None, *map(float, one.logprobs[1:])) for one in scores]
+    prompts = tuple(CanaryPrompt(ids=prompt.ids, logprobs=logprobs) for prompt, logprobs in zip(canary.prompts, told, strict=True))
+    return Canary(prompts=prompts, tolerance=AMONG_ENGINES)
 
 
 def same(before: Sequence[Scores], after: Sequence[Scores], tolerance: float) -> bool:
     """Return whether an engine scores as it did."""
     return max(_gap(one.logprobs, other.logprobs) for one, other in zip(before, after, strict=True)) <= tolerance
+
+
+def _stale(engine_id: str, after: Sequence[Scores], *, differs: bool | None) -> str:
+    told = sum(len(scores.logprobs) - 1 for scores in after)
+    stale = f"engine {engine_id} has stale weights: expected other logprobs than before, and saw the same for all {told} canary tokens"
+    return stale if differs else f"{stale}; weights that equal those it was started with are version 0, and need not be published"
 
 
 def _check_version(engine_id: str, after: Sequence[Scores], version: int) -> None:
@@ -80,7 +104,7 @@ def _check_finite(engine_id: str, after: Sequence[Scores]) -> None:
             raise CanaryFailed(msg)
 
 
-def _against_trainer(engine_id: str, canary: Canary, number: int, scores: Scores, *, tied: bool) -> float | None:
+def _against(engine_id: str, canary: Canary, number: int, scores: Scores, *, tied: bool, joining: bool) -> float | None:
     expected = _expected(canary.prompts[number])
     if expected is None:
         return None
@@ -89,9 +113,10 @@ def _against_trainer(engine_id: str, canary: Canary, number: int, scores: Scores
     gap = float(gaps[place - 1])
     if gap <= canary.tolerance:
         return gap
-    cause = _cause(expected, scores.logprobs, canary.tolerance, tied=tied)
+    whose = "the version's" if joining else "the trainer's"
+    cause = "" if joining else _cause(expected, scores.logprobs, canary.tolerance, tied=tied)
     msg = (
-        f"engine {engine_id}, canary prompt {number}, token {place} (id {canary.prompts[number].ids[place]}): expected the trainer's "
+        f"engine {engine_id}, canary prompt {number}, token {place} (id {canary.prompts[number].ids[place]}): expected {whose} "
         f"logprob {expected[place]:.5f}, and saw {scores.logprobs[place]:.5f}{cause}"
     )
     raise CanaryFailed(msg)

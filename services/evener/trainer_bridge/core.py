@@ -1,20 +1,19 @@
 """What becomes of a group: pure, from the scored trajectories of its sessions to one GroupMerged or GroupFailed."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from evener.proto.arrays import int32s, uint8s
+from evener.proto.blobs import Bulk
 from evener.proto.ends import CONSEQUENCES, End, LeftOut
 from evener.proto.ids import session_of
 from evener.proto.spec import Purpose, SessionSpec
 from evener.proto.state import GroupState
 from evener.proto.topics import Topic
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryBuilt, TrajectoryScored
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryScored
 
 TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
 """Nothing evaluated or collected is ever trained."""
@@ -23,6 +22,8 @@ DEAD_LETTER: Final = LeftOut.DEAD_LETTER.value
 """The `ungraded` of a session whose record could not be read."""
 
 Outcome = GroupMerged | GroupFailed
+Versions = Mapping[str, frozenset[int] | None]
+"""By session: the versions of its trainable tokens. None: they cannot be read."""
 
 
 def fold(state: GroupState | None, scored: TrajectoryScored) -> GroupState | None:
@@ -49,16 +50,35 @@ def close(state: GroupState, now: float) -> GroupState:
     return msgspec.structs.replace(state, scored=(), delivered=True, delivered_at=now)
 
 
-def outcome(state: GroupState, newest: int | None, now: float, *, doubtful: frozenset[int] = frozenset()) -> Outcome | None:
+def may_end(state: GroupState) -> bool:
+    """Return whether a group has to be looked at: all were seen, or enough to be delivered early."""
+    if state.delivered or not state.scored:
+        return False
+    early = state.scored[0].trajectory.spec.early_at
+    return complete(state) or (early is not None and len(state.scored) >= early)
+
+
+def outcome(
+    state: GroupState,
+    newest: int | None,
+    now: float,
+    *,
+    doubtful: frozenset[int] = frozenset(),
+    versions: Versions | None = None,
+) -> Outcome | None:
     """Return how the group ends now, or None while it has to wait (or has ended).
 
     `newest` is the newest published version of its policy (None: none was published), `now` Unix seconds, `doubtful` versions that
-    were rolled back or are not proven yet.
+    were rolled back or are not proven yet, `versions` those of each session's trainable tokens, where they matter (`versions_matter`).
     """
-    if state.delivered or not state.scored:
+    if not may_end(state):
         return None
     spec = state.scored[0].trajectory.spec
-    reasons = {scored.trajectory.session_id: left_out(scored, newest, doubtful) for scored in state.scored}
+    versions = versions or {}
+    reasons = {
+        scored.trajectory.session_id: left_out(scored, newest, doubtful, versions.get(scored.trajectory.session_id))
+        for scored in state.scored
+    }
     usable = sum(reason is None for reason in reasons.values())
     broken = any(CONSEQUENCES[scored.trajectory.end].fails_task for scored in state.scored)
     enough = usable >= spec.at_least and not broken
@@ -67,8 +87,15 @@ def outcome(state: GroupState, newest: int | None, now: float, *, doubtful: froz
     return _failed(state, spec, reasons, now) if complete(state) else None
 
 
-def left_out(scored: TrajectoryScored, newest: int | None, doubtful: frozenset[int] = frozenset()) -> LeftOut | None:
-    """Return why a session may not be trained, or None if it may."""
+def versions_matter(spec: SessionSpec, newest: int | None, doubtful: frozenset[int]) -> bool:
+    """Return whether a session may be left out for the versions of its tokens."""
+    return bool(doubtful) or (spec.max_lag is not None and newest is not None)
+
+
+def left_out(
+    scored: TrajectoryScored, newest: int | None, doubtful: frozenset[int] = frozenset(), versions: frozenset[int] | None = None
+) -> LeftOut | None:
+    """Return why a session may not be trained, or None if it may. `versions`: None where they matter: nobody knows them."""
     trajectory = scored.trajectory
     if scored.ungraded == DEAD_LETTER:
         return LeftOut.DEAD_LETTER
@@ -76,11 +103,12 @@ def left_out(scored: TrajectoryScored, newest: int | None, doubtful: frozenset[i
         return LeftOut.END
     if scored.reward is None and not collected(trajectory.spec):
         return LeftOut.UNGRADED
-    if stale(trajectory, newest):
-        return LeftOut.STALE
-    if doubtful and any(doubtful.intersection(versions.tolist()) for versions in _trained(trajectory)):
+    if not versions_matter(trajectory.spec, newest, doubtful):
+        return None
+    if versions is None or versions & doubtful:
         return LeftOut.VERSION_UNKNOWN
-    return None
+    lag = trajectory.spec.max_lag
+    return LeftOut.STALE if lag is not None and newest is not None and versions and min(versions) < newest - lag else None
 
 
 def collected(spec: SessionSpec) -> bool:
@@ -88,17 +116,9 @@ def collected(spec: SessionSpec) -> bool:
     return spec.purpose is Purpose.COLLECT and spec.grader.name == "none"
 
 
-def stale(trajectory: TrajectoryBuilt, newest: int | None) -> bool:
-    """Return whether a trainable token was sampled by a version older than `newest - max_lag`."""
-    lag = trajectory.spec.max_lag
-    if lag is None or newest is None:
-        return False
-    return any(versions.size and int(np.min(versions)) < newest - lag for versions in _trained(trajectory))
-
-
-def _trained(trajectory: TrajectoryBuilt) -> list[NDArray[np.int32]]:
-    """Return the versions of the trainable tokens, row by row."""
-    return [int32s(row.versions)[uint8s(row.mask) == 1] for row in trajectory.rows]
+def versions_in(mask: Bulk, versions: Bulk) -> frozenset[int]:
+    """Return the versions of a row's trainable tokens."""
+    return frozenset(int32s(versions)[uint8s(mask) == 1].tolist())
 
 
 def without_rows(scored: TrajectoryScored, reason: LeftOut) -> TrajectoryScored:

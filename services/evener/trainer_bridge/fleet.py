@@ -1,4 +1,4 @@
-"""The engines of each policy, as `fleet` tells of them, and the control of their weights."""
+"""The engines of each policy, as `fleet` tells of them, the control of their weights, and the policies that gateways serve."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from evener.bus.port import Bus, Record
 from evener.engines.open import open_weights
 from evener.engines.port import WeightControl
 from evener.proto.codec import BadRecord
-from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.fleet import EngineJoined, EngineLeft, Heartbeat
 from evener.proto.topics import Topic
 from evener.service.events import EventLog
 
@@ -35,10 +35,14 @@ class Joined:
 class Engines:
     """Engines that sample policies; frozen ones are not listed."""
 
-    def __init__(self, bus: Bus, events: EventLog) -> None:
+    def __init__(self, bus: Bus, events: EventLog, *, load_seconds: float) -> None:
+        """`load_seconds`: what an engine may take to load weights."""
         self._bus = bus
         self._events = events
+        self._load_seconds = load_seconds
         self._engines: dict[str, Joined] = {}
+        self._served: dict[str, tuple[str, ...]] = {}
+        """The policies that gateways say they serve, by gateway."""
         self._left: list[WeightControl] = []
         self._next = 0
         self.changed: Final = asyncio.Event()
@@ -51,6 +55,10 @@ class Engines:
     def policies(self) -> set[str]:
         """Return the policies that any engine samples."""
         return {engine.joined.policy for engine in self._engines.values() if engine.joined.policy is not None}
+
+    def known(self) -> set[str]:
+        """Return the policies that any engine samples, or any gateway serves."""
+        return self.policies().union(*self._served.values())
 
     async def start(self) -> None:
         """Read what is known of each engine."""
@@ -92,7 +100,7 @@ class Engines:
             await self._heed(record)
 
     async def _heed(self, record: Record) -> None:
-        """Take a record in; heartbeats, which are most of them, are passed over."""
+        """Take a record in."""
         if record.value is None:
             return
         try:
@@ -103,10 +111,12 @@ class Engines:
         match event:
             case EngineJoined():
                 self._forget(event.engine_id)
-                self._engines[event.engine_id] = Joined(event, open_weights(event))
+                self._engines[event.engine_id] = Joined(event, open_weights(event, load_seconds=self._load_seconds))
                 self.changed.set()
             case EngineLeft():
                 self._forget(event.engine_id)
+            case Heartbeat(service="provider_gateway"):
+                self._served[event.instance_id] = event.policies
             case _:
                 pass
 

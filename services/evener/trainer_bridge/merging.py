@@ -22,7 +22,7 @@ from evener.service.events import EventLog
 from evener.service.faults import point
 from evener.service.telemetry import Metrics
 from evener.trainer_bridge.config import Config
-from evener.trainer_bridge.core import TOPIC_OF, Outcome, close, complete, fold, late, outcome
+from evener.trainer_bridge.core import TOPIC_OF, Outcome, close, complete, fold, late, may_end, outcome, versions_matter
 from evener.trainer_bridge.policies import Policies
 from evener.trainer_bridge.reading import Reader
 
@@ -54,16 +54,16 @@ class Merging:
         bus: Bus,
         events: EventLog,
         policies: Policies,
-        settled: Callable[[], Awaitable[None]],
+        settled: Callable[[str], Awaitable[None]],
         metrics: Metrics,
     ) -> None:
-        """`settled`: waits until no version is on its way, so that what is rolled back is known before its tokens are merged."""
+        """`settled`: waits until no version of a policy is on its way, so that what is rolled back is known before tokens are merged."""
         self._partition = partition
         self._producer = producer
         self._config = config
         self._bus = bus
         self._events = events
-        self._reader = Reader(bus, events, policies)
+        self._reader = Reader(bus, events)
         self._settled = settled
         self._policies = policies
         self._metrics = metrics
@@ -80,14 +80,14 @@ class Merging:
 
     async def merge(self, records: Sequence[Record]) -> None:
         """Fold the records in and commit what follows. Raises Fenced; NotCommitted after the last pause."""
-        await self._settled()
+        sessions = [scored for record in records if (scored := await self._scored(record)) is not None]
+        for policy in sorted({scored.trajectory.spec.policy for scored in sessions}):
+            await self._settled(policy)
         now = time.time()
         changed: dict[str, GroupState] = {}
         ended: list[Outcome] = []
-        for record in records:
-            scored = await self._scored(record)
-            if scored is not None:
-                self._fold(scored, changed, ended, now)
+        for scored in sessions:
+            await self._fold(scored, changed, ended, now)
         expired = self._expired(now)
         outgoing = [*await self._outputs(ended), *await self._states(changed), *map(self._tombstone, expired)]
         await point("bridge.in_transaction")
@@ -99,7 +99,7 @@ class Merging:
         for event in ended:
             self._tell(event)
 
-    def _fold(self, scored: TrajectoryScored, changed: dict[str, GroupState], ended: list[Outcome], now: float) -> None:
+    async def _fold(self, scored: TrajectoryScored, changed: dict[str, GroupState], ended: list[Outcome], now: float) -> None:
         group = scored.trajectory.spec.group_id
         before = changed.get(group) or (self._groups[group].state if group in self._groups else None)
         state = fold(before, scored)
@@ -108,12 +108,19 @@ class Merging:
             return
         if state.delivered:
             self._metrics.tokens_left_out.labels(LeftOut.LATE.value).inc(late(scored))
-        policy = scored.trajectory.spec.policy
-        event = outcome(state, self._policies.newest(policy), now, doubtful=self._policies.doubtful(policy))
+        event = await self._outcome(state, now)
         if event is not None:
             ended.append(event)
             state = close(state, now)
         changed[group] = state
+
+    async def _outcome(self, state: GroupState, now: float) -> Outcome | None:
+        if not may_end(state):
+            return None
+        spec = state.scored[0].trajectory.spec
+        policies, name = self._policies, spec.policy
+        versions = await self._reader.versions(state) if versions_matter(spec, policies.newest(name), policies.doubtful(name)) else None
+        return outcome(state, policies.newest(name), now, doubtful=policies.doubtful(name), versions=versions)
 
     async def _scored(self, record: Record) -> TrajectoryScored | None:
         """Return the session in a record, or, of a bad one, what the log still tells of it. None: nothing."""

@@ -21,12 +21,14 @@ from evener.service.auth import Secrets, operator_route
 from evener.service.http import error_response, json_response
 from evener.service.published import Version
 from evener.trainer_bridge.canary import CanaryFailed
+from evener.trainer_bridge.candidates import NotUpdatable
 from evener.trainer_bridge.fleet import Engines
 from evener.trainer_bridge.policies import Policies, VersionRefused
-from evener.trainer_bridge.publishing import Done, NotUpdatable, Publisher, Wish
+from evener.trainer_bridge.publishing import Done, NotDriving, PolicyUnknown, Publisher, Wish
 from evener.trainer_bridge.weights import WeightsRefused
 
 REFUSED: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
+    (PolicyUnknown, HTTPStatus.NOT_FOUND, "policy"),
     (VersionRefused, HTTPStatus.CONFLICT, "version"),
     (NotUpdatable, HTTPStatus.CONFLICT, "policy"),
     (WeightsRefused, HTTPStatus.UNPROCESSABLE_ENTITY, "path"),
@@ -52,7 +54,8 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: Engines, publis
             # a trainer that hangs up does not leave an update half done
             done = await asyncio.shield(asyncio.ensure_future(publisher.publish(wish)))
         except (Recoverable, Fenced) as later:  # fenced: another bridge publishes now
-            return error_response(503, str(later), headers={"retry-after": "1"})
+            elsewhere = "policy" if isinstance(later, NotDriving) else None
+            return error_response(503, str(later), elsewhere, headers={"retry-after": "1"})
         except EvenerError as refused:
             status, field = next(((status, field) for kind, status, field in REFUSED if isinstance(refused, kind)), (500, None))
             return error_response(status, str(refused), field)

@@ -1,5 +1,6 @@
-"""Reading records of the bridge: fetched only where versions have to be compared; bad ones are looked up in the log."""
+"""Reading records of the bridge: arrays are fetched only where versions have to be compared; bad records are looked up in the log."""
 
+import asyncio
 import time
 from typing import TypeVar
 
@@ -9,10 +10,10 @@ from evener.bus.port import Bus, Record
 from evener.proto.codec import AnyEvent, BadRecord
 from evener.proto.state import GroupState
 from evener.proto.topics import HEADER_SESSION
-from evener.proto.trajectories import TrajectoryScored
+from evener.proto.trajectories import Row, TrajectoryScored
 from evener.service.events import EventLog, header
 from evener.service.lost import lost_score, lost_trajectory
-from evener.service.published import Published
+from evener.trainer_bridge.core import Versions, versions_in
 
 EventT = TypeVar("EventT")
 
@@ -20,28 +21,36 @@ log = structlog.get_logger()
 
 
 class Reader:
-    """Token arrays in the blob store stay there, and go on as references, unless versions have to be looked at."""
+    """Token arrays in the blob store stay there, and go on as references."""
 
-    def __init__(self, bus: Bus, events: EventLog, policies: Published) -> None:
+    def __init__(self, bus: Bus, events: EventLog) -> None:
         self._bus = bus
         self._events = events
-        self._policies = policies
 
     async def scored(self, record: Record) -> TrajectoryScored:
-        """Return the session in a record. Raises BadRecord, also where its blobs are missing."""
-        event = checked(await self._events.light(record), TrajectoryScored)
-        return checked(await self._events.event(record), TrajectoryScored) if self._versions_count(event) else event
+        """Return the session in a record. Raises BadRecord."""
+        return checked(await self._events.light(record), TrajectoryScored)
 
     async def state(self, record: Record) -> GroupState:
         """Return the group in a record of the state. Raises BadRecord: a bridge without its state may not go on."""
-        state = checked(await self._events.light(record), GroupState)
-        looked_at = any(self._versions_count(scored) for scored in state.scored)
-        return checked(await self._events.event(record), GroupState) if looked_at else state
+        return checked(await self._events.light(record), GroupState)
 
-    def _versions_count(self, scored: TrajectoryScored) -> bool:
-        """Return whether a session may be left out for the versions of its tokens."""
-        spec = scored.trajectory.spec
-        return spec.max_lag is not None or bool(self._policies.doubtful(spec.policy))
+    async def versions(self, state: GroupState) -> Versions:
+        """Return the versions of all trainable tokens of a group, its arrays fetched where they are elsewhere."""
+        found = await asyncio.gather(*(self._versions(scored) for scored in state.scored))
+        return {scored.trajectory.session_id: versions for scored, versions in zip(state.scored, found, strict=True)}
+
+    async def _versions(self, scored: TrajectoryScored) -> frozenset[int] | None:
+        trajectory = scored.trajectory
+        try:
+            return frozenset[int]().union(*[await self._row_versions(row) for row in trajectory.rows])
+        except BadRecord as missing:
+            log.error("versions_not_read", session_id=trajectory.session_id, error=str(missing))
+            return None
+
+    async def _row_versions(self, row: Row) -> frozenset[int]:
+        mask, versions = await asyncio.gather(self._events.fetched(row.mask), self._events.fetched(row.versions))
+        return versions_in(mask, versions)
 
     async def lost(self, record: Record, reason: str) -> TrajectoryScored | None:
         """Return a bad record's session as an empty, ungraded one. None: the log does not know it."""

@@ -12,14 +12,17 @@ from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
 from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
+from evener.trainer_bridge.candidates import Candidates
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.fleet import Engines
 from evener.trainer_bridge.following import following_routes
 from evener.trainer_bridge.http import routes
+from evener.trainer_bridge.keeping import Keeper
 from evener.trainer_bridge.merging import GROUP, Merging
 from evener.trainer_bridge.policies import Policies
 from evener.trainer_bridge.policies_http import policy_routes
 from evener.trainer_bridge.publishing import Publisher
+from evener.trainer_bridge.under_way import UnderWay
 
 
 class Bridge:
@@ -30,8 +33,11 @@ class Bridge:
         self._config = config
         self._parts = parts
         self.policies = Policies(parts.bus, events)
-        self.engines = Engines(parts.bus, events)
-        self.publisher = Publisher(self.policies, self.engines, metrics(parts.registry), self.drives)
+        self.engines = Engines(parts.bus, events, load_seconds=config.load_seconds)
+        self.under_way = UnderWay(self.policies, self.drives, config.load_seconds)
+        candidates = Candidates(self.policies, self.engines)
+        self.publisher = Publisher(self.policies, self.engines, candidates, self.under_way, metrics(parts.registry))
+        self.keeper = Keeper(self.policies, self.engines, candidates, self.publisher, self.under_way)
         self._serving: set[int] = set()
         self._busy = 0
         self._idle = asyncio.Event()
@@ -46,7 +52,7 @@ class Bridge:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.policies.follow())
                 tasks.create_task(self.engines.follow())
-                tasks.create_task(self.publisher.run())
+                tasks.create_task(self.keeper.run())
                 tasks.create_task(own_partitions(self._parts.bus, GROUP, Topic.SCORED, self.serve, keep=True))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -67,7 +73,7 @@ class Bridge:
             bus=parts.bus,
             events=events,
             policies=self.policies,
-            settled=self.publisher.settled,
+            settled=self.under_way.settled,
             metrics=metrics(parts.registry),
         )
         try:
@@ -84,7 +90,7 @@ class Bridge:
         """Begin no new transaction and wait for those that are open."""
         self._stopping.set()
         await self._idle.wait()
-        await self.publisher.settled()
+        await self.under_way.all_settled()
 
     def heartbeat(self) -> Heartbeat:
         parts = self._parts

@@ -10,7 +10,7 @@ from evener.proto.spec import GraderSpec, Purpose
 from evener.proto.state import GroupState
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
-from evener.trainer_bridge.core import TOPIC_OF, close, complete, fold, outcome
+from evener.trainer_bridge.core import TOPIC_OF, Versions, close, complete, fold, outcome
 
 
 def folded(sessions: Iterable[TrajectoryScored], state: GroupState | None = None) -> GroupState:
@@ -20,8 +20,10 @@ def folded(sessions: Iterable[TrajectoryScored], state: GroupState | None = None
     return state
 
 
-def ended(sessions: Iterable[TrajectoryScored], newest: int | None = None) -> GroupMerged | GroupFailed | None:
-    return outcome(folded(sessions), newest, T0 + 10)
+def ended(
+    sessions: Iterable[TrajectoryScored], newest: int | None = None, versions: Versions | None = None
+) -> GroupMerged | GroupFailed | None:
+    return outcome(folded(sessions), newest, T0 + 10, versions=versions)
 
 
 def test_whole_group_is_merged_with_every_session_by_index() -> None:
@@ -110,7 +112,7 @@ def test_session_is_stale_by_the_newest_published_version(newest: int | None, st
         scored(built(index=0, size=3, version=3, max_lag=2)),
         *(scored(built(index=index, size=3, version=5, max_lag=2)) for index in (1, 2)),
     )
-    merged = ended(sessions, newest)
+    merged = ended(sessions, newest, {"fix-the-bug.0": frozenset({3, 5}), "fix-the-bug.1": frozenset({5}), "fix-the-bug.2": frozenset()})
 
     assert isinstance(merged, GroupMerged)
     assert merged.members[0].left_out is (LeftOut.STALE if stale else None)

@@ -11,7 +11,7 @@ from evener.proto.codec import decode, encode
 from evener.proto.ends import End, LeftOut
 from evener.proto.state import GroupState
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
-from evener.trainer_bridge.core import Outcome, close, complete, fold, outcome
+from evener.trainer_bridge.core import Outcome, close, complete, fold, outcome, versions_in
 
 ENDS = st.sampled_from([End.FINISHED, End.FINISHED, End.AGENT_TIME, End.CANCELLED, End.NO_START])
 REWARDS = st.sampled_from([0.0, 1.0, 0.25, None])
@@ -65,11 +65,16 @@ def played(
         if after is None:
             continue
         state = after
-        event = outcome(state, newest, float(step))
+        versions = {one.trajectory.session_id: _versions(one) for one in sessions}
+        event = outcome(state, newest, float(step), versions=versions)
         if event is not None:
             ended.append(event)
             state = close(state, float(step))
     return ended, state
+
+
+def _versions(session: TrajectoryScored) -> frozenset[int]:
+    return frozenset[int]().union(*(versions_in(row.mask, row.versions) for row in session.trajectory.rows))
 
 
 def check_books(event: Outcome) -> None:
