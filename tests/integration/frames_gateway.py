@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, RequestError
+from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, Head, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.codec import encode_frame
 from evener.proto.ids import answer_identity
@@ -18,6 +18,7 @@ from evener.proto.relay import CAPABILITY, OWNER, REQUEST_ID, STARTED, Admitted,
 from evener.proto.sessions import FinishReason
 
 DIALECT = OpenAIChat()
+HEAD = Head(answer_id="a1", created=0, model="policy", prompt_tokens=3)
 WAIT_SECONDS = 0.1
 
 
@@ -49,6 +50,13 @@ class Talk:
         """Send the first half of a frame."""
         data = encode_frame(frame)
         await (await self._opened()).write(data[: len(data) // 2])
+
+    async def say_bytes(self, data: bytes) -> None:
+        """Send bytes, each alone."""
+        response = await self._opened()
+        for byte in data:
+            await response.write(bytes([byte]))
+            await asyncio.sleep(0)  # for who reads
 
     def cut(self) -> None:
         """Lose the connection."""
@@ -131,6 +139,30 @@ def reply(text: str = "", *, seconds: float = 0.0, waits: float = 0.0, tool: tup
     return step
 
 
+def byte_by_byte(text: str) -> Step:
+    """Answer, and let every byte of it come alone."""
+
+    async def step(talk: Talk) -> None:
+        await talk.say_bytes(frames(talk.seen, text))
+
+    return step
+
+
+def ended_after(count: int) -> Step:
+    """End the response in good order, after so many bytes of an answer."""
+
+    async def step(talk: Talk) -> None:
+        await (await talk._opened()).write(frames(talk.seen, "never seen")[:count])
+
+    return step
+
+
+def frames(seen: Seen, text: str) -> bytes:
+    """Return all that a gateway says of a call."""
+    said: tuple[AnyFrame, ...] = (Admitted(prompt_tokens=3), Waiting(seconds=0.0), answer(seen, {"content": text}))
+    return b"".join(encode_frame(frame) for frame in said)
+
+
 async def cut_before_admission(talk: Talk) -> None:
     """Die at once."""
     talk.cut()
@@ -184,7 +216,7 @@ def refuse(status: int, message: str, *, admitted: bool = False) -> Step:
             await talk.say(Admitted(prompt_tokens=3))
         error = RequestError(message, status=status)
         events = talk.seen.body.get("stream") and (admitted or talk.seen.started)
-        await talk.say(Answer(status=status, body=DIALECT.stream_error(error) if events else DIALECT.error(error)))
+        await talk.say(Answer(status=status, body=DIALECT.stream_error(HEAD, error) if events else DIALECT.error(error)))
 
     return step
 

@@ -19,6 +19,7 @@ from evener.proto.fleet import Heartbeat
 from evener.proto.sessions import Fidelity, SessionSealed
 from evener.proto.spec import Budgets, Quirks, Sampling, Streaming
 from evener.proto.topics import Topic
+from evener.provider_gateway.config import Config
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import Owners
@@ -37,6 +38,8 @@ class Served(Struct, frozen=True):
     url: str
     """Of the session, without the version of a dialect."""
     owners: Owners
+    clock: AgentClock
+    last: LastRequest
 
     def own(self) -> None:
         """The gateway lists all partitions."""
@@ -69,17 +72,19 @@ async def served(
     quirks: Quirks | None = None,
     context: int = 4096,
     owned: bool = True,
+    config: Config | None = None,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[Served]:
     """Open everything around the session `s1`. `owned`: the relay knows the gateway from the start."""
-    async with gateway(folder, script, context=context) as hand:
+    async with gateway(folder, script, context=context, config=config) as hand:
         sampling = Sampling(max_tokens=200)
         capability = await hand.start("s1", budgets=budgets, sampling=sampling, streaming=streaming, quirks=quirks)
         partition = hand.bus.partition_of(Topic.SESSIONS, "s1")
         opening = Opening(session_id="s1", nonce=NONCE, capability=capability, partition=partition, models=("policy",))
         owners = Owners()
-        client, clock = GatewayClient(hand.http, owners), AgentClock(time.monotonic)
-        async with open_relay(opening, client, clock, LIMITS, metrics=metrics(CollectorRegistry()), last=LastRequest()) as url:
-            opened = Served(hand, f"{url}/s/any", owners)
+        client, clock, last = GatewayClient(hand.http, owners), AgentClock(time.monotonic), LastRequest()
+        async with open_relay(opening, client, clock, limits, metrics=metrics(CollectorRegistry()), last=last) as url:
+            opened = Served(hand, f"{url}/s/any", owners, clock, last)
             if owned:
                 opened.own()
             yield opened

@@ -1,7 +1,9 @@
 """The relay between a real HTTP client, the harness, and gateways that fail in every way they can."""
 
 import asyncio
+import gzip
 import time
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -14,11 +16,15 @@ from prometheus_client import CollectorRegistry
 from tests.integration.frames_gateway import (
     FramesGateway,
     Step,
+    Talk,
     admitted_silence,
+    byte_by_byte,
     cut_after_admission,
     cut_before_admission,
     cut_within_the_answer,
     elsewhere,
+    ended_after,
+    frames,
     frames_gateway,
     overloaded,
     refuse,
@@ -114,11 +120,35 @@ async def test_a_request_is_passed_on_with_its_capability_and_without_its_key(ga
     assert NONCE not in str(seen.headers)
 
 
-@pytest.mark.parametrize("header", [{"authorization": f"Bearer {NONCE}"}, {"x-api-key": NONCE}, {"x-goog-api-key": NONCE}])
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"authorization": f"Bearer {NONCE}"},
+        {"authorization": f"bearer {NONCE}"},
+        {"authorization": f"BEARER  {NONCE}"},
+        {"x-api-key": NONCE},
+        {"x-goog-api-key": NONCE},
+    ],
+)
 async def test_the_key_may_come_in_any_dialects_header(gateway: FramesGateway, header: dict[str, str]) -> None:
     """A harness sends its key as its own client does."""
     async with harness(gateway) as agent, agent.post(headers=header) as response:
         assert response.status == 200
+
+
+@pytest.mark.parametrize("header", [{"x-none": "x"}, {"authorization": "Bearer its-own"}])
+async def test_the_key_may_stand_in_the_base_url(gateway: FramesGateway, header: dict[str, str]) -> None:
+    """For a harness that sends no key, or one that is not ours to choose; the gateway sees neither."""
+    async with harness(gateway) as agent:
+        async with agent.post(path=f"/s/{NONCE}/v1/chat/completions?beta=true", headers=header) as response:
+            assert response.status == 200
+        for name in (NONCE[:-1], f"{NONCE}x", "s"):
+            async with agent.post(path=f"/s/{name}/v1/chat/completions", headers=header) as response:
+                assert response.status == 401
+
+    [seen] = gateway.seen
+    assert seen.path == "/v1/chat/completions?beta=true"
+    assert NONCE not in str(seen.headers)
 
 
 async def test_an_orphan_with_another_key_is_refused_and_leaves_no_trace(gateway: FramesGateway) -> None:
@@ -148,6 +178,43 @@ async def test_a_gateway_that_fails_is_asked_again_under_the_same_id(gateway: Fr
     assert len({seen.request_id for seen in gateway.seen}) == 1
     assert [seen.started for seen in gateway.seen][1:] == [stream and failure in {cut_after_admission, cut_within_the_answer}] * 2
     assert gateway.left == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_frames_may_come_byte_by_byte(gateway: FramesGateway, *, stream: bool) -> None:
+    """Wherever the network divides them."""
+    gateway.script = [byte_by_byte("hello \u00e9")]
+    async with harness(gateway) as agent:
+        if stream:
+            events = await agent.events()
+            assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event) == "hello \u00e9"
+        else:
+            assert await agent.text() == "hello \u00e9"
+
+    assert len(gateway.seen) == 1
+
+
+async def test_a_gateway_that_ends_after_any_byte_of_its_frames_is_asked_again(gateway: FramesGateway) -> None:
+    """What came of its answer is not taken for the whole of it."""
+    at_once, ends = asyncio.Semaphore(20), dict[str, int]()
+
+    async def once(talk: Talk) -> None:
+        again = talk.seen.request_id in ends
+        end = ends.setdefault(talk.seen.request_id, len(ends))
+        await (reply("hello") if again else ended_after(end))(talk)
+
+    async def ask(agent: Harness) -> str:
+        async with at_once:
+            return await agent.text()
+
+    async with harness(gateway) as agent:
+        await agent.text()
+        whole = len(frames(gateway.seen.pop(), "never seen"))
+        gateway.script = [once]
+        texts = await asyncio.gather(*(ask(agent) for _ in range(whole)))
+
+    assert texts == ["hello"] * whole
+    assert len(gateway.seen) == 2 * whole
 
 
 async def test_another_request_has_another_id(gateway: FramesGateway) -> None:
@@ -301,6 +368,51 @@ async def test_a_request_that_is_too_large_is_refused_in_the_dialect(gateway: Fr
     """Nothing of it is kept in memory."""
     async with harness(gateway) as agent, agent.post({**BODY, "x": "x" * 5000}) as response:
         assert (response.status, "above 4096 bytes" in (await response.json())["error"]["message"]) == (413, True)
+
+    assert gateway.seen == []
+
+
+PLAIN = msgspec.json.encode(BODY)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [("gzip", gzip.compress(PLAIN)), ("GZIP", gzip.compress(PLAIN)), ("deflate", zlib.compress(PLAIN)), ("identity", PLAIN)],
+)
+async def test_a_compressed_request_is_decoded(gateway: FramesGateway, encoding: str, body: bytes) -> None:
+    """The gateway gets it plain."""
+    async with harness(gateway) as agent:
+        headers = {"authorization": f"Bearer {NONCE}", "content-encoding": encoding}
+        async with agent.http.post(f"{agent.url}/v1/chat/completions", data=body, headers=headers) as response:
+            assert response.status == 200
+
+    [seen] = gateway.seen
+    assert seen.body == BODY
+    assert "content-encoding" not in seen.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1beta/models/m:generateContent"])
+@pytest.mark.parametrize(
+    ("encoding", "body", "told"),
+    [
+        ("gzip", b"{}", (400, "content-encoding: the body is not the gzip")),
+        ("gzip", gzip.compress(b"{}")[:-1], (400, "content-encoding: the body's gzip ends too soon")),
+        ("deflate", b"{}", (400, "content-encoding: the body is not the deflate")),
+        ("br", b"{}", (400, "content-encoding: br is not served")),
+        ("zstd", b"{}", (400, "content-encoding: zstd is not served")),
+        ("gzip, gzip", b"{}", (400, "content-encoding: gzip, gzip is not served")),
+        ("gzip", gzip.compress(b" " * 5000), (413, "above 4096 bytes")),
+    ],
+)
+async def test_a_request_that_cannot_be_decoded_is_refused_in_the_dialect(
+    gateway: FramesGateway, path: str, encoding: str, body: bytes, told: tuple[int, str]
+) -> None:
+    """It names the header; what grows beyond all limits is not unpacked."""
+    async with harness(gateway) as agent:
+        headers = {"authorization": f"Bearer {NONCE}", "content-encoding": encoding}
+        async with agent.http.post(agent.url + path, data=body, headers=headers) as response:
+            assert (response.status, response.content_type) == (told[0], "application/json")
+            assert told[1] in (await response.json())["error"]["message"]
 
     assert gateway.seen == []
 

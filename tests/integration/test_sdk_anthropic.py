@@ -11,14 +11,14 @@ from tests.integration.sdk import LIMITS, NONCE, Served, served
 
 from evener.engines.scripted import Rule, Script, ToolCall
 from evener.proto.ends import End
-from evener.proto.sessions import CallClosed, FinishReason
+from evener.proto.sessions import CallClosed, Fidelity, FinishReason
 from evener.proto.spec import Budgets, Streaming
 
 TOOLS: Any = [{"name": "run", "description": "Runs.", "input_schema": {"type": "object", "properties": {"cmd": {"type": "string"}}}}]
 SCRIPT = Script(
     rules=(
         Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
-        Rule(match="break", fail=500),
+        Rule(match="break", fail=400),
         Rule(match="think long", think="one two three four five six", finish="length"),
         Rule(match="<tool_response>\nfour", think="All done.", say="It is done."),
         Rule(match="<tool_response>\nthree", tool_calls=(ToolCall(name="run", arguments={"cmd": "cat x"}),)),
@@ -31,6 +31,8 @@ SCRIPT = Script(
     ),
     default=Rule(say="Hello there."),
 )
+THINKING: Any = {"type": "adaptive"}
+WAYS = [(False, Streaming.HOLD), (True, Streaming.HOLD), (True, Streaming.LIVE)]
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
@@ -38,11 +40,13 @@ def official(opened: Served, retries: int = 0, key: str = NONCE) -> AsyncAnthrop
     return AsyncAnthropic(base_url=opened.url, api_key=key, max_retries=retries)
 
 
-async def asked(client: AsyncAnthropic, messages: list[Any], *, stream: bool = True) -> anthropic.types.Message:
+async def asked(client: AsyncAnthropic, messages: list[Any], *, stream: bool = True, thinking: Any = THINKING) -> anthropic.types.Message:
+    given: Any = {"model": "policy", "max_tokens": 2048, "messages": messages, "tools": TOOLS, "system": "Be brief."}
+    given |= {"thinking": thinking} if thinking else {}
     if not stream:
-        return await client.messages.create(model="policy", max_tokens=200, messages=messages, tools=TOOLS, system="Be brief.")
-    events = client.messages.stream(model="policy", max_tokens=200, messages=messages, tools=TOOLS, system="Be brief.")
-    async with events as running:
+        whole: anthropic.types.Message = await client.messages.create(**given)
+        return whole
+    async with client.messages.stream(**given) as running:
         return await running.get_final_message()
 
 
@@ -51,7 +55,7 @@ def returned(message: anthropic.types.Message) -> dict[str, Any]:
     return {"role": "assistant", "content": [block.model_dump(exclude_none=True, exclude_unset=True) for block in message.content]}
 
 
-@pytest.mark.parametrize(("stream", "streaming"), [(False, Streaming.HOLD), (True, Streaming.HOLD), (True, Streaming.LIVE)])
+@pytest.mark.parametrize(("stream", "streaming"), WAYS)
 async def test_tools_over_several_turns_are_one_row(tmp_path: Path, *, stream: bool, streaming: Streaming) -> None:
     """Thinking with our key, two calls at once, and the cache marker that moves: all fed."""
     async with served(tmp_path, SCRIPT, streaming=streaming) as opened, official(opened) as client:
@@ -74,6 +78,33 @@ async def test_tools_over_several_turns_are_one_row(tmp_path: Path, *, stream: b
         assert [block.type for block in last.content] == ["thinking", "text"]
         assert last.stop_reason == "end_turn"
         await opened.check_one_row(calls=3)
+
+
+@pytest.mark.parametrize(("stream", "streaming"), WAYS)
+@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
+async def test_thinking_that_is_not_asked_for_is_not_shown_and_stays_in_the_row(
+    tmp_path: Path, *, stream: bool, streaming: Streaming, thinking: Any
+) -> None:
+    """The content begins with its text or its call. It comes back without the thinking, also in a request that asks for it then."""
+    async with served(tmp_path, SCRIPT, streaming=streaming) as opened, official(opened) as client:
+        messages: list[Any] = [{"role": "user", "content": "turns"}]
+        for results in (["one", "three"], ["four"]):
+            answer = await asked(client, messages, stream=stream, thinking=thinking)
+            calls = [block.id for block in answer.content if block.type == "tool_use"]
+            assert [block.type for block in answer.content if block.type != "text"] == ["tool_use"] * len(results)
+            told = [{"type": "tool_result", "tool_use_id": one, "content": result} for one, result in zip(calls, results, strict=True)]
+            messages += [returned(answer), {"role": "user", "content": told}]
+        last = await asked(client, messages, stream=stream, thinking=thinking)
+        [text] = last.content
+        assert text.type == "text"
+        assert text.text == "It is done."
+        messages += [returned(last), *HI]
+        await asked(client, messages, stream=stream, thinking=THINKING)
+
+        trajectory = await opened.sealed()
+        assert ([row.fidelity for row in trajectory.rows], len(trajectory.calls)) == ([Fidelity.FED], 4)
+        assert trajectory.accounting.delivered == trajectory.accounting.sampled
+        assert trajectory.accounting.reinstated > 0
 
 
 async def test_usage_and_count_are_true(tmp_path: Path) -> None:

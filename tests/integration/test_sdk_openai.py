@@ -1,37 +1,21 @@
 """The official OpenAI client, Chat and Responses, as the harness of a real relay, gateway, embedded bus and scripted engine."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from msgspec import Struct
 from openai import AsyncOpenAI
-from prometheus_client import CollectorRegistry
-from tests.integration.gateway import Hand, gateway
-from tests.integration.test_gateway import rebuilt
+from tests.integration.sdk import LIMITS, NONCE, Served, served
 
-from evener.bus.port import Record
 from evener.engines.scripted import Rule, Script, ToolCall
-from evener.proto.codec import encode
 from evener.proto.ends import End
-from evener.proto.fleet import Heartbeat
-from evener.proto.sessions import CallClosed, Fidelity, FinishReason, SessionSealed
-from evener.proto.spec import Budgets, Sampling
-from evener.proto.topics import Topic
-from evener.sandbox_runner.clock import AgentClock
-from evener.sandbox_runner.exchange import Limits
-from evener.sandbox_runner.owners import Owners
-from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
-from evener.sandbox_runner.relay_client import GatewayClient
-from evener.service.telemetry import metrics
+from evener.proto.sessions import CallClosed, FinishReason
+from evener.proto.spec import Budgets, Streaming
 
-NONCE = "evknonce"
-LIMITS = Limits(admission_seconds=0.5, call_seconds=30, keep_alive_seconds=0.05, body_bytes=1 << 20)
+WAYS = [(False, Streaming.HOLD), (True, Streaming.HOLD), (True, Streaming.LIVE)]
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"cmd": {"type": "string"}}}
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "run", "description": "Runs.", "parameters": PARAMETERS}}]
 SPAWN = {"type": "function", "name": "spawn", "parameters": PARAMETERS}
@@ -48,7 +32,7 @@ RESPONSES_TOOLS: Any = [
 SCRIPT = Script(
     rules=(
         Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
-        Rule(match="break", fail=500),
+        Rule(match="break", fail=400),
         Rule(match="<tool_response>\nthree", say="It is done."),
         Rule(match="<tool_response>\ntwo", say="More.", tool_calls=(ToolCall(name="run", arguments={"cmd": "cat é"}),)),
         Rule(match="chat turns", say="I look.", tool_calls=(ToolCall(name="run", arguments={"cmd": "ls"}),)),
@@ -66,50 +50,8 @@ SCRIPT = Script(
 )
 
 
-class Provider(Struct, frozen=True):
-    """What the client sees, and what stands behind it."""
-
-    hand: Hand
-    client: AsyncOpenAI
-    owners: Owners
-
-    def own(self) -> None:
-        """The gateway lists all partitions."""
-        heartbeat = Heartbeat(
-            instance_id="g", service="provider_gateway", address=self.hand.url, boot_id="b", partitions=(0, 1), at=time.time()
-        )
-        self.owners.read([Record(topic="fleet", partition=0, offset=0, key="g", value=encode(heartbeat), headers=(), timestamp_ms=0)])
-
-    async def sealed(self, code: int = 0) -> Any:
-        """End the session; return its trajectory, checked against the engine's ledger."""
-        await self.hand.exit("s1", code=code)
-        await self.hand.until("s1", SessionSealed)
-        return await rebuilt(self.hand, "s1")
-
-
-@asynccontextmanager
-async def provider(
-    folder: Path, *, budgets: Budgets | None = None, context: int = 4096, retries: int = 0, owned: bool = True
-) -> AsyncIterator[Provider]:
-    """Open everything around one session, and a client with its key. `owned`: the relay knows the gateway from the start."""
-    async with gateway(folder, SCRIPT, context=context) as hand:
-        capability = await hand.start("s1", budgets=budgets, sampling=Sampling(max_tokens=200))
-        partition = hand.bus.partition_of(Topic.SESSIONS, "s1")
-        opening = Opening(session_id="s1", nonce=NONCE, capability=capability, partition=partition, models=("policy",))
-        owners = Owners()
-        relay = open_relay(
-            opening,
-            GatewayClient(hand.http, owners),
-            AgentClock(time.monotonic),
-            LIMITS,
-            metrics=metrics(CollectorRegistry()),
-            last=LastRequest(),
-        )
-        async with relay as url, AsyncOpenAI(base_url=f"{url}/s/any/v1", api_key=NONCE, max_retries=retries) as client:
-            opened = Provider(hand, client, owners)
-            if owned:
-                opened.own()
-            yield opened
+def official(opened: Served, retries: int = 0) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{opened.url}/v1", api_key=NONCE, max_retries=retries)
 
 
 async def chat_answer(client: AsyncOpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
@@ -140,32 +82,26 @@ async def responses_answer(client: AsyncOpenAI, items: list[Any], *, stream: boo
     return done
 
 
-def assert_one_row_all_fed(trajectory: Any) -> None:
-    assert (trajectory.end, [row.fidelity for row in trajectory.rows], trajectory.doubts) == (End.FINISHED, [Fidelity.FED], ())
-    assert trajectory.accounting.delivered == trajectory.accounting.sampled > 0
-    assert len(trajectory.calls) == 3
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_chat_tools_over_several_turns_are_one_row(tmp_path: Path, *, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "streaming"), WAYS)
+async def test_chat_tools_over_several_turns_are_one_row(tmp_path: Path, *, stream: bool, streaming: Streaming) -> None:
     """Three calls, each an extension of the last, all fed."""
-    async with provider(tmp_path) as opened:
+    async with served(tmp_path, SCRIPT, streaming=streaming) as opened, official(opened) as client:
         messages: list[Any] = [{"role": "user", "content": "chat turns"}]
         for result in ("two", "three"):
-            messages.append(await chat_answer(opened.client, messages, stream=stream))
+            messages.append(await chat_answer(client, messages, stream=stream))
             messages.append({"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": result})
-        last = await chat_answer(opened.client, messages, stream=stream)
+        last = await chat_answer(client, messages, stream=stream)
 
         assert last["content"] == "It is done."
-        assert_one_row_all_fed(await opened.sealed())
+        await opened.check_one_row(calls=3)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_responses_tools_over_several_turns_are_one_row(tmp_path: Path, *, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "streaming"), WAYS)
+async def test_responses_tools_over_several_turns_are_one_row(tmp_path: Path, *, stream: bool, streaming: Streaming) -> None:
     """Three kinds of tools called at once; every item goes back as it came."""
-    async with provider(tmp_path) as opened:
+    async with served(tmp_path, SCRIPT, streaming=streaming) as opened, official(opened) as client:
         items: list[Any] = [{"role": "user", "content": "all turns"}]
-        answered = await responses_answer(opened.client, items, stream=stream)
+        answered = await responses_answer(client, items, stream=stream)
         text, run, patch, spawn = answered
         assert (text["content"][0]["text"].strip(), run["arguments"]) == ("I look.", '{"cmd": "ls"}')
         assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", "*** Begin\n")
@@ -176,19 +112,19 @@ async def test_responses_tools_over_several_turns_are_one_row(tmp_path: Path, *,
             {"type": "custom_tool_call_output", "call_id": patch["call_id"], "output": "one"},
             {"type": "function_call_output", "call_id": spawn["call_id"], "output": [{"type": "input_text", "text": "two"}]},
         ]
-        answered = await responses_answer(opened.client, items, stream=stream)
+        answered = await responses_answer(client, items, stream=stream)
         items += [*answered, {"type": "function_call_output", "call_id": answered[-1]["call_id"], "output": "three"}]
-        [last] = await responses_answer(opened.client, items, stream=stream)
+        [last] = await responses_answer(client, items, stream=stream)
 
         assert last["content"][0]["text"] == "It is done."
-        assert_one_row_all_fed(await opened.sealed())
+        await opened.check_one_row(calls=3)
 
 
 async def test_usage_is_true_in_both(tmp_path: Path) -> None:
     """As many tokens as the engine was fed and sampled."""
-    async with provider(tmp_path) as opened:
-        chat = await opened.client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
-        responses = await opened.client.responses.create(model="policy", input="hi there")
+    async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
+        chat = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+        responses = await client.responses.create(model="policy", input="hi there")
         first, second = await opened.hand.engine.recorded(2)
 
         assert chat.usage is not None
@@ -200,8 +136,7 @@ async def test_usage_is_true_in_both(tmp_path: Path) -> None:
 
 async def test_a_bad_field_and_a_wrong_key_are_told_by_their_types(tmp_path: Path) -> None:
     """Without a retry: the default client would try again on anything that could pass."""
-    async with provider(tmp_path, retries=2) as opened:
-        client = opened.client
+    async with served(tmp_path, SCRIPT) as opened, official(opened, retries=2) as client:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.responses.create(model="policy", input="hi", previous_response_id="resp_1")
         assert bad.value.param == "previous_response_id"
@@ -218,8 +153,7 @@ async def test_a_bad_field_and_a_wrong_key_are_told_by_their_types(tmp_path: Pat
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_spent_budget_ends_the_harness_at_once(tmp_path: Path, *, stream: bool) -> None:
     """400, whatever is asked for, and never a retry."""
-    async with provider(tmp_path, budgets=Budgets(calls=1), retries=2) as opened:
-        client = opened.client
+    async with served(tmp_path, SCRIPT, budgets=Budgets(calls=1)) as opened, official(opened, retries=2) as client:
         await client.responses.create(model="policy", input="hi")
         with pytest.raises(openai.BadRequestError, match="budget"):
             await client.responses.create(model="policy", input="again", stream=stream)
@@ -242,27 +176,38 @@ async def stream_of(client: AsyncOpenAI, api: str, text: str) -> Any:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_a_prompt_beyond_the_context_is_told_by_its_code(tmp_path: Path, api: str) -> None:
     """Before any header: 400 also where a stream was asked for."""
-    async with provider(tmp_path, context=64) as opened:
+    async with served(tmp_path, SCRIPT, context=64) as opened, official(opened) as client:
         with pytest.raises(openai.BadRequestError) as overflow:
-            await events_of(opened.client, api, "word " * 100)
+            await events_of(client, api, "word " * 100)
         assert overflow.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_an_engine_that_fails_under_a_stream_is_told_in_it(tmp_path: Path, api: str) -> None:
     """The headers are out: the client raises from the stream, and does not take it for a lost connection."""
-    async with provider(tmp_path) as opened:
+    async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
         with pytest.raises(openai.APIError) as told:
-            await events_of(opened.client, api, "break")
+            await events_of(client, api, "break")
         assert not isinstance(told.value, openai.APIConnectionError)
         assert told.value.code == ("rate_limit_exceeded" if api == "responses" else None)  # what Codex tries again
 
 
+async def test_a_response_that_fails_is_the_one_that_was_begun(tmp_path: Path) -> None:
+    """Its end has the id of its beginning."""
+    async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
+        events: list[Any] = []
+        with suppress(openai.APIError):  # the `error` event that follows
+            async for event in await client.responses.create(model="policy", input="break", stream=True):
+                events.append(event)  # noqa: PERF401 - all of them, although it raises
+        assert (events[0].type, events[-1].type) == ("response.created", "response.failed")
+        assert (events[-1].response.id, events[-1].response.model) == (events[0].response.id, "policy")
+
+
 async def test_overload_before_the_stream_is_tried_again_by_the_client(tmp_path: Path) -> None:
     """503 with Retry-After while no gateway owns the session; both streams succeed at their second try."""
-    async with provider(tmp_path, retries=2, owned=False) as opened:
-        chat = asyncio.create_task(chat_answer(opened.client, [{"role": "user", "content": "hi"}], stream=True))
-        responses = asyncio.create_task(responses_answer(opened.client, [{"role": "user", "content": "hi there"}], stream=True))
+    async with served(tmp_path, SCRIPT, owned=False) as opened, official(opened, retries=2) as client:
+        chat = asyncio.create_task(chat_answer(client, [{"role": "user", "content": "hi"}], stream=True))
+        responses = asyncio.create_task(responses_answer(client, [{"role": "user", "content": "hi there"}], stream=True))
         await asyncio.sleep(2 * LIMITS.admission_seconds)
         opened.own()
 
@@ -274,8 +219,8 @@ async def test_overload_before_the_stream_is_tried_again_by_the_client(tmp_path:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 async def test_a_client_that_closes_its_stream_stops_the_sampling(tmp_path: Path, api: str) -> None:
     """At the engine, within a second; what was sampled is kept and not trained."""
-    async with provider(tmp_path) as opened:
-        streamed = await stream_of(opened.client, api, "slowly")
+    async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
+        streamed = await stream_of(client, api, "slowly")
         await anext(aiter(streamed))
         await asyncio.sleep(0.15)
         await streamed.close()

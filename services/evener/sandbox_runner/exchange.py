@@ -51,7 +51,7 @@ class Exchange:
         self.timed_out = False
         """A limit of the relay passed: no gateway may know of the request."""
         self.gave_up = False
-        """A limit passed before an answer came: the call is to be aborted."""
+        """A limit passed before an answer came, or half of one was lost: the call is to be aborted."""
         self._request = request
         self._call = call
         self._dialect = dialect
@@ -61,6 +61,8 @@ class Exchange:
         self._wish = dialect.wish(call.path, call.body)
         self._stream: web.StreamResponse | None = None
         """Open: the headers are out."""
+        self._prompt_tokens = 0
+        """Known when the headers are out."""
         self._began = False
         """The harness has seen a part of the answer (`live`): another sampling would contradict it."""
 
@@ -93,6 +95,7 @@ class Exchange:
                     case Waiting():
                         self._wait.take_out(frame.seconds)
                     case Lost() if self._began:
+                        self.gave_up = True
                         return self._refused(HTTPStatus.BAD_GATEWAY, "the answer was lost half-way", "server_error")
                     case Lost():
                         self.sent_again += 1
@@ -111,8 +114,8 @@ class Exchange:
         """Send headers and prologue of a streamed answer, once; keep the harness waiting until the stack closes."""
         if self._stream is not None or not self._wish.stream:
             return
-        answer_id, created = answer_identity(self._call.request_id)
-        head = Head(answer_id=answer_id, created=created, model=self._wish.model, prompt_tokens=prompt_tokens)
+        self._prompt_tokens = prompt_tokens
+        head = self._head()
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         self._stream = web.StreamResponse(headers=headers)
         await self._stream.prepare(self._request)
@@ -120,6 +123,10 @@ class Exchange:
         await self._stream.write(self._dialect.prologue(head))
         keeping = asyncio.create_task(self._keep_alive(self._stream, head))
         stack.push_async_callback(_stop, keeping)
+
+    def _head(self) -> Head:
+        answer_id, created = answer_identity(self._call.request_id)
+        return Head(answer_id=answer_id, created=created, model=self._wish.model, prompt_tokens=self._prompt_tokens)
 
     async def _keep_alive(self, stream: web.StreamResponse, head: Head) -> None:
         event = self._dialect.keep_alive(head)
@@ -144,7 +151,7 @@ class Exchange:
 
     def _late(self, answer: Answer) -> bytes:
         """Return an error that comes after the headers, as the event that ends the stream."""
-        return self._dialect.stream_error(RequestError(_message(answer), status=answer.status, kind="server_error"))
+        return self._dialect.stream_error(self._head(), RequestError(_message(answer), status=answer.status, kind="server_error"))
 
     def _refused(self, status: HTTPStatus, message: str, kind: str) -> Answer:
         headers = (("retry-after", str(RETRY_AFTER_SECONDS)),) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -22,11 +22,13 @@ from evener.proto.ids import new_request_id
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import JSON, Exchange, Limits
 from evener.sandbox_runner.relay_client import Call, GatewayClient
+from evener.sandbox_runner.request_body import read_body
 from evener.service.telemetry import Metrics
 
-PREFIX: Final = re.compile(r"^/s/[^/]+(?=/)")
-"""A harness may put a session into its base URL: it says nothing that the listener does not know."""
+PREFIX: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
+"""A base URL may have a name in it: the key, for a harness that sends none of ours, or anything else, which says nothing."""
 KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
+BEARER: Final = re.compile(r"^bearer +", re.IGNORECASE)
 NOT_PASSED_ON: Final = frozenset(
     {
         *KEY_HEADERS,
@@ -68,7 +70,8 @@ async def open_relay(
     relay = Relay(opening, client, clock, limits, metrics=metrics, last=last)
     application = web.Application(client_max_size=limits.body_bytes)
     application.router.add_route("*", "/{path:.*}", relay.handle)
-    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS)
+    options: dict[str, Any] = {"access_log": None, "auto_decompress": False}  # what cannot be decoded is told in the dialect
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
     try:
         await runner.setup()
         listening = socket.create_server(("127.0.0.1", 0))
@@ -107,17 +110,16 @@ class Relay:
             task.cancel()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        path = PREFIX.sub("", request.path_qs)
+        prefix = PREFIX.match(request.path_qs)
+        path = request.path_qs[prefix.end() :] if prefix else request.path_qs
         dialect = dialect_for(path) if request.method == "POST" else None
         if dialect is None:
             return self._other(request, path.partition("?")[0])
-        if not self._knows(request):
-            return _error(dialect, HTTPStatus.UNAUTHORIZED, "this key opens no session here", "authentication_error")
         try:
-            body = await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            text = f"the request is above {self._limits.body_bytes} bytes"
-            return _error(dialect, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, "invalid_request_error")
+            self._check_key(request, prefix["name"] if prefix else "")
+            body = await read_body(request, self._limits.body_bytes)
+        except RequestError as error:
+            return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
         return await self._exchange(request, self._call(request, path, body), dialect)
 
     async def _exchange(self, request: web.Request, call: Call, dialect: Dialect) -> web.StreamResponse:
@@ -153,9 +155,12 @@ class Relay:
             partition=self._opening.partition,
         )
 
-    def _knows(self, request: web.Request) -> bool:
-        given = [request.headers.get(name, "").removeprefix("Bearer ").strip() for name in KEY_HEADERS]
-        return any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given)
+    def _check_key(self, request: web.Request, name: str) -> None:
+        """Raise RequestError where neither a header nor the name in the base URL is the key."""
+        given = [name, *(BEARER.sub("", request.headers.get(header, "")).strip() for header in KEY_HEADERS)]
+        if not any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given):
+            msg = "this key opens no session here"
+            raise RequestError(msg, status=HTTPStatus.UNAUTHORIZED, kind="authentication_error")
 
     def _other(self, request: web.Request, path: str) -> web.Response:
         """Answer what is no model call: which models there are, a sign of life, or that it is not served."""
@@ -176,7 +181,3 @@ def _not_served(message: str) -> dict[str, object]:
 
 def _json(status: HTTPStatus, body: object) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(body), content_type=JSON)
-
-
-def _error(dialect: Dialect, status: HTTPStatus, message: str, kind: str) -> web.Response:
-    return web.Response(status=status, body=dialect.error(RequestError(message, status=status, kind=kind)), content_type=JSON)

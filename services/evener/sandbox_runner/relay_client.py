@@ -59,7 +59,10 @@ class GatewayClient:
         self._owners = owners
 
     async def frames(self, call: Call) -> AsyncGenerator[AnyFrame | Lost, None]:
-        """Yield what gateways say, `Lost` before each new try; the last is an Answer. Goes on until closed."""
+        """Yield what gateways say, `Lost` before each new try; the last is an Answer. Goes on until closed.
+
+        The pauses between tries grow whatever a try got: each is admitted before what it needs fails it.
+        """
         pause, hint = FIRST_PAUSE_SECONDS, None
         while True:
             address = hint or self._owners.address(call.partition) or await self._owners.moved(call.partition, ())
@@ -67,7 +70,6 @@ class GatewayClient:
             try:
                 async with aclosing(self._try(call, address)) as frames:
                     async for frame in frames:
-                        pause = FIRST_PAUSE_SECONDS
                         yield frame
                         if isinstance(frame, Answer):
                             return

@@ -1,0 +1,46 @@
+"""The body of a harness's request as its dialect reads it. Whatever is wrong with it is told in the dialect."""
+
+import asyncio
+import zlib
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+
+from evener.dialects.canonical import RequestError
+from evener.dialects.fields import refuse
+
+HEADER: Final = "content-encoding"
+PLAIN: Final = ("", "identity")
+INFLATED: Final = ("gzip", "deflate")
+GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
+"""Which of the two it is, its first bytes say."""
+
+
+async def read_body(request: web.Request, most_bytes: int) -> bytes:
+    """Return the body, decoded, of at most so many bytes. Raises RequestError."""
+    encoding = request.headers.get(HEADER, "").strip().lower()
+    if encoding not in {*PLAIN, *INFLATED}:
+        refuse(HEADER, f"{encoding} is not served; send the body plain, or as {' or '.join(INFLATED)}")
+    try:
+        body = await request.read()
+    except web.HTTPRequestEntityTooLarge as cause:
+        raise _too_large(most_bytes) from cause
+    return body if encoding in PLAIN else await asyncio.to_thread(_inflated, body, encoding, most_bytes)
+
+
+def _inflated(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    inflating = zlib.decompressobj(GZIP_OR_ZLIB)
+    try:
+        plain = inflating.decompress(body, most_bytes + 1)
+    except zlib.error as cause:
+        refuse(HEADER, f"the body is not the {encoding} that it says: {cause}")
+    if len(plain) > most_bytes:
+        raise _too_large(most_bytes)
+    if not inflating.eof:
+        refuse(HEADER, f"the body's {encoding} ends too soon")
+    return plain
+
+
+def _too_large(most_bytes: int) -> RequestError:
+    return RequestError(f"the request is above {most_bytes} bytes", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
