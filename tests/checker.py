@@ -45,14 +45,16 @@ def number_of(label: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-def sampled(entry: dict[str, Any], size: int) -> list[int]:
-    """Return what the engine sampled; of an aborted request only what can have arrived."""
+def sampled(entry: dict[str, Any], size: int, *, spent: bool) -> list[int]:
+    """Return what the engine sampled; of an aborted request, or where the budget's last token ends answers, only what was taken."""
     ids: list[int] = entry["sampled_ids"]
-    return ids[:size] if entry.get("aborted") else ids
+    return ids[:size] if entry.get("aborted") or spent else ids
 
 
-def check_row(row: dict[str, Any], name: str, ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]]) -> list[str]:  # noqa: C901
-    """Return what is wrong with one row; count the sampled tokens that it trains in `trained`."""
+def check_row(  # noqa: C901
+    row: dict[str, Any], name: str, ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]], *, spent: bool
+) -> list[str]:
+    """Return what is wrong with one row; count the sampled tokens that it trains in `trained`. `spent`: so is the token budget."""
     ids, versions, call_of = ints(row["ids"]), ints(row["versions"]), ints(row["call_of"])
     mask, logprobs = list(row["mask"]), floats(row["logprobs"])
     if not len(ids) == len(mask) == len(versions) == len(call_of) == len(logprobs):
@@ -67,7 +69,9 @@ def check_row(row: dict[str, Any], name: str, ledger: dict[str, list[dict[str, A
             faults.append(f"{name}: call {call_id} has no whole segment")
             continue
         start, end = places[0], places[-1] + 1
-        found = [e for e in ledger.get(call_id, ()) if e["fed_ids"] == ids[:start] and sampled(e, end - start) == ids[start:end]]
+        found = [
+            e for e in ledger.get(call_id, ()) if e["fed_ids"] == ids[:start] and sampled(e, end - start, spent=spent) == ids[start:end]
+        ]
         if not found:
             faults.append(f"{name}: call {call_id}: the engine never sampled {end - start} ids after exactly these {start}")
             continue
@@ -86,14 +90,14 @@ def check_trajectory(trajectory: dict[str, Any], ledger: dict[str, list[dict[str
     """Return what is wrong with one session: its rows, its books, its calls against the ledger."""
     name = trajectory["session_id"]
     faults = []
-    delivered = 0
+    delivered, books = 0, trajectory.get("accounting", {})
+    spent = books.get("sampled") == trajectory.get("spec", {}).get("budgets", {}).get("tokens", 0)
     for index, row in enumerate(trajectory.get("rows", ())):
         before = trained.total()
-        faults += check_row(row, f"{name} row {index}", ledger, trained)
+        faults += check_row(row, f"{name} row {index}", ledger, trained, spent=spent)
         delivered += sum(row["mask"])
         if sum(row["mask"]) != trained.total() - before and not faults:
             faults.append(f"{name} row {index}: masks train tokens outside any segment")
-    books = trajectory.get("accounting", {})
     left_out = sum(books.get("left_out", {}).values())
     if books.get("delivered", 0) != delivered:
         faults.append(f"{name}: the books say {books.get('delivered', 0)} delivered, the rows hold {delivered}")

@@ -45,17 +45,23 @@ async def open_parts(folder: Path, *, partitions: int = 2, instance: str = "test
 
 
 @asynccontextmanager
-async def operator(routes: Sequence[BaseRoute]) -> AsyncIterator[aiohttp.ClientSession]:
-    """Serve routes on loopback and yield an operator's client for them."""
+async def serving(routes: Sequence[BaseRoute]) -> AsyncIterator[str]:
+    """Serve routes on loopback and yield their base URL."""
     config = uvicorn.Config(Starlette(routes=list(routes)), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn has a flag, no event
         await asyncio.sleep(0.01)
-    base = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
-        async with aiohttp.ClientSession(base, headers={"authorization": f"Bearer {OPERATOR}"}) as client:
-            yield client
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         await task
+
+
+@asynccontextmanager
+async def operator(routes: Sequence[BaseRoute], token: str = OPERATOR) -> AsyncIterator[aiohttp.ClientSession]:
+    """Serve routes on loopback and yield an operator's client for them."""
+    headers = {"authorization": f"Bearer {token}"}
+    async with serving(routes) as base, aiohttp.ClientSession(base, headers=headers) as client:
+        yield client

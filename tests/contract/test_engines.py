@@ -45,6 +45,8 @@ class EngineContract:
 
     kind: str
     reports_versions = True
+    bundles = True
+    """It sends several tokens in one event where that is wanted."""
 
     @pytest.fixture
     async def prompt(self, engine: Engine) -> Prompt:
@@ -119,11 +121,27 @@ class EngineContract:
         answers = [(await self.answer(engine, prompt, sampling=Sampling(seed=seed), max_tokens=24)).ids.tolist() for seed in seeds]
         assert answers[0] == answers[1] != answers[2]
 
+    async def test_tokens_come_together_where_that_is_wanted(self, engine: Engine, prompt: Prompt) -> None:
+        """The same tokens as one by one, in fewer events; none is kept back after the end."""
+        one_by_one = await self.answer(engine, prompt, sampling=Sampling(seed=7), max_tokens=20)
+        asked = self.request(prompt, sampling=Sampling(seed=7), max_tokens=20, together=8)
+        async with aclosing(engine.generate(asked)) as chunks:
+            came = [chunk async for chunk in chunks]
+        assert join(came).ids.tolist() == one_by_one.ids.tolist()
+        assert not self.bundles or sum(len(chunk.ids) > 0 for chunk in came) <= 4  # 1 + 8 + 8 + 3
+
+    async def test_it_is_well(self, engine: Engine) -> None:
+        """Asked again and again while it samples: it must not sample for that."""
+        await engine.health()
+
     async def test_a_prompt_beyond_the_context_is_named_so(self, engine: Engine) -> None:
-        """The gateway answers it in the harness's dialect: it must be told from other refusals."""
+        """The gateway answers it in the harness's dialect, with the numbers: it must be told from other refusals."""
         length = (await engine.facts()).context_length
-        with pytest.raises(ContextOverflow, match=str(length)):
+        with pytest.raises(ContextOverflow, match=str(length)) as refused:
             await self.answer(engine, self.too_long(length))
+        assert refused.value.numbers is not None
+        asked, limit = refused.value.numbers
+        assert asked >= limit == length
 
     async def test_an_unknown_id_is_refused(self, engine: Engine) -> None:
         with pytest.raises(EngineError, match="400"):
@@ -244,6 +262,7 @@ class TestScriptedEngineOnItsChatPath(ChatContract):
 @pytest.mark.engine
 class TestEmbeddedEngine(EngineContract):
     kind = "embedded"
+    bundles = False
 
     @pytest.fixture
     async def engine(self, embedded_engine_url: str) -> AsyncIterator[Engine]:

@@ -23,7 +23,7 @@ from evener.proto.fleet import EngineJoined
 from evener.proto.ids import new_request_id
 from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Answer, AnyFrame
 from evener.proto.sessions import HarnessExited, SessionStarted
-from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, Sampling, SessionSpec, Streaming
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, Sampling, SessionSpec, Streaming, Target
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.service import open_service
@@ -77,6 +77,7 @@ class Hand:
         quirks: Quirks | None = None,
         sampling: Sampling | None = None,
         streaming: Streaming = Streaming.HOLD,
+        models: dict[str, Target] | None = None,
     ) -> str:
         """Start an attempt as a runner would; return its capability."""
         spec = SessionSpec(
@@ -89,6 +90,7 @@ class Hand:
             task=None,
             harness=HarnessSpec(name="script"),
             policy="policy",
+            models=models or {},
             budgets=budgets or Budgets(),
             sampling=sampling or Sampling(max_tokens=64),
             streaming=streaming,
@@ -118,6 +120,11 @@ class Hand:
             ),
         )
 
+    async def join(self, engine_id: str, url: str, **changes: Any) -> None:
+        """Let an engine of the policy join."""
+        fields: dict[str, Any] = {"kind": "scripted", "policy": "policy", "joined_at": time.time()} | changes
+        await self.events.send(Topic.FLEET, engine_id, EngineJoined(engine_id=engine_id, url=url, **fields))
+
     async def exit(
         self,
         session_id: str,
@@ -140,11 +147,17 @@ class Hand:
         await self.events.send(Topic.SESSIONS, session_id, left, session_id=session_id)
 
     async def frames(
-        self, capability: str, body: dict[str, Any], request_id: str | None = None, *, passed_on: Mapping[str, str] = {}
+        self,
+        capability: str,
+        body: dict[str, Any],
+        request_id: str | None = None,
+        *,
+        passed_on: Mapping[str, str] = {},
+        path: str = "/v1/chat/completions",
     ) -> AsyncIterator[AnyFrame]:
         """Ask as the relay does, the harness's own headers passed on; yield the frames."""
         headers = {**passed_on, CAPABILITY: capability, REQUEST_ID: request_id or new_request_id()}
-        async with self.http.post(f"{self.url}/serve/v1/chat/completions", json=body, headers=headers) as answer:
+        async with self.http.post(f"{self.url}/serve{path}", json=body, headers=headers) as answer:
             assert answer.status == 200, await answer.text()
             while head := await answer.content.read(4):
                 head += await answer.content.readexactly(4 - len(head)) if len(head) < 4 else b""

@@ -30,7 +30,7 @@ TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs a
 SCRIPT = Script(
     rules=(
         Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
-        Rule(match="break", fail=500),
+        Rule(match="break", fail=400),
         Rule(match="cut once", fail="cut", times=1),
         Rule(match="cut always", fail="cut"),
         Rule(match="<tool_response>\nfour", say="It is done."),

@@ -1,6 +1,5 @@
 """The real CLIs through a whole Evener: `evener harness check`."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from evener.harnesses.registry import harness
 from evener.proto.ends import End, LeftOut
 from evener.proto.spec import HarnessSpec, Streaming
 
-WITHOUT_NPM = pytest.mark.skipif(shutil.which("npm") is None, reason="NOT TESTED WITH REAL CLIS: npm is missing on this machine")
+BY_NPM = pytest.mark.usefixtures("npm")
 
 AGENT = {"description": "look", "prompt": "Look around.", "subagent_type": "general-purpose"}
 PAUSE = ToolCall(name="exec_command", arguments={"cmd": "sleep 5", "yield_time_ms": 10_000})
@@ -45,14 +44,14 @@ def assert_linear(figures: Figures) -> None:
     assert (figures.side_calls, figures.failed_calls, figures.retries) == (0, 0, 0)
 
 
-@WITHOUT_NPM
+@BY_NPM
 @pytest.mark.cli
 async def test_codex_works_in_one_row(tmp_path: Path) -> None:
     """OpenAI Responses: items come back verbatim."""
     assert_linear(await checked(tmp_path, "codex"))
 
 
-@WITHOUT_NPM
+@BY_NPM
 @pytest.mark.cli
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", ["lean", "plain", "bare"])
@@ -61,7 +60,7 @@ async def test_claude_code_works_in_one_row(tmp_path: Path, settings: str) -> No
     assert_linear(await checked(tmp_path, "claude_code", settings=settings))
 
 
-@WITHOUT_NPM
+@BY_NPM
 @pytest.mark.cli
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["chat", "anthropic"])
@@ -70,7 +69,7 @@ async def test_qwen_code_works_in_one_row(tmp_path: Path, dialect: str) -> None:
     assert_linear(await checked(tmp_path, "qwen_code", dialect=dialect))
 
 
-@WITHOUT_NPM
+@BY_NPM
 @pytest.mark.cli
 @pytest.mark.slow
 async def test_gemini_cli_works_in_one_row(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ async def test_gemini_cli_works_in_one_row(tmp_path: Path) -> None:
     assert_linear(await checked(tmp_path, "gemini_cli"))
 
 
-@WITHOUT_NPM
+@BY_NPM
 @pytest.mark.cli
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ async def test_a_sub_agent_has_a_row_of_its_own(tmp_path: Path, name: str, made:
     assert figures.delivered == figures.sampled > 0
 
 
-@WITHOUT_NPM
+@BY_NPM
 @pytest.mark.cli
 @pytest.mark.slow
 async def test_claude_codes_web_search_is_a_side_call(tmp_path: Path) -> None:

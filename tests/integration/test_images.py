@@ -73,8 +73,8 @@ async def test_image_is_refused_where_the_policy_or_its_engine_has_no_vision(tmp
         await use_chat_path(hand, vision=engine_sees)
         answer = await hand.ask(await hand.start("s1"), looking())
         assert answer.status == 400
-        assert json.loads(answer.body)["error"]["message"] in {
-            "this policy has no vision; send text only",
-            "the engine of this policy takes no images; send text only",
-        }
+        who = "the engine of this policy" if not engine_sees else "this policy"
+        place = "messages[0].content[1].image_url.url"
+        error = json.loads(answer.body)["error"]
+        assert (error["message"], error["param"]) == (f"{place}: {who} has no vision; send text only", place)
         assert [event.reason for event in await hand.log("s1") if isinstance(event, CallFailed)] == ([] if engine_sees else ["refused"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from evener.engines.scripted import Rule, Script, ToolCall
 from evener.proto.ids import new_request_id
 from evener.proto.relay import Admitted, Answer, AnyFrame, Delta
 from evener.proto.sessions import CallClosed, CallOpened, SessionSealed
-from evener.proto.spec import Streaming
+from evener.proto.spec import Sampling, Streaming
+from evener.templates.renderer import JinjaRenderer
 
 SCRIPT = Script(
     rules=(
         Rule(match="step by step", say="one two three four", wait="each"),
         Rule(match="use the tool", say="I look.", tool_calls=(ToolCall(name="run", arguments={"cmd": "ls"}),), wait="each"),
-        Rule(match="break half-way", say="one two three four five six", fail="cut", after=3),
+        Rule(match="at length", say="word " * 400, per_token_ms=2),
+        Rule(match="break half-way", say="one two three four five six", per_token_ms=20, fail="cut", after=3),
     ),
     default=Rule(say="Hello there."),
 )
@@ -110,3 +113,32 @@ async def test_harness_that_leaves_a_live_answer_stops_it(hand: Hand) -> None:
     await hand.leave(capability, request_id)
     await listening
     assert (await hand.engine.recorded(1, seconds=1.0))[0].aborted
+
+
+async def answer_at_length(hand: Hand) -> tuple[int, float]:
+    """Ask for 400 tokens, one every 2 ms; return the number of deltas and the seconds."""
+    capability = await hand.start("s1", streaming=Streaming.LIVE, sampling=Sampling())
+    began = time.monotonic()
+    frames = [frame async for frame in hand.frames(capability, body("at length"))]
+    assert isinstance(frames[-1], Answer)
+    assert texts(b"".join(frame.body for frame in frames if isinstance(frame, Delta | Answer))).split() == ["word"] * 400
+    return sum(isinstance(frame, Delta) for frame in frames), time.monotonic() - began
+
+
+async def test_tokens_of_ten_milliseconds_leave_together(hand: Hand) -> None:
+    """Each write costs more than the tokens in it, and nobody sees the difference."""
+    deltas, seconds = await answer_at_length(hand)
+    assert 20 < deltas <= 2 + seconds / 0.01
+
+
+async def test_reading_an_answer_again_and_again_takes_a_twentieth_of_the_time(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long answer is slow to read, and the gateway serves others beside it."""
+    certain = JinjaRenderer.certain
+
+    def slow(self: JinjaRenderer, ids: Any) -> tuple[str, str]:
+        time.sleep(0.01)
+        return certain(self, ids)
+
+    monkeypatch.setattr(JinjaRenderer, "certain", slow)
+    deltas, seconds = await answer_at_length(hand)
+    assert 1 < deltas <= 2 + seconds / 0.2

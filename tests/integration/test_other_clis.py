@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.integration.test_harness_checks import WITHOUT_NPM, assert_linear, checked
+from tests.integration.test_harness_checks import BY_NPM, assert_linear, checked
 
 from evener.harnesses import pip
 from evener.proto.ends import End
@@ -12,13 +12,13 @@ pytestmark = [pytest.mark.cli, pytest.mark.slow]
 WITHOUT_PYTHON = pytest.mark.skipif(not pip.pythons(), reason=f"NOT TESTED WITH HARNESSES FROM PYPI: Python {pip.PYTHON} is missing")
 
 
-@WITHOUT_NPM
+@BY_NPM
 async def test_openclaw_works_in_one_row_over_responses(tmp_path: Path) -> None:
     """It rewrites ids of calls that are not of OpenAI's own form, `call_...`."""
     assert_linear(await checked(tmp_path, "openclaw", dialect="responses"))
 
 
-@WITHOUT_NPM
+@BY_NPM
 @pytest.mark.parametrize("dialect", ["chat", "anthropic"])
 async def test_openclaw_works_with_a_row_for_each_call_where_its_note_moves(tmp_path: Path, dialect: str) -> None:
     """Each request has a note of its own at its end that the next one has not: all is delivered, in branches."""

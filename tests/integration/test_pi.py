@@ -1,6 +1,5 @@
 """The real Pi CLI behind the relay. Its first run here installs it (npm)."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,7 @@ from evener.proto.ends import ExitCause
 from evener.proto.sessions import HarnessExited, SessionStarted
 from evener.proto.spec import HarnessSpec
 
-pytestmark = [
-    pytest.mark.pi,
-    pytest.mark.skipif(shutil.which("npm") is None, reason="NOT TESTED WITH PI: npm is missing on this machine"),
-]
+pytestmark = [pytest.mark.pi, pytest.mark.usefixtures("npm")]
 PI = HarnessSpec(name="pi", options={"context_tokens": "4096"})
 
 
@@ -29,7 +25,7 @@ async def test_pi_uses_its_tools_and_keeps_the_history_append_only(tmp_path: Pat
 
         assert (exited.cause, exited.exit_code, exited.detail) == (ExitCause.EXITED, 0, "")
         assert await b.changed(exited) == {"app/note.txt": b"from pi"}
-        assert started.harness_version == "0.87.1"
+        assert (started.harness_version or "").startswith("0.87.1+")
         refused, first, refused_too, second, again = b.gateway.seen
         assert first.body["stream"]
         assert [tool["function"]["name"] for tool in first.body["tools"]] == ["read", "bash", "edit", "write"]

@@ -15,11 +15,18 @@ from evener.proto.ids import new_request_id
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, RootReason, SessionSealed
 from evener.proto.spec import Quirks
 from evener.proto.trajectories import TrajectoryBuilt
+from evener.service import faults
 
 QUIRKS = Quirks(retry_header="x-stainless-retry-count")
 MARKED = {"x-stainless-retry-count": "1"}
 FIRST = {"x-stainless-retry-count": "0"}
-SCRIPT = Script(rules=(Rule(match="slowly", say="one two three four five six seven eight", per_token_ms=40),), default=Rule(say="Hello."))
+SCRIPT = Script(
+    rules=(
+        Rule(match="slowly", say="one two three four five six seven eight", per_token_ms=40),
+        Rule(match="wrongly", say="one two three four five six seven eight", per_token_ms=40, report="short"),
+    ),
+    default=Rule(say="Hello."),
+)
 HELLO = [{"role": "user", "content": "hi"}]
 SLOWLY = [{"role": "user", "content": "slowly"}]
 
@@ -123,3 +130,41 @@ async def test_sub_agent_is_told_by_its_header_where_its_prompt_is_the_same(hand
     roots = [event.placement.root for event in await hand.log("s1") if isinstance(event, CallOpened)]
     assert roots[:2] == [RootReason.FIRST, RootReason.SUB_AGENT]
     assert roots[2] is not RootReason.FIRST
+
+
+@pytest.mark.parametrize("streams", [(True, False), (False, True)])
+async def test_error_of_a_shared_call_has_the_form_of_each_request(hand: Hand, streams: tuple[bool, bool]) -> None:
+    """A stream that is open ends with an event; a request that is not streamed gets a body."""
+    capability = await hand.start("s1", quirks=QUIRKS)
+    messages = [{"role": "user", "content": "wrongly"}]
+    first = asyncio.create_task(hand.ask(capability, messages, stream=streams[0], passed_on=FIRST))
+    await asyncio.sleep(0.1)
+    answers = await asyncio.gather(first, hand.ask(capability, messages, stream=streams[1], passed_on=MARKED))
+    assert len(hand.engine.ledger) == 1
+    assert [answer.status for answer in answers] == [503, 503]
+    for answer, stream in zip(answers, streams, strict=True):
+        begin = b"data: " if stream else b""
+        assert answer.body.startswith(begin)
+        told = msgspec.json.decode(answer.body.removeprefix(begin).partition(b"\n\n")[0])
+        assert "service unavailable" in told["error"]["message"]
+
+
+async def test_answer_that_is_being_delivered_to_a_retry_is_part_of_the_seal(hand: Hand) -> None:
+    """The harness exits while the retry's delivery is committed: the rows are cut after that, not before."""
+    capability = await hand.start("s1")
+    request_id = new_request_id()
+    await hand.ask(capability, HELLO, request_id)
+    await hand.leave(capability, request_id)
+    faults.arm("pause@gateway.commit=0.5")
+    try:
+        retry = asyncio.create_task(hand.ask(capability, HELLO))
+        await asyncio.sleep(0.2)
+        await hand.exit("s1")
+        assert (await retry).status == 200
+        seal = await hand.until("s1", SessionSealed)
+    finally:
+        faults.arm("")
+    trajectory = await rebuilt(hand, "s1")
+    assert trajectory.rows_digest == seal.rows_digest
+    assert trajectory.accounting.delivered > 0
+    assert [type(event) for event in await hand.log("s1")][-2:] == [CallDelivered, SessionSealed]

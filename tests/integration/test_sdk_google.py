@@ -27,7 +27,7 @@ CONFIG = types.GenerateContentConfig(
 SCRIPT = Script(
     rules=(
         Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
-        Rule(match="break", fail=500),
+        Rule(match="break", fail=400),
         Rule(match="<tool_response>\nfour", think="All done.", say="It is done.\u2028"),
         Rule(match="<tool_response>\nthree", tool_calls=(ToolCall(name="run", arguments={"cmd": "cat x"}),)),
         Rule(

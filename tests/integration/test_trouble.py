@@ -11,12 +11,11 @@ from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
 
 from evener.engines.scripted import Rule, Script, scripted_engine
-from evener.proto.arrays import length
-from evener.proto.ends import CallFailure, End, LeftOut
+from evener.proto.ends import CallFailure, LeftOut
 from evener.proto.fleet import EngineDraining, EngineJoined
 from evener.proto.ids import new_request_id
-from evener.proto.sessions import CallClosed, CallFailed, CallOpened, RootReason, SessionSealed
-from evener.proto.spec import Budgets, Quirks, Sampling, Tolerance
+from evener.proto.sessions import CallFailed, CallOpened, RootReason, SessionSealed
+from evener.proto.spec import Quirks, Sampling, Tolerance
 from evener.proto.topics import Topic
 from evener.templates.gguf import load_tokenizer, package_file
 
@@ -76,20 +75,6 @@ async def test_harness_is_told_the_context_and_the_operator_the_engines_own_word
         failed = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
         assert failed[0].reason is CallFailure.CONTEXT_OVERFLOW
         assert "500" in failed[1].detail
-
-
-@pytest.mark.parametrize(("budgets", "end", "most"), [(Budgets(calls=2), End.CALL_BUDGET, 2), (Budgets(tokens=10), End.TOKEN_BUDGET, 10)])
-async def test_calls_at_once_cannot_overspend_a_budget(hand: Hand, budgets: Budgets, end: End, most: int) -> None:
-    """Six sub-agents ask in the same moment: those for which nothing is left are told so."""
-    capability = await hand.start("s1", budgets=budgets, sampling=Sampling())
-    asked = [[{"role": "user", "content": f"slowly, part {number}"}] for number in range(6)]
-    answers = await asyncio.gather(*(hand.ask(capability, messages) for messages in asked))
-    assert {answer.status for answer in answers} == {200, 400}
-    closed = [event for event in await hand.log("s1") if isinstance(event, CallClosed)]
-    spent = len(closed) if budgets.calls else sum(length(choice.sampled_ids) for event in closed for choice in event.choices)
-    assert 0 < spent <= most
-    await hand.exit("s1")
-    assert (await hand.until("s1", SessionSealed)).end is end
 
 
 async def test_marked_retry_of_one_voter_does_not_take_the_others_answer(hand: Hand) -> None:

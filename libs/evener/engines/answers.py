@@ -1,11 +1,62 @@
 """Chunks of an answer, made and joined."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from evener.engines.port import Chunk, EngineError
+from evener.engines.port import Chunk, EngineUnreachable
 from evener.proto.sessions import FinishReason
+
+
+class Sampled:
+    """An answer as it grows: its chunks are joined as they come, so that a token takes 12 bytes and not those of a chunk."""
+
+    def __init__(self) -> None:
+        self.finish_reason: FinishReason | None = None
+        """Of the last chunk."""
+        self.cached_tokens: int | None = None
+        self.prompt_ids: NDArray[np.int32] | None = None
+        self._ids, self._logprobs, self._versions = bytearray(), bytearray(), bytearray()
+        self._answer_versions: NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        """Return how many tokens there are."""
+        return len(self._ids) // 4
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """int32[S], as they are now."""
+        return np.frombuffer(bytes(self._ids), np.int32)
+
+    def add(self, part: Chunk) -> None:
+        """Take the next chunk."""
+        self._ids += part.ids.tobytes()
+        self._logprobs += part.logprobs.tobytes()
+        self._versions += part.versions.tobytes()
+        self.finish_reason, self._answer_versions = part.finish_reason, part.answer_versions
+        self.cached_tokens = self.cached_tokens if part.cached_tokens is None else part.cached_tokens
+        self.prompt_ids = self.prompt_ids if part.prompt_ids is None else part.prompt_ids
+
+    def whole(self) -> Chunk:
+        """Return the answer as one chunk. Raises EngineUnreachable if it has no end."""
+        if self.finish_reason is None:
+            msg = "the answer ended without a finish reason"
+            raise EngineUnreachable(msg)
+        return self.partial()
+
+    def partial(self) -> Chunk:
+        """Return what there is of an answer that may have been cut off; it has a finish reason only if it has its end."""
+        versions = self._answer_versions
+        return Chunk(
+            ids=self.ids,
+            logprobs=np.frombuffer(bytes(self._logprobs), np.float32),
+            versions=np.frombuffer(bytes(self._versions), np.int32) if versions is None else versions,
+            finish_reason=self.finish_reason,
+            cached_tokens=self.cached_tokens,
+            prompt_ids=self.prompt_ids,
+        )
 
 
 def chunk(
@@ -26,30 +77,27 @@ def chunk(
     )
 
 
+def cut(part: Chunk, count: int) -> Chunk:
+    """Return the first tokens of a chunk as the last ones of an answer that could not be longer."""
+    beyond, versions = len(part.ids) - count, part.answer_versions
+    return replace(
+        part,
+        ids=part.ids[:count],
+        logprobs=part.logprobs[:count],
+        versions=part.versions[:count],
+        finish_reason=FinishReason.LENGTH,
+        answer_versions=None if versions is None else versions[: len(versions) - beyond],
+    )
+
+
 async def whole(chunks: AsyncIterator[Chunk]) -> Chunk:
-    """Return a whole answer as one chunk. Raises EngineError if it has no end, and what the engine raises."""
+    """Return a whole answer as one chunk. Raises EngineUnreachable if it has no end, and what the engine raises."""
     return join([each async for each in chunks])
 
 
-def join(chunks: Sequence[Chunk]) -> Chunk:
-    """Return the chunks of a whole answer as one. Raises EngineError if the last has no finish reason."""
-    if not chunks or chunks[-1].finish_reason is None:
-        msg = "the answer ended without a finish reason"
-        raise EngineError(msg)
-    return partial(chunks)
-
-
-def partial(chunks: Sequence[Chunk]) -> Chunk:
-    """Return the chunks of an answer that may have been cut off as one, with a finish reason only if it has its end."""
-    if not chunks:
-        return chunk((), ())
-    last = chunks[-1]
-    versions = last.answer_versions
-    return Chunk(
-        ids=np.concatenate([each.ids for each in chunks]),
-        logprobs=np.concatenate([each.logprobs for each in chunks]),
-        versions=np.concatenate([each.versions for each in chunks]) if versions is None else versions,
-        finish_reason=last.finish_reason,
-        cached_tokens=last.cached_tokens,
-        prompt_ids=chunks[0].prompt_ids,
-    )
+def join(chunks: Iterable[Chunk]) -> Chunk:
+    """Return the chunks of a whole answer as one. Raises EngineUnreachable if the last has no finish reason."""
+    sampled = Sampled()
+    for each in chunks:
+        sampled.add(each)
+    return sampled.whole()

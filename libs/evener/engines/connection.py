@@ -1,8 +1,10 @@
 """HTTP to an engine: JSON and event streams, with every failure named."""
 
+import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -12,11 +14,16 @@ import msgspec
 from evener.engines.port import EngineError, EngineUnreachable
 
 CONNECT_SECONDS: Final = 10.0
-SILENCE_SECONDS: Final = 900.0
-"""A long prompt on a slow engine is silent until its first token; a dead engine closes its connections long before."""
+CONTROL_SECONDS: Final = 900.0
+"""Silence of an engine that is asked for anything but an answer: loading weights takes minutes. Sampling may be silent for ever."""
+HEALTH_SECONDS: Final = 10.0
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""A host that is gone is found by the kernel: after 30 s of silence it is asked three times, 10 s apart; what is sent and never
+received breaks the connection after 60,000 ms. A system may lack one or the other."""
 IDLE_SECONDS: Final = 4.0
 """A connection is used again within this time: vLLM closes one that was idle for 5 s."""
 LINE_BYTES: Final = 8 << 20
+HEALTH: Final = "/health"
 JSON: Final = {"content-type": "application/json"}
 SHOWN_CHARACTERS: Final = 200
 """Of what an engine said, in the one line of an error."""
@@ -35,27 +42,40 @@ class HttpRefusal(EngineError):
 class EngineHttp:
     """Connections to one engine. Closing or cancelling a request closes its connection, which is how an engine learns of it."""
 
-    def __init__(self, url: str, *, silence_seconds: float = SILENCE_SECONDS) -> None:
+    def __init__(self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False) -> None:
+        """`refuses_by_500`: so it says why it does not do what it is told. Else it has failed, and is as good as gone."""
         self.url: Final = url.rstrip("/")
-        self._timeout: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        self._refuses_by_500: Final = refuses_by_500
+        self._silence_seconds: Final = silence_seconds
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str) -> Any:
         """Return the JSON answer to a GET."""
-        async with self._request("GET", path, None) as response:
+        async with self._request("GET", path, None, self._silence_seconds) as response:
             return self.parse(await self._text(response, path), path)
 
-    async def post(self, path: str, body: Any) -> Any:
-        """Return the JSON answer to a POST."""
-        async with self._request("POST", path, msgspec.json.encode(body)) as response:
+    async def post(self, path: str, body: Any, *, samples: bool = False) -> Any:
+        """Return the JSON answer to a POST. `samples`: it takes as long as it takes."""
+        silence = None if samples else self._silence_seconds
+        async with self._request("POST", path, msgspec.json.encode(body), silence) as response:
             return self.parse(await self._text(response, path), path)
+
+    async def health(self) -> None:
+        """See that the server is well. Raises EngineUnreachable; one without `/health` is well if it answers at all."""
+        try:
+            with suppress(HttpRefusal):
+                async with asyncio.timeout(HEALTH_SECONDS), self._request("GET", HEALTH, None, None) as response:
+                    await response.read()
+        except TimeoutError as cause:
+            msg = f"GET {self.url}{HEALTH}: no answer in {HEALTH_SECONDS:.0f} s"
+            raise EngineUnreachable(msg) from cause
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[list[bytes], None]:
         """Yield the data of the server-sent events that answer a POST of JSON: together those that came together, at least one.
 
         The body is encoded, because it is held until the last event: the ids of a long prompt are large as Python's numbers.
         """
-        async with self._request("POST", path, body) as response:
+        async with self._request("POST", path, body, None) as response:
             if response.content_type != "text/event-stream":
                 raise self.rubbish(path, await self._text(response, path))
             begun = b""
@@ -93,12 +113,17 @@ class EngineHttp:
             await self._session.close()
 
     @asynccontextmanager
-    async def _request(self, method: str, path: str, body: bytes | None) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)  # whoever calls bounds the calls in flight
-            self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector, read_bufsize=LINE_BYTES)
+    async def _request(self, method: str, path: str, body: bytes | None, silence: float | None) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Ask. `silence`: seconds without a byte after which the engine is unreachable."""
+        if self._session is None:  # whoever calls bounds the calls in flight
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=kept_alive)
+            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES)
+        if self._session.closed:
+            msg = f"{method} {self.url}{path}: its connections were closed"
+            raise EngineUnreachable(msg)
+        timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
         try:
-            async with self._session.request(method, f"{self.url}{path}", data=body, headers=JSON) as response:
+            async with self._session.request(method, f"{self.url}{path}", data=body, headers=JSON, timeout=timeout) as response:
                 if response.status != HTTPStatus.OK:
                     raise self._refusal(path, response.status, await self._text(response, path))
                 yield response
@@ -110,7 +135,8 @@ class EngineHttp:
 
     def _refusal(self, path: str, status: int, text: str) -> EngineError:
         what = f"{self.url}{path} answered {status}: {_shown(text)}"
-        return EngineUnreachable(what) if status in BUSY else HttpRefusal(what, status, text)
+        gone = status in BUSY or (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not self._refuses_by_500)
+        return EngineUnreachable(what) if gone else HttpRefusal(what, status, text)
 
     async def _text(self, response: aiohttp.ClientResponse, path: str) -> str:
         body = await response.read()
@@ -128,6 +154,17 @@ class EngineHttp:
             elif (kept := line.strip()) and kept[:1] != b":":
                 raise self.rubbish(path, kept.decode(errors="replace"))
         return data
+
+
+def kept_alive(address: tuple[Any, ...]) -> socket.socket:
+    """Return a socket for an address (`getaddrinfo`) whose kernel finds out when the other side is gone."""
+    family, kind, protocol = address[:3]
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            opened.setsockopt(socket.IPPROTO_TCP, option, value)
+    return opened
 
 
 def _shown(text: str) -> str:

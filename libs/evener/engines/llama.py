@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal
-from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineFacts, GenerateRequest
+from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
@@ -56,6 +56,9 @@ class LlamaEngine:
     def __init__(self, url: str) -> None:
         self._http: Final = EngineHttp(url)
         self._slots: asyncio.Semaphore | None = None
+
+    async def health(self) -> None:
+        await self._http.health()
 
     async def facts(self) -> EngineFacts:
         props = await self._http.get("/props")
@@ -142,7 +145,7 @@ class LlamaEngine:
             "stream": False,
         }
         try:
-            answer = await self._http.post("/completion", body | changes)
+            answer = await self._http.post("/completion", body | changes, samples=True)
         except HttpRefusal as refusal:
             raise overflow(refusal) or refusal from None
         with self._http.reading("/completion", answer):
@@ -180,7 +183,7 @@ def cut(answer: Completion, stop_ids: Sequence[int], wanted: int) -> tuple[list[
         return answer.ids, FinishReason.LENGTH
     if len(answer.ids) != wanted:
         msg = f"asked for {wanted} tokens, the engine stopped after {len(answer.ids)} without saying why"
-        raise EngineError(msg)
+        raise EngineUnreachable(msg)
     return answer.ids, None
 
 
@@ -229,6 +232,7 @@ def overflow(refusal: HttpRefusal) -> ContextOverflow | None:
         error = json.loads(refusal.body)["error"]
         if error["type"] != "exceed_context_size_error":
             return None
-        return ContextOverflow(f"a prompt of {error['n_prompt_tokens']} ids does not fit a context of {error['n_ctx']}")
+        asked, limit = int(error["n_prompt_tokens"]), int(error["n_ctx"])
+        return ContextOverflow(f"a prompt of {asked} ids does not fit a context of {limit}", (asked, limit))
     except (ValueError, KeyError, TypeError):
         return None

@@ -1,5 +1,6 @@
 """From a registered engine to its adapter."""
 
+from evener.engines.connection import CONTROL_SECONDS
 from evener.engines.llama import LlamaEngine
 from evener.engines.port import Engine, EngineError, WeightControl
 from evener.engines.vllm import VllmEngine
@@ -22,6 +23,9 @@ def open_engine(joined: EngineJoined) -> Engine:
             raise EngineError(msg)
 
 
-def open_weights(joined: EngineJoined) -> WeightControl | None:
-    """Return the control of an engine's weights, without connecting. None: it keeps those that it was started with."""
-    return VllmWeights(joined.url) if joined.kind in {"vllm", "scripted"} else None
+def open_weights(joined: EngineJoined, *, load_seconds: float = CONTROL_SECONDS) -> WeightControl | None:
+    """Return the control of an engine's weights, without connecting. None: it keeps those that it was started with.
+
+    `load_seconds`: silence for so long while it loads, and it is unreachable.
+    """
+    return VllmWeights(joined.url, load_seconds=load_seconds) if joined.kind in {"vllm", "scripted"} else None

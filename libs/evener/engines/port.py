@@ -30,6 +30,11 @@ class EngineRefused(EngineError):
 class ContextOverflow(EngineError):
     """The prompt does not fit the engine's context. Shorten the task, or serve the model with a longer context."""
 
+    def __init__(self, message: str, numbers: tuple[int, int] | None = None) -> None:
+        """`numbers`: tokens of the prompt and of the context, where the engine says them."""
+        super().__init__(message)
+        self.numbers = numbers
+
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     """One sampling: T ids in, one answer out. n answers are n requests."""
@@ -43,6 +48,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
     """At least 1; already lowered to the context that is left."""
     stop_ids: tuple[int, ...] = ()
     """End-of-turn ids; the sampled one is kept."""
+    together: int = 1
+    """So many tokens may come in one chunk, where the engine can do that; the first and the end still come at once."""
     session: str | None = None
     """For prefix-cache affinity."""
     messages: tuple[dict[str, Any], ...] | None = None
@@ -96,10 +103,20 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     """It takes images."""
     version: int
     """The policy version that it serves now; 0 for weights that no trainer published."""
+    label: str | None = None
+    """What it calls its weights. None: it has no names for them."""
 
 
 class Engine(Protocol):
-    """A sampling server. All methods raise EngineUnreachable when it does not answer, EngineError when it answers rubbish."""
+    """A sampling server.
+
+    All methods raise EngineUnreachable when it does not answer, and where it fails of itself: it says so, or its answer just ends.
+    They raise EngineError when it refuses, or answers rubbish.
+    """
+
+    async def health(self) -> None:
+        """See that it is well, without sampling."""
+        ...
 
     async def facts(self) -> EngineFacts:
         """Ask the engine what it is."""

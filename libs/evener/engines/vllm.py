@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -16,11 +17,14 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal
-from evener.engines.port import PROBE, Chunk, ContextOverflow, EngineError, EngineFacts, GenerateRequest
+from evener.engines.port import PROBE, Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
 GENERATE: Final = "/inference/v1/generate"
+PROMPT_LENGTH: Final = re.compile(r"(?:\(length |at least )(\d+)(?:\)| input tokens)")
+CONTEXT_LENGTH: Final = re.compile(r"maximum (?:model length of|context length is) (\d+)")
+"""What an error says of a prompt that does not fit: by ids, and by messages."""
 LARGEST_ID: Final = 999_999
 """Larger ones, which no vocabulary has, are written the slow way."""
 DONE: Final = b"[DONE]"
@@ -85,10 +89,15 @@ class VllmEngine:
         self._model: Final = model
         self._kind: Final = kind
 
+    async def health(self) -> None:
+        await self._http.health()
+
     async def facts(self) -> EngineFacts:
         model, context = await served_model(self._http, self._model)
-        version = await self._version()
-        return EngineFacts(kind=self._kind, model=model, context_length=context, reports_versions=True, version=version)
+        label = await self._label()
+        with self._http.reading(GENERATE, label):
+            version = version_number(label)
+        return EngineFacts(kind=self._kind, model=model, context_length=context, reports_versions=True, version=version, label=label)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         ended = False
@@ -97,10 +106,8 @@ class VllmEngine:
                 part = self._chunk(events)
                 ended = ended or part.finish_reason is not None
                 yield part
-        if ended:
-            return
-        msg = f"{self._http.url}{GENERATE} ended its answer without a finish reason"
-        raise EngineError(msg)
+        if not ended:
+            raise unfinished(self._http, GENERATE)
 
     async def tokenize(self, text: str) -> list[int]:
         return await encode_there(self._http, text, self._name())
@@ -117,15 +124,15 @@ class VllmEngine:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _version(self) -> int:
-        """Return the version of the weights, which only an answer tells."""
+    async def _label(self) -> str:
+        """Return what the weights are called, which only an answer tells."""
         answer = await self._probe(self._body(np.zeros(1, np.int32), Sampling(), 1))
         with self._http.reading(GENERATE, answer):
-            return int(_versions(msgspec.convert(answer["choices"][0]["weight_versions"], list[_Span]))[-1])
+            return msgspec.convert(answer["choices"][0]["weight_versions"], list[_Span])[-1].version
 
     def _streamed(self, request: GenerateRequest) -> bytes:
         body = self._body(request.ids, request.sampling, request.max_tokens)
-        body["sampling_params"]["stop_token_ids"] = list(request.stop_ids)
+        body["sampling_params"] |= {"stop_token_ids": list(request.stop_ids), "stream_interval": request.together}
         return msgspec.json.encode(body | {"request_id": request.request_id, "stream": True})
 
     async def _events(self, body: bytes) -> AsyncGenerator[list[_Event], None]:
@@ -147,8 +154,7 @@ class VllmEngine:
         except (msgspec.DecodeError, UnicodeDecodeError):
             event = None
         if event is None or event.error is not UNSET:
-            text = line.decode(errors="replace")
-            raise overflow(text) or self._http.rubbish(GENERATE, text)
+            raise event_error(self._http, GENERATE, line.decode(errors="replace"))
         return event
 
     async def _probe(self, body: dict[str, Any]) -> Any:
@@ -240,8 +246,27 @@ def overflow(text: str) -> ContextOverflow | None:
         message = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return None
-    overflows = "maximum model length" in message or "maximum context length" in message  # by ids; by messages
-    return ContextOverflow(message.split(". ", maxsplit=1)[0]) if overflows else None
+    if "maximum model length" not in message and "maximum context length" not in message:  # by ids; by messages
+        return None
+    asked, limit = PROMPT_LENGTH.search(message), CONTEXT_LENGTH.search(message)
+    numbers = (int(asked[1]), int(limit[1])) if asked and limit else None
+    return ContextOverflow(message.split(". ", maxsplit=1)[0], numbers)
+
+
+def event_error(http: EngineHttp, path: str, text: str) -> EngineError:
+    """Return the error for an event that is none of an answer: the prompt does not fit, the request is refused, the engine failed."""
+    rubbish = http.rubbish(path, text)
+    try:
+        code = json.loads(text)["error"].get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return rubbish
+    refused = isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR
+    return overflow(text) or (rubbish if refused else EngineUnreachable(rubbish.args[0]))
+
+
+def unfinished(http: EngineHttp, path: str) -> EngineUnreachable:
+    """Return the error for an answer that just ends: whoever sampled it is gone."""
+    return EngineUnreachable(f"{http.url}{path} ended its answer without a finish reason")
 
 
 def _with_versions(part: Chunk, spans: list[_Span]) -> Chunk:

@@ -20,8 +20,18 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal
-from evener.engines.port import PROBE, Chunk, EngineError, EngineFacts, GenerateRequest
-from evener.engines.vllm import DONE, NEUTRAL, UNKNOWN_LOGPROB, encode_there, overflow, served_model, version_number
+from evener.engines.port import PROBE, Chunk, EngineFacts, GenerateRequest
+from evener.engines.vllm import (
+    DONE,
+    NEUTRAL,
+    UNKNOWN_LOGPROB,
+    encode_there,
+    event_error,
+    overflow,
+    served_model,
+    unfinished,
+    version_number,
+)
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
@@ -49,6 +59,9 @@ class VllmChatEngine:
         self._kind: Final = kind
         self._vision: Final = vision
 
+    async def health(self) -> None:
+        await self._http.health()
+
     async def facts(self) -> EngineFacts:
         model, context = await served_model(self._http, self._model)
         version = await self._version()
@@ -74,6 +87,7 @@ class VllmChatEngine:
             "stop_token_ids": list(request.stop_ids),
             "request_id": request.request_id,
             "stream": True,
+            "stream_interval": request.together,
         }
         if request.tools:  # shown to the model; its answer is not parsed, and not constrained
             body |= {"tools": [{"type": "function", "function": tool} for tool in request.tools], "tool_choice": "none"}
@@ -83,8 +97,7 @@ class VllmChatEngine:
                 ended = ended or part.finish_reason is not None
                 yield part
         if not ended:
-            msg = f"{self._http.url}{CHAT} ended its answer without a finish reason"
-            raise EngineError(msg)
+            raise unfinished(self._http, CHAT)
 
     async def tokenize(self, text: str) -> list[int]:
         return await encode_there(self._http, text, self._name())
@@ -122,8 +135,7 @@ class VllmChatEngine:
                             return
                         event = self._http.parse(line, CHAT)
                         if not isinstance(event, dict) or "error" in event:
-                            text = line.decode()
-                            raise overflow(text) or self._http.rubbish(CHAT, text)
+                            raise event_error(self._http, CHAT, line.decode())
                         yield event
         except HttpRefusal as refusal:
             raise overflow(refusal.body) or refusal from None

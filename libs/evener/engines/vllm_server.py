@@ -36,6 +36,10 @@ CPU_KV_GIB: Final = "1"
 SETTINGS: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 """Control of weights; nothing is sent or fetched."""
 
+SPLIT_PROMPTS: Final = "--no-enable-chunked-prefill"
+"""vLLM 0.32 for CPU dies when it splits the prompt of a call that has a seed: it winds the seed's generator back, which those of CPUs
+cannot. With this option it splits none."""
+
 Tell = Callable[[float, str], None]
 """Called during a start with the seconds since its beginning, and the server's last line."""
 
@@ -63,8 +67,10 @@ class VllmOptions(Struct, frozen=True, kw_only=True):
 class VllmServer:
     """A server that answers at `url`, until it is stopped or dies."""
 
-    def __init__(self, process: Process, url: str, log: Path) -> None:
+    def __init__(self, process: Process, url: str, log: Path, *, seeds_kill: bool) -> None:
         self.url: Final = url
+        self.seeds_kill: Final = seeds_kill
+        """A call with a seed can end it (`SPLIT_PROMPTS`)."""
         self.pid: Final = process.pid
         self._process: Final = process
         self._log: Final = log
@@ -134,7 +140,8 @@ async def start_vllm(options: VllmOptions, log: Path) -> VllmServer:
             stderr=output,
             env=defaults | _without_ours(os.environ) | SETTINGS,
         )
-    return VllmServer(process, f"http://{HOST}:{port}", log)
+    seeds_kill = on_cpu and SPLIT_PROMPTS not in options.extra
+    return VllmServer(process, f"http://{HOST}:{port}", log, seeds_kill=seeds_kill)
 
 
 def arguments(options: VllmOptions, port: int, *, on_cpu: bool) -> list[str]:

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class PositionUnknown(EvenerError):
-    """The position is not of this log. Start where the right log's position was saved, or without one, from the beginning."""
+    """The log does not have this position. Start at one that was saved of this log, or without one, from what is still kept."""
 
 
 async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
@@ -38,6 +38,10 @@ async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
         end = await bus.end(Topic.MERGED, partition)
         if offset > end:
             msg = f"partition {partition} ends at {end}, before the position {offset}"
+            raise PositionUnknown(msg)
+        beginning = await bus.beginning(Topic.MERGED, partition)
+        if offset < beginning:
+            msg = f"partition {partition} begins at {beginning}, after the position {offset}: groups were dropped that nobody trained"
             raise PositionUnknown(msg)
 
 

@@ -12,7 +12,7 @@ import structlog
 from evener.blobs.claims import deflate, inflate
 from evener.blobs.port import BlobError, Blobs
 from evener.bus.port import Bus, Header, Outgoing, Position, Record
-from evener.proto.blobs import BlobRef
+from evener.proto.blobs import BlobRef, Bulk
 from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, decode, encode, tag_of
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import DeadLetter
@@ -78,6 +78,10 @@ class EventLog:
         event = await self._decoded(record)
         self._bad_in_a_row = 0
         return event
+
+    async def fetched(self, field: Bulk) -> bytes:
+        """Return the bytes of a field of a light event. Raises BadRecord where their blob is missing."""
+        return field if isinstance(field, bytes) else await _fetched(lambda: self._blobs.get(field))
 
     async def _decoded(self, record: Record) -> AnyEvent:
         if record.value is None:

@@ -87,7 +87,7 @@ class Metrics:
         self.tokens_delivered = Counter("evener_tokens_delivered_total", "Trainable tokens delivered.", registry=registry)
         self.tokens_left_out = Counter("evener_tokens_left_out_total", "Sampled, not delivered.", ["reason"], registry=registry)
         self.updates = Counter(
-            "evener_policy_updates_total", "Weight updates: published, rolled back, unreached.", ["result"], registry=registry
+            "evener_policy_updates_total", "Weight updates: published, rolled back, unreached, put out.", ["result"], registry=registry
         )
         self.update_seconds = Histogram("evener_policy_update_seconds", "Update of one engine.", buckets=CALL_SECONDS, registry=registry)
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from evener.proto.arrays import inline
 from evener.proto.ids import answer_key
 from evener.proto.sessions import MatchedBy, MessagePrefix, SegmentRef
-from evener.proto.spec import PolicyOptions, Quirks
+from evener.proto.spec import PolicyOptions, Quirks, Tolerance
 from evener.tokens.answers import same_answer
 from evener.tokens.digests import KEY, Digest, Message, message_digest, said, start_digest
 from evener.tokens.forest import Call, Forest
@@ -234,7 +234,9 @@ class History:
 
     def _same(self, segment: SegmentRef, sent: Message, options: PolicyOptions) -> tuple[MatchedBy, bool] | None:
         sampled = sampled_message(self._forest, segment)
-        return same_answer(sampled, answer_key(segment.call_id, segment.choice), sent, self._tolerances, options.reasoning)
+        withheld = self._forest.calls[segment.call_id].opened.reasoning_withheld
+        tolerances = self._tolerances | {Tolerance.REASONING_ABSENT} if withheld else self._tolerances
+        return same_answer(sampled, answer_key(segment.call_id, segment.choice), sent, tolerances, options.reasoning)
 
     def _add_messages(self, call: Call) -> None:
         opened = call.opened

@@ -116,7 +116,7 @@ class PolicyPublished(Event, frozen=True, kw_only=True, tag="policy_published.v1
     """Where engines load it from."""
     digest: str | None = None
     canary: Canary | None = None
-    """With the trainer's logprobs, where it gave them: an engine that joins later is compared with them too."""
+    """By what engines that join later are proven: with the trainer's logprobs, where it gave them, else with those of an engine."""
     gap: float | None = None
     """The largest difference between the logprobs of an engine and the trainer's. None: not compared."""
     published_at: float

@@ -234,13 +234,18 @@ class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
     options: PolicyOptions = PolicyOptions()
     sampling: Sampling
     """As really used."""
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens that each answer might have: the run's limit, else the harness's, lowered to what was left of context and budget. None: it
+    came to no sampling, or an older gateway wrote it."""
     wishes: JsonText = b"{}"
-    """A JSON object: the harness's own sampling parameters and unknown harmless fields."""
+    """A JSON object: the harness's own limits and sampling parameters, what was removed, and unknown harmless fields."""
     cuts: tuple[str, ...] = ()
     """Declared noise that was cut from the recorded messages, each with its place: `messages[0]: ...`."""
     images: tuple[BlobRef, ...] = ()
     """The images of the recorded messages, each as the message part names it by digest."""
     streamed: bool = False
+    reasoning_withheld: bool = False
+    """The harness did not ask to see reasoning, and its provider would show none: it gets the answers without, and so they come back."""
     n: Annotated[int, Meta(ge=1)] = 1
     body_digest: Sha256
     """Of the canonical request as it was read, before any cut: equal requests have equal digests."""

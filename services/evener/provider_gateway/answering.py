@@ -4,29 +4,33 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing
 
-from evener.proto.relay import Admitted, Answer, AnyFrame
+from evener.proto.relay import Admitted, Answer, AnyFrame, Waiting
 from evener.proto.sessions import CallDelivered, CallOpened
-from evener.provider_gateway.asked import Asked, answer_of, delta_of
-from evener.provider_gateway.live import Done, Flight, Live, Piece
+from evener.provider_gateway.asked import OVERLOADED_STATUS, RETRY_AFTER, Asked, answer_of, delta_of, refuse
+from evener.provider_gateway.live import Done, Flight, Live, Lost, Piece, Refused
 from evener.provider_gateway.owner import Owner
 from evener.tokens.forest import Call
 
 
 async def flight_frames(owner: Owner, live: Live, flight: Flight, asked: Asked) -> AsyncIterator[AnyFrame]:
     """Yield the frames of a call in flight."""
-    prompt_tokens = 0
+    prompt_tokens, admitted = 0, False
     async with aclosing(flight.steps()) as steps:
         async for step in steps:
             match step:
                 case Admitted():
-                    prompt_tokens = step.prompt_tokens
+                    prompt_tokens, admitted = step.prompt_tokens, True
+                    yield step
+                case Waiting():
                     yield step
                 case Piece() if asked.request.stream:
                     yield delta_of(asked, prompt_tokens, flight, step)
                 case Done() if await _deliver(owner, live, step.opened, asked, left=flight.left):
                     yield answer_of(asked, step, recorded=False)
-                case Answer():
-                    yield step
+                case Refused():
+                    yield refuse(asked, step.error, admitted=admitted)
+                case Lost():
+                    yield Answer(status=OVERLOADED_STATUS, headers=(RETRY_AFTER,), body=b"")
                 case _:
                     pass
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import CanonicalRequest, Dialect, Head, RequestError
+from evener.dialects.canonical import CanonicalRequest, Dialect, Head, Overflow, RequestError
 from evener.proto.ends import CallFailure
 from evener.proto.errors import EvenerError
 from evener.proto.ids import answer_identity
@@ -49,8 +49,9 @@ class Failure(EvenerError):
 def refuse(asked: Asked, error: RequestError, *, admitted: bool = False) -> Answer:
     """Return an error in the harness's dialect: a body, or an event where the headers of a streamed answer are out."""
     headers = (RETRY_AFTER,) if error.status == OVERLOADED_STATUS else ()
-    render = asked.dialect.stream_error if asked.request.stream and (asked.started or admitted) else asked.dialect.error
-    return Answer(status=error.status, headers=headers, body=render(error))
+    in_stream = asked.request.stream and (asked.started or admitted)
+    body = asked.dialect.stream_error(asked.head(0), error) if in_stream else asked.dialect.error(error)
+    return Answer(status=error.status, headers=headers, body=body)
 
 
 def answer_of(asked: Asked, done: Done, *, recorded: bool) -> Answer:
@@ -68,6 +69,11 @@ def delta_of(asked: Asked, prompt_tokens: int, flight: Flight, piece: Piece) -> 
     before, new = flight.said(piece)
     head = asked.head(prompt_tokens)
     return Delta(body=asked.dialect.delta(head, piece.key, before, reasoning=new.reasoning, text=new.text))
+
+
+def too_long(asked: Asked, message: str, overflow: Overflow | None) -> RequestError:
+    """Return the error for a prompt that does not fit the context."""
+    return RequestError(message, field=asked.dialect.history, kind="context_length_exceeded", overflow=overflow)
 
 
 def overloaded(message: str) -> RequestError:

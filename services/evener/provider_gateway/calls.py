@@ -11,23 +11,22 @@ from evener.bus.port import BusError, Fenced
 from evener.dialects.canonical import NOTHING, RequestError
 from evener.proto.ends import CallFailure
 from evener.proto.relay import Admitted, Answer, AnyFrame
+from evener.provider_gateway.admission import Ticket
 from evener.provider_gateway.answering import flight_frames, recorded_frames
-from evener.provider_gateway.asked import OVERLOADED_STATUS, Asked, Failure, overloaded, refuse
-from evener.provider_gateway.core import FromRecord, Sample, decide, exact, refusal
-from evener.provider_gateway.engines import EnginePool, QueueFull
-from evener.provider_gateway.limits import limit
-from evener.provider_gateway.live import Flight, Live
+from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
+from evener.provider_gateway.core import FromRecord, Refuse, Sample, decide, exact, refusal, resent, stop, targets_of
+from evener.provider_gateway.limits import admit, limit
+from evener.provider_gateway.live import Flight, Live, Refused
 from evener.provider_gateway.open_call import OpenCall, Way, failing, opening, undelivered
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.placing import Placing
 from evener.provider_gateway.policies import Policy
+from evener.provider_gateway.slots import NoEngine, Slots
 from evener.service.faults import point
 from evener.service.telemetry import Metrics
 
-PASSING: Final = frozenset({CallFailure.ENGINE_UNREACHABLE, CallFailure.NOT_COMMITTED})
-"""Failures that the next try may not meet."""
 UNSEEN_TRIES: Final = 8
-"""Tries of a request before its harness is told; the relay's pauses between them add up to about ten seconds."""
+"""Tries of a request that engines failed, before its harness is told: it may be what they fail of."""
 
 log = structlog.get_logger()
 
@@ -35,13 +34,30 @@ log = structlog.get_logger()
 class Calls:
     """Serves the calls of the partitions that this gateway owns."""
 
-    def __init__(self, pool: EnginePool, policies: Mapping[str, Policy], blobs: Blobs, metrics: Metrics, *, lonely_seconds: float) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        slots: Slots,
+        policies: Mapping[str, Policy],
+        blobs: Blobs,
+        metrics: Metrics,
+        *,
+        lonely_seconds: float,
+        unseen_seconds: float,
+    ) -> None:
+        self._slots = slots
         self._placing = Placing(policies, blobs)
         self._metrics = metrics
         self._lonely_seconds = lonely_seconds
+        self._unseen_seconds = unseen_seconds
 
-    async def serve(self, owner: Owner, live: Live, start_id: str, asked: Asked) -> AsyncGenerator[AnyFrame, None]:
+    async def ticket(self, live: Live, start_id: str, request_id: str, seconds: float) -> Ticket | None:
+        """Wait until a request can come in, before anything of it is read. None: engines and queue are full for longer than `seconds`."""
+        session = live.session
+        if refusal(session, start_id) is not None or resent(session, request_id, live.flights):
+            return Ticket()
+        return await self._slots.admission.ticket(targets_of(session.starts[session.attempt].spec), seconds)
+
+    async def serve(self, owner: Owner, live: Live, start_id: str, asked: Asked, ticket: Ticket) -> AsyncGenerator[AnyFrame, None]:
         """Yield the frames of a request's answer."""
         if (refused := refusal(live.session, start_id)) is not None:
             yield refuse(asked, refused)
@@ -50,13 +66,18 @@ class Calls:
             yield self._count_prompt(live, asked)
             return
         decision = decide(live.session, asked, live.flights)
+        if not isinstance(decision, Sample):
+            ticket.give_back()
         if isinstance(decision, FromRecord):
             async for frame in recorded_frames(owner, live, decision.call, asked):
                 yield frame
             return
+        if isinstance(decision, Refuse):
+            yield refuse(asked, stop(decision.end))
+            return
         if isinstance(decision, Sample):
             flight = live.flights[asked.request_id] = Flight(asked.request_id, asked.body_digest)
-            flight.task = asyncio.create_task(self._fly(owner, live, flight, asked=asked, sample=decision))
+            flight.task = asyncio.create_task(self._fly(owner, live, flight, asked=asked, sample=decision, ticket=ticket))
             flight.task.add_done_callback(lambda _: live.land(flight))
         else:
             flight = live.flights[asked.request_id] = live.flights[decision.request_id]
@@ -81,62 +102,76 @@ class Calls:
         except RequestError as error:
             return refuse(asked, error)
 
-    async def _fly(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, sample: Sample) -> None:
+    async def _fly(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, sample: Sample, ticket: Ticket) -> None:
         """Run one call to its end."""
         lonely = asyncio.create_task(self._abort_when_lonely(flight))
         self._metrics.calls_open.inc()
         try:
             way = await self._placing.place(live, asked, sample)
-            await self._queue(owner, live, flight, asked=asked, way=way)
+            await self._within_budgets(owner, live, flight, asked=asked, way=way, ticket=ticket)
             self._count(live, way.call_id)
         except RequestError as error:
-            flight.put(refuse(asked, error, admitted=flight.admitted))
+            flight.put(Refused(error))
         except Fenced:
             flight.break_off()
         except Exception as bug:  # the one place where a call's own crash is caught: the log and its listeners must hear of it
             log.exception("call_crashed", session_id=live.session.session_id, request_id=asked.request_id)
             way = self._placing.nowhere(live, asked, sample)
-            await self._record_failure(owner, live, asked=asked, way=way, reason=CallFailure.ENGINE_ERROR, detail=repr(bug))
-            flight.put(refuse(asked, overloaded("the gateway failed"), admitted=flight.admitted))
+            crashed = Failure(CallFailure.ENGINE_ERROR, overloaded("the gateway failed"), repr(bug))
+            await self._record_failure(owner, live, asked=asked, way=way, failure=crashed)
+            flight.put(Refused(crashed.error))
         finally:
             lonely.cancel()
             self._metrics.calls_open.dec()
         await _note_undelivered(owner, live, flight.left)
 
-    async def _queue(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, way: Way) -> None:
+    async def _within_budgets(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, way: Way, ticket: Ticket) -> None:
+        """Run a call that the session's budgets have room for. One that they have not is told so, and stands in the log."""
+        try:
+            admit(live, asked, way)
+            await self._queue(owner, live, flight, asked=asked, way=way, ticket=ticket)
+        except Failure as refused:
+            await self._record_failure(owner, live, asked=asked, way=way, failure=refused)
+            flight.put(Refused(refused.error))
+        finally:
+            live.spending.free(way.call_id)
+
+    async def _queue(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, way: Way, ticket: Ticket) -> None:
         """Wait for an engine and run the call. One that never gets an engine is our failure, and stands in the log as such."""
         admitted = False
         try:
-            async with self._pool.slot(way.target, live.session.session_id) as (pooled, waited):
+            async with self._slots.slot(way.target, live.session.session_id, ticket) as (pooled, waited):
                 admitted = True
                 await self._run(OpenCall(owner, live, flight, asked=asked, way=way, pooled=pooled, waited_seconds=waited))
-        except QueueFull as full:
-            await self._record_failure(owner, live, asked=asked, way=way, reason=CallFailure.OVERLOADED, detail="no engine was free")
-            flight.put(refuse(asked, overloaded(str(full)), admitted=flight.admitted))
+        except NoEngine as none:
+            raise Failure(CallFailure.ENGINE_UNREACHABLE, overloaded("no engine answers"), str(none.args[0])) from none
         except asyncio.CancelledError:
             if not admitted and not flight.broken:
-                await self._record_failure(owner, live, asked=asked, way=way, reason=CallFailure.OVERLOADED, detail="no engine was free")
+                left = Failure(CallFailure.OVERLOADED, overloaded("no engine was free"))
+                await self._record_failure(owner, live, asked=asked, way=way, failure=left)
             raise
 
-    async def _record_failure(self, owner: Owner, live: Live, *, asked: Asked, way: Way, reason: CallFailure, detail: str) -> None:
-        """Record a call that got no engine, or crashed: a failure of ours."""
+    async def _record_failure(self, owner: Owner, live: Live, *, asked: Asked, way: Way, failure: Failure) -> None:
+        """Record a call that got no engine."""
         opened = opening(live, asked, way, engine_id="")
         try:
-            await owner.commit(live, [opened, failing(opened, reason, detail, OVERLOADED_STATUS)])
+            await owner.commit(live, [opened, failing(opened, failure.reason, failure.detail, failure.error.status)])
         except (BusError, BlobError) as error:
             log.error("failure_not_committed", session_id=live.session.session_id, error=str(error))
 
     async def _run(self, call: OpenCall) -> None:
         self._warn_of_inexact(call)
         try:
-            max_tokens = await limit(call)
+            max_tokens = limit(call)
             call.flight.put(Admitted(prompt_tokens=call.opened.prompt_tokens))
             await point("gateway.admitted")
             await call.sample(max_tokens)
             await call.close()
         except Failure as failed:
             if failed.reason is CallFailure.ENGINE_UNREACHABLE:
-                self._pool.avoid(call.pooled)
+                call.pooled.suspect()
+            elif failed.reason is CallFailure.ENGINE_ERROR:
+                call.pooled.avoid()
             await call.fail(failed, again=self._again(call, failed.reason))
         except Fenced:
             raise
@@ -151,8 +186,6 @@ class Calls:
         except Exception as bug:  # recorded as ours, then told as every other crash
             await call.fail(Failure(CallFailure.ENGINE_ERROR, overloaded("the gateway failed"), repr(bug)), again=False)
             log.exception("call_crashed", session_id=call.opened.session_id, call_id=call.opened.call_id)
-        finally:
-            call.live.spending.free(call.opened.call_id)
 
     def _warn_of_inexact(self, call: OpenCall) -> None:
         """Tell the operator once a session that nothing of it can be trained at these settings."""
@@ -171,13 +204,14 @@ class Calls:
 
     def _again(self, call: OpenCall, reason: CallFailure) -> bool:
         """Return whether the relay shall send the request again, unseen by the harness: an engine or the log may come back."""
-        if reason not in PASSING:
-            return False
+        live, request_id = call.live, call.asked.request_id
         if call.flight.streamed != NOTHING:  # the harness has seen a part of it
             return False
-        tries = call.live.lost_tries
-        tries[call.asked.request_id] += 1
-        return tries[call.asked.request_id] < UNSEEN_TRIES
+        if reason is CallFailure.NOT_COMMITTED:
+            now = asyncio.get_running_loop().time()
+            return now - live.unwritten_since.setdefault(request_id, now) < self._unseen_seconds
+        live.lost_tries[request_id] += reason is CallFailure.ENGINE_UNREACHABLE
+        return reason is CallFailure.ENGINE_UNREACHABLE and live.lost_tries[request_id] < UNSEEN_TRIES
 
     async def _abort_when_lonely(self, flight: Flight) -> None:
         loop = asyncio.get_running_loop()

@@ -18,8 +18,12 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     required_engine: str | None = None
     """Id of the engine whose refusal ends this process. None: a refused engine is named in /readyz, and others go on."""
     queue: Annotated[int, Meta(ge=0)] = 1024
-    """Calls that may wait for an engine; more are refused with 503."""
+    """Calls that may wait for an engine. More are held without being read."""
+    held_seconds: Seconds = 30.0
+    """How long a call is held so, before it is answered 503."""
     known_seconds: Seconds = 20.0
     """How long a call waits for its SessionStarted to be read before it is refused."""
+    unseen_seconds: Seconds = 120.0
+    """How long a call waits for an engine that answers, or for a log that can be written, before its harness is told."""
     lonely_seconds: Seconds = 10.0
     """How long an open call goes on whose relay is gone, before its sampling is aborted."""

@@ -1,20 +1,19 @@
 """The gateway's decisions, pure: request and session in, decision out. No await, no clock, no I/O."""
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, Message, RequestError
+from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, RequestError
 from evener.engines.port import LogprobRule
 from evener.proto.arrays import inline, length
 from evener.proto.ends import CallFailure, End
 from evener.proto.ids import answer_identity, answer_key
 from evener.proto.sessions import CallClosed, CallOpened
-from evener.proto.spec import Budgets, Sampling, SessionSpec, Target
+from evener.proto.spec import Sampling, SessionSpec, Target
 from evener.tokens.digests import message_digest
 from evener.tokens.forest import Call
 from evener.tokens.session import Session
@@ -40,6 +39,9 @@ class Flying(Protocol):
     """What deciding needs of a call in flight."""
 
     body_digest: str
+
+    ended: bool
+    """What it came to was said, and is on its way to those who waited."""
 
     @property
     def listened(self) -> bool:
@@ -67,7 +69,13 @@ class Sample(Struct, frozen=True):
     """The call whose answer its harness asks again for, by its mark."""
 
 
-Decision = FromRecord | Join | Sample
+class Refuse(Struct, frozen=True):
+    """Its harness was told before that the attempt has come to this end: no other call is sampled."""
+
+    end: End
+
+
+Decision = FromRecord | Join | Sample | Refuse
 
 
 def decide(session: Session, asked: Request, flights: Mapping[str, Flying]) -> Decision:
@@ -75,7 +83,7 @@ def decide(session: Session, asked: Request, flights: Mapping[str, Flying]) -> D
 
     A re-send of the relay (same request id) is answered from the record, joins what is in flight, or is tried again. A transport
     retry of the harness (marked as one, or nobody waits for its twin any more) with an equal body gets its twin. Any other equal
-    request is a new sample.
+    request is a new sample, unless the attempt's harness was told that a budget is spent.
     """
     calls = session.forest.in_order()
     own = [call for call in calls if asked.request_id in call.requests]
@@ -84,12 +92,21 @@ def decide(session: Session, asked: Request, flights: Mapping[str, Flying]) -> D
             return FromRecord(call)
     if asked.request_id in flights:
         return Join(asked.request_id)
-    return Sample(len(own) + 1) if own else _retry(session, asked, flights)
+    if own:
+        return Sample(len(own) + 1)
+    decision = _retry(session, asked, flights)
+    end = enforced(session) if isinstance(decision, Sample) else None
+    return decision if end is None else Refuse(end)
+
+
+def resent(session: Session, request_id: str, flights: Mapping[str, Flying]) -> bool:
+    """Return whether a request was accepted before: it is not held because others wait."""
+    return request_id in flights or any(request_id in call.requests for call in session.forest.calls.values())
 
 
 def _retry(session: Session, asked: Request, flights: Mapping[str, Flying]) -> Decision:
     """Look for the twin that a new request repeats: first one that nobody got or waits for, then, with a mark, any."""
-    flying = [(request_id, flight) for request_id, flight in flights.items() if flight.body_digest == asked.body_digest]
+    flying = [(key, flight) for key, flight in flights.items() if flight.body_digest == asked.body_digest and not flight.ended]
     twins = [
         call
         for call in session.forest.in_order()
@@ -130,54 +147,26 @@ def target_of(spec: SessionSpec, model: str) -> Target:
     return target
 
 
-def spent(session: Session, budgets: Budgets, *, at_once: int = 0) -> End | None:
-    """Return which budget the current attempt has used up, or None. `at_once`: other calls in flight."""
-    calls = _closed(session)
-    turns = 1 + sum(call.placement.parent is not None for call in calls)
-    if budgets.tokens is not None and sampled_tokens(session) >= budgets.tokens:
-        return End.TOKEN_BUDGET
-    if budgets.calls is not None and len(calls) + at_once >= budgets.calls:
-        return End.CALL_BUDGET
-    if budgets.turns is not None and calls and turns >= budgets.turns:
-        return End.TURN_BUDGET
-    return None
-
-
-def sampled_tokens(session: Session) -> int:
-    """Return the tokens sampled in closed calls of the current attempt."""
-    return sum(call.sampled_tokens for call in _closed(session))
-
-
-def _closed(session: Session) -> list[Call]:
-    return [call for call in session.forest.calls.values() if call.opened.attempt == session.attempt and call.closed is not None]
+def targets_of(spec: SessionSpec) -> frozenset[Target]:
+    """Return where calls of a session may go."""
+    return frozenset({Target(policy=spec.policy), *(target for target in spec.models.values() if target.refuse is None)})
 
 
 def enforced(session: Session) -> End | None:
     """Return the budget whose end a call of the current attempt was told, or None. The same live and after a take-over."""
-    for call in session.forest.in_order():
-        if call.opened.attempt == session.attempt and call.failed is not None and call.failed.reason is CallFailure.BUDGET:
-            return End(call.failed.detail)
-    return None
+    told = [
+        (call.offset, call.failed.detail)
+        for call in session.forest.calls.values()
+        if call.opened.attempt == session.attempt and call.failed is not None and call.failed.reason is CallFailure.BUDGET
+    ]
+    return End(min(told)[1]) if told else None
 
 
-def looping(messages: Sequence[Message], repeats: int | None) -> bool:
-    """Return whether the history ends with the same tool call and result `repeats` times in a row."""
-    if repeats is None:
-        return False
-    last, count, results = None, 0, ""
-    for message in reversed(messages):
-        if message.get("role") == "tool":
-            results = _spell(message.get("content")) + results
-        elif message.get("role") == "assistant" and message.get("tool_calls"):
-            this = _spell([(call.get("name"), call.get("arguments")) for call in message["tool_calls"]]) + results
-            if last is not None and this != last:
-                return False
-            last, count, results = this, count + 1, ""
-            if count == repeats:
-                return True
-        else:
-            return False
-    return False
+def stop(end: End) -> RequestError:
+    """Return how a harness is told that a limit of its session is reached."""
+    if end is End.LOOPING:
+        return RequestError("the same tool call gave the same result too often", status=STOP_STATUS, kind="looping")
+    return RequestError(f"this session's budget is spent ({end})", status=STOP_STATUS, kind="budget_spent")
 
 
 def answer_tokens(sampling: Sampling, wish: int | None, room: int) -> int:
@@ -203,7 +192,7 @@ def exact(rule: LogprobRule, sampling: Sampling) -> bool:
 def body_digest(request: CanonicalRequest) -> str:
     """Return the digest of what was asked: equal requests have equal digests."""
     messages = request.digests or tuple(map(message_digest, request.messages))
-    asked = (request.model, messages, request.tools, request.n, request.max_tokens, dict(request.wishes), request.stop)
+    asked = (request.model, messages, request.tools, request.n, request.max_tokens, dict(request.wishes))
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
@@ -216,7 +205,7 @@ def to_answer(opened: CallOpened, closed: CallClosed, request_id: str) -> Canoni
         model=opened.model,
         choices=[
             AnswerChoice(
-                message=msgspec.json.decode(inline(choice.message)),
+                message=_shown(msgspec.json.decode(inline(choice.message)), opened),
                 finish_reason=choice.finish_reason,
                 key=answer_key(closed.call_id, index),
             )
@@ -229,19 +218,13 @@ def to_answer(opened: CallOpened, closed: CallClosed, request_id: str) -> Canoni
     )
 
 
-def unsupported(request: CanonicalRequest, *, vision: bool) -> RequestError | None:
-    """Return why a well-formed request cannot be served by this policy, or None."""
-    if request.stop:
-        return RequestError("stop strings are not supported; remove `stop`", field="stop", status=STOP_STATUS)
-    if not vision and any(_has_image(message) for message in request.messages):
-        return RequestError("this policy has no vision; send text only", field="messages", status=STOP_STATUS)
-    return None
+def _shown(message: dict[str, Any], opened: CallOpened) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != "reasoning"} if opened.reasoning_withheld else message
 
 
-def _has_image(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and any(part.get("type") == "image" for part in content)
-
-
-def _spell(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+def unsupported(request: CanonicalRequest, who: str, *, vision: bool) -> RequestError | None:
+    """Return why a well-formed request cannot be served by who has vision or has none, or None."""
+    if vision or not request.images:
+        return None
+    place = request.images[0].place
+    return RequestError(f"{place}: {who} has no vision; send text only", field=place, status=STOP_STATUS)

@@ -3,22 +3,24 @@
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from typing import Annotated
+from contextlib import ExitStack, aclosing
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from evener.bus.port import Bus
-from evener.dialects.canonical import RequestError
+from evener.dialects.canonical import CanonicalRequest, Dialect, RequestError
 from evener.dialects.registry import dialect_for
 from evener.proto.codec import encode_frame
 from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
-from evener.provider_gateway.asked import Asked
+from evener.proto.spec import Quirks
+from evener.provider_gateway.admission import Ticket
+from evener.provider_gateway.asked import OVERLOADED_STATUS, RETRY_AFTER, Asked
 from evener.provider_gateway.calls import Calls
 from evener.provider_gateway.core import body_digest
 from evener.provider_gateway.live import Live
@@ -26,6 +28,11 @@ from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.owners import Owners
 from evener.provider_gateway.policies import Policy
 from evener.service.auth import Capability, CapabilityRefused, Secrets, open_capability, operator_route
+
+READ_AT_ONCE_BYTES: Final = 512 << 10
+"""A larger body is read in a thread."""
+GONE_STATUS: Final = 499
+"""For nobody: the relay left."""
 
 
 class PiecesAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,12 +42,20 @@ class PiecesAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ids: tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 
 
+class Patience(Struct, frozen=True, kw_only=True):
+    """How long requests wait before they are answered 503; see the configuration."""
+
+    known_seconds: float
+    held_seconds: float
+
+
 class Frames(StreamingResponse):
     """A call's frames as they come, until the relay is gone. The last one leaves in one write with the end of the response."""
 
-    def __init__(self, frames: AsyncGenerator[AnyFrame, None]) -> None:
+    def __init__(self, frames: AsyncGenerator[AnyFrame, None], ticket: Ticket) -> None:
         super().__init__((), media_type="application/octet-stream")
         self._frames = frames
+        self._ticket = ticket
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -50,6 +65,7 @@ class Frames(StreamingResponse):
             if sending.done():
                 sending.result()
         finally:
+            self._ticket.give_back()  # also where the relay was gone before the call began
             sending.cancel()
             gone.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)
@@ -70,14 +86,14 @@ class Endpoints:
     """Routes over the partitions that this gateway owns."""
 
     def __init__(
-        self, bus: Bus, owners: Owners, calls: Calls, policies: Mapping[str, Policy], secrets: Secrets, *, known_seconds: float
+        self, bus: Bus, owners: Owners, calls: Calls, policies: Mapping[str, Policy], secrets: Secrets, *, patience: Patience
     ) -> None:
         self._bus = bus
         self._owners = owners
         self._calls = calls
         self._policies = policies
         self._secrets = secrets
-        self._known_seconds = known_seconds
+        self._patience = patience
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes to mount."""
@@ -89,28 +105,29 @@ class Endpoints:
 
     async def serve(self, request: Request) -> Response:
         """Answer a harness's request as frames; 401, 404, 307 and 503 are for the relay."""
-        found = await self._find(request)
-        if isinstance(found, Response):
-            return found
-        owner, live, capability = found
         path = "/" + request.path_params["path"] + (f"?{request.url.query}" if request.url.query else "")
         dialect = dialect_for(path)
         if dialect is None:
             return _refused(404, f"no dialect serves {path}")
-        try:
-            parsed = dialect.parse(path, await _body(request))
-        except RequestError as error:
-            return Response(dialect.error(error), status_code=error.status, media_type="application/json")
-        asked = Asked(
-            request_id=request.headers[REQUEST_ID],
-            dialect=dialect,
-            request=parsed,
-            body_digest=body_digest(parsed),
-            started=STARTED in request.headers,
-            marked_retry=_is_marked(request, live.quirks.retry_header),
-            sub_agent=_is_marked(request, live.quirks.sub_agent_header),
-        )
-        return Frames(self._calls.serve(owner, live, capability.start_id, asked))
+        found = await self._find(request)
+        if isinstance(found, Response):
+            return found
+        owner, live, capability = found
+        ticket = await self._calls.ticket(live, capability.start_id, request.headers[REQUEST_ID], self._patience.held_seconds)
+        if ticket is None:
+            return _refused(OVERLOADED_STATUS, "engines and queue are full", dict([RETRY_AFTER]))
+        with ExitStack() as stack:
+            stack.callback(ticket.give_back)
+            if self._owners.of(capability.partition) is not owner:  # taken over while the call was held
+                return await self._elsewhere(capability.partition)
+            try:
+                asked = await self._asked(request, dialect, path, live.quirks)
+            except RequestError as error:
+                return Response(dialect.error(error), status_code=error.status, media_type="application/json")
+            except ClientDisconnect:
+                return Response(status_code=GONE_STATUS)
+            stack.pop_all()
+        return Frames(self._calls.serve(owner, live, capability.start_id, asked, ticket), ticket)
 
     async def left(self, request: Request) -> Response:
         """Take note that a harness left before its answer was through."""
@@ -132,6 +149,19 @@ class Endpoints:
             return _refused(404, f"policy {asked.policy!r} is not known here; known: {', '.join(self._policies)}")
         return JSONResponse({"pieces": [base64.b64encode(piece).decode() for piece in policy.renderer.pieces(asked.ids)]})
 
+    async def _asked(self, request: Request, dialect: Dialect, path: str, quirks: Quirks) -> Asked:
+        """Read a request. Raises RequestError, and ClientDisconnect where its relay is gone."""
+        parsed, digest = await read(dialect, path, await _body(request))
+        return Asked(
+            request_id=request.headers[REQUEST_ID],
+            dialect=dialect,
+            request=parsed,
+            body_digest=digest,
+            started=STARTED in request.headers,
+            marked_retry=_is_marked(request, quirks.retry_header),
+            sub_agent=_is_marked(request, quirks.sub_agent_header),
+        )
+
     async def _find(self, request: Request) -> tuple[Owner, Live, Capability] | Response:
         """Return the owner and the session that the capability opens, or what to tell the relay."""
         if REQUEST_ID not in request.headers and "request_id" not in request.path_params:
@@ -143,7 +173,7 @@ class Endpoints:
         owner = self._owners.of(capability.partition)
         if owner is None:
             return await self._elsewhere(capability.partition)
-        if not await owner.passed(capability.offset, self._known_seconds):
+        if not await owner.passed(capability.offset, self._patience.known_seconds):
             return _refused(503, "the session's start has not been read yet", {"retry-after": "1"})
         live = owner.lives.get(capability.session_id)
         if live is None:
@@ -155,6 +185,18 @@ class Endpoints:
         if address is None:
             return _refused(503, f"nobody owns partition {partition} now", {"retry-after": "1"})
         return Response(status_code=307, headers={OWNER: address})
+
+
+async def read(dialect: Dialect, path: str, body: bytes) -> tuple[CanonicalRequest, str]:
+    """Return the request in a body, and the digest of it. Raises RequestError. No other call waits for a large one."""
+    if len(body) > READ_AT_ONCE_BYTES:
+        return await asyncio.to_thread(_read, dialect, path, body)
+    return _read(dialect, path, body)
+
+
+def _read(dialect: Dialect, path: str, body: bytes) -> tuple[CanonicalRequest, str]:
+    request = dialect.parse(path, body)
+    return request, body_digest(request)
 
 
 async def _body(request: Request) -> bytes:

@@ -1,41 +1,31 @@
-"""How many tokens an open call's answers may have; raises Failure where a budget or the context is spent."""
+"""What limits a call: its session's budgets, before it waits for an engine, then its engine's context. Raises Failure."""
 
-from evener.dialects.canonical import RequestError
+from evener.dialects.canonical import Overflow
 from evener.proto.ends import CallFailure, End
-from evener.proto.relay import Admitted
-from evener.provider_gateway.asked import Failure
-from evener.provider_gateway.core import STOP_STATUS, answer_tokens, looping, sampled_tokens, spent
-from evener.provider_gateway.open_call import OpenCall
+from evener.provider_gateway.asked import Asked, Failure, too_long
+from evener.provider_gateway.core import answer_tokens, stop, unsupported
+from evener.provider_gateway.live import Live
+from evener.provider_gateway.looping import looping
+from evener.provider_gateway.open_call import OpenCall, Way
 
 
-async def limit(call: OpenCall) -> int:
-    """Return the limit of each answer. Waits while other open calls of the session are promised all that is left of its budget."""
-    session, budgets, request = call.live.session, call.spec.budgets, call.asked.request
-    if (end := spent(session, budgets, at_once=call.live.others(call.flight))) is not None:
-        raise _spent(end)
-    call.flight.counted = True
-    if looping(request.messages, budgets.repeats):
-        error = RequestError("the same tool call gave the same result too often", status=STOP_STATUS, kind="looping")
-        raise Failure(CallFailure.BUDGET, error, detail=End.LOOPING)
-    if request.images and not call.pooled.facts.vision:
-        error = RequestError("the engine of this policy takes no images; send text only", field="messages", status=STOP_STATUS)
+def admit(live: Live, asked: Asked, way: Way) -> None:
+    """Count a call to its session's budgets, until `live.spending.free`. Raises Failure where there is no room, or the agent loops."""
+    end = live.spending.admit(way.call_id, extends=way.placed.placement.parent is not None, answers=asked.request.n)
+    if end is None and looping(asked.request.messages, live.session.starts[live.session.attempt].spec.budgets.repeats):
+        end = End.LOOPING
+    if end is not None:
+        raise Failure(CallFailure.BUDGET, stop(end), detail=end)
+
+
+def limit(call: OpenCall) -> int:
+    """Return how many tokens each answer may have, by the engine that the call has now."""
+    request, facts, used = call.asked.request, call.pooled.facts, call.opened.prompt_tokens
+    if (error := unsupported(request, "the engine of this policy", vision=facts.vision)) is not None:
         raise Failure(CallFailure.REFUSED, error)
-    length, used = call.pooled.facts.context_length, call.opened.prompt_tokens
-    if length - used < 1:
-        text = f"this model's maximum context length is {length} tokens; the messages have {used}"
-        raise Failure(CallFailure.CONTEXT_OVERFLOW, RequestError(text, field="messages", kind="context_length_exceeded"))
-    wish = answer_tokens(call.opened.sampling, request.max_tokens, length - used)
-    if (budget := budgets.tokens) is None:
-        return wish
-    call.flight.put(Admitted(prompt_tokens=used))  # it waits for its own session now: no admission is outstanding
-    tokens = await call.live.spending.promise(
-        call.opened.call_id, wish=wish, choices=request.n, left=lambda: budget - sampled_tokens(session)
-    )
-    if not tokens:
-        raise _spent(End.TOKEN_BUDGET)
-    return tokens
-
-
-def _spent(end: End) -> Failure:
-    error = RequestError(f"this session's budget is spent ({end})", status=STOP_STATUS, kind="budget_spent")
-    return Failure(CallFailure.BUDGET, error, detail=end)
+    if facts.context_length - used < 1:
+        text = f"this model's maximum context length is {facts.context_length} tokens; the messages have {used}"
+        raise Failure(CallFailure.CONTEXT_OVERFLOW, too_long(call.asked, text, Overflow(asked=used, limit=facts.context_length)))
+    tokens = answer_tokens(call.opened.sampling, request.max_tokens, facts.context_length - used)
+    share = call.live.spending.share(call.opened.call_id)
+    return tokens if share is None else min(tokens, share)

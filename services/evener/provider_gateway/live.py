@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import NOTHING, Streamed
-from evener.proto.relay import Admitted, Answer
+from evener.dialects.canonical import NOTHING, RequestError, Streamed
+from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import CallClosed, CallOpened
 from evener.proto.spec import Quirks
 from evener.provider_gateway.spending import Spending
@@ -32,10 +32,20 @@ class Done(Struct, frozen=True, kw_only=True):
     streamed: Streamed = NOTHING
 
 
-LOST: Final = Answer(status=503, headers=(("retry-after", "5"),), body=b"")
-"""For the relay alone: it sends the request again, and the harness does not notice."""
-Step = Admitted | Piece | Done | Answer
-"""What happens to a call, for whoever listens; each listener renders it for its own request. Done or Answer is the last."""
+class Refused(Struct, frozen=True):
+    """The call has no answer, and its harness is told why."""
+
+    error: RequestError
+
+
+class Lost(Struct, frozen=True):
+    """The call has no answer, and the relay alone is told: it sends the request again, and the harness does not notice."""
+
+
+LOST: Final = Lost()
+Happening = Admitted | Waiting | Done | Refused | Lost
+Step = Happening | Piece
+"""What happens to a call, for whoever listens; each listener renders it for its own request. Done, Refused or Lost is the last."""
 
 
 class Flight:
@@ -48,41 +58,35 @@ class Flight:
         self.left: set[str] = set()
         """Those of them whose harness left."""
         self.streamed = NOTHING
-        self.counted = False
-        """It is within the session's budgets."""
+        """What has left of the first choice (`live`)."""
         self.ended = False
         """Its last step was put."""
         self.broken = False
         """This gateway lets the call go: listeners get no end, so that the relay asks the next owner."""
-        self._steps: list[Step] = []
+        self._key = ""
+        """Of the choice that is streamed."""
+        self._steps: list[Happening] = []
         self._changed = asyncio.Event()
         self._listeners = 0
         self._alone_since: float | None = None
 
-    def put(self, step: Step) -> None:
+    def put(self, step: Happening) -> None:
         """Give a step to all listeners."""
         self._steps.append(step)
-        self.ended = self.ended or isinstance(step, Done | Answer)
+        self.ended = self.ended or isinstance(step, Done | Refused | Lost)
         self._changed.set()
 
     def stream(self, key: str, reached: Streamed) -> None:
         """Let what is new in `reached` leave."""
-        before = self.streamed
-        reasoning, text = (len(before.reasoning), len(reached.reasoning)), (len(before.text), len(reached.text))
-        if reasoning[0] < reasoning[1] or text[0] < text[1]:
-            self.streamed = reached
-            self.put(Piece(key=key, reasoning=reasoning, text=text))
+        if len(self.streamed.reasoning) < len(reached.reasoning) or len(self.streamed.text) < len(reached.text):
+            self._key, self.streamed = key, reached
+            self._changed.set()
 
     def said(self, piece: Piece) -> tuple[Streamed, Streamed]:
         """Return what left before a piece, and the piece."""
         reasoning, text = self.streamed.reasoning, self.streamed.text
         before = Streamed(reasoning=reasoning[: piece.reasoning[0]], text=text[: piece.text[0]])
         return before, Streamed(reasoning=reasoning[slice(*piece.reasoning)], text=text[slice(*piece.text)])
-
-    @property
-    def admitted(self) -> bool:
-        """Whether the headers of a streamed answer may be out."""
-        return any(isinstance(step, Admitted) for step in self._steps)
 
     @property
     def listened(self) -> bool:
@@ -101,22 +105,38 @@ class Flight:
             self.task.cancel()
 
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """Yield all steps from the first; the last is Done or Answer, unless the call was broken off."""
+        """Yield all steps from the first; the last is Done, Refused or Lost, unless the call was broken off.
+
+        What is streamed is kept once: a listener that comes late, or is slow, has it in larger pieces. Waits before it came are
+        not its own.
+        """
         self._listeners += 1
-        seen = 0
+        seen, heard, late = 0, NOTHING, len(self._steps)
         try:
             while not self.broken:
-                while seen < len(self._steps):
-                    step = self._steps[seen]
+                step = self._steps[seen] if seen < len(self._steps) else None
+                if isinstance(step, Admitted | Waiting):
                     seen += 1
+                    if isinstance(step, Admitted) or seen > late:
+                        yield step
+                elif (piece := self._piece(heard)) is not None:
+                    heard = self.streamed
+                    yield piece
+                elif step is not None:
                     yield step
-                    if isinstance(step, Done | Answer):
-                        return
-                self._changed.clear()
-                await self._changed.wait()
+                    return
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
         finally:
             self._listeners -= 1
             self._alone_since = asyncio.get_running_loop().time()
+
+    def _piece(self, heard: Streamed) -> Piece | None:
+        """Return what has left since a listener had `heard`."""
+        now = self.streamed
+        reasoning, text = (len(heard.reasoning), len(now.reasoning)), (len(heard.text), len(now.text))
+        return Piece(key=self._key, reasoning=reasoning, text=text) if reasoning[0] < reasoning[1] or text[0] < text[1] else None
 
 
 class Live:
@@ -127,12 +147,14 @@ class Live:
         self.flights: dict[str, Flight] = {}
         """By request id; one that several requests wait for stands under each."""
         self.lost_tries: Counter[str] = Counter()
-        """By request id: tries that an engine or the log failed."""
+        """By request id: tries that an engine failed."""
+        self.unwritten_since: dict[str, float] = {}
+        """By request id: when the log did not take an answer to it for the first time, by the loop's clock."""
         self.placed = 0
         """Calls placed since the take-over, for seeds that differ."""
         self.warned = False
         """The operator was told that its sampling parameters mask its tokens."""
-        self.spending = Spending()
+        self.spending = Spending(self.session)
         self.ending = asyncio.Lock()
         """Held while its end is written."""
         self._history: History | None = None
@@ -157,10 +179,6 @@ class Live:
         if (call := self.session.forest.calls.get(call_id)) is not None:
             self.history.add(call)
             call.forget_messages()
-
-    def others(self, flight: Flight) -> int:
-        """Return how many other calls in flight are within the budgets."""
-        return len({id(one) for one in self.flights.values() if one.counted} - {id(flight)})
 
     def land(self, flight: Flight) -> None:
         """Take an ended flight out. One that was cancelled before it began, or without a word, is told to the relay alone."""

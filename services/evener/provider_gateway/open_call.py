@@ -2,37 +2,45 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from typing import Final
 
 import msgspec
 import numpy as np
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evener.blobs.port import BlobError
 from evener.bus.port import BusError
-from evener.dialects.canonical import RequestError, Streamed
-from evener.engines.answers import join, partial
-from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineUnreachable, GenerateRequest
+from evener.dialects.canonical import Overflow, RequestError, Streamed
+from evener.engines.answers import Sampled, cut
+from evener.engines.port import ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.arrays import pack_float32, pack_int32
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import AnyEvent
 from evener.proto.ends import CallFailure, LeftOut
 from evener.proto.ids import answer_identity, answer_key
+from evener.proto.relay import Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, Choice, Fidelity, FinishReason, MaskRange
 from evener.proto.spec import SessionSpec, Streaming, Target
-from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
+from evener.provider_gateway.asked import Asked, Failure, overloaded, too_long
 from evener.provider_gateway.core import STOP_STATUS, exact, seed_of
-from evener.provider_gateway.engines import Pooled
-from evener.provider_gateway.live import LOST, Done, Flight, Live
+from evener.provider_gateway.live import LOST, Done, Flight, Live, Refused
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.policies import Policy
+from evener.provider_gateway.slots import Pooled
 from evener.service.faults import point
 from evener.tokens.place import Placed, settle
 
+HELD_TOGETHER: Final = 32
+"""Tokens that an engine may send at once where nobody sees them before the end: each event costs more than the tokens in it."""
+VERSION_SECONDS: Final = 10.0
+"""What an engine that does not report versions gets to say, after an answer, which one it has."""
 STREAMING_PAUSES: Final = 20
 """Reading an answer for `live` takes at most this share of the time: one part in twenty."""
+STREAMING_SECONDS: Final = 0.01
+"""What is sampled within this time leaves together: each write costs more than the tokens in it, and nobody sees the difference."""
 
 log = structlog.get_logger()
 
@@ -67,7 +75,10 @@ class OpenCall:
         self._waited_seconds = waited_seconds
         """For the engine: not the agent's time."""
         self._owner = owner
-        self._chunks: list[list[Chunk]] = [[] for _ in range(asked.request.n)]
+        self._sampled: Final = [Sampled() for _ in range(asked.request.n)]
+        """Of each choice."""
+        self._shown = False
+        """The opening is committed, so that the answer may be streamed."""
         self._to_stream: asyncio.TimerHandle | None = None
         self._streamed_at = self._streaming_seconds = 0.0
         self._version = -1
@@ -81,23 +92,34 @@ class OpenCall:
         return self.live.session.starts[self.opened.attempt].spec
 
     async def sample(self, max_tokens: int) -> None:
-        """Sample all choices. Raises Failure."""
-        if self.streaming:  # a call that was seen in part and lost must be visible
-            await self._owner.commit(self.live, [self.opened])
+        """Sample all choices, of at most so many tokens each: the limit is recorded with the opening. Raises Failure."""
+        self.opened = replace(self.opened, max_tokens=max_tokens)
         self._engine_began = time.time()
         try:
             async with asyncio.TaskGroup() as tasks:
-                gone = tasks.create_task(self.pooled.until_gone())
+                if self.streaming:
+                    tasks.create_task(self._show())
+                gone = tasks.create_task(self.pooled.until_given_up())
                 sampling = tasks.create_task(self._sample_choices(max_tokens))
-                await asyncio.wait([sampling])
+                with self.pooled.pauses.told_to(self.flight):
+                    await asyncio.wait([sampling])
                 gone.cancel()
+            await self._find_version(sampling.result())
         except* ContextOverflow as group:
-            error = RequestError(_first(group).args[0], field="messages", kind="context_length_exceeded")
-            raise Failure(CallFailure.CONTEXT_OVERFLOW, error) from group
+            raise Failure(CallFailure.CONTEXT_OVERFLOW, self._too_long(_first(group))) from group
         except* EngineUnreachable as group:
             raise Failure(CallFailure.ENGINE_UNREACHABLE, overloaded("the engine does not answer"), str(_first(group))) from group
         except* EngineError as group:
             raise Failure(CallFailure.ENGINE_ERROR, overloaded("the engine failed"), str(_first(group))) from group
+        except* (BusError, BlobError) as group:
+            raise _first(group) from group
+
+    async def _show(self) -> None:
+        """Commit the opening while the engine begins, and stream from then on: a call that was seen in part and lost must be visible."""
+        await self._owner.commit(self.live, [self.opened])
+        self._shown = True
+        if len(self._sampled[0]):
+            self._stream_soon()
 
     async def close(self) -> None:
         """Commit the call with what it sampled, then let the answer go."""
@@ -111,8 +133,8 @@ class OpenCall:
         known = self.live.session.forest.calls.get(self.opened.call_id)
         if (known is not None and known.ended) or self.live.session.sealed is not None:
             return
-        sampled = any(len(chunk.ids) for chunks in self._chunks for chunk in chunks)
-        ended = self._closed(aborted=True) if sampled else self._failed(CallFailure.CANCELLED, "the harness left", STOP_STATUS)
+        nothing = not any(map(len, self._sampled))
+        ended = self._failed(CallFailure.CANCELLED, "the harness left", STOP_STATUS) if nothing else self._closed(aborted=True)
         try:
             await self._owner.commit(self.live, [*self._unsaid(), ended])
         except (BusError, BlobError) as error:
@@ -125,23 +147,36 @@ class OpenCall:
             await self._owner.commit(self.live, [*self._unsaid(), failed])
         except (BusError, BlobError) as error:
             log.error("failure_not_committed", session_id=self.opened.session_id, error=str(error))
-        self.flight.put(LOST if again else refuse(self.asked, failure.error, admitted=self.flight.admitted))
+        if again:  # what was sampled in vain is not the agent's time
+            self.flight.put(Waiting(seconds=time.time() - self._engine_began))
+        self.flight.put(LOST if again else Refused(failure.error))
 
     def _unsaid(self) -> list[AnyEvent]:
         """Return the opening, unless it was committed before."""
         return [] if self.opened.call_id in self.live.session.forest.calls else [self.opened]
 
-    async def _sample_choices(self, max_tokens: int) -> None:
-        facts = self.pooled.facts
-        before = None if facts.reports_versions else await self.pooled.engine.facts()
+    def _too_long(self, overflow: BaseException) -> RequestError:
+        """Return how the harness is told that the engine takes no prompt of this length."""
+        numbers = overflow.numbers if isinstance(overflow, ContextOverflow) else None
+        return too_long(self.asked, str(overflow.args[0]), numbers and Overflow(asked=numbers[0], limit=numbers[1]))
+
+    async def _sample_choices(self, max_tokens: int) -> EngineFacts | None:
+        """Sample; return what the engine said of itself before, where it does not report versions."""
+        before = None if self.pooled.facts.reports_versions else await self.pooled.engine.facts()
         async with asyncio.TaskGroup() as choices:
             for index in range(self.asked.request.n):
                 choices.create_task(self._sample_choice(index, max_tokens))
-        if any(chunks[-1].finish_reason is FinishReason.ABORTED for chunks in self._chunks):
+        if any(sampled.finish_reason in {FinishReason.ABORTED, None} for sampled in self._sampled):
             msg = f"engine {self.pooled.joined.engine_id} broke its answer off"
             raise EngineUnreachable(msg)
-        if before is not None and (await self.pooled.engine.facts()).version == before.version:
-            self._version = before.version
+        return before
+
+    async def _find_version(self, before: EngineFacts | None) -> None:
+        """See by which version everything was sampled. An engine that cannot say so any more leaves it unknown: the answer stands."""
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(VERSION_SECONDS):
+                if before is not None and (await self.pooled.engine.facts()).version == before.version:
+                    self._version = before.version
 
     async def _sample_choice(self, index: int, max_tokens: int) -> None:
         session, way = self.live.session, self.way
@@ -151,23 +186,29 @@ class OpenCall:
             sampling=seed_of(self.opened.sampling, session.session_id, way.number, index),
             max_tokens=max_tokens,
             stop_ids=way.policy.renderer.stop_ids,
+            together=1 if self.streaming else HELD_TOGETHER,
             session=session.session_id,
             messages=tuple(way.placed.said) if self.pooled.facts.renders else None,
             tools=self.asked.request.tools if self.pooled.facts.renders else (),
             images={image.digest: (image.media_type, image.data) for image in self.asked.request.images},
         )
-        async for chunk in self.pooled.engine.generate(request):
-            if self._first_token_at is None and len(chunk.ids):
-                self._first_token_at = time.time()
-            self._chunks[index].append(chunk)
-            if self.streaming and index == 0 and len(chunk.ids):
-                self._stream_soon()
+        async with aclosing(self.pooled.engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                self.pooled.pauses.heard()
+                if self._first_token_at is None and len(chunk.ids):
+                    self._first_token_at = time.time()
+                had = self.live.spending.draw(self.opened.call_id, index, len(chunk.ids))
+                self._sampled[index].add(chunk if had == len(chunk.ids) else cut(chunk, had))
+                if self.streaming and index == 0 and had:
+                    self._stream_soon()
+                if had < len(chunk.ids):  # calls at once have spent the session's tokens
+                    return
 
     def _stream_soon(self) -> None:
-        """Stream what there is now; where reading a long answer again and again would cost too much, a little later."""
-        if self._to_stream is None:
+        """Stream what there is now, or a little later: not long ago was the last time, or reading a long answer again costs too much."""
+        if self._to_stream is None and self._shown:
             loop = asyncio.get_running_loop()
-            wait = self._streamed_at + STREAMING_PAUSES * self._streaming_seconds - loop.time()
+            wait = self._streamed_at + max(STREAMING_PAUSES * self._streaming_seconds, STREAMING_SECONDS) - loop.time()
             if wait <= 0:
                 self._stream()
             else:
@@ -178,9 +219,9 @@ class OpenCall:
         loop = asyncio.get_running_loop()
         self._to_stream, began = None, loop.time()
         if not self.flight.ended and not self.flight.broken:
-            ids = np.concatenate([chunk.ids for chunk in self._chunks[0]])
-            reasoning, text = self.way.policy.renderer.certain(ids)
-            self.flight.stream(answer_key(self.opened.call_id, 0), Streamed(reasoning=reasoning, text=text))
+            reasoning, text = self.way.policy.renderer.certain(self._sampled[0].ids)
+            shown = "" if self.opened.reasoning_withheld else reasoning
+            self.flight.stream(answer_key(self.opened.call_id, 0), Streamed(reasoning=shown, text=text))
         self._streamed_at = loop.time()
         self._streaming_seconds = self._streamed_at - began
 
@@ -192,13 +233,13 @@ class OpenCall:
         answer_id, created = answer_identity(opened.request_id)
         settled = self._settled(aborted=aborted)
         moved = settled is not None and settled is not self.way.placed
-        cached = [chunk.cached_tokens for chunks in self._chunks for chunk in chunks if chunk.cached_tokens is not None]
+        cached = [sampled.cached_tokens for sampled in self._sampled if sampled.cached_tokens is not None]
         return CallClosed(
             session_id=opened.session_id,
             attempt=opened.attempt,
             call_id=opened.call_id,
             request_id=opened.request_id,
-            choices=tuple(self._choice(index, chunks, aborted=aborted) for index, chunks in enumerate(self._chunks)),
+            choices=tuple(self._choice(index, sampled, aborted=aborted) for index, sampled in enumerate(self._sampled)),
             fidelity=Fidelity.FED if settled is None else Fidelity.MATCHED,
             placement=settled.placement if settled is not None and moved else None,
             given_ids=pack_int32(settled.given) if settled is not None and moved else None,
@@ -214,16 +255,16 @@ class OpenCall:
 
     def _settled(self, *, aborted: bool) -> Placed | None:
         """Return the final placement by the prompt ids that the engine reported. None: it was fed ours."""
-        reported = [chunk.prompt_ids for chunks in self._chunks for chunk in chunks[:1] if chunk.prompt_ids is not None]
+        reported = [sampled.prompt_ids for sampled in self._sampled if sampled.prompt_ids is not None]
         if not reported:
             return None
         if not aborted and any(not np.array_equal(one, reported[0]) for one in reported):  # each answer would hang elsewhere
             raise Failure(CallFailure.ENGINE_ERROR, overloaded("the engine failed"), "its answers to one call have different prompts")
         return settle(self.live.session.forest, self.way.placed, reported[0])
 
-    def _choice(self, index: int, chunks: Sequence[Chunk], *, aborted: bool) -> Choice:
+    def _choice(self, index: int, sampled: Sampled, *, aborted: bool) -> Choice:
         pooled, renderer = self.pooled, self.way.policy.renderer
-        whole = partial(chunks) if aborted else join(chunks)
+        whole = sampled.partial() if aborted else sampled.whole()
         ids = whole.ids
         versions = whole.versions if pooled.facts.reports_versions else np.full(len(ids), self._version, np.int32)
         why = LeftOut.IMAGE if self.asked.request.images else None if exact(pooled.rule, self.opened.sampling) else LeftOut.CONSTRAINED
@@ -274,6 +315,7 @@ def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
         retry_of=way.retry_of,
         images=way.images,
         streamed=request.stream,
+        reasoning_withheld=request.reasoning_withheld,
         n=request.n,
         body_digest=asked.body_digest,
         opened_at=way.opened_at,

@@ -47,7 +47,7 @@ class Placing:
         if policy is None:
             msg = f"policy {target.policy or spec.policy!r} is not known to this gateway"
             raise RequestError(msg, field="model", status=STOP_STATUS)
-        if (error := unsupported(asked.request, vision=policy.config.vision)) is not None:
+        if (error := unsupported(asked.request, "this policy", vision=policy.config.vision)) is not None:
             raise error
         return target, policy
 
@@ -66,7 +66,7 @@ class Placing:
                 sub_agent=asked.sub_agent,
             )
         except TemplateError as cause:
-            raise RequestError(str(cause.args[0]), field="messages", status=STOP_STATUS) from cause
+            raise RequestError(str(cause.args[0]), field=asked.dialect.history, status=STOP_STATUS) from cause
 
     def _way(self, live: Live, sample: Sample, target: Target, policy: Policy, placed: Placed, *, images: tuple[BlobRef, ...] = ()) -> Way:
         live.placed += 1

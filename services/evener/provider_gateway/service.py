@@ -10,10 +10,11 @@ from evener.proto.topics import Topic
 from evener.provider_gateway.calls import Calls
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.engines import EnginePool
-from evener.provider_gateway.http import Endpoints
+from evener.provider_gateway.http import Endpoints, Patience
 from evener.provider_gateway.owner import GROUP
 from evener.provider_gateway.owners import SERVICE, Owners
 from evener.provider_gateway.policies import open_policies
+from evener.provider_gateway.slots import Slots
 from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
 from evener.service.parts import Parts, Service
@@ -27,11 +28,13 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
     events = EventLog(parts.bus, parts.blobs)
     instance_id = f"{parts.instance_id}-{SERVICE}"
     renderers = {name: policy.renderer for name, policy in policies.items()}
-    pool = EnginePool(parts.bus, events, renderers, queue=config.queue, required=config.required_engine)
+    slots = Slots(queue=config.queue, patience_seconds=config.unseen_seconds)
+    pool = EnginePool(parts.bus, events, renderers, slots, required=config.required_engine)
     measured = metrics(parts.registry)
     owners = Owners(parts.bus, EventLog(parts.bus, parts.blobs), measured, instance_id)
-    calls = Calls(pool, policies, parts.blobs, measured, lonely_seconds=config.lonely_seconds)
-    endpoints = Endpoints(parts.bus, owners, calls, policies, parts.secrets, known_seconds=config.known_seconds)
+    calls = Calls(slots, policies, parts.blobs, measured, lonely_seconds=config.lonely_seconds, unseen_seconds=config.unseen_seconds)
+    patience = Patience(known_seconds=config.known_seconds, held_seconds=config.held_seconds)
+    endpoints = Endpoints(parts.bus, owners, calls, policies, parts.secrets, patience=patience)
     stopping = asyncio.Event()
 
     async def run() -> None:

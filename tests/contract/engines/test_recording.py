@@ -131,8 +131,9 @@ async def test_the_adapter_reads_a_recorded_abort() -> None:
 async def test_the_adapter_reads_a_recorded_overflow(name: str) -> None:
     """Which comes as a status, or inside a stream of status 200."""
     async with replaying(name) as engine:
-        with pytest.raises(ContextOverflow, match="length 2048"):
+        with pytest.raises(ContextOverflow, match="length 2048") as refused:
             await chunks_of(engine)
+        assert refused.value.numbers == (2048, 2048)
         await engine.aclose()
 
 

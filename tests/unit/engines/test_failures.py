@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,11 +14,13 @@ from evener.engines.llama import LlamaEngine
 from evener.engines.open import open_engine
 from evener.engines.port import Engine, EngineError, EngineUnreachable, GenerateRequest
 from evener.engines.vllm import VllmEngine, version_number
+from evener.engines.vllm_chat import VllmChatEngine
 from evener.proto.fleet import EngineJoined
 from evener.proto.spec import Sampling
 
 OPENERS: list[Callable[[str], Engine]] = [LlamaEngine, VllmEngine]
 REQUEST = GenerateRequest(request_id="r1", ids=np.asarray([1, 2], np.int32), sampling=Sampling(), max_tokens=4)
+CHAT = msgspec.structs.replace(REQUEST, messages=({"role": "user", "content": "hi"},))
 STREAM = "text/event-stream"
 
 
@@ -42,9 +45,9 @@ async def answering(raw: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def sample(engine: Engine) -> None:
+async def sample(engine: Engine, request: GenerateRequest = REQUEST) -> None:
     try:
-        async with aclosing(engine.generate(REQUEST)) as chunks:
+        async with aclosing(engine.generate(request)) as chunks:
             await whole(chunks)
     finally:
         await engine.aclose()
@@ -62,8 +65,8 @@ async def test_an_engine_that_is_down_is_unreachable(opened: Callable[[str], Eng
 @pytest.mark.parametrize("opened", OPENERS)
 @pytest.mark.parametrize(
     "raw",
-    [b"", http('{"half', length=900), http("busy", status=503), http("", status=502)],
-    ids=["closes", "dies in its answer", "overloaded", "proxy without engine"],
+    [b"", http('{"half', length=900), http("busy", status=503), http("", status=502), http("EngineDeadError", status=500)],
+    ids=["closes", "dies in its answer", "overloaded", "proxy without engine", "dead engine"],
 )
 async def test_an_engine_that_goes_away_is_unreachable(opened: Callable[[str], Engine], raw: bytes) -> None:
     async with answering(raw) as url:
@@ -80,7 +83,6 @@ async def test_an_engine_that_goes_away_is_unreachable(opened: Callable[[str], E
         (http("[1, 2]"), r"\[1, 2\]"),
         (http("null"), "null|None"),
         (http("no such thing", status=404), "404: no such thing"),
-        (http("oh", status=500), "500: oh"),
         (b"SSH-2.0-OpenSSH_9\r\n", "answered"),
     ],
 )
@@ -105,8 +107,13 @@ async def test_a_web_page_is_named_by_its_beginning_on_one_line(opened: Callable
 
 
 def event(**changes: object) -> str:
-    choice = {"index": 0, "finish_reason": None, "token_ids": [7], "logprobs": {"content": [{"token_id": 7, "logprob": -1.0}]}}
-    return f"data: {json.dumps({'choices': [choice | changes]})}\n\n"
+    told = {"token_id": 7, "token": "token_id:7", "logprob": -1.0}
+    choice = {"index": 0, "finish_reason": None, "token_ids": [7], "logprobs": {"content": [told]}}
+    return f"data: {json.dumps({'prompt_token_ids': [1, 2], 'choices': [choice | changes]})}\n\n"
+
+
+def error_event(code: object) -> str:
+    return f"data: {json.dumps({'error': {'message': 'boom', 'type': 'InternalServerError', 'param': None, 'code': code}})}\n\n"
 
 
 @pytest.mark.parametrize(
@@ -114,11 +121,34 @@ def event(**changes: object) -> str:
     [
         (event(), "without a finish reason"),
         (event() + "data: [DONE]\n\n", "without a finish reason"),
+        (event() + error_event(500) + "data: [DONE]\n\n", "boom"),
+        (error_event(None), "boom"),
+    ],
+)
+@pytest.mark.parametrize("asked", [REQUEST, CHAT])
+async def test_an_engine_that_dies_in_its_stream_is_unreachable(text: str, named: str, asked: GenerateRequest) -> None:
+    """Another one may answer: its core died, or its answer just ends."""
+    async with answering(http(text, STREAM)) as url:
+        engine = VllmEngine(url) if asked.messages is None else VllmChatEngine(url)
+        with pytest.raises(EngineUnreachable, match=named):
+            await sample(engine, asked)
+
+
+async def test_an_event_that_refuses_the_request_is_no_sign_of_a_dead_engine() -> None:
+    """The same again would not help."""
+    async with answering(http(error_event(400), STREAM)) as url:
+        with pytest.raises(EngineError, match="boom") as error:
+            await sample(VllmEngine(url))
+        assert not isinstance(error.value, EngineUnreachable)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
         (event(token_ids=[8]), "token_ids"),
         (event(logprobs=None), "token_ids"),
         (event(finish_reason="tired"), "tired"),
         (event(finish_reason="stop", weight_versions=[{"version": "final", "start": 0, "end": 1}]), "final"),
-        ('data: {"error": {"message": "boom"}}\n\n', "boom"),
         ("data: {]\n\n", "answered"),
         ("hello\n\n", "hello"),
     ],

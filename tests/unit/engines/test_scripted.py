@@ -87,7 +87,7 @@ async def test_logprobs_are_those_of_the_engines_own_distribution(play: Play, cl
 
 @pytest.mark.parametrize(
     ("rule", "error"),
-    [(Rule(fail=500), EngineError), (Rule(fail=503), EngineUnreachable), (Rule(say="Half of", fail="cut"), EngineUnreachable)],
+    [(Rule(fail=400), EngineError), (Rule(fail=503), EngineUnreachable), (Rule(say="Half of", fail="cut"), EngineUnreachable)],
     ids=["status", "overloaded", "cut"],
 )
 async def test_failures_on_demand(play: Play, client: Connect, rule: Rule, error: type[EngineError]) -> None:

@@ -126,3 +126,35 @@ def test_the_program_names_what_is_wrong_with_its_script(tmp_path: Path) -> None
     assert ended.returncode == 1
     assert "sya" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/inference/v1/generate", {"token_ids": [66], "sampling_params": {"stop": ["END"]}}),
+        ("/inference/v1/generate", {"token_ids": [66], "sampling_params": {"stop": "END"}, "stream": True}),
+        ("/v1/completions", {"prompt": [66], "stop": ["END"]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "stop": ["END"]}),
+    ],
+)
+async def test_stop_strings_are_refused_by_name(play: Play, client: Connect, path: str, asked: dict[str, Any]) -> None:
+    """They would not be looked for: a server of vLLM that knows ids alone refuses them, too."""
+    server = await play(Script(default=Step(say="Go on END and on.")))
+    asking = client(server)
+    refused = await asking.post(path, asked)
+
+    assert refused["error"]["code"] == 400
+    assert refused["error"]["message"].startswith("stop strings are not supported")
+    assert server.ledger == []
+
+
+@pytest.mark.parametrize(("path", "asked"), [("/inference/v1/generate", {"token_ids": []}), ("/v1/completions", {"prompt": []})])
+async def test_a_prompt_without_ids_is_refused(play: Play, client: Connect, path: str, asked: dict[str, Any]) -> None:
+    """Whole, and in a stream, where vLLM has said 200 before it looks at the prompt."""
+    asking = client(await play(Script()))
+    refused = await asking.post(path, {"sampling_params": {}} | asked)
+
+    assert (refused["error"]["code"], refused["error"]["message"]) == (400, "The decoder prompt cannot be empty")
+    if path == "/inference/v1/generate":
+        (streamed,) = await asking.post(path, {"sampling_params": {}, "stream": True} | asked)
+        assert streamed == refused

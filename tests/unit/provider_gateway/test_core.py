@@ -4,24 +4,25 @@ import pytest
 from msgspec import Struct
 from tests.unit.tokens.toy import World, user
 
-from evener.dialects.canonical import CanonicalRequest, RequestError
+from evener.dialects.canonical import CanonicalRequest, Image, RequestError
 from evener.engines.port import LogprobRule
 from evener.proto.ends import CallFailure, End
 from evener.proto.sessions import FinishReason
-from evener.proto.spec import Budgets, Sampling, Target
+from evener.proto.spec import Sampling, Target
 from evener.provider_gateway.core import (
     FromRecord,
     Join,
+    Refuse,
     Sample,
     answer_tokens,
     decide,
     enforced,
     exact,
-    looping,
     refusal,
+    resent,
     seed_of,
-    spent,
     target_of,
+    targets_of,
     unsupported,
 )
 
@@ -39,6 +40,7 @@ class Flying(Struct):
 
     body_digest: str
     listened: bool = True
+    ended: bool = False
 
 
 def test_resend_is_answered_from_the_record_joined_or_tried_again() -> None:
@@ -114,46 +116,38 @@ def test_calls_under_an_old_start_or_after_the_end_are_refused() -> None:
     assert refused.status == 400
 
 
-@pytest.mark.parametrize(
-    ("budgets", "end"),
-    [
-        (Budgets(), None),
-        (Budgets(calls=2), End.CALL_BUDGET),
-        (Budgets(calls=3), None),
-        (Budgets(tokens=3), End.TOKEN_BUDGET),
-        (Budgets(turns=2), End.TURN_BUDGET),
-        (Budgets(turns=3), None),
-    ],
-)
-def test_budget_is_spent_by_closed_calls_of_the_attempt(budgets: Budgets, end: End | None) -> None:
-    """Two calls, the second extending the first."""
+def test_vote_does_not_take_the_answer_of_a_call_that_has_just_ended() -> None:
+    """Its twin has the answer already, and only has not landed: nobody waits for it because everybody was served."""
     world = World()
-    answer = world.ask([user("a")], "b")
-    world.ask([user("a"), answer, user("c")], "d")
-    assert spent(world.session, budgets) is end
+    world.ask([user("a")], "b")
+    equal = world.session.forest.calls["c1"].opened.body_digest
+    landing = {"r1": Flying(equal, listened=False, ended=True)}
+    assert decide(world.session, Asked("r2", equal), landing) == Sample(1)
+    assert isinstance(decide(world.session, Asked("r2", equal, marked_retry=True), landing), FromRecord)
+    assert decide(World().session, Asked("r2", equal, marked_retry=True), landing) == Sample(1)
 
 
-def test_budget_end_is_read_from_the_log_after_a_take_over() -> None:
-    """What the harness was told decides, not what the counters say now."""
+def test_attempt_whose_harness_was_told_that_a_budget_is_spent_samples_no_more() -> None:
+    """Whatever it asks next. What is in the record or in flight is still answered; another attempt begins anew."""
     world = World()
     world.ask([user("a")], "b")
     assert enforced(world.session) is None
+    world.fail(world.open([user("c")])[1], CallFailure.BUDGET, str(End.LOOPING))
+    world.fail(world.open([user("d")])[1], CallFailure.BUDGET, str(End.CALL_BUDGET))
+    assert enforced(world.session) is End.LOOPING
+    assert decide(world.session, Asked("r9"), {}) == Refuse(End.LOOPING)
+    assert isinstance(decide(world.session, Asked("r1"), {}), FromRecord)
+    assert decide(world.session, Asked("r9"), {"r9": Flying("")}) == Join("r9")
+    world.start(2)
+    assert decide(world.session, Asked("r9"), {}) == Sample(1)
 
 
-def test_looping_is_the_same_call_with_the_same_result_in_a_row() -> None:
-    """Different ids do not hide it; a different result or a user's word breaks it."""
-
-    def turn(number: int, result: str) -> list[dict[str, object]]:
-        call = {"id": f"call{number}", "name": "run", "arguments": {"cmd": "ls"}}
-        return [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": result},
-        ]
-
-    assert looping([user("go"), *turn(1, "x"), *turn(2, "x"), *turn(3, "x")], 3)
-    assert not looping([user("go"), *turn(1, "x"), *turn(2, "x"), *turn(3, "y")], 3)
-    assert not looping([user("go"), *turn(1, "x"), user("stop"), *turn(2, "x"), *turn(3, "x")], 3)
-    assert not looping([user("go"), *turn(1, "x"), *turn(2, "x"), *turn(3, "x")], None)
+def test_request_that_was_accepted_before_is_known_by_its_id() -> None:
+    """It comes in also where the queue is full."""
+    world = World()
+    world.ask([user("a")], "b")
+    world.fail(world.open([user("c")])[1], CallFailure.ENGINE_UNREACHABLE)
+    assert [resent(world.session, request, {"r7": Flying("")}) for request in ("r1", "r2", "r7", "r9")] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -195,22 +189,18 @@ def test_model_map_routes_refuses_and_defaults() -> None:
     assert target_of(mapped, "small") == Target(frozen="judge")
     with pytest.raises(RequestError, match="use `policy`"):
         target_of(mapped, "other")
+    assert targets_of(mapped) == {Target(policy="policy"), Target(frozen="judge")}
 
 
-def test_what_a_policy_cannot_serve_is_refused_by_name() -> None:
-    """Images without vision, stop strings: a clear 400 that names the field."""
+def test_images_that_nobody_sees_are_refused_by_their_place() -> None:
+    """A clear 400 that names where the first one stands."""
 
-    def request(content: object, stop: tuple[str, ...] = ()) -> CanonicalRequest:
-        return CanonicalRequest(
-            dialect="openai_chat", model="m", messages=({"role": "user", "content": content},), tools=(), stream=False, wishes={}, stop=stop
-        )
+    def request(*images: Image) -> CanonicalRequest:
+        return CanonicalRequest(dialect="openai_chat", model="m", messages=(), tools=(), stream=False, wishes={}, images=images)
 
-    image = [{"type": "image", "digest": "0" * 64, "media_type": "image/png"}]
-    for refused, field in (
-        (unsupported(request(image), vision=False), "messages"),
-        (unsupported(request("a", ("x",)), vision=False), "stop"),
-    ):
-        assert refused is not None
-        assert refused.field == field
-    assert unsupported(request(image), vision=True) is None
-    assert unsupported(request("a"), vision=False) is None
+    image = Image(digest="0" * 64, media_type="image/png", data=b"", place="messages[3].content[0].image_url.url")
+    refused = unsupported(request(image), "it", vision=False)
+    assert refused is not None
+    assert refused.field == image.place
+    assert unsupported(request(image), "it", vision=True) is None
+    assert unsupported(request(), "it", vision=False) is None

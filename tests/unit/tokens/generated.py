@@ -194,11 +194,12 @@ class Harness:
     def retry_answered(self, talk: list[Message], number: int) -> None:
         """Another request gets an answer; with an odd number its harness leaves too."""
         if (call_id := self.last.get(id(talk))) is not None and (call := self.world.session.forest.calls.get(call_id)) is not None:
-            self.world.deliver(call_id, f"retry{len(self.world.log)}")
+            request_id = f"retry{len(self.world.log)}"
+            self.world.deliver(call_id, request_id)
             if number % 2 == 0:
                 self.got_again.add(call_id)
             else:
-                self.world.write(undelivered(call, max(call.requests - {call.opened.request_id})))
+                self.world.write(undelivered(call, request_id))
 
     def forget(self, talk: list[Message], number: int) -> None:
         """Send a turn back without its reasoning."""

@@ -460,6 +460,21 @@ def test_reasoning_that_the_harness_dropped_is_counted_as_reinstated() -> None:
     assert trajectory.accounting.reinstated == world.renderer.reasoning_length(sampled) > len("then in</think>") / 2
 
 
+@pytest.mark.parametrize(("withheld", "rows"), [(True, 1), (False, 2)])
+def test_reasoning_that_the_harness_was_not_shown_comes_back_from_the_record(*, withheld: bool, rows: int) -> None:
+    """Whatever the harness declares: it cannot return what it never had. One that was shown it has changed the answer."""
+    world = World()
+    placed, opened = world.open([user("go")])
+    opened = structs.replace(opened, reasoning_withheld=withheld)
+    [answer] = world.close(placed, opened, ["then in</think>the end"])
+    sent = {name: value for name, value in answer.items() if name != "reasoning"}
+    world.ask([user("go"), sent, user("on")], "fine")
+    trajectory = world.seal()
+
+    assert len(trajectory.rows) == rows
+    assert (trajectory.accounting.reinstated > 0) is withheld
+
+
 def test_calls_lost_with_their_gateway_are_counted() -> None:
     """What they sampled is not known: it is beside the books."""
     world = World()

@@ -30,7 +30,7 @@ from evener.proto.sessions import (
     SessionSealed,
     SessionStarted,
 )
-from evener.proto.spec import GraderSpec, HarnessSpec, PolicyOptions, Purpose, Quirks, Sampling, SessionSpec
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, PolicyOptions, Purpose, Quirks, Sampling, SessionSpec
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.templates.port import Bridge, Message
 from evener.tokens.conversation import given_messages
@@ -129,7 +129,7 @@ def spell(message: Message) -> str:
 class World:
     """One session, its gateway's steps without network or clock, and the engine's ledger."""
 
-    def __init__(self, seed: int = 0, quirks: Quirks | None = None) -> None:
+    def __init__(self, seed: int = 0, quirks: Quirks | None = None, budgets: Budgets | None = None) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a seeded test
         self.renderer = ToyRenderer()
         self.session = Session("t.0")
@@ -146,6 +146,7 @@ class World:
             task=None,
             harness=HarnessSpec(name="script"),
             policy="policy",
+            budgets=budgets or Budgets(),
             grader=GraderSpec(name="none"),
         )
         self.quirks = quirks or Quirks()
@@ -294,7 +295,7 @@ class World:
         placed, opened = self.open(messages, tools)
         return self.close(placed, opened, texts, finish)[0]
 
-    def fail(self, opened: CallOpened, reason: CallFailure) -> None:
+    def fail(self, opened: CallOpened, reason: CallFailure, detail: str = "") -> None:
         if opened.call_id not in self.session.forest.calls:
             self.write(opened)
         self.write(
@@ -304,6 +305,7 @@ class World:
                 call_id=opened.call_id,
                 request_id=opened.request_id,
                 reason=reason,
+                detail=detail,
                 status=503,
                 failed_at=1.0,
             )

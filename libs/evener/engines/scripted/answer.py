@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from msgspec import Struct
@@ -25,7 +26,7 @@ class Speed(Struct, frozen=True, kw_only=True):
 
     seconds_per_token: float = 0.0
     block: int = 1
-    """Tokens in one event of a stream."""
+    """Tokens in one event of a stream, at least: a request may want more (`stream_interval`)."""
 
 
 class Cut(Exception):
@@ -66,6 +67,7 @@ class Answer:
         self._room: Final = min(room, self._params.max_tokens or room, room if said is None else len(said))
         self._step: Final = step or Step()
         self._block: Final = self._step.block or speed.block
+        self._together: Final = max(self._block, self._params.stream_interval or 1)
         paced = self._step.seconds_per_token
         self._interval: Final = speed.seconds_per_token if paced is None else paced
         self._timed: Final = self._interval > 0 or self._step.delay_ms > 0
@@ -91,9 +93,9 @@ class Answer:
         waits = not self.immediate
         while self.end is None and not self._aborted and len(self.tokens) < self._room:
             if waits and self._waits():
-                if parts := self._parts(given):
-                    yield parts
-                given = len(self.tokens)
+                if (ready := self._ready(given)) > given:
+                    yield self._parts(given, ready)
+                    given = ready
                 await self._wait()
             if not self._aborted:
                 self._take()
@@ -102,7 +104,7 @@ class Answer:
             self.end = End("abort") if self._aborted or broken else self.end or End("length")
         else:
             self.end = None
-        if parts := self._parts(given):
+        if parts := self._parts(given, len(self.tokens)):
             yield parts
         if broken == "cut":
             raise Cut
@@ -115,12 +117,21 @@ class Answer:
         """Return all of it as one part."""
         return self._part(0, len(self.tokens))
 
-    def _parts(self, given: int) -> list[Part]:
-        """Return what came after the first `given` tokens; an end without tokens is a part too."""
+    def _ready(self, given: int) -> int:
+        """Return how many tokens may leave before the end: with a stream interval the first, then whole intervals."""
         count = len(self.tokens)
-        starts = range(given, count, self._block)
-        parts = [self._part(start, min(start + self._block, count)) for start in starts]
-        return parts or ([self._part(count, count)] if self.end else [])
+        if self._together == self._block or count == 0:
+            return count
+        begun = max(given, 1)
+        return begun + (count - begun) // self._together * self._together
+
+    def _parts(self, given: int, count: int) -> list[Part]:
+        """Return what came after the first `given` tokens, up to `count`; an end without tokens is a part too."""
+        if given == count:
+            return [self._part(count, count)] if self.end else []
+        first = 1 if given == 0 and self._together > self._block else self._together  # with a stream interval it comes alone
+        stops = [*range(given + first, count, self._together), count]
+        return [self._part(start, stop) for start, stop in pairwise([given, *stops])]
 
     def _part(self, start: int, stop: int) -> Part:
         last = stop == len(self.tokens)

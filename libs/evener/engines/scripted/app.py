@@ -22,7 +22,7 @@ from evener.engines.scripted.prompt import Prompt
 from evener.engines.scripted.requests import Refusal, Request, UnknownId
 from evener.engines.scripted.script import Script, ScriptError, Step
 from evener.engines.scripted.spelling import Speller
-from evener.engines.scripted.wire import DONE, Form, encode, event
+from evener.engines.scripted.wire import DONE, Form, StreamForm, encode, event
 from evener.engines.scripted.wire_chat import ChatForm, CompletionForm
 from evener.engines.scripted.wire_generate import GenerateForm
 from evener.templates.jinja import ChatTemplate
@@ -109,7 +109,7 @@ class ScriptedApp:
             await send_body(send, 200, event(refusal.body) + DONE, EVENTS)
             return
         form = GenerateForm(request, request_id=_name(request), model=self.model, scores=lambda: self._scores(request.token_ids))
-        await self._respond(request, form, receive, send)
+        await self._respond(request, form, receive, send, stream=form if request.stream else None)
 
     async def _chat(self, body: bytes, receive: Receive, send: Send) -> None:
         chat = requests.read_body(body, requests.ChatRequest)
@@ -119,7 +119,7 @@ class ScriptedApp:
         if unusable := requests.unusable_chat(len(request.token_ids), self.context):
             raise unusable
         form = ChatForm(chat, request, request_id=_name(request), model=self.model, pieces=self._pieces, special=self._special)
-        await self._respond(request, form, receive, send)
+        await self._respond(request, form, receive, send, stream=form if request.stream else None)
 
     async def _complete(self, body: bytes, receive: Receive, send: Send) -> None:
         asked = requests.read_body(body, requests.CompletionRequest)
@@ -135,7 +135,7 @@ class ScriptedApp:
         form = CompletionForm(asked, request, request_id=_name(request), model=self.model, pieces=self._pieces)
         await self._respond(request, form, receive, send)
 
-    async def _respond(self, request: Request, form: Form, receive: Receive, send: Send) -> None:
+    async def _respond(self, request: Request, form: Form, receive: Receive, send: Send, *, stream: StreamForm | None = None) -> None:
         probe = request.request_id.startswith(PROBE)
         prompt = Prompt(request.token_ids, self.tokenizer, self._header)
         step = None if probe else self._player.next_step(prompt)
@@ -143,7 +143,7 @@ class ScriptedApp:
             raise Refusal(step.fail, "the script says so", "InternalServerError")
         said = None if step is None else self._speller.ids(step, prompt)
         answers = [self._answer(request, step, said, choice) for choice in range(request.sampling_params.n)]
-        await Call(request, answers, form, self.ledger, self.control, probe=probe).respond(receive, send)
+        await Call(request, answers, form, self.ledger, self.control, stream=stream, probe=probe).respond(receive, send)
 
     def _scores(self, ids: list[int]) -> list[dict[str, Any] | None]:
         """Return the logprob of each id after those before it, but for the first."""

@@ -12,7 +12,7 @@ from evener.engines.scripted.answer import Answer, Cut
 from evener.engines.scripted.control import Control
 from evener.engines.scripted.ledger import Ledger, Written
 from evener.engines.scripted.requests import Request
-from evener.engines.scripted.wire import Form
+from evener.engines.scripted.wire import Form, StreamForm
 
 JSON: Final = b"application/json"
 EVENTS: Final = b"text/event-stream; charset=utf-8"
@@ -21,10 +21,22 @@ EVENTS: Final = b"text/event-stream; charset=utf-8"
 class Call:
     """One request and its answers; however it ends, the ledger has it."""
 
-    def __init__(self, request: Request, answers: Sequence[Answer], form: Form, ledger: Ledger, control: Control, *, probe: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        answers: Sequence[Answer],
+        form: Form,
+        ledger: Ledger,
+        control: Control,
+        *,
+        stream: StreamForm | None,
+        probe: bool,
+    ) -> None:
+        """`stream`: the form, where a stream was asked for."""
         self._request: Final = request
         self._answers: Final = answers
         self._form: Final = form
+        self._stream_form: Final = stream
         self._ledger: Final = ledger
         self._control: Final = control
         self._probe: Final = probe
@@ -49,9 +61,9 @@ class Call:
     async def _answer(self, send: Send) -> None:
         self._ledger.open += 1
         try:
-            await (self._stream(send) if self._request.stream else self._whole(send))
+            await (self._whole(send) if self._stream_form is None else self._stream(send, self._stream_form))
         except Cut:
-            if not self._request.stream:  # an answer that has a beginning only
+            if self._stream_form is None:  # an answer that has a beginning only
                 await send_start(send, 200, JSON)
                 await send({"type": "http.response.body", "body": b"{", "more_body": True})
         finally:
@@ -59,19 +71,19 @@ class Call:
             self._ledger.open -= 1
             self._record()
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, form: StreamForm) -> None:
         """Send parts that come at once in one piece: as many events, but one write."""
         await send_start(send, 200, EVENTS)
         await self._control.enter(self._answers)
-        opening = self._form.opening()
+        opening = form.opening()
         for answer in self._answers:
             async with aclosing(answer.sample()) as batches:
                 async for parts in batches:
-                    events = [opening, *(self._form.part(part) for part in parts)]
+                    events = [opening, *(form.part(part) for part in parts)]
                     opening = b""
                     more = parts[-1].end is None or answer is not self._answers[-1]
                     if not more:
-                        events.append(self._form.closing(sum(len(each.tokens) for each in self._answers)))
+                        events.append(form.closing(sum(len(each.tokens) for each in self._answers)))
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": more})
 
     async def _whole(self, send: Send) -> None:

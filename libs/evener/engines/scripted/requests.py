@@ -1,7 +1,7 @@
 """What is asked of the scripted engine, and how it refuses: as vLLM 0.32 does. Pure."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct, defstruct
@@ -21,9 +21,12 @@ class SamplingParams(Struct, kw_only=True):
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    stop: str | list[str] | None = None
+    """Refused: a script says where its answers end."""
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     def sampling(self) -> Sampling:
         """Return what shapes the distribution."""
@@ -56,6 +59,22 @@ class Request(Struct, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+SHARED: Final = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+    "stream_interval",
+)
+"""Sampling parameters that the endpoints of OpenAI's shape have too."""
+
+
 class Openly(Struct, kw_only=True):
     """What the endpoints of OpenAI's shape have in common. None: vLLM's default."""
 
@@ -67,9 +86,11 @@ class Openly(Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -78,8 +99,7 @@ class Openly(Struct, kw_only=True):
 
     def request(self, ids: list[int], *, max_tokens: int | None, logprobs: int | None) -> Request:
         """Return the same as a request by ids."""
-        names = ("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos", "logit_bias")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
         return Request(
             token_ids=ids,
             sampling_params=SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given),
@@ -198,10 +218,15 @@ def check(request: Request, model: str) -> None:
     if params.max_tokens is not None and params.max_tokens < 1:
         message = f"max_tokens must be at least 1, got {params.max_tokens}. (parameter=max_tokens, value={params.max_tokens})"
         raise Refusal(400, message, param="max_tokens")
+    if params.stop:
+        message = "stop strings are not supported on a --tokens-only server because detokenization is disabled. Use stop_token_ids."
+        raise Refusal(400, message)
 
 
 def unusable_prompt(length: int, context: int) -> Refusal | None:
-    """Return the refusal of a prompt that does not fit."""
+    """Return the refusal of a prompt that is empty or does not fit."""
+    if length == 0:
+        return Refusal(400, "The decoder prompt cannot be empty")
     if length < context:
         return None
     return Refusal(

@@ -53,20 +53,24 @@ class Part(Struct, frozen=True):
 class Form(Protocol):
     """How answers are written: one for each endpoint."""
 
+    def whole(self, parts: Sequence[Part]) -> bytes:
+        """Return the body of an answer that is not streamed: one part a choice."""
+        ...
+
+
+class StreamForm(Form, Protocol):
+    """The same of an endpoint that streams them too."""
+
     def opening(self) -> bytes:
-        """Return what comes before the first part of a stream."""
+        """Return what comes before the first part."""
         ...
 
     def part(self, part: Part) -> bytes:
-        """Return one event of a stream."""
+        """Return one event."""
         ...
 
     def closing(self, sampled: int) -> bytes:
         """Return what ends a stream of so many tokens."""
-        ...
-
-    def whole(self, parts: Sequence[Part]) -> bytes:
-        """Return the body of an answer that is not streamed: one part a choice."""
         ...
 
 

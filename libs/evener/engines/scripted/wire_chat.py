@@ -121,15 +121,6 @@ class CompletionForm:
         self._request = request
         self._pieces = pieces
 
-    def opening(self) -> bytes:
-        return b""
-
-    def part(self, part: Part) -> bytes:
-        raise NotImplementedError  # a stream is refused before
-
-    def closing(self, sampled: int) -> bytes:
-        raise NotImplementedError
-
     def whole(self, parts: Sequence[Part]) -> bytes:
         body = {
             "id": self._id,

@@ -1,0 +1,54 @@
+"""Whether an agent goes round in circles. Pure."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from evener.dialects.canonical import Message
+
+TAG: Final = re.compile(r"\s*<([A-Za-z][\w-]*)(?:\s[^<>]*)?>")
+
+
+def looping(messages: Sequence[Message], repeats: int | None) -> bool:
+    """Return whether the history ends with the same tool calls and results `repeats` times in a row, notes of the harness apart."""
+    if repeats is None:
+        return False
+    last, count, results = None, 0, ""
+    for message in reversed(messages):
+        if message.get("role") == "tool":
+            results = _spell(message.get("content")) + results
+        elif message.get("role") == "assistant" and message.get("tool_calls"):
+            this = _spell([(call.get("name"), call.get("arguments")) for call in message["tool_calls"]]) + results
+            if last is not None and this != last:
+                return False
+            last, count, results = this, count + 1, ""
+            if count == repeats:
+                return True
+        elif not _is_note(message):
+            return False
+    return False
+
+
+def _is_note(message: Message) -> bool:
+    """Return whether a message is the harness's own word: a system message, or a user's that is nothing but tagged text."""
+    if message.get("role") in {"system", "developer"}:
+        return True
+    content = message.get("content")
+    return message.get("role") == "user" and isinstance(content, str) and _tagged(content.strip())
+
+
+def _tagged(text: str) -> bool:
+    """Return whether a text is `<tag>...</tag>`, once or more."""
+    at = 0
+    while at < len(text):
+        tag = TAG.match(text, at)
+        end = -1 if tag is None else text.find(f"</{tag[1]}>", tag.end())
+        if tag is None or end < 0:
+            return False
+        at = end + len(f"</{tag[1]}>")
+    return bool(text)
+
+
+def _spell(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

