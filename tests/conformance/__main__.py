@@ -1,6 +1,6 @@
 """`python -m tests.conformance [--only A,B] [--cases X,Y] [--slow]`: real CLIs through whole Eveners; figures to outputs/conformance.json.
 
-A part of the cells replaces those in the figures that are there; the others stay as they were, with their times.
+A part of the cells replaces those in the figures that are there; of the others those stay that were made with the same code and CLI.
 """
 
 import argparse
@@ -32,10 +32,11 @@ def main() -> int:
     parser.add_argument("--cases", default="", help="cases, with commas between")
     parser.add_argument("--slow", action="store_true", help="six minutes of silence, too")
     options = parser.parse_args()
-    cases = named(CASES, options.cases, "case")
+    setups, cases = named(SETUPS, options.only, "set-up"), named(CASES, options.cases, "case")
     if not options.cases:
         cases = [case for case in cases if options.slow or not case.only_when_asked]
-    return publish(asyncio.run(run_all(named(SETUPS, options.only, "set-up"), cases)))
+    asked = {(setup.name, case.name) for setup in setups for case in cases if setup.has(case.name)}
+    return publish(asyncio.run(run_all(setups, cases)), asked)
 
 
 if __name__ == "__main__":

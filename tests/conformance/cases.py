@@ -1,10 +1,12 @@
 """The cases: what the scripted engine says in each, and what is done to the session meanwhile."""
 
 from collections.abc import Callable, Sequence
+from enum import Enum
+from random import Random
 from typing import Final, Literal
 
 from msgspec import Struct, structs
-from tests.conformance.setups import SetUp
+from tests.conformance.setups import AGENT_TASK, HEARD, SetUp
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.engines.scripted.script import Step
@@ -25,6 +27,11 @@ FILES: Final = {
 SLOW_MS: Final = 20_000
 SIX_MINUTES_MS: Final = 360_000
 AS_ALWAYS: Final = Step()
+WORDS: Final = (
+    "apple bridge candle desert engine forest garden hammer island jacket kitchen ladder market needle orange pencil quarter river "
+    "silver tunnel umbrella valley window yellow zebra autumn basket copper dinner eagle feather gentle harbor iron jungle kettle lemon "
+    "mirror number ocean paper quiet rabbit summer thunder uncle velvet winter butter circle donkey empty flower ginger hollow"
+)
 SAYS: Final = "Nothing is written yet, says the summary."
 SUMMARY: Final = (
     f"<analysis>Short.</analysis>\n<state_snapshot>\n<overall_goal>{SAYS}</overall_goal>\n</state_snapshot>\n<summary>{SAYS}</summary>"
@@ -36,30 +43,41 @@ ASKED: Final = (
     "generate a new <state_snapshot>",
     "the component that summarizes",
     "structured context checkpoint summary",
+    "This compaction should PRIORITISE",
+    "Now summarize the events using the rules above",
     "Later messages are stored separately",
 )
 """What requests for a summary end with."""
-SUMMARISE: Final = rf"(?s)^(?!.*{SAYS}).*(?:{'|'.join(ASKED)})"
+SUMMARISE: Final = rf"(?s)^(?!.*{SAYS}).*(?:{'|'.join(ASKED)})|</untrusted-text><\|im_end\|>\n<\|im_start\|>assistant\n$"
 """Found at the end of such a request, and of no other."""
 
 
+class Where(Enum):
+    """In what kind of Evener a case runs."""
+
+    ONE_PROCESS = "one process, the embedded bus"
+    NO_QUEUE = "the same, and no call may wait for an engine"
+    SIX_PROCESSES = "six processes, a real broker"
+
+
 class Case(Struct, frozen=True, kw_only=True):
-    """One row of the suite."""
+    """One column of the suite."""
 
     name: str
     short: str
     """Its name where there is little room."""
     about: str
     script: Callable[[SetUp], Script]
-    files: int = 0
-    """How many of the files the script has written."""
+    where: Where = Where.ONE_PROCESS
     streaming: Streaming = Streaming.HOLD
-    meddle: Literal["kill", "cancel"] | None = None
-    """What is done while an answer waits at the gate of this name: `kill` the gateway, `cancel` the task."""
+    meddle: Literal["kill", "cancel", "drain"] | None = None
+    """What is done while an answer waits at the gate of this name: `kill` the gateway, `cancel` the task, `drain` the engine a while."""
+    told: str = ""
+    """A text that the main conversation must have been told."""
+    watched: bool = False
+    """Whether its processes are watched: they may connect to loopback alone, and look up nothing."""
     answer_tokens: int = 1024
     limit_seconds: float = 150.0
-    on_kafka: bool = False
-    """As six processes on a real broker, else as one on the embedded bus."""
     only_when_asked: bool = False
     """With SLOW=1: it takes minutes in which nothing is computed."""
 
@@ -71,8 +89,9 @@ def calls_of(setup: SetUp) -> list[ToolCall]:
 
 def files_of(case: Case, setup: SetUp) -> Sequence[str]:
     """Return the files that the script has written."""
-    long = setup.compaction.turns + 1 if case.script is compaction and setup.compaction is not None else 0
-    return tuple(FILES)[: case.files or long]
+    rules = case.script(setup).rules
+    said = [(call.name, call.arguments) for rule in rules for step in (rule, *rule.steps) for call in step.tool_calls]
+    return [path for path, call in zip(FILES, calls_of(setup), strict=True) if (call.name, call.arguments) in said]
 
 
 def linear(setup: SetUp) -> Script:
@@ -123,26 +142,35 @@ def bad_json(setup: SetUp) -> Script:
     return _turns(Step(say="Now.", tool_calls=(one, broken)), Step(tool_calls=(two,)), Step(say="Once more.", tool_calls=(broken,)))
 
 
+def drained(setup: SetUp) -> Script:
+    """Return the same with the gate `drain` in its second answer."""
+    return three_turns(setup, second=Step(wait=(Wait(before=3, gate="drain"),)))
+
+
 def sub_agent(setup: SetUp) -> Script:
-    """Return a call of the sub-agents' tool, what has to follow, and the answer; whoever else asks is told something else."""
+    """Return the start of a sub-agent, what has to follow, and the answer; the sub-agent writes a file and tells what it saw."""
     assert setup.agent is not None
-    steps = (*(Step(tool_calls=(call,)) for call in setup.agent), Step(say="Done."))
-    return Script(rules=(*setup.agent_says, Rule(match=INSTRUCTION, tail=0, steps=steps)), default=Step(say="Seen."))
+    first, *_ = calls_of(setup)
+    parent = (*(Step(tool_calls=(call,)) for call in setup.agent.calls), Step(say=ANSWER))
+    child = (Step(tool_calls=(first,)), setup.agent.ends)
+    rules = (Rule(match=INSTRUCTION, tail=0, steps=parent), Rule(match=AGENT_TASK, tail=0, steps=child))
+    return Script(rules=rules, default=Step(say="So it is."))
 
 
 def compaction(setup: SetUp) -> Script:
     """Return long answers with a file each until the history is replaced by a summary, and the rest; who wants a summary gets one."""
     assert setup.compaction is not None
-    numbers, *calls = setup.compaction.numbers, *calls_of(setup)
-    steps = [Step(say=_long(numbers, turn), tool_calls=(calls[turn],)) for turn in range(setup.compaction.turns)]
+    words, calls = setup.compaction.words, calls_of(setup)
+    steps = [Step(say=_long(words, turn), tool_calls=(calls[turn],)) for turn in range(setup.compaction.turns)]
     after = (Step(tool_calls=(calls[setup.compaction.turns],)), Step(say=ANSWER))
     asked, worked = Rule(regex=SUMMARISE, say=SUMMARY), Rule(key=r"<\|im_start\|>", steps=(*steps, *after))
     return Script(rules=(asked, worked))
 
 
-def _long(numbers: int, turn: int) -> str:
-    """Return a text that repeats nothing: some of them take repetition for a loop. About 5 tokens a number."""
-    return " ".join(str(number) for number in range((turn + 1) * 10_000, (turn + 1) * 10_000 + numbers))
+def _long(words: int, turn: int) -> str:
+    """Return a text in which nothing is said twice: some of them take repetition for a loop."""
+    chosen = Random(turn).choices(WORDS.split(), k=words)  # noqa: S311 - any words will do
+    return " ".join(chosen)
 
 
 def _turns(*steps: Step) -> Script:
@@ -162,33 +190,33 @@ def six_minutes(setup: SetUp) -> Script:
 CASES: Final = {
     case.name: case
     for case in (
-        Case(name="linear", short="lin", about="6 tool turns, 2 calls at once, reasoning; hold", script=linear, files=len(FILES)),
-        Case(name="live", short="live", about="the same, live", script=linear, files=len(FILES), streaming=Streaming.LIVE),
-        Case(name="sub_agent", short="sub", about="a sub-agent works beside or before its parent", script=sub_agent),
+        Case(name="linear", short="lin", about="6 tool turns, 2 calls at once, reasoning; hold", script=linear),
+        Case(name="live", short="live", about="the same, live", script=linear, streaming=Streaming.LIVE),
+        Case(name="sub_agent", short="sub", about="a sub-agent works beside or before its parent", script=sub_agent, told=HEARD),
         Case(name="compaction", short="comp", about="its history is replaced by a summary", script=compaction, answer_tokens=65536),
-        Case(name="refused", short="429", about="a 429 and a 503, both with Retry-After, before the stream", script=three_turns, files=3),
-        Case(name="gateway_lost", short="lost", about="the gateway's task ends while it samples", script=killed, files=3, meddle="kill"),
+        Case(name="refused", short="429", about="a 429 and a 503, both with Retry-After, before the stream", script=three_turns),
+        Case(
+            name="overloaded",
+            short="503",
+            about="the gateway has no free engine, and no room to wait: 503 with Retry-After",
+            script=drained,
+            where=Where.NO_QUEUE,
+            meddle="drain",
+        ),
+        Case(name="gateway_lost", short="lost", about="the gateway's task ends while it samples", script=killed, meddle="kill"),
         Case(
             name="gateway_killed",
             short="kill",
             about="the gateway's process is killed while it samples, and started again; six processes on Kafka",
             script=killed,
-            files=3,
+            where=Where.SIX_PROCESSES,
             meddle="kill",
-            on_kafka=True,
         ),
-        Case(name="slow", short="20s", about="20 s of silence", script=slow, files=3),
-        Case(
-            name="six_minutes",
-            short="6min",
-            about="6 minutes of silence",
-            script=six_minutes,
-            files=3,
-            limit_seconds=600.0,
-            only_when_asked=True,
-        ),
-        Case(name="length", short="len", about="an answer ends by length", script=length, files=2),
-        Case(name="bad_json", short="json", about="tool calls that are no JSON, beside a good one and alone", script=bad_json, files=2),
-        Case(name="cancelled", short="canc", about="its task is cancelled while it samples", script=cancelled, files=3, meddle="cancel"),
+        Case(name="slow", short="20s", about="20 s of silence", script=slow),
+        Case(name="six_minutes", short="6min", about="6 minutes of silence", script=six_minutes, limit_seconds=600.0, only_when_asked=True),
+        Case(name="length", short="len", about="an answer ends by length", script=length),
+        Case(name="bad_json", short="json", about="tool calls that are no JSON, beside a good one and alone", script=bad_json),
+        Case(name="cancelled", short="canc", about="its task is cancelled while it samples", script=cancelled, meddle="cancel"),
+        Case(name="quiet", short="net", about="nothing beyond loopback is connected to or looked up", script=three_turns, watched=True),
     )
 }

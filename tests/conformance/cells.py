@@ -1,30 +1,36 @@
 """Runs one cell: a session of the real CLI in a whole Evener, with the scripted engine behind it."""
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import msgspec
 from tests.checker import check
-from tests.conformance.cases import CASES, FILES, INSTRUCTION, Case, files_of
+from tests.conformance.cases import FILES, INSTRUCTION, Case, files_of
 from tests.conformance.facts import Seen, built_of, seen
-from tests.conformance.meddling import all_gone, meddle
+from tests.conformance.meddling import all_gone, exit_of, meddle, refusals
 from tests.conformance.setups import SetUp
 from tests.conformance.sites import Site
+from tests.conformance.traffic import beyond_loopback, possible
 
 from evener.cli.harness_checking import POLICY
 from evener.cli.submitting import Wish, plan, submit
 from evener.client.client import Client
+from evener.client.session_views import SessionView
 from evener.client.views import TaskView
 from evener.proto.codec import encode
 from evener.proto.ids import session_of
 from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling
+from evener.proto.trajectories import RowKind
 
 
 async def run(at: Site, setup: SetUp, case: Case) -> tuple[Seen, list[str]]:
-    """Return what became of a session of this set-up in this case, and what is wrong beside that. Raises TimeoutError."""
+    """Return what became of a session of this set-up in this case, and what is wrong beside that. Raises TimeoutError, NotCheckedError."""
+    if case.watched:
+        possible()
     began = len(at.engine.ledger)
     at.engine.play(case.script(setup))
     wish = _wish(setup, case)
@@ -35,23 +41,25 @@ async def run(at: Site, setup: SetUp, case: Case) -> tuple[Seen, list[str]]:
             wrong = await meddle(at, case, task.task_id)
             view = await _ended(at.client, wish.run_id)
             wrong += await all_gone(task.task_id)
+            exited = await exit_of(at, task.task_id)
             session = await at.client.session(session_of(task.task_id, 0))
     except TimeoutError:
         await at.client.cancel(task.task_id)  # the next cell is to find nothing of it
         raise
+    if case.told:
+        wrong += _not_told(case.told, session)
+    if case.watched:
+        wrong += await beyond_loopback(at.sandboxes, task.task_id)
     ledger = at.engine.ledger[began:]
     unlike = check([msgspec.msgpack.decode(encode(built_of(session)))], [msgspec.json.encode(entry).decode() for entry in ledger])
     aborted = sum(entry.aborted for entry in ledger)
-    return seen(view, session, refused=_refused(at, task.task_id), aborted=aborted, unlike=tuple(unlike)), wrong
+    return seen(view, session, exited, refused=refusals(at, task.task_id), aborted=aborted, unlike=tuple(unlike)), wrong
 
 
 def _wish(setup: SetUp, case: Case) -> Wish:
-    options = dict(setup.options)
-    if case is CASES["compaction"] and setup.compaction is not None:
-        options |= setup.compaction.options
     return Wish(
         run_id=f"{case.name}-{token_hex(4)}",
-        harness=HarnessSpec(name=setup.harness, options=options),
+        harness=HarnessSpec(name=setup.harness, options=setup.options_in(case.name)),
         samples=1,
         purpose=Purpose.TRAIN,
         policy=POLICY.name,
@@ -75,6 +83,12 @@ async def _ended(client: Client, run_id: str) -> TaskView:
     return await anext(view async for view in client.watch(run_id) if view.outcome is not None)
 
 
-def _refused(at: Site, task_id: str) -> tuple[int, ...]:
-    events: list[dict[str, Any]] = [msgspec.json.decode(line) for line in at.gateway.log.splitlines() if '"refused"' in line]
-    return tuple(event["status"] for event in events if event["session_id"].startswith(task_id))
+def _not_told(text: str, session: SessionView) -> list[str]:
+    """Return what is wrong where nobody told the main conversation a text."""
+    rows = zip(built_of(session).rows, session.messages, strict=True)
+    heard = [message for row, messages in rows if row.kind is RowKind.MAIN for message in messages if message["role"] != "assistant"]
+    return [] if any(text in _text(message) for message in heard) else [f"the main conversation never heard: {text}"]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    return json.dumps(message, ensure_ascii=False)

@@ -20,7 +20,12 @@ from evener.client.views import EngineRequest
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.service.auth import TOKEN_FILE
 
-HOST: Final = Path(__file__).with_name("host.py")
+HOST: Final = "tests.conformance.host"
+NO_QUEUE: Final = (
+    *("--provider-gateway.queue", "0", "--provider-gateway.held-seconds", "1"),
+    *("--sandbox-runner.admission-seconds", "3"),
+)
+"""Options with which a call that finds no free engine is soon refused."""
 READY_SECONDS: Final = 120.0
 KEEP_ALIVE_SECONDS: Final = 2
 POLL_SECONDS: Final = 0.05
@@ -33,9 +38,16 @@ class Site(Struct, frozen=True, kw_only=True, eq=False):
     client: Client
     gateway: Program
     """The process that its gateway is in."""
+    runner: Program
+    """The process that its sandbox-runner is in."""
     kill: signal.Signals
     """What ends the gateway there. SIGUSR1: its task, which its supervisor starts again. SIGKILL: its process, started again here."""
     folder: Path
+
+    @property
+    def sandboxes(self) -> Path:
+        """The folder of the sandboxes."""
+        return self.folder / "state" / "sandboxes" / "local"
 
 
 @asynccontextmanager
@@ -55,21 +67,23 @@ async def six_processes(folder: Path, tokenizer: Tokenizer, servers: str) -> Asy
             joining = EngineRequest(engine_id="scripted", kind="scripted", url=engine.url, policy=POLICY.name)
             await client.join_engine(joining)
             await six.ready()
-            gateway = six.programs["provider_gateway"]
-            yield Site(engine=engine, client=client, gateway=gateway, kill=signal.SIGKILL, folder=folder)
+            gateway, runner = six.programs["provider_gateway"], six.programs["sandbox_runner"]
+            yield Site(engine=engine, client=client, gateway=gateway, runner=runner, kill=signal.SIGKILL, folder=folder)
 
 
 @asynccontextmanager
-async def site(folder: Path, tokenizer: Tokenizer) -> AsyncIterator[Site]:
-    """Yield an Evener in one process on the embedded bus; nothing of it runs on after the block."""
+async def site(folder: Path, tokenizer: Tokenizer, options: Sequence[str] = ()) -> AsyncIterator[Site]:
+    """Yield an Evener in one process on the embedded bus; nothing of it runs on after the block. `options`: of it."""
     state = folder / "state"
     async with scripted_engine(Script(), tokenizer, context=CONTEXT) as engine:
-        up = Program("up", folder, (str(HOST), "up", "--state", str(state), "--port", "0", "--trust-local", *_options(engine.url)))
+        up = Program(
+            "up", folder, ("-m", HOST, "up", "--state", str(state), "--port", "0", "--trust-local", *_options(engine.url), *options)
+        )
         await up.start()
         try:
             await ready(up)
             async with Client(up.url, (state / TOKEN_FILE).read_text().strip()) as client:
-                yield Site(engine=engine, client=client, gateway=up, kill=signal.SIGUSR1, folder=folder)
+                yield Site(engine=engine, client=client, gateway=up, runner=up, kill=signal.SIGUSR1, folder=folder)
         finally:
             up.tell(signal.SIGKILL)
             await up.stop()

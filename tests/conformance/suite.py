@@ -5,19 +5,22 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 from msgspec import Struct
 from tests.bench.bus import broker
-from tests.conformance.cases import Case
+from tests.conformance.cases import Case, Where
 from tests.conformance.cells import run
+from tests.conformance.code import CODE
 from tests.conformance.facts import Seen
 from tests.conformance.setups import SetUp
-from tests.conformance.sites import Site, site, six_processes
+from tests.conformance.sites import NO_QUEUE, Site, site, six_processes
+from tests.conformance.traffic import NotCheckedError
 from tokenizers import Tokenizer
 
 from evener.cli.harness_bundles import cache
@@ -58,39 +61,51 @@ class Run(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     at: float
     """Unix seconds."""
+    code: str = ""
+    """Digest of the product's code that was run."""
 
 
 async def run_all(setups: Sequence[SetUp], cases: Sequence[Case]) -> list[Run]:
-    """Run every cell; a set-up's cases one after the other in one Evener, two set-ups at a time."""
+    """Run every cell: two set-ups at a time, a set-up's cases one after the other; those on Kafka at the end, one by one."""
     tokenizer = await asyncio.to_thread(load_tokenizer, default_weights())
-    quick = [case for case in cases if not case.on_kafka and not case.only_when_asked]
-    waiting = [case for case in cases if case.only_when_asked]
-    runs = await _groups(setups, quick, tokenizer, AT_ONCE)
-    runs += await _groups(setups, waiting, tokenizer, WAITING_AT_ONCE)
-    return runs + await _on_kafka(setups, [case for case in cases if case.on_kafka], tokenizer)
+    on_kafka = [case for case in cases if case.where is Where.SIX_PROCESSES]
+    here = [case for case in cases if case not in on_kafka]
+    runs = await _groups(setups, [case for case in here if not case.only_when_asked], tokenizer, AT_ONCE)
+    runs += await _groups(setups, [case for case in here if case.only_when_asked], tokenizer, WAITING_AT_ONCE)
+    return runs + await _on_kafka(setups, on_kafka, tokenizer)
 
 
 async def run_one(setup: SetUp, cases: Sequence[Case], tokenizer: Tokenizer, servers: str | None = None) -> list[Run]:
-    """Run a set-up's cases in one Evener. `servers`: of the broker; None: on the embedded bus."""
-    cases = [case for case in cases if setup.has(case.name)]
-    if not cases:
-        return []
+    """Run a set-up's cases; those of one kind share an Evener. `servers`: of the broker, where a case needs one."""
+    runs = []
+    for where in Where:
+        if own := [case for case in cases if case.where is where and setup.has(case.name)]:
+            runs += await _together(setup, own, _opened(where, tokenizer, servers))
+    return runs
+
+
+async def _together(setup: SetUp, cases: Sequence[Case], opened: Callable[[Path], AbstractAsyncContextManager[Site]]) -> list[Run]:
     try:
         await harness(setup.harness).install(cache())
-        async with _site(tokenizer, servers) as at:
-            return [await _cell(at, setup, case) for case in cases]
+        with tempfile.TemporaryDirectory(prefix="evener-conformance-", ignore_cleanup_errors=True) as made:
+            async with opened(Path(made)) as at:
+                return [await _cell(at, setup, case) for case in cases]
     except HarnessMissing as missing:
         return [_failed(setup, case, f"not installable: {missing}") for case in cases]
     except (AssertionError, OSError, TimeoutError) as broken:
         return [_failed(setup, case, f"no Evener: {broken!r}") for case in cases]
 
 
-@asynccontextmanager
-async def _site(tokenizer: Tokenizer, servers: str | None) -> AsyncIterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="evener-conformance-", ignore_cleanup_errors=True) as made:
-        folder = Path(made)
-        async with site(folder, tokenizer) if servers is None else six_processes(folder, tokenizer, servers) as at:
-            yield at
+def _opened(where: Where, tokenizer: Tokenizer, servers: str | None) -> Callable[[Path], AbstractAsyncContextManager[Site]]:
+    """Return what opens an Evener in a folder."""
+    match where:
+        case Where.ONE_PROCESS:
+            return partial(site, tokenizer=tokenizer)
+        case Where.NO_QUEUE:
+            return partial(site, tokenizer=tokenizer, options=NO_QUEUE)
+        case Where.SIX_PROCESSES:
+            assert servers is not None
+            return partial(six_processes, tokenizer=tokenizer, servers=servers)
 
 
 async def _groups(setups: Iterable[SetUp], cases: Sequence[Case], tokenizer: Tokenizer, at_once: int) -> list[Run]:
@@ -104,22 +119,24 @@ async def _groups(setups: Iterable[SetUp], cases: Sequence[Case], tokenizer: Tok
 
 
 async def _on_kafka(setups: Sequence[SetUp], cases: Sequence[Case], tokenizer: Tokenizer) -> list[Run]:
-    wanted = [(setup, case) for setup in setups for case in cases if setup.has(case.name)]
-    if not wanted:
+    if not cases:
         return []
     if not (shutil.which("java") and shutil.which("mvn")):
-        return [_failed(setup, case, "no broker: it needs Java and Maven") for setup, case in wanted]
+        return [_failed(setup, case, "no broker: it needs Java and Maven") for setup in setups for case in cases if setup.has(case.name)]
     async with broker() as servers:
-        return [made for setup, case in wanted for made in await run_one(setup, [case], tokenizer, servers)]
+        return [made for setup in setups for made in await run_one(setup, cases, tokenizer, servers)]
 
 
 async def _cell(at: Site, setup: SetUp, case: Case) -> Run:
     began = time.monotonic()
     try:
         found, wrong = await run(at, setup, case)
+    except TimeoutError:
+        ended = _failed(setup, case, f"no end within {case.limit_seconds:.0f} s")
+    except NotCheckedError as unknown:
+        ended = _failed(setup, case, str(unknown))
     except Exception as broken:  # noqa: BLE001 - a cell that breaks has failed, and the others go on
-        why = f"no end within {case.limit_seconds:.0f} s" if isinstance(broken, TimeoutError) else repr(broken)
-        ended = _failed(setup, case, why)
+        ended = _failed(setup, case, repr(broken))
     else:
         ended = _made(setup, case, found, (*found.differs(setup.wanted(case.name)), *wrong))
     print(f"{setup.name}, {case.name}: {'passed' if ended.passed else ended.note} ({time.monotonic() - began:.0f} s)", file=sys.stderr)  # noqa: T201 - for whoever runs it
@@ -138,13 +155,14 @@ def _made(setup: SetUp, case: Case, found: Seen, wrong: Sequence[str]) -> Run:
         rows=facts.rows,
         delivered=facts.delivered,
         fed=facts.fed,
-        calls=facts.calls,
+        calls=found.calls,
         sampled=found.sampled,
-        exit_code=facts.exit_code,
+        exit_code=facts.exit_code if isinstance(facts.exit_code, int) else None,
         end=facts.end,
         note="; ".join(filter(None, wrong))[:NOTE_CHARACTERS] or setup.notes.get(case.name, ""),
         seconds=found.seconds,
         at=time.time(),
+        code=CODE,
     )
 
 
@@ -158,4 +176,5 @@ def _failed(setup: SetUp, case: Case, why: str) -> Run:
         passed=False,
         note=why[:NOTE_CHARACTERS],
         at=time.time(),
+        code=CODE,
     )
