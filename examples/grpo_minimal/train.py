@@ -2,35 +2,179 @@
 
     python examples/grpo_minimal/train.py --url URL --token-file FILE --model FOLDER --out FOLDER --steps 15
 
-Needs torch and transformers, and `evener.client`, which needs neither. Each step is a folder OUT/step-N: the weights as Hugging Face
-has them, the optimizer, and `step.json` with the position in the log. Killed anywhere and started again, it goes on after the last
-whole folder, with the next group: none is trained twice, none is left out. A line of JSON is printed for each step.
+Needs torch and transformers, and `evener.client`, which needs neither. Each step is a folder OUT/step-N: weights as Hugging Face has
+them, optimizer, canary, and `step.json` with the position in the log. Killed anywhere and started again, it goes on after the last whole
+folder, with the next group: none is trained twice, none is left out. It prints a line of JSON for each step, and after a start the last
+one's again. A version that is rolled back ends it; started again, it trains that step's groups anew from the weights before.
 """
 
 import argparse
 import json
-import math
 import os
 import shutil
+import sys
 import time
 from itertools import islice
 from pathlib import Path
+from statistics import mean, pstdev
 from typing import Any
 
+import msgspec
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from evener.client.groups import Group, Row
-from evener.client.sync import SyncClient, SyncGroups, connect
+from evener.client.sync import SyncClient, connect
+from evener.proto.errors import EvenerError
 from evener.proto.fleet import Canary, CanaryPrompt
 
-CANARY_ROWS = 4
-TOLERANCE = 1e-3
+CANARY_ROWS, CANARY_IDS = 4, 1024
+COLUMNS = {"ids": torch.long, "mask": torch.bool, "logprobs": torch.float32, "versions": torch.long}
 
 
-def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+def advantages(group: Group) -> list[tuple[Row, float]]:
+    """Return the rows, each with its session's advantage: its reward in standard deviations of the group's. A session counts once."""
+    rewards = [session.reward for session in group.sessions]
+    middle, deviation = mean(rewards), pstdev(rewards)
+    return [(row, (session.reward - middle) / (deviation + 1e-6)) for session in group.sessions for row in session.rows]
+
+
+def batch_of(groups: list[Group]) -> dict[str, torch.Tensor] | None:
+    """Return rows, padded to [rows, tokens], `advantage` and `temperature` of [rows]. None: no advantage, and nothing to learn."""
+    pairs = [pair for group in groups for pair in advantages(group)]
+    if not any(advantage and row.mask.any() for row, advantage in pairs):
+        return None
+    batch = {}
+    for name, dtype in COLUMNS.items():
+        batch[name] = pad_sequence([torch.tensor(getattr(row, name), dtype=dtype) for row, _ in pairs], batch_first=True)
+    batch["advantage"] = torch.tensor([advantage for _, advantage in pairs])
+    batch["temperature"] = torch.tensor([temperature_of(row) for row, _ in pairs])
+    return batch
+
+
+def temperature_of(row: Row) -> float:
+    """Return what a row was sampled at. Ends the program where that was not the whole distribution: `logprobs_of` has no filters."""
+    how = row.event.sampling
+    if how.temperature == 0 or how.top_p < 1 or how.top_k or how.min_p:
+        sys.exit(f"only a temperature above 0 without top_p, top_k and min_p can be trained here, not {how}")
+    return how.temperature
+
+
+def logprobs_of(model: Any, ids: torch.Tensor, mask: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Return the logprobs of the masked tokens, in the order of the mask. Only their logits are computed."""
+    before = mask[:, 1:]  # the token before each of them predicts it
+    logits = model.lm_head(model.model(ids[:, :-1]).last_hidden_state[before]).float()
+    chosen = torch.log_softmax(logits / temperature[:, None].expand(before.shape)[before][:, None], dim=-1)
+    return chosen.gather(1, ids[:, 1:][before][:, None])[:, 0]
+
+
+def loss_of(model: Any, batch: dict[str, torch.Tensor], clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the clipped loss, its mean over all trained tokens of the batch, and the tokens' logprobs before the update."""
+    mask = batch["mask"]
+    new = logprobs_of(model, batch["ids"], mask, batch["temperature"])
+    ratio = torch.exp(new - batch["logprobs"][mask])  # against the weights that sampled the token, whatever their version
+    advantage = batch["advantage"][:, None].expand(mask.shape)[mask]
+    gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - clip, 1 + clip) * advantage)
+    return -gain.mean(), new.detach()
+
+
+def update(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], asked: argparse.Namespace, held: int) -> dict[str, Any]:
+    """Make an update of version `held`; return what was seen. Ends the program where the engine did not sample by these weights."""
+    loss, seen = loss_of(model, batch, asked.clip)
+    gaps, lags = (seen - batch["logprobs"][batch["mask"]]).abs(), held - batch["versions"][batch["mask"]]
+    gap = gaps[lags == 0].max().item() if (lags == 0).any() else None  # older versions differ, and rightly
+    if gap is not None and not gap <= asked.tolerance:
+        sys.exit(f"a logprob that the engine told of version {held} is {gap:.1e} from ours: more than {asked.tolerance}")
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return {"tokens": len(gaps), "gap_sampled": gap, "lag_mean": lags.float().mean().item(), "lag_max": lags.max().item()}
+
+
+def canary_of(model: Any, rows: list[Row], tolerance: float) -> Canary:
+    """Return rows' beginnings with our logprobs of every id: the bridge refuses the update where an engine says other ones."""
+    prompts = []
+    with torch.no_grad():
+        for row in rows:
+            ids = torch.tensor(row.ids[:CANARY_IDS], dtype=torch.long)[None]
+            told = logprobs_of(model, ids, torch.ones_like(ids, dtype=torch.bool), torch.ones(1))
+            prompts.append(CanaryPrompt(ids=tuple(ids[0].tolist()), logprobs=(None, *told.tolist())))
+    return Canary(prompts=tuple(prompts), tolerance=tolerance)
+
+
+def save(folder: Path, model: Any, optimizer: Any, canary: Canary | None, told: dict[str, Any]) -> None:
+    """Write a checkpoint: whole, or not at all."""
+    half = folder.with_suffix(".half")
+    shutil.rmtree(half, ignore_errors=True)
+    model.save_pretrained(half)
+    torch.save(optimizer.state_dict(), half / "optimizer.pt")
+    (half / "canary.json").write_bytes(msgspec.json.encode(canary))
+    (half / "step.json").write_text(json.dumps(told))
+    for file in half.iterdir():
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+    half.rename(folder)
+
+
+def publish(evener: SyncClient, policy: str, folder: Path, since: float) -> None:
+    """Load a checkpoint into the engines, proven by its canary, and tell of its step. Published already: it is only told."""
+    told = json.loads((folder / "step.json").read_text())
+    canary = msgspec.json.decode((folder / "canary.json").read_bytes(), type=Canary | None)  # None: nothing was learnt
+    told["gap"] = canary and evener.publish(policy, told["version"], str(folder.absolute()), canary=canary).gap
+    told["seconds"]["sync"] = time.monotonic() - since
+    print(json.dumps(told), flush=True)
+
+
+def begin(evener: SyncClient, asked: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], int]:
+    """Return model, optimizer, the last step and the highest version. The step is published now; if it was rolled back, put aside."""
+    known = [one for policy in evener.wait(evener.client.policies()) if policy.policy == asked.policy for one in policy.versions]
+    retired = {one.version: one.reason for one in known if one.state == "retired"}
+    newest = max((one.version for one in known if one.state == "published"), default=0)
+    folders = sorted(asked.out.glob("step-*[0-9]"))
+    steps: list[Any] = [json.loads((folder / "step.json").read_text()) for folder in folders]
+    highest = max([newest, *retired, *(step["version"] for step in steps)])
+    if steps and (version := steps[-1]["version"]) in retired:
+        print(f"{folders[-1].name} was rolled back, and its groups are trained anew: {retired[version]}", file=sys.stderr)
+        folders.pop().rename(asked.out / f"retired-{steps.pop()['version']}")
+    model = AutoModelForCausalLM.from_pretrained(folders[-1] if folders else asked.model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.learning_rate, weight_decay=0.0)
+    if folders:
+        optimizer.load_state_dict(torch.load(folders[-1] / "optimizer.pt"))
+        publish(evener, asked.policy, folders[-1], time.monotonic())  # in case it died before
+    return model, optimizer, steps[-1] if steps else {"step": 0, "version": newest, "position": None}, highest
+
+
+def train(evener: SyncClient, asked: argparse.Namespace) -> None:
+    """Take groups, update, save, publish, step by step."""
+    model, optimizer, last, highest = begin(evener, asked)
+    groups = evener.groups(start=last["position"], run_id=asked.run_id)
+    held = last["version"]
+    for number in range(last["step"] + 1, asked.steps + 1):
+        began = time.monotonic()
+        taken = list(islice(groups, asked.groups))
+        trained = time.monotonic()
+        told = {"step": number, "position": groups.position, "groups": [said_of(group) for group in taken], "tokens": 0}
+        canary, batch = None, batch_of(taken)
+        if batch is not None:
+            told |= update(model, optimizer, batch, asked, held)
+            canary = canary_of(model, [row for group in taken for row in group.rows][:CANARY_ROWS], asked.tolerance)
+            held = highest = highest + 1
+        saved = time.monotonic()
+        folder = asked.out / f"step-{number:04d}"
+        save(folder, model, optimizer, canary, told | {"version": held, "seconds": {"rollout": trained - began, "train": saved - trained}})
+        publish(evener, asked.policy, folder, saved)
+
+
+def said_of(group: Group) -> dict[str, Any]:
+    """Return where a group stands in the log, and its rewards."""
+    rewards = [session.reward for session in group.sessions]
+    return {"group_id": group.group_id, "partition": group.partition, "offset": group.offset, "rewards": rewards}
+
+
+def main() -> None:
+    """Train as asked for. Where Evener refuses, one line says why."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="of the running Evener")
     parser.add_argument("--token-file", type=Path, required=True, help="with the operator's token")
@@ -38,161 +182,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--policy", default="policy")
     parser.add_argument("--run-id", help="train the groups of this run alone")
-    parser.add_argument("--first-version", type=int, default=1, help="of the first update; numbers only rise")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--groups", type=int, default=8, help="in each step")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--clip", type=float, default=0.2)
-    return parser.parse_args()
-
-
-def advantages(group: Group) -> list[float]:
-    """Return an advantage for each session: its reward against its group's, in standard deviations.
-
-    A session counts once, however many rows it has: all of them get its advantage.
-    """
-    rewards = [session.reward for session in group.sessions]
-    mean = sum(rewards) / len(rewards)
-    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return [(reward - mean) / (deviation + 1e-6) for reward in rewards]
-
-
-def batch_of(groups: list[Group]) -> dict[str, torch.Tensor]:
-    """Return rows side by side, padded at their ends: all are [rows, tokens], but `advantage`, which is [rows]."""
-    pairs = [
-        (row, advantage)
-        for group in groups
-        for session, advantage in zip(group.sessions, advantages(group), strict=True)
-        for row in session.rows
-    ]
-
-    def stacked(name: str, dtype: torch.dtype) -> torch.Tensor:
-        return pad_sequence([torch.tensor(getattr(row, name), dtype=dtype) for row, _ in pairs], batch_first=True)
-
-    return {
-        "ids": stacked("ids", torch.long),
-        "mask": stacked("mask", torch.bool),
-        "logprobs": stacked("logprobs", torch.float32),
-        "versions": stacked("versions", torch.long),
-        "advantage": torch.tensor([advantage for _, advantage in pairs], dtype=torch.float32),
-    }
-
-
-def logprobs_of(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the logprobs of the masked tokens, in the order of the mask. Only their logits are computed."""
-    before = mask[:, 1:]  # the token before each of them predicts it
-    hidden = model.model(ids[:, :-1]).last_hidden_state[before]
-    chosen = torch.log_softmax(model.lm_head(hidden).float(), dim=-1)
-    return chosen.gather(1, ids[:, 1:][before][:, None])[:, 0]
-
-
-def loss_of(model: Any, batch: dict[str, torch.Tensor], clip: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the clipped loss, its mean over all trained tokens of the batch, and the tokens' logprobs before the update."""
-    mask = batch["mask"]
-    new = logprobs_of(model, batch["ids"], mask)
-    ratio = torch.exp(new - batch["logprobs"][mask])  # against the weights that sampled the token, whatever their version
-    advantage = batch["advantage"][:, None].expand(mask.shape)[mask]
-    gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - clip, 1 + clip) * advantage)
-    return -gain.mean(), new.detach()
-
-
-def canary_of(model: Any, rows: list[Row]) -> Canary:
-    """Return rows with our logprobs of every id: the bridge refuses the update where an engine says other ones."""
-    prompts = []
-    with torch.no_grad():
-        for row in rows:
-            ids = torch.tensor(row.ids, dtype=torch.long)[None]
-            told = logprobs_of(model, ids, torch.ones_like(ids, dtype=torch.bool))
-            prompts.append(CanaryPrompt(ids=tuple(row.ids.tolist()), logprobs=(None, *told.tolist())))
-    return Canary(prompts=tuple(prompts), tolerance=TOLERANCE)
-
-
-def spanning(row: Row) -> int:
-    """Return how many answers of a row are trained, and were sampled by more than one version."""
-    calls = {int(call) for call in row.call_of[row.mask == 1]}
-    return sum(len(set(row.versions[(row.call_of == call) & (row.mask == 1)].tolist())) > 1 for call in calls)
-
-
-def save(folder: Path, model: Any, optimizer: torch.optim.Optimizer, told: dict[str, Any]) -> None:
-    """Write a checkpoint: whole, or not at all."""
-    half = folder.with_suffix(".half")
-    shutil.rmtree(half, ignore_errors=True)
-    model.save_pretrained(half)
-    torch.save(optimizer.state_dict(), half / "optimizer.pt")
-    (half / "step.json").write_text(json.dumps(told))
-    half.rename(folder)
-    os.sync()
-
-
-def publish(evener: SyncClient, asked: argparse.Namespace, folder: Path, version: int, canary: Canary | None) -> float:
-    """Load a checkpoint into the engines; return the largest difference of a logprob to ours. Published already: nothing happens."""
-    answer = evener.publish(asked.policy, version, str(folder.absolute()), canary=canary)
-    return answer.gap or 0.0
-
-
-def main() -> None:
-    """Train."""
-    asked = arguments()
-    torch.manual_seed(0)
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="by how much an engine's logprob may differ from ours")
+    asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    steps = sorted(asked.out.glob("step-*[0-9]"))
-    last: dict[str, Any] = json.loads((steps[-1] / "step.json").read_text()) if steps else {}
-    model = AutoModelForCausalLM.from_pretrained(steps[-1] if steps else asked.model, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.learning_rate, weight_decay=0.0)
-    if steps:
-        optimizer.load_state_dict(torch.load(steps[-1] / "optimizer.pt"))
-    with connect(asked.url, asked.token_file.read_text().strip()) as evener:
-        if steps:
-            publish(evener, asked, steps[-1], last["version"], None)  # if it died between saving and publishing
-        groups = evener.groups(start=last.get("position"), run_id=asked.run_id)
-        for number in range(last.get("step", 0) + 1, asked.steps + 1):
-            train_step(evener, asked, model, optimizer, groups=groups, number=number)
-
-
-def train_step(evener: SyncClient, asked: argparse.Namespace, model: Any, optimizer: Any, *, groups: SyncGroups, number: int) -> None:
-    """Take groups, update, save, publish; print what happened."""
-    version = asked.first_version + number - 1
-    began = time.monotonic()
-    taken = list(islice(groups, asked.groups))
-    trained = time.monotonic()
-    batch = batch_of(taken)
-    loss, seen = loss_of(model, batch, asked.clip)
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    rows = [row for group in taken for row in group.rows]
-    canary = canary_of(model, rows[:CANARY_ROWS])
-    saved = time.monotonic()
-    mask = batch["mask"]
-    gaps = (seen - batch["logprobs"][mask]).abs()
-    lags = version - 1 - batch["versions"][mask]
-    told = {
-        "step": number,
-        "version": version,
-        "position": groups.position,
-        "groups": [
-            {
-                "group_id": one.group_id,
-                "partition": one.partition,
-                "offset": one.offset,
-                "rewards": [session.reward for session in one.sessions],
-            }
-            for one in taken
-        ],
-        "rows": len(rows),
-        "tokens": int(mask.sum()),
-        "spanning": sum(map(spanning, rows)),
-        "gap_sampled": gaps[lags == 0].max().item() if (lags == 0).any() else None,  # older versions differ, and rightly
-        "lag_mean": lags.float().mean().item(),
-        "lag_max": lags.max().item(),
-        "at": time.time(),
-    }
-    folder = asked.out / f"step-{number:04d}"
-    save(folder, model, optimizer, told)
-    gap = publish(evener, asked, folder, version, canary)
-    seconds = {"rollout": trained - began, "train": saved - trained, "sync": time.monotonic() - saved}
-    print(json.dumps(told | {"gap": gap, "seconds": seconds}), flush=True)
+    try:
+        with connect(asked.url, asked.token_file.read_text().strip()) as evener:
+            train(evener, asked)
+    except EvenerError as refused:
+        sys.exit(str(refused))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,31 @@
-"""Training arms and held-out evaluations on a running Evener."""
+"""Training arms on a running Evener: tasks are submitted ahead of the trainer, and it tells of its steps."""
 
+import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
-from running import own_process, submit_task
+from running import NotDone, own_process, submit_task
 from tasks import make_task, payloads
 
 from evener.client.client import Client
-from evener.client.views import TaskView
 from evener.proto.spec import Purpose
+from evener.proto.tasks import TaskOutcome
 
-AHEAD: Final = 2
-"""Steps whose tasks are submitted before the trainer asks for them: rollouts go on while it trains and publishes."""
 TRAINER: Final = Path(__file__).parents[1] / "grpo_minimal" / "train.py"
 LIBRARIES: Final = tuple(str(Path(__file__).parents[2] / name) for name in ("proto", "libs"))
 SAMPLES: Final = 4
-HELD_OUT_SAMPLES: Final = 4
+LOOK_SECONDS: Final = 10.0
+"""Of waiting for a step, before it is looked whether groups failed."""
+STEP_SECONDS: Final = 300.0
+"""What a step may take at most."""
+MOST_REPLACED: Final = 8
+"""Groups of an arm that may fail."""
+LOST: Final = frozenset({TaskOutcome.FAILED, TaskOutcome.CANCELLED})
 
 
 class Arm(Struct, frozen=True, kw_only=True):
@@ -33,7 +38,9 @@ class Arm(Struct, frozen=True, kw_only=True):
     groups: int
     """Of each kind, in a step."""
     samples: int = SAMPLES
-    first_version: int = 1
+    ahead: int = 2
+    """Steps whose tasks are submitted before the trainer asks for them: rollouts go on while it trains and publishes."""
+    learning_rate: float = 5e-4
 
 
 class Bench(Struct, frozen=True, kw_only=True):
@@ -49,75 +56,88 @@ class Bench(Struct, frozen=True, kw_only=True):
     """Prompts of each kind that are evaluated."""
 
 
+class Feed:
+    """Submits the tasks of an arm; one whose group failed is told, and another takes its place."""
+
+    def __init__(self, bench: Bench, arm: Arm) -> None:
+        self._bench = bench
+        self._arm = arm
+        self._rng = random.Random(arm.name)  # noqa: S311 - not for secrets
+        self._replaced: set[str] = set()
+
+    async def submit(self, step: int) -> None:
+        """Submit the tasks of a step."""
+        for kind in self._arm.kinds:
+            for number in range(self._arm.groups):
+                await self._task(kind, f"{step:03d}.{number}")
+
+    async def replace_failed(self) -> None:
+        """Submit a task for each one that has failed since. Raises NotDone where too many have."""
+        for view in await self._bench.client.tasks(self._arm.name):
+            if view.outcome in LOST and view.task_id not in self._replaced:
+                self._replaced.add(view.task_id)
+                print(f"{view.task_id} {view.outcome}: {view.reason or view.cancelled}; another takes its place", flush=True)
+                if len(self._replaced) > MOST_REPLACED:
+                    msg = f"{self._arm.name}: more than {MOST_REPLACED} groups failed, the last one of: {view.reason or view.cancelled}"
+                    raise NotDone(msg)
+                await self._task(kind_of(view.task_id), f"again.{len(self._replaced)}")
+
+    async def _task(self, kind: str, name: str) -> None:
+        trained, _ = payloads()
+        arm = self._arm
+        task = make_task(self._bench.out / "tasks", f"{arm.name}-{kind}-{name.replace('.', '-')}", kind, self._rng.choice(trained))
+        await submit_task(
+            self._bench.client,
+            task,
+            f"{arm.name}.{kind}.{name}",
+            run_id=arm.name,
+            harness=arm.harness,
+            samples=arm.samples,
+            purpose=Purpose.TRAIN,
+        )
+
+
 async def train(bench: Bench, arm: Arm) -> list[dict[str, Any]]:
     """Run the trainer and feed it with sessions; return what it told of each step."""
-    rng = random.Random(arm.name)  # noqa: S311 - not for secrets
     options = {
         "url": bench.url,
         "token-file": bench.out / "state" / "operator-token",
         "model": bench.start,
         "out": bench.out / arm.name,
         "run-id": arm.name,
-        "first-version": arm.first_version,
         "steps": arm.steps,
         "groups": arm.groups * len(arm.kinds),
+        "learning-rate": arm.learning_rate,
     }
     command = [str(bench.python), "-u", str(TRAINER), *(f"--{name}={value}" for name, value in options.items())]
     environ = {"PYTHONPATH": ":".join(LIBRARIES), "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     told: list[dict[str, Any]] = []
+    feed = Feed(bench, arm)
     async with own_process(*command, log=bench.out / f"{arm.name}.log", environ=environ) as next_line:
-        for step in range(1, min(AHEAD, arm.steps) + 1):
-            await _submit(bench, arm, step, rng)
+        for step in range(1, min(arm.ahead, arm.steps) + 1):
+            await feed.submit(step)
         while len(told) < arm.steps:
-            told.append(json.loads(await next_line()))
+            told.append(json.loads(await waited(next_line, feed, f"{arm.name} step {len(told) + 1}")))
             _say(arm, told[-1])
-            if len(told) + AHEAD <= arm.steps:
-                await _submit(bench, arm, len(told) + AHEAD, rng)
+            if len(told) + arm.ahead <= arm.steps:
+                await feed.submit(len(told) + arm.ahead)
     (bench.out / f"{arm.name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
     return told
 
 
-async def _submit(bench: Bench, arm: Arm, step: int, rng: random.Random) -> None:
-    trained, _ = payloads()
-    for kind in arm.kinds:
-        for number in range(arm.groups):
-            task_id = f"{arm.name}.{kind}.{step:03d}.{number}"
-            task = make_task(bench.out / "tasks", f"{arm.name}-{kind}-{step}-{number}", kind, rng.choice(trained))
-            await submit_task(bench.client, task, task_id, run_id=arm.name, harness=arm.harness, samples=arm.samples, purpose=Purpose.TRAIN)
-
-
-async def evaluate(bench: Bench, name: str, harness: str, kind: str, *, policy: str = "policy") -> float:
-    """Return the share of sampled held-out sessions that left exactly the right file."""
+async def waited(next_line: Callable[[], Awaitable[str]], feed: Feed, what: str, *, seconds: float = STEP_SECONDS) -> str:
+    """Return the trainer's next line; where it is long in coming, replace what failed. Raises NotDone when it does not come."""
+    line = asyncio.ensure_future(next_line())
     began = time.monotonic()
-    _, held_out = payloads()
-    for number, payload in enumerate(held_out[: bench.held_out]):
-        task = make_task(bench.out / "tasks", f"{kind}-held-out-{number}", kind, payload)
-        await submit_task(
-            bench.client,
-            task,
-            f"{name}.{number}",
-            run_id=name,
-            harness=harness,
-            samples=HELD_OUT_SAMPLES,
-            purpose=Purpose.EVAL,
-            policy=policy,
-        )
-    views = await ended(bench.client, name, bench.held_out)
-    rewards = [reward for view in views for reward in view.rewards]
-    right = sum(reward == 1 for reward in rewards) / (bench.held_out * HELD_OUT_SAMPLES)
-    print(f"{name}: {right:.3f} of {len(rewards)} held-out sessions exact, {time.monotonic() - began:.0f} s", flush=True)
-    return right
-
-
-async def ended(client: Client, run_id: str, count: int) -> Sequence[TaskView]:
-    """Wait until the tasks of a run have ended; return them."""
-    views: dict[str, TaskView] = {}
-    async for view in client.watch(run_id):
-        if view.outcome is not None:
-            views[view.task_id] = view
-        if len(views) == count:
-            break
-    return list(views.values())
+    try:
+        while not (await asyncio.wait({line}, timeout=min(LOOK_SECONDS, seconds)))[0]:
+            await feed.replace_failed()
+            if time.monotonic() - began >= seconds:
+                msg = f"{what} did not come in {seconds:.0f} s: the trainer waits for groups, or hangs; look at its log and at Evener's"
+                raise NotDone(msg)
+        return line.result()
+    finally:
+        line.cancel()
 
 
 def kind_of(group_id: str) -> str:
@@ -134,9 +154,6 @@ def _say(arm: Arm, step: dict[str, Any]) -> None:
     rewards = {kind: rewards_of(step, kind) for kind in arm.kinds}
     means = ", ".join(f"{kind} {sum(each) / len(each):.2f}" for kind, each in rewards.items() if each)
     seconds = " ".join(f"{part} {took:.1f}" for part, took in step["seconds"].items())
-    gap = max(step["gap"], step["gap_sampled"] or 0.0)
-    print(
-        f"{arm.name} step {step['step']}: reward {means}; logprob gap {gap:.1e}; lag {step['lag_mean']:.2f}; "
-        f"{step['spanning']} answers span two versions; seconds: {seconds}",
-        flush=True,
-    )
+    gaps = " and ".join(f"{gap:.1e}" for gap in (step["gap"], step.get("gap_sampled")) if gap is not None)
+    learnt = f"logprob gap {gaps or 'not compared'}; lag {step['lag_mean']:.2f}" if step["tokens"] else "nothing to learn"
+    print(f"{arm.name} step {step['step']}: reward {means}; {learnt}; seconds: {seconds}", flush=True)

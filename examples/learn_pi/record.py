@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 from demonstrations import Recorded
-from running import evener_up, own_process, submit_task
+from running import NotDone, evener_up, own_process, submit_task
 from tasks import Payload, make_task
 from vocabulary import SPECIAL, save, train
 
@@ -63,7 +63,7 @@ async def _session(client: Client, folder: Path, harness: str, kind: str) -> Rec
     trajectory = (await client.session(f"{task_id}.0")).trajectory
     if trajectory is None or len(trajectory.rows) != 1:
         msg = f"{task_id} was not recorded as one row: {trajectory}"
-        raise SystemExit(msg)
+        raise NotDone(msg)
     row = trajectory.rows[0]
     ids, call_of = int32s(row.ids).tolist(), int32s(row.call_of).tolist()
     pieces = dict(zip(dict.fromkeys(ids), await client.pieces("policy", list(dict.fromkeys(ids))), strict=True))

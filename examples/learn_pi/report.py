@@ -8,12 +8,15 @@ from statistics import mean
 from typing import Any, Final
 
 from arms import rewards_of
-from figures import Said, gap
+from bars import Bar
+from figures import Said, gap, trained
 from msgspec import Struct
 
 WIDTH, HEIGHT = 680, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 14, 34
 COLOURS: Final = ("#1f6feb", "#d1681c", "#2a8a4a", "#8250df")
+PALE: Final = ("#9cc1f7", "#ecb995")
+"""Of the control, beside the colours."""
 LEGEND: Final = 18
 """Height of a line of the legend."""
 STYLE: Final = "<style>text{font:12px system-ui,sans-serif;fill:#59636e}.grid{stroke:#d1d9e0}.dot{stroke:#fff;stroke-width:1.5}</style>"
@@ -87,9 +90,9 @@ def _drawn(line: Line, places: Sequence[tuple[float, float]]) -> str:
 
 
 def rewards(steps: Sequence[Said], kinds: Sequence[str], held_out: dict[str, tuple[float, float, float]]) -> list[Line]:
-    """Return reward by step, with the held-out share before, after, and of the control."""
+    """Return reward by step, with the held-out share before and after, and that of the control, which is evaluated at the end."""
     lines = []
-    for kind, colour in zip(kinds, COLOURS, strict=False):
+    for kind, colour, pale in zip(kinds, COLOURS, PALE, strict=False):
         by_step = [(float(step["step"]), mean(rewards_of(step, kind))) for step in steps]
         smooth = [(x, mean(y for _, y in by_step[max(0, at - MEAN_OF + 1) : at + 1])) for at, (x, _) in enumerate(by_step)]
         before, after, control = held_out[kind]
@@ -98,7 +101,7 @@ def rewards(steps: Sequence[Said], kinds: Sequence[str], held_out: dict[str, tup
             Line(name=kind, points=by_step, colour=colour, faint=True),
             Line(name=f"{kind}: mean reward of {MEAN_OF} steps", points=smooth, colour=colour),
             Line(name=f"{kind}: held out, before and after", points=[(0, before), (last, after)], colour=colour, dots=True),
-            Line(name=f"{kind}: control, held out", points=[(0, before), (last, control)], colour="#8c959f"),
+            Line(name=f"{kind}: held out, control at the end (weights of the start)", points=[(last, control)], colour=pale, dots=True),
         ]
     return lines
 
@@ -110,8 +113,13 @@ def through_pi(said: Said, told: Said) -> str:
     return chart("Through Pi: reward by step", lines, unit="1: exactly the right file", top=1.0)
 
 
-def page(said: Said, told: Said) -> str:
-    """Return the whole page."""
+def gaps(steps: Sequence[Said]) -> list[Point]:
+    """Return the largest difference of a logprob by step, of the updates that were compared."""
+    return [(float(step["step"]), each) for step in trained(steps) if (each := gap(step)) is not None]
+
+
+def page(said: Said, told: Said, shown: Sequence[Bar]) -> str:
+    """Return the whole page. `shown`: what had to hold."""
     first, second = said["arms"]["through-pi"], said["arms"]["through-script"]
     other = {"write": (told["second"]["before"], told["second"]["after"], told["second"]["control"])}
     parts = ("rollout", "train", "sync")
@@ -121,8 +129,8 @@ def page(said: Said, told: Said) -> str:
         chart(
             "Largest difference of a logprob, engine against trainer",
             [
-                Line(name="through Pi", points=[(step["step"], gap(step)) for step in first], colour=COLOURS[0]),
-                Line(name="through script", points=[(step["step"], gap(step)) for step in second], colour=COLOURS[1]),
+                Line(name="through Pi", points=gaps(first), colour=COLOURS[0]),
+                Line(name="through script", points=gaps(second), colour=COLOURS[1]),
                 Line(name="the bar", points=[(1, 1e-3), (len(first), 1e-3)], colour="#cf222e"),
             ],
             unit="natural log; logarithmic",
@@ -140,8 +148,8 @@ def page(said: Said, told: Said) -> str:
         chart(
             "Version lag of trained tokens",
             [
-                Line(name="mean", points=[(step["step"], step["lag_mean"]) for step in first], colour=COLOURS[0]),
-                Line(name="largest", points=[(step["step"], float(step["lag_max"])) for step in first], colour=COLOURS[1]),
+                Line(name="mean", points=[(step["step"], step["lag_mean"]) for step in trained(first)], colour=COLOURS[0]),
+                Line(name="largest", points=[(step["step"], float(step["lag_max"])) for step in trained(first)], colour=COLOURS[1]),
             ],
             unit="versions behind the newest",
         ),
@@ -157,7 +165,8 @@ def page(said: Said, told: Said) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>The loop closes</title><style>{style}</style>'
         f"<h1>The loop closes</h1><p>A policy of a million parameters, trained by GRPO through an unmodified harness while its weights "
         f"were updated under it. Held-out figures are shares of sampled sessions that left exactly the right file.</p>"
-        f"{_table(told)}{''.join(charts)}<h2>All figures</h2><pre>{html.escape(json.dumps(told, indent=1))}</pre></html>\n"
+        f"{_table(told)}<h2>What must hold</h2><pre>{html.escape(chr(10).join(map(str, shown)))}</pre>"
+        f"{''.join(charts)}<h2>All figures</h2><pre>{html.escape(json.dumps(told, indent=1))}</pre></html>\n"
     )
 
 
@@ -165,7 +174,7 @@ def _table(told: Said) -> str:
     rows: list[tuple[str, Any]] = [*told["tasks"].items(), (f"write, through {told['second']['harness']}", told["second"])]
     cells = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{each['before']:.2f}</td><td>{each['after']:.2f}</td><td>{each['control']:.2f}</td>"
-        f"<td>{each['gap_max']:.1e}</td></tr>"
+        f"<td>{'not compared' if each['gap_max'] is None else format(each['gap_max'], '.1e')}</td></tr>"
         for name, each in rows
     )
     return f"<table><tr><th>held out</th><th>before</th><th>after</th><th>control</th><th>largest gap</th></tr>{cells}</table>"

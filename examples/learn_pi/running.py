@@ -16,6 +16,7 @@ import msgspec
 
 from evener.client.client import Client
 from evener.client.views import TaskDetail
+from evener.proto.errors import EvenerError
 from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling
 from evener.proto.tasks import TaskOptions
 from evener.tasks.directory import load
@@ -28,11 +29,15 @@ BUDGETS: Final = Budgets(calls=5, agent_seconds=60.0)
 OPTIONS: Final = {"pi": {"context_tokens": "8192"}}
 
 
+class NotDone(EvenerError):
+    """Look into the logs in the folder of this run, then start it again."""
+
+
 @asynccontextmanager
 async def own_process(
     *command: str, log: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[Callable[[], Awaitable[str]]]:
-    """Run a program inside this block; yield what reads its next line. It dies with this process, too."""
+    """Run a program inside this block; yield what reads its next line, or raises NotDone. It dies with this process, too."""
     launcher = (sys.executable, "-m", "evener.sandboxes.launch", str(os.getpid()))
     with (log or Path(os.devnull)).open("ab") as complaints:
         process = await asyncio.create_subprocess_exec(
@@ -45,7 +50,7 @@ async def own_process(
             env={**os.environ, **(environ or {})},
         )
     try:
-        yield lambda: _line(process, command)
+        yield lambda: _line(process, f"{Path(command[0]).name} {' '.join(command[1:4])} ... (log: {log})")
     finally:
         await stop(process)
 
@@ -62,12 +67,13 @@ async def stop(process: Process) -> None:
         await process.wait()
 
 
-async def _line(process: Process, command: tuple[str, ...]) -> str:
+async def _line(process: Process, what: str) -> str:
+    """Return its next line. Raises NotDone where it ended."""
     assert process.stdout is not None  # noqa: S101 - it is piped
     line = await process.stdout.readline()
     if not line:
-        msg = f"{' '.join(command[:4])} ... ended with status {await process.wait()}"
-        raise SystemExit(msg)
+        msg = f"{what} ended with status {await process.wait()}"
+        raise NotDone(msg)
     return line.decode().strip()
 
 
@@ -94,8 +100,8 @@ async def _ready(state: Path, log: Path) -> str:
                     if answer.ok:
                         return url
             await asyncio.sleep(0.1)
-    msg = f"evener up was not ready in {START_SECONDS:.0f} s: see {log}"
-    raise SystemExit(msg)
+    msg = f"evener up was not ready in {START_SECONDS:.0f} s (log: {log})"
+    raise NotDone(msg)
 
 
 async def submit_task(

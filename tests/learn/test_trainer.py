@@ -1,0 +1,217 @@
+"""The example's trainer as a process, with a real bridge and a scripted engine: whatever ends it, it goes on where it must."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.builders import T0, changed, group
+from tests.engines_fixtures import Play
+from tests.integration.outside import closed_port, scheduler
+from tests.integration.updates import events, join
+
+from evener.blobs.open import open_blobs
+from evener.bus.open import open_bus
+from evener.client.client import Client
+from evener.engines.scripted import Script
+from evener.engines.vllm_server import find_program
+from evener.proto.arrays import int32s, pack_int32
+from evener.proto.ends import LeftOut
+from evener.proto.fleet import Heartbeat, PolicyPublished
+from evener.proto.topics import Topic
+from evener.proto.trajectories import Accounting, TrajectoryScored
+from evener.service.auth import TOKEN_FILE, load_secrets
+from evener.service.events import EventLog
+from evener.service.listener import Mounts, address_of, bind, listen
+from evener.service.parts import Parts
+from evener.trainer_bridge.config import Config
+from evener.trainer_bridge.core import fold, outcome
+from evener.trainer_bridge.service import open_service
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120.0
+ORDINARY = ((12, 6), (5, 4))
+LONG = ((5_000, 6),)
+"""More given tokens than a canary may have."""
+
+
+class Ground:
+    """A scheduler and a bridge on one log, and the trainer's folders."""
+
+    def __init__(self, parts: Parts, client: Client, url: str, folder: Path) -> None:
+        self.parts = parts
+        self.client = client
+        self.out = folder / "out"
+        self._options = {"url": url, "token-file": folder / "state" / TOKEN_FILE, "model": folder / "model", "out": self.out}
+
+    async def deliver(self, name: str, rewards: Sequence[float] = (1.0, 0.0), *, rows: bool = True, turns: Any = ORDINARY) -> None:
+        """Write a group as the bridge does; its ids are those of the tiny model."""
+        state = None
+        for session in group(rewards, name, turns=turns):
+            state = fold(state, _small(session) if rows else _without_rows(session)) or state
+        assert state is not None
+        event = outcome(state, None, T0)
+        assert event is not None
+        await EventLog(self.parts.bus, self.parts.blobs).send(Topic.MERGED, name, event, group_id=name)
+
+    async def start(self, **options: Any) -> Process:
+        """Start the trainer. A scripted engine's logprobs are its own: any difference is tolerated."""
+        options = self._options | {"groups": 1, "tolerance": 1e9} | options
+        command = [str(find_program(None).with_name("python")), "-u", str(ROOT / "examples/grpo_minimal/train.py")]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT / 'libs'}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environ)
+
+    async def train(self, **options: Any) -> tuple[int, list[dict[str, Any]], str]:
+        """Run the trainer to its end; return its status, what it told of its steps, and its complaints."""
+        process = await self.start(**options)
+        async with asyncio.timeout(SECONDS):
+            told, complaints = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, [json.loads(line) for line in told.splitlines()], complaints.decode()
+
+    async def published(self) -> list[PolicyPublished]:
+        """Return what was published, in its order."""
+        return [event for event in await events(self.parts) if isinstance(event, PolicyPublished)]
+
+
+def _small(session: TrajectoryScored) -> TrajectoryScored:
+    rows = [msgspec.structs.replace(row, ids=pack_int32(3 + int32s(row.ids) % 500)) for row in session.trajectory.rows]
+    return changed(session, rows=tuple(rows))
+
+
+def _without_rows(session: TrajectoryScored) -> TrajectoryScored:
+    sampled = session.trajectory.accounting.sampled
+    return changed(session, rows=(), accounting=Accounting(sampled=sampled, left_out={LeftOut.CONSTRAINED: sampled}))
+
+
+@pytest.fixture
+async def ground(tmp_path: Path) -> AsyncIterator[Ground]:
+    """What a trainer needs, in this process; the model is tiny."""
+    subprocess.run((sys.executable, str(ROOT / "scripts/tiny_model.py"), str(tmp_path / "model")), check=True)  # noqa: ASYNC221 (first)
+    state = tmp_path / "state"
+    async with (
+        open_bus(f"embedded:{state / 'bus'}", partitions=1) as bus,
+        scheduler(bus, state, lease_seconds=600) as client,
+        bridge(bus, state) as parts,
+    ):
+        yield Ground(parts, client, client._connection.url, tmp_path)
+
+
+@asynccontextmanager
+async def bridge(bus: Any, state: Path) -> AsyncIterator[Parts]:
+    """A bridge that serves over HTTP, and says so in the fleet."""
+    config = Config(state=str(state))
+    listening = bind(config)
+    address = address_of(config, listening)
+    blobs, secrets, registry = open_blobs(str(state / "blobs")), load_secrets(state), CollectorRegistry()
+    parts = Parts(bus=bus, blobs=blobs, secrets=secrets, registry=registry, instance_id="bridge", boot_id="b", address=address)
+    mounts = Mounts()
+    async with open_service(config, parts) as service, listen(mounts, listening):
+        mounts.replace(service.routes)
+        running = asyncio.ensure_future(service.run())
+        beat = Heartbeat(instance_id="bridge", service="trainer_bridge", address=address, boot_id="b", at=time.time())
+        await EventLog(bus, blobs).send(Topic.FLEET, "bridge", beat)
+        try:
+            yield parts
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def test_what_nothing_can_be_learnt_from_is_passed_over_and_long_rows_are_trained(ground: Ground, play: Play) -> None:
+    """The position moves on, and no version is published; started again, the last step is told again and nothing is trained."""
+    await join(ground.parts, (await play(Script())).url)
+    await ground.deliver("long", turns=LONG)
+    await ground.deliver("alike", (0.1, 0.1, 0.1))
+    await ground.deliver("empty", rows=False)
+    await ground.deliver("last")
+    status, told, complaints = await ground.train(steps=4)
+
+    assert status == 0, complaints
+    assert [step["groups"][0]["group_id"] for step in told] == ["long", "alike", "empty", "last"]
+    assert [(step["tokens"], step["version"], step["gap"] is None) for step in told] == [
+        (12, 1, False),
+        (0, 1, True),
+        (0, 1, True),
+        (20, 2, False),
+    ]
+    assert told[-1]["position"] == {"0": 4}
+    assert [event.version for event in await ground.published()] == [1, 2]
+
+    status, again, _ = await ground.train(steps=4)
+    assert status == 0
+    assert [(step["step"], step["gap"]) for step in again] == [(4, told[-1]["gap"])]
+    assert len(await ground.published()) == 2
+
+
+async def test_after_a_roll_back_the_groups_are_trained_anew_under_the_next_number(ground: Ground, play: Play) -> None:
+    """The trainer ends with the reason; its next start puts the refused weights aside, and says so."""
+    engine = await play(Script())
+    await join(ground.parts, engine.url)
+    await ground.deliver("first")
+    await ground.deliver("second")
+    assert (await ground.train(steps=1))[0] == 0
+    engine.play(Script(reload="ignore"))  # stale weights
+    status, told, complaints = await ground.train(steps=2)
+
+    assert status != 0
+    assert [step["step"] for step in told] == [1]
+    assert "version 2 of policy is rolled back" in complaints
+    assert "Traceback" not in complaints
+
+    engine.play(Script())
+    status, told, complaints = await ground.train(steps=2)
+    assert status == 0, complaints
+    assert "step-0002 was rolled back" in complaints
+    assert [(step["step"], step["version"], step["groups"][0]["group_id"]) for step in told] == [(1, 1, "first"), (2, 3, "second")]
+    assert sorted(folder.name for folder in ground.out.iterdir()) == ["retired-2", "step-0001", "step-0002"]
+    assert [event.version for event in await ground.published()] == [1, 3]
+
+
+async def test_killed_between_saving_and_publishing_it_publishes_with_the_canary_and_tells_of_the_step(ground: Ground, play: Play) -> None:
+    """No engine answers, so that nothing can be published before the kill."""
+    await join(ground.parts, f"http://127.0.0.1:{closed_port()}")
+    await ground.deliver("first")
+    await ground.deliver("second")
+    first = await ground.start(steps=2)
+    async with asyncio.timeout(SECONDS):
+        while not (ground.out / "step-0001").exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
+    first.kill()
+    told, _ = await first.communicate()
+    assert told == b""
+    assert await ground.published() == []
+
+    await join(ground.parts, (await play(Script())).url)
+    status, steps, complaints = await ground.train(steps=2)
+    assert status == 0, complaints
+    assert [(step["step"], step["version"], step["groups"][0]["group_id"]) for step in steps] == [(1, 1, "first"), (2, 2, "second")]
+    assert None not in [step["gap"] for step in steps]
+    for event in await ground.published():
+        assert event.canary is not None
+        assert event.canary.prompts[0].logprobs is not None
+
+
+async def test_logprobs_that_are_not_ours_end_it_before_anything_is_trained(ground: Ground, play: Play) -> None:
+    """The groups' logprobs are made up: by the tolerance of every day they are wrong."""
+    await join(ground.parts, (await play(Script())).url)
+    await ground.deliver("wrong")
+    status, told, complaints = await ground.train(steps=1, tolerance=1e-3)
+
+    assert (status, told) == (1, [])
+    assert "from ours: more than 0.001" in complaints.strip().splitlines()[-1]
+    assert "Traceback" not in complaints
+    assert not list(ground.out.iterdir())
