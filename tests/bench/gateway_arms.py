@@ -17,6 +17,7 @@ from tests.bench.gateway_peers import Peer
 from evener.proto.ids import new_request_id
 from evener.proto.relay import CAPABILITY
 from evener.proto.spec import Streaming
+from evener.provider_gateway.open_call import HELD_TOGETHER
 
 GENERATE: Final = "/inference/v1/generate"
 TOKENS: Final = 8_000
@@ -29,7 +30,9 @@ TOKEN_MS: Final = 4.0
 """Between two tokens, where they come one by one."""
 PEERS_PER_SECOND: Final = 10.0
 SLOW_TOKENS: Final = 60_000
-SLOW_SECONDS: Final = 10.0
+SLOW_ROUNDS: Final = 5
+SLOW_SECONDS: Final = 2.0
+SLOW_PER_SECOND: Final = 20.0
 NAMES: Final = count(1)
 
 Measured = dict[str, list[float]]
@@ -81,7 +84,7 @@ async def hold(place: Place, size: Size) -> tuple[Measured, list[Crowd]]:
     sessions = _needed(size.rounds * size.seconds * size.per_second)
     straight = await crowd(place, Streaming.HOLD, sessions)
     relayed = await crowd(place, Streaming.HOLD, sessions, relay=True)
-    body = EngineAt.request(TOKENS)
+    body = EngineAt.request(TOKENS, together=HELD_TOGETHER)
     taken: Measured = defaultdict(list)
     for _ in range(size.rounds):
         for name, one in (("engine", _bare(place, body)), ("gateway", straight.one), ("relay", relayed.one)):
@@ -121,24 +124,27 @@ async def cost(place: Place, streaming: Streaming, size: Size, *, token_ms: floa
 
 
 async def by_turn(place: Place, tokens: int, *, sessions: int) -> dict[str, float]:
-    """Return the gateway's CPU milliseconds of a call: of first calls, whose prompts are rendered whole, and of those that go on."""
+    """Return milliseconds of a call, one after the other: the gateway's CPU for first calls, whose prompts are rendered whole, and for
+    those that go on; and the p50 of both as the client sees them."""
     agents = list(await _agents(place, Streaming.HOLD, sessions, tokens, relay=False))
 
-    async def turns(number: int) -> float:
+    async def turns(number: int) -> tuple[float, float]:
         before = await place.gateway.cost()
-        for _ in range(number):
-            for agent in agents:
-                await agent.ask(place.http, new_request_id())
+        taken = [await agent.ask(place.http, new_request_id()) for _ in range(number) for agent in agents]
         after = await place.gateway.cost()
-        return 1000 * (after.cpu_seconds - before.cpu_seconds) / (number * len(agents))
+        return 1000 * (after.cpu_seconds - before.cpu_seconds) / len(taken), median(milliseconds(taken))
 
-    first = await turns(1)
-    return {"first": first, "later": await turns(TURNS - 1)}
+    first, first_p50 = await turns(1)
+    later, later_p50 = await turns(TURNS - 1)
+    return {"first": first, "later": later, "first_p50_ms": first_p50, "later_p50_ms": later_p50}
 
 
 async def crowded(place: Place, size: Size) -> dict[str, float]:
-    """Hold so many calls open at once, through relays; return the memory of each, and how many answers are not in the log."""
-    agents = await _agents(place, Streaming.HOLD, size.sessions, TOKENS, relay=True)
+    """Hold so many calls open at once, through relays, in a gateway that has done nothing else, then let each session take a second turn.
+
+    Returns the memory of each session with an open call, and after its turns, and how many answers are not in the log.
+    """
+    agents = list(await _agents(place, Streaming.HOLD, size.sessions, TOKENS, relay=True))
     await place.engine.play(wait=[{"before": 1, "gate": "all"}])
     before = await place.gateway.cost()
     asking = [asyncio.create_task(agent.ask(place.http, new_request_id())) for agent in agents]
@@ -151,32 +157,41 @@ async def crowded(place: Place, size: Size) -> dict[str, float]:
         answers = await asyncio.gather(*asking, return_exceptions=True)
     finally:
         await place.engine.play()
+    numbered = iter(agents)
+    answers += await packed(lambda: next(numbered).ask(place.http, new_request_id()), at_once=LANES, calls=size.sessions)
+    after = await place.gateway.cost()
     committed = await place.gateway.committed()
     received = [answer for answer in answers if isinstance(answer, Taken)]
-    lost = size.sessions - len(received) + sum(one.answer_id not in committed for one in received)
+    lost = len(answers) - len(received) + sum(one.answer_id not in committed for one in received)
     return {
         "sessions": size.sessions,
+        "calls": len(answers),
         "lost": lost,
         "rss_mb_per_session": (open_now.rss_mb - before.rss_mb) / size.sessions,
+        "rss_mb_per_session_after_two_turns": (after.rss_mb - before.rss_mb) / size.sessions,
         "rss_mb": open_now.rss_mb,
         "first_calls_ms_cpu": 1000 * (open_now.cpu_seconds - before.cpu_seconds) / size.sessions,
     }
 
 
 async def slow_reader(place: Place) -> dict[str, float]:
-    """Return the p50 of calls alone, and while a harness does not read a stream of megabytes that was begun for it."""
-    asking = await crowd(place, Streaming.LIVE, _needed(2 * SLOW_SECONDS * LIVE_PER_SECOND), active=5)
-    alone = await paced(asking.one, per_second=LIVE_PER_SECOND, seconds=SLOW_SECONDS)
-    name = f"slow{next(NAMES)}"
-    started = (await place.gateway.start([name], Streaming.LIVE))[name]
-    await place.engine.play(say="word " * SLOW_TOKENS, tool_calls=[])
-    headers = {CAPABILITY: started.capability, "x-evener-request-id": new_request_id(), "content-type": "application/json"}
+    """Return the p50 of calls alone, and while a harness does not read a stream of megabytes; in turns. And what that stream weighs."""
+    asking = await crowd(place, Streaming.HOLD, _needed(2 * SLOW_ROUNDS * SLOW_SECONDS * SLOW_PER_SECOND))
+    started = await place.gateway.start([f"slow{next(NAMES)}" for _ in range(SLOW_ROUNDS)], Streaming.LIVE)
     body = b'{"model":"policy","stream":true,"messages":[{"role":"user","content":"Go on."}]}'
-    url = f"{place.gateway.url}/serve/v1/chat/completions"
-    async with aiohttp.ClientSession(read_bufsize=1024) as session, session.post(url, data=body, headers=headers):
-        await place.engine.play()
-        beside = await paced(asking.one, per_second=LIVE_PER_SECOND, seconds=SLOW_SECONDS)
-    return {"alone_p50_ms": median(milliseconds(alone)), "beside_p50_ms": median(milliseconds(beside))}
+    taken: Measured = defaultdict(list)
+    for one in started.values():
+        taken["alone"] += milliseconds(await paced(asking.one, per_second=SLOW_PER_SECOND, seconds=SLOW_SECONDS))
+        headers = {CAPABILITY: one.capability, "x-evener-request-id": new_request_id(), "content-type": "application/json"}
+        before = await place.gateway.cost()
+        await place.engine.play(say="word " * SLOW_TOKENS, tool_calls=[])
+        url = f"{place.gateway.url}/serve/v1/chat/completions"
+        async with aiohttp.ClientSession(read_bufsize=1024) as session, session.post(url, data=body, headers=headers):
+            await place.engine.play()
+            taken["beside"] += milliseconds(await paced(asking.one, per_second=SLOW_PER_SECOND, seconds=SLOW_SECONDS))
+            taken["mb"].append((await place.gateway.cost()).rss_mb - before.rss_mb)
+    names = ("alone", "beside")
+    return {f"{name}_p50_ms": median(taken[name]) for name in names} | {"tokens": SLOW_TOKENS, "rss_mb": max(taken["mb"])}
 
 
 async def beside(place: Place, canned: str, peer: Peer, size: Size) -> dict[str, float]:
@@ -190,7 +205,7 @@ async def beside(place: Place, canned: str, peer: Peer, size: Size) -> dict[str,
         agent.turn = 0
         return await agent.ask(place.http, new_request_id(), go_on=False)
 
-    body = EngineAt.request(TOKENS)
+    body = EngineAt.request(TOKENS, together=HELD_TOGETHER)
     taken: Measured = defaultdict(list)
     arms = (("engine", _bare(place, body)), ("gateway", ours.one), ("canned", bare), ("peer", theirs.one))
     for _ in range(size.rounds):
@@ -215,12 +230,15 @@ async def beside(place: Place, canned: str, peer: Peer, size: Size) -> dict[str,
 
 
 def added(measured: Measured, through: str) -> dict[str, float]:
-    """Return what is added over the bare engine and a bare commit: percentiles less percentiles, and the tail less the medians."""
+    """Return what is added over the bare engine and a bare commit.
+
+    `p99`: the whole call's less their medians, so that their own tails count as ours; `p99_over_p99`: less their p99.
+    """
     engine, commit, whole = measured["engine"], measured["commit"], measured[through]
     return {
         "p50": median(whole) - median(engine) - median(commit),
-        "p99": percentile(whole, 0.99) - percentile(engine, 0.99) - percentile(commit, 0.99),
-        "p99_over_medians": percentile(whole, 0.99) - median(engine) - median(commit),
+        "p99": percentile(whole, 0.99) - median(engine) - median(commit),
+        "p99_over_p99": percentile(whole, 0.99) - percentile(engine, 0.99) - percentile(commit, 0.99),
         "mean": statistics.fmean(whole) - statistics.fmean(engine) - statistics.fmean(commit),
     }
 

@@ -87,9 +87,9 @@ class EngineAt:
         await self._http.post(f"{self.url}/go?gate={gate}&times=all")
 
     @staticmethod
-    def request(tokens: int) -> bytes:
-        """Return a call to the engine alone, as a gateway would make it."""
-        params = {"temperature": 1.0, "max_tokens": 4096, "logprobs": 0, "stop_token_ids": [], "seed": None}
+    def request(tokens: int, *, together: int = 1) -> bytes:
+        """Return a call to the engine alone, as a gateway would make it: with so many tokens in an event."""
+        params = {"temperature": 1.0, "max_tokens": 4096, "logprobs": 0, "stop_token_ids": [], "seed": None, "stream_interval": together}
         ids = [100 + number % 30_000 for number in range(tokens)]
         return json.dumps({"token_ids": ids, "sampling_params": params, "stream": True, "request_id": "bare"}).encode()
 

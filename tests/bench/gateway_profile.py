@@ -21,10 +21,14 @@ PARTS: Final = (
     ("the record: built and encoded", ("OpenCall._closed", "opening (", "EventLog.outgoing", "Session.apply", "Live.index")),
     ("the record: committed", ("EmbeddedProducer.commit", "EmbeddedBus.", "Writer.", "KafkaProducer", "aiokafka")),
     ("the record: followed by its readers", ("Owner._follow", "read (bus/embedded_store.py")),
+    ("the answer: read while it is sampled", ("OpenCall._stream (",)),
     ("the answer: rendered and sent", ("Frames.stream_response",)),
 )
 """Each part, and functions by which it is known: the first part counts that has one in the stack."""
-OTHER: Final = "HTTP server, event loop, tasks"
+LOOP: Final = "Runner.run ("
+"""The innermost function while uvloop itself runs: it waits, reads sockets, calls back."""
+SOCKETS: Final = "event loop and sockets"
+OTHER: Final = "HTTP server, tasks"
 
 
 async def profile(pid: int, folder: Path, *, seconds: int) -> dict[str, float]:
@@ -49,4 +53,5 @@ def shares(lines: list[str]) -> dict[str, float]:
 
 
 def _part(stack: str) -> str:
-    return next((part for part, names in PARTS if any(name in stack for name in names)), OTHER)
+    rest = SOCKETS if stack.rpartition(";")[2].startswith(LOOP) else OTHER
+    return next((part for part, names in PARTS if any(name in stack for name in names)), rest)
