@@ -26,6 +26,15 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def npm() -> None:
+    """Real CLIs come by npm: the tests of them fail without it, unless it is said that they are to be left out."""
+    if shutil.which("npm") is None:
+        if os.environ.get("WITHOUT_NPM") == "1":
+            pytest.skip("NOT TESTED WITH REAL CLIS: npm is missing on this machine, and WITHOUT_NPM=1")
+        pytest.fail("npm is missing on this machine (Debian, Ubuntu: apt install npm); WITHOUT_NPM=1 leaves out the tests with real CLIs")
+
+
+@pytest.fixture(scope="session")
 def kafka_servers() -> Iterator[str]:
     """Bootstrap address of a real broker that lives as long as this test session."""
     missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
