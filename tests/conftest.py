@@ -1,8 +1,10 @@
 """What all tests share: a clean environment, and one real Kafka broker for those that are marked with it."""
 
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ pytest_plugins = ["tests.engines_fixtures"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would every program started here
 
+PORTS = range(20_000, 32_000)
+"""Below those that the kernel gives to connections that go out: a server that is started again finds its port free."""
 KAFKA = Path(__file__).parents[1] / "scripts" / "kafka.py"
 
 
@@ -23,6 +27,16 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("EVENER_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    """A port of loopback that nothing listens at, and that nothing gets by chance while the test runs."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 @pytest.fixture(scope="session")

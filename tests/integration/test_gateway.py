@@ -22,6 +22,7 @@ from evener.proto.relay import CAPABILITY, LEFT_PATH, Admitted, Answer
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling
 from evener.proto.topics import Topic
+from evener.provider_gateway.asked import OVERLOADED_STATUS
 from evener.templates.gguf import load_tokenizer, package_file
 from evener.tokens.session import Session
 from evener.tokens.trajectory import build
@@ -314,7 +315,17 @@ async def test_engine_that_joins_again_elsewhere_takes_the_place_of_the_dead_one
         joined = EngineJoined(engine_id="e1", kind="scripted", url=second.url, policy="policy", joined_at=time.time())
         await hand.events.send(Topic.FLEET, "e1", joined)
         capability = await hand.start("moved")
-        said = ""
         async with asyncio.timeout(20):
-            while said != "From the new one.":
-                said = (await hand.say(capability, [{"role": "user", "content": "Who are you?"}]))["content"]
+            while "From the new one." not in await _asked_as_the_relay_asks(hand, capability, "Who are you?"):
+                pass  # still the old one's
+
+
+async def _asked_as_the_relay_asks(hand: Hand, capability: str, text: str) -> str:
+    """Return an answer's body. A call that its engine lost is asked again: which engine has it at the exchange is chance."""
+    request_id = new_request_id()
+    while True:
+        answer = await hand.ask(capability, [{"role": "user", "content": text}], request_id)
+        if (answer.status, answer.body) != (OVERLOADED_STATUS, b""):
+            assert answer.status == 200, answer.body
+            return answer.body.decode()
+        await asyncio.sleep(0.02)
