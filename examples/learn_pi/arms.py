@@ -38,6 +38,8 @@ class Arm(Struct, frozen=True, kw_only=True):
     groups: int
     """Of each kind, in a step."""
     samples: int = SAMPLES
+    again: int = 0
+    """So often the script harness is told the same once more, in a session of many calls."""
     ahead: int = 2
     """Steps whose tasks are submitted before the trainer asks for them: rollouts go on while it trains and publishes."""
     learning_rate: float = 5e-4
@@ -94,6 +96,7 @@ class Feed:
             harness=arm.harness,
             samples=arm.samples,
             purpose=Purpose.TRAIN,
+            again=arm.again,
         )
 
 

@@ -11,6 +11,8 @@ GAIN: Final = 0.3
 GAP: Final = 1e-3
 """Natural log."""
 SPANNING: Final = 50
+HELD_OUT: Final = 64
+"""Sessions of an evaluation."""
 UNGRADED: Final = 0.05
 """Share of an evaluation's sessions."""
 
@@ -28,7 +30,7 @@ class Bar(Struct, frozen=True, kw_only=True):
 
 def bars(said: Said, told: Said) -> list[Bar]:
     """Return all of them for a run and its figures."""
-    return [*_gains(told), *_gaps(told), *_context(told), *_groups(told), *_graded(said)]
+    return [*_gains(told), *_gaps(told), *_context(told), *_groups(told), *_graded(said, told)]
 
 
 def _gains(told: Said) -> Iterator[Bar]:
@@ -46,6 +48,12 @@ def _gaps(told: Said) -> Iterator[Bar]:
     value = "not compared at every step" if largest is None else f"{largest:.1e} at most in {told['updates']} updates"
     met = largest is not None and largest <= GAP
     yield Bar(name=f"logprob gap of engine and trainer at every step, at most {GAP}", value=value, met=met)
+    scored, sampled, gap = told["tokens_scored_again"], told["tokens_sampled"], told["gap_of_every_token"]
+    yield Bar(
+        name=f"every sampled token's logprob is that of the weights its version names, to {GAP}",
+        value=f"{gap:.1e} at most in {scored} of {sampled} tokens of {told['versions_scored_again']} versions",
+        met=scored == sampled > 0 and gap <= GAP,
+    )
 
 
 def _context(told: Said) -> Iterator[Bar]:
@@ -73,7 +81,9 @@ def _groups(told: Said) -> Iterator[Bar]:
     yield Bar(name=f"at least {SPANNING} trained answers that span two versions", value=str(spans), met=spans >= SPANNING)
 
 
-def _graded(said: Said) -> Iterator[Bar]:
+def _graded(said: Said, told: Said) -> Iterator[Bar]:
+    asked = told["held_out_sessions"]
+    yield Bar(name=f"at least {HELD_OUT} sessions in each evaluation", value=str(asked), met=asked >= HELD_OUT)
     worst = max(said["held_out"], key=lambda name: said["held_out"][name]["ungraded"])
     ungraded, sessions = said["held_out"][worst]["ungraded"], said["held_out"][worst]["sessions"]
     yield Bar(

@@ -1,21 +1,26 @@
-"""What really ran, what reached the trainer, and whether the engine sampled it: from the log, the scheduler and the ledger."""
+"""What really ran, what reached the trainer, and whether the engine sampled it so: from the log, the scheduler and the ledger."""
 
 import asyncio
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from arms import LOST
+from arms import LIBRARIES, LOST, Bench
+from running import NotDone
 
 from evener.client.client import Client
 from evener.client.groups import Group, Groups, Row
-from evener.proto.arrays import uint8s
+from evener.proto.arrays import int32s, uint8s
 from evener.proto.codec import encode
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt
 
 CHECKER: Final = Path(__file__).parents[2] / "tests" / "checker.py"
+SCORER: Final = Path(__file__).with_name("scored.py")
+TRAJECTORIES: Final = "trajectories.msgpack"
 AT_ONCE: Final = 8
 """Requests."""
 
@@ -24,11 +29,11 @@ async def check(client: Client, run: Path, arms: Iterable[str]) -> dict[str, Any
     """Compare every row that was delivered with the ledger of the pass-through, by the program that knows nothing of Evener."""
     groups = [group async for group in Groups(client, follow=False)]
     trajectories = [one for group in groups for one in delivered(group.event)]
-    with (run / "trajectories.msgpack").open("wb") as file:
+    with (run / TRAJECTORIES).open("wb") as file:
         for trajectory in trajectories:
             frame = encode(trajectory)
             file.write(len(frame).to_bytes(4, "big") + frame)
-    command = (sys.executable, str(CHECKER), str(run / "ledger.jsonl"), str(run / "trajectories.msgpack"))
+    command = (sys.executable, str(CHECKER), str(run / "ledger.jsonl"), str(run / TRAJECTORIES))
     checked = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     print(f"checker: {(checked.stdout + checked.stderr).strip()[-300:]}", flush=True)
     return {
@@ -37,6 +42,22 @@ async def check(client: Client, run: Path, arms: Iterable[str]) -> dict[str, Any
         "ran": {arm: await sessions_run(client, arm) for arm in arms},
         **verdict(checked.stdout, checked.returncode),
     }
+
+
+async def score_again(bench: Bench) -> dict[str, Any]:
+    """Score what `check` has written down by the weights of each version; see `scored.py`. Raises NotDone."""
+    versions = (await bench.client.policy("policy")).versions
+    folders = {0: str(bench.start)} | {one.version: one.location for one in versions if one.state == "published"}
+    (bench.out / "versions.json").write_text(json.dumps(folders))
+    command = (str(bench.python), str(SCORER), str(bench.out / TRAJECTORIES), str(bench.out / "versions.json"))
+    environ = {**os.environ, "PYTHONPATH": ":".join(LIBRARIES), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    scored = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, env=environ)
+    if scored.returncode:
+        msg = f"the sampled tokens could not be scored again: {scored.stderr.strip()[-300:]}"
+        raise NotDone(msg)
+    print(f"scored again: {scored.stdout.strip()}", flush=True)
+    found: dict[str, Any] = json.loads(scored.stdout)
+    return found
 
 
 def delivered(event: GroupMerged) -> list[TrajectoryBuilt]:
@@ -49,6 +70,11 @@ def tokens(trajectory: TrajectoryBuilt) -> int:
     return sum(int(uint8s(row.mask).sum()) for row in trajectory.rows)
 
 
+def sampled(trajectory: TrajectoryBuilt) -> int:
+    """Return how many tokens in its rows the policy sampled."""
+    return sum(int((int32s(row.versions) >= 0).sum()) for row in trajectory.rows)
+
+
 def verdict(said: str, status: int) -> dict[str, int]:
     """Return what the checker found: its last line counts trajectories and faults. -1 where it did not get so far."""
     words = (said.strip().splitlines() or [""])[-1].split()
@@ -58,13 +84,14 @@ def verdict(said: str, status: int) -> dict[str, int]:
 
 
 def told_of(group: Group) -> dict[str, Any]:
-    """Return where a group stands, who is in it, how many tokens it holds, and how many of its answers span versions."""
+    """Return where a group stands, who is in it, its tokens, those to train and all sampled ones, and its answers that span versions."""
     return {
         "run_id": group.run_id,
         "partition": group.partition,
         "offset": group.offset,
         "sessions": [member.session_id for member in group.event.members if member.attempt],
         "tokens": sum(map(tokens, delivered(group.event))),
+        "sampled": sum(map(sampled, delivered(group.event))),
         "spanning": sum(map(spanning, group.rows)),
     }
 

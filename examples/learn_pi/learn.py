@@ -21,19 +21,20 @@ from typing import Any, Final
 import msgspec
 from arms import LIBRARIES, Arm, Bench, train
 from bars import bars
-from checking import check
+from checking import check, score_again
 from figures import figures
 from held_out import evaluate
 from proxy import recording_proxy
 from report import only_picture, page, through_pi
 from running import evener_up, own_process
+from tasks import HELD_OUT
 
 from evener.client.views import EngineRequest
 from evener.engines.vllm_server import VllmOptions, find_program, start_vllm
 from evener.proto.errors import EvenerError
 
 HERE: Final = Path(__file__).parent
-SESSIONS_AT_A_TIME: Final = 8
+SESSIONS_AT_A_TIME: Final = 16
 START_THREADS: Final = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 """Of the supervised start. Threads that spin while they wait make it ten times slower where the cores have other work, too."""
 VLLM: Final = ("--max-model-len=1024", "--max-num-seqs=32")
@@ -78,6 +79,7 @@ async def learn(asked: argparse.Namespace) -> dict[str, Any]:
         bench = Bench(client=client, out=run, start=start, python=python, url=told["url"], held_out=asked.held_out)
         said = await arms(bench, asked)
         said["checked"] = await check(client, run, said["arms"])
+        said["scored"] = await score_again(bench)
     said["start_seconds"] = started - begun
     said["seconds"] = time.monotonic() - begun
     (run / "said.json").write_text(json.dumps(said))
@@ -117,7 +119,7 @@ def plan(asked: argparse.Namespace) -> tuple[Arm, Arm, Arm]:
     return (
         Arm(name="through-pi", harness="pi", kinds=("write", "copy"), steps=asked.steps, groups=asked.groups),
         Arm(name="through-script", harness="script", kinds=("write",), steps=asked.script_steps, groups=asked.groups),
-        Arm(name="spans", harness="script", kinds=("write",), steps=asked.spans, groups=1, samples=8, ahead=3, learning_rate=1e-4),
+        Arm(name="spans", harness="script", kinds=("write",), steps=asked.spans, groups=1, samples=8, again=3, ahead=3, learning_rate=1e-4),
     )
 
 
@@ -156,11 +158,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("outputs/learn"))
     parser.add_argument("--vllm", help="the `vllm` program; found, where it is not named")
-    parser.add_argument("--steps", type=int, default=30, help="of the training through Pi")
-    parser.add_argument("--script-steps", type=int, default=30, help="of the training through the script harness")
+    parser.add_argument("--steps", type=int, default=26, help="of the training through Pi")
+    parser.add_argument("--script-steps", type=int, default=26, help="of the training through the script harness")
     parser.add_argument("--groups", type=int, default=2, help="of each task, in a step: 4 sessions each")
-    parser.add_argument("--held-out", type=int, default=16, help="prompts that are evaluated: 4 sessions each")
-    parser.add_argument("--spans", type=int, default=60, help="steps of the run whose answers span updates")
+    parser.add_argument(
+        "--held-out", type=int, choices=range(1, HELD_OUT + 1), default=HELD_OUT, help="prompts that are evaluated: 4 sessions each"
+    )
+    parser.add_argument("--spans", type=int, default=30, help="steps of the run whose answers span updates")
     asked = parser.parse_args()
     try:
         said = asyncio.run(learn(asked))

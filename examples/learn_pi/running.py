@@ -25,7 +25,9 @@ from evener.tasks.pack import pack
 START_SECONDS: Final = 180.0
 STOP_SECONDS: Final = 40.0
 SAMPLING: Final = Sampling(max_tokens=40)
-BUDGETS: Final = Budgets(calls=5, agent_seconds=60.0)
+CALLS: Final = 5
+"""Of a session for each time that it is told what to do."""
+AGENT_SECONDS: Final = 60.0
 OPTIONS: Final = {"pi": {"context_tokens": "8192"}}
 
 
@@ -115,17 +117,22 @@ async def submit_task(
     purpose: Purpose,
     policy: str = "policy",
     sampling: Sampling = SAMPLING,
+    again: int = 0,
 ) -> TaskDetail:
-    """Submit a task directory under an id of our own: again and again to the same effect."""
+    """Submit a task directory under an id of our own: again and again to the same effect.
+
+    `again`: so often the script harness is told the same once more, in the same session.
+    """
     task, packed = load(folder), pack(folder)
+    turns = {"turns": "\n".join([(folder / "instruction.md").read_text().strip()] * again)} if again else {}
     options = TaskOptions(
         run_id=run_id,
         samples=samples,
         purpose=purpose,
         policy=policy,
-        harness=HarnessSpec(name=harness, options=OPTIONS.get(harness, {})),
+        harness=HarnessSpec(name=harness, options=OPTIONS.get(harness, {}) | turns),
         sampling=sampling,
-        budgets=BUDGETS,
+        budgets=Budgets(calls=CALLS * (1 + again), agent_seconds=AGENT_SECONDS),
         grader=task.grader,
     )
     await client.put_blob(packed.data)

@@ -36,7 +36,7 @@ CLIP: Final = 1.0
 CORPUS: Final = 1500
 COPIED: Final = 0.97
 """Share of right demonstrations' answers that must be likeliest throughout, before the next phase."""
-SHORT, ALL, SPOILT = Phase(500, 32), Phase(400, 16), Phase(200, 16)
+SHORT, ALL, SPOILT = Phase(500, 32), Phase(400, 16), Phase(120, 16)
 LOOK_EVERY: Final = 20
 
 

@@ -8,7 +8,7 @@ import pytest
 from arms import MOST_REPLACED, Arm, Bench, Feed, waited
 from checking import sessions_run
 from held_out import HeldOut, ended, judged, submit
-from running import NotDone
+from running import CALLS, NotDone
 from tests.integration.outside import Outside, scheduler, until
 
 from evener.blobs.open import open_blobs
@@ -101,6 +101,16 @@ async def test_an_evaluation_that_does_not_end_says_so(bench: Bench) -> None:
 
     with pytest.raises(NotDone, match="before: 3 of 3 tasks have not ended"):
         await ended(bench.client, "before", bench.held_out, seconds=0.3)
+
+
+async def test_who_is_told_again_gets_the_task_once_more_and_the_calls_for_it(bench: Bench, outside: Outside) -> None:
+    await Feed(bench, Arm(name="arm", harness="script", kinds=("write",), steps=1, groups=1, samples=1, again=2)).submit(1)
+    async with outside.beating(capacity=1):
+        (given,) = await outside.dispatched(1)
+    told = (bench.out / "tasks" / "arm-write-001-0" / "instruction.md").read_text()
+
+    assert given.spec.harness.options == {"turns": f"{told}{told.strip()}"}
+    assert given.spec.budgets.calls == 3 * CALLS
 
 
 async def test_only_sessions_that_were_started_and_ended_have_run(bench: Bench, outside: Outside) -> None:

@@ -1,6 +1,7 @@
 """What `make learn` must show: each thing that can go wrong makes it fail, and only its own line."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,21 @@ def test_a_gap_at_any_step_of_any_arm_is_missed(change: Callable[[Said], None]) 
     assert missed(said) == ["logprob gap of engine and trainer at every step, at most 0.001"]
 
 
+@pytest.mark.parametrize("found", [{"gap_max": 1.1e-3}, {"gap_max": math.nan}, {"tokens": 191}])
+def test_a_token_that_its_version_does_not_explain_or_that_was_left_out_is_missed(found: Said) -> None:
+    said = run()
+    said["scored"] |= found
+
+    assert missed(said) == ["every sampled token's logprob is that of the weights its version names, to 0.001"]
+
+
+def test_evaluations_of_too_few_sessions_are_missed() -> None:
+    said = run()
+    said["held_out"]["control pi copy"]["sessions"] = 60
+
+    assert missed(said) == ["at least 64 sessions in each evaluation"]
+
+
 @pytest.mark.parametrize("found", [{"faults": 1}, {"exit": 1}, {"trajectories": 31}, {"trajectories": -1, "faults": -1, "exit": 1}])
 def test_a_checker_that_found_something_or_did_not_read_everything_is_missed(found: Said) -> None:
     said = run()
@@ -117,6 +133,7 @@ def test_held_out_sessions_that_reach_the_trainers_are_missed() -> None:
     group = {"group_id": "before-pi-write.0", "partition": 0, "offset": 999}
     said["checked"]["groups"].append(in_log("before-pi-write", group))
     said["checked"]["trajectories"] += 2
+    said["scored"]["tokens"] += 12
 
     assert missed(said) == ["sessions in the groups = sessions run"]
 
@@ -134,6 +151,17 @@ def test_sessions_of_failed_groups_are_told_and_not_missed() -> None:
 def test_a_group_out_of_order_is_missed() -> None:
     said = run()
     said["arms"]["spans"].reverse()
+
+    assert missed(said) == ["every group trained once, in the order of the log"]
+
+
+def test_a_partition_that_was_never_trained_is_missed() -> None:
+    said = run()
+    group = {"group_id": "spans.write.8.0", "partition": 7, "offset": 0}
+    said["checked"]["groups"].append(in_log("spans", group))
+    said["checked"]["ran"]["spans"]["sessions"] += said["checked"]["groups"][-1]["sessions"]
+    said["checked"]["trajectories"] += 2
+    said["scored"]["tokens"] += 12
 
     assert missed(said) == ["every group trained once, in the order of the log"]
 

@@ -58,7 +58,7 @@ async def test_everything_that_trainers_get_is_read_by_the_checker(tmp_path: Pat
     assert (found["trajectories"], found["faults"], found["exit"]) == (4, 0, 0)
     assert found["delivered"] == [f"g.{index}" for index in range(4)]
     place = {"run_id": RUN, "partition": 0, "offset": 0}
-    assert found["groups"] == [{**place, "sessions": found["delivered"], "tokens": 40, "spanning": 0}]
+    assert found["groups"] == [{**place, "sessions": found["delivered"], "tokens": 40, "sampled": 40, "spanning": 0}]
 
 
 async def test_a_row_that_the_engine_did_not_sample_is_a_fault(tmp_path: Path) -> None:

@@ -41,11 +41,12 @@ def run() -> dict[str, Any]:
         "exit": 0,
     }
     held_out = {name: {"right": RIGHT[name.split()[0]], "sessions": 64, "ungraded": 0} for name in LOOKED}
-    return {"held_out": held_out, "arms": arms, "checked": checked, "seconds": 60.0, "start_seconds": 6.0}
+    scored = {"tokens": sum(group["sampled"] for group in groups), "versions": 6, "gap_max": 3e-6}
+    return {"held_out": held_out, "arms": arms, "checked": checked, "scored": scored, "seconds": 60.0, "start_seconds": 6.0}
 
 
 def in_log(run_id: str, group: dict[str, Any], *, spanning: int = 15) -> dict[str, Any]:
     """What is read of a group in the log."""
     sessions = [f"{group['group_id']}.{index}" for index in range(2)]
     place = {"partition": group["partition"], "offset": group["offset"]}
-    return {"run_id": run_id, **place, "sessions": sessions, "tokens": 10, "spanning": spanning}
+    return {"run_id": run_id, **place, "sessions": sessions, "tokens": 10, "sampled": 12, "spanning": spanning}
