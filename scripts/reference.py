@@ -49,8 +49,9 @@ DIALECTS_INTRO: Final = """\
 What becomes of the fields of a harness's request. *Obeyed*: it does what it says, as far as told here. *Recorded*: it stands in the
 call's [`wishes`](events.md#callopened) and changes nothing; so does every field that is in no table. *Refused*: status 400 with the
 field's name, because the answer would mean something else without it. *Removed*: tools that the provider would run itself; the model
-does not see them, and `wishes.removed_tools` names them. What is dropped of a tool stands in `wishes.tools`, by the tool's name.
-Null asks for nothing, and so do false and empty values of what would be refused."""
+does not see them, and `wishes.removed_tools` names them. What is dropped of a tool stands in `wishes.tools`, by the tool's name;
+unknown fields inside a message are dropped without a record. Null asks for nothing, and so do false and empty values of what would be
+refused; where one value is served, an empty text does."""
 TABLES: Final = {
     "OpenAI Chat Completions": (openai_chat_request.RULES, openai_chat_request.TOOL),
     "OpenAI Responses": (openai_responses_request.RULES, TOOL),

@@ -281,6 +281,7 @@ def test_what_is_certain_never_changes_for_any_ids(family: Family) -> None:
         for before, after, final in zip(early, late, (whole.get("reasoning", ""), whole["content"]), strict=True):
             assert after.startswith(before)
             assert final.startswith(after)
+        assert not early[1] or early[0] == whole.get("reasoning", "")  # dialects send it first
 
     check()
 

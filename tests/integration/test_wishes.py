@@ -5,19 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gateway import Hand, gateway
+from tests.integration.gateway import POLICY, Hand, gateway
 
 from evener.engines.scripted import Rule, Script
-from evener.proto.arrays import inline
+from evener.proto.arrays import inline, int32s
 from evener.proto.codec import decode_frame
 from evener.proto.ids import new_request_id
 from evener.proto.relay import CAPABILITY, REQUEST_ID, Answer
 from evener.proto.sessions import CallOpened
 from evener.proto.spec import Budgets, Sampling
+from evener.templates.open import open_renderer
 
 SCRIPT = Script(default=Rule(say="one two three four five six seven"))
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 GOOGLE = "/v1beta/models/policy:generateContent"
+HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 SEARCH: dict[str, Any] = {"type": "web_search"}
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -134,6 +136,26 @@ async def test_limit_that_held_is_in_the_log(tmp_path: Path, sampling: Sampling,
         await posted(hand, capability, CHAT, {"model": "policy", "messages": [{"role": "user", "content": "hi"}], **asked})
         call = await opened(hand)
         assert call.max_tokens == (256 - call.prompt_tokens if limit is None else limit)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"model": "policy", "messages": [*HI, {"role": "assistant", "content": "One and"}]}),
+        (RESPONSES, {"model": "policy", "input": [*HI, {"role": "assistant", "content": "One and"}]}),
+        (GOOGLE, {"contents": [{"parts": [{"text": "hi"}]}, {"role": "model", "parts": [{"text": "One and"}]}]}),
+    ],
+)
+async def test_history_that_ends_with_an_answer_is_followed_by_a_new_turn(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    """The template closes the given answer and opens another one. Anthropic's clients, which would have it continued, are refused."""
+    renderer = open_renderer(POLICY)
+    given = [*HI, {"role": "assistant", "content": "One and"}]
+    async with gateway(tmp_path, SCRIPT) as hand:
+        status, _ = await posted(hand, await hand.start("s1"), path, body)
+        ids = int32s((await opened(hand)).given_ids)
+    assert status == 200
+    assert ids.tolist() == renderer.render(given, None).tolist()
+    assert b"".join(renderer.pieces(ids.tolist())).endswith(b"One and<|im_end|>\n<|im_start|>assistant\n")
 
 
 def said(path: str, text: str, *, times: int = 1) -> dict[str, Any]:

@@ -22,7 +22,8 @@ CONSTRAINED: Final = "constrained sampling is not served; ask for the format in 
 RULES: Final = Rules(
     obeyed={
         "model": "the run's model map says who answers",
-        "messages": "roles user, assistant and system; text, thinking, base64 images, tools' calls and results",
+        "messages": "roles user, assistant and system; text, thinking, base64 images, tools' calls and results. Refused where they end "
+        "with an answer, unless they are only counted: it cannot be continued",
         "system": "text",
         "tools": "those with an `input_schema`; hosted tools are removed, and those of which only the type is given are refused",
         "tool_choice": "`auto` and `none`; a forced call is refused: it is constrained sampling. `disable_parallel_tool_use` is recorded: "

@@ -10,7 +10,7 @@ from evener.dialects.fields import as_count, as_list, as_name, as_object, as_str
 from evener.dialects.google_generate_items import assembled, camel, parse_item, parse_text, read_object
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
-from evener.dialects.rules import Only, Rules, beside
+from evener.dialects.rules import NEW_TURN, Only, Rules, beside
 
 MAX_CHOICES: Final = 8
 FUNCTIONS: Final = "functionDeclarations"
@@ -26,7 +26,7 @@ LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harnes
 RULES: Final = Rules(
     obeyed={
         "model": "the path says it, and the run's model map says who answers",
-        "contents": "roles user, model and function; text, thoughts, images as `inlineData`, calls and their results",
+        "contents": f"roles user, model and function; text, thoughts, images as `inlineData`, calls and their results; {NEW_TURN}",
         "systemInstruction": "text",
         "tools": f"`{FUNCTIONS}`; hosted tools are removed, other kinds refused",
         "toolConfig": "modes `AUTO` and `NONE`; a forced call, or `allowedFunctionNames`, is refused: it is constrained sampling. "

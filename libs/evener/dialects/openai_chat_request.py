@@ -10,7 +10,7 @@ from evener.dialects.fields import as_count, as_flag, as_list, as_name, as_objec
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_chat_messages import parse_message
-from evener.dialects.rules import Only, Rules, beside
+from evener.dialects.rules import NEW_TURN, Only, Rules, beside
 
 MAX_CHOICES: Final = 128
 HOSTED_TOOLS: Final = frozenset(
@@ -21,17 +21,19 @@ LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harnes
 DISTRIBUTION: Final = "it would change the sampled distribution"
 CONSTRAINED: Final = "constrained sampling is not served"
 CONTINUED: Final = "an answer cannot continue a given one"
+ENDS: Final = "an answer ends where the policy ends it"
 RULES: Final = Rules(
     obeyed={
         "model": "the run's model map says who answers",
-        "messages": "roles system, developer, user, assistant and tool; text, and images as data URLs. A `name` is recorded in `names`",
+        "messages": "roles system, developer, user, assistant and tool; text, and images as data URLs. A `name` is recorded in `names`; "
+        + NEW_TURN,
         "tools": "functions; hosted tools are removed, other kinds refused",
         "tool_choice": "`auto` and `none`; a forced or narrowed choice is refused: it is constrained sampling",
         "response_format": "`text`; any other is refused: it is constrained sampling",
         "modalities": "`text`; others are refused",
         "n": f"up to {MAX_CHOICES}",
         "stream": "both ways",
-        "stream_options": "`include_usage`",
+        "stream_options": "`include_usage`; anything else in it is recorded",
     },
     limits=("max_completion_tokens", "max_tokens"),
     bounds={"temperature": (0, 2), "top_p": (0, 1), "min_p": (0, 1), "frequency_penalty": (-2, 2), "presence_penalty": (-2, 2)},
@@ -52,9 +54,12 @@ RULES: Final = Rules(
         "prompt_logprobs": LOGPROBS,
         "logit_bias": DISTRIBUTION,
         "logits_processors": DISTRIBUTION,
+        "use_beam_search": DISTRIBUTION,
         "allowed_token_ids": DISTRIBUTION,
         "bad_words": DISTRIBUTION,
-        "stop_token_ids": "an answer ends where the policy ends it",
+        "stop_token_ids": ENDS,
+        "ignore_eos": ENDS,
+        "include_stop_str_in_output": "an answer is shown without the token that ends it",
         "guided_json": CONSTRAINED,
         "guided_regex": CONSTRAINED,
         "guided_choice": CONSTRAINED,
@@ -68,7 +73,10 @@ RULES: Final = Rules(
         "truncate_prompt_tokens": "nothing is cut out of a history",
         "documents": "documents are not served; put them into a message",
     },
-    only={"add_generation_prompt": Only(value=True, why=CONTINUED)},
+    only={
+        "add_generation_prompt": Only(value=True, why=CONTINUED),
+        "best_of": Only(1, "answers are not chosen among several; ask for n"),
+    },
     stops="stop",
 )
 TOOL: Final = Rules(
@@ -95,6 +103,7 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     fields = {name: value for name in raw if (value := read_field(raw, name)) is not None}
     wishes = RULES.wishes(fields)
     _check_forms(fields)
+    include_usage = _include_usage(fields.get("stream_options", {}), wishes)
     tools = [tool.function for tool in offered if tool.function is not None]
     if removed := [tool.hosted for tool in offered if tool.hosted is not None] + RULES.removed(fields):
         wishes["removed_tools"] = removed
@@ -111,7 +120,7 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
         digests=tuple(item.digest for item in items),
         tools=tuple(tools),
         stream=as_flag(fields.get("stream"), "stream"),
-        include_usage=_include_usage(fields.get("stream_options", {})),
+        include_usage=include_usage,
         n=as_count(fields.get("n", 1), "n", at_most=MAX_CHOICES),
         max_tokens=RULES.limit(fields),
         wishes=wishes,
@@ -157,8 +166,11 @@ def _chooses_none(value: Any) -> bool:
     return bool(value == "none")
 
 
-def _include_usage(value: Any) -> bool:
-    return as_flag(as_object(value, "stream_options").get("include_usage"), "stream_options.include_usage")
+def _include_usage(value: Any, wishes: dict[str, Any]) -> bool:
+    options = as_object(value, "stream_options")
+    if more := {name: wish for name, wish in options.items() if wish is not None and name != "include_usage"}:
+        wishes["stream_options"] = more
+    return as_flag(options.get("include_usage"), "stream_options.include_usage")
 
 
 _messages: Final = Items(parse_message)

@@ -8,7 +8,7 @@ from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_responses_items import Piece, assembled, check_format, parse_item, whole
 from evener.dialects.openai_responses_tools import Toolset, forms_of, joined, parse_tool
-from evener.dialects.rules import Only, Rules
+from evener.dialects.rules import NEW_TURN, Only, Rules
 
 LOGPROBS: Final = "message.output_text.logprobs"
 NO_LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
@@ -17,7 +17,7 @@ RULES: Final = Rules(
     obeyed={
         "model": "the run's model map says who answers",
         "input": "a text, or items: messages, reasoning, calls of functions, custom tools and tool searches, and their results. Items that "
-        "are only named are refused",
+        f"are only named are refused; {NEW_TURN}",
         "instructions": "a system message before all others",
         "tools": "functions, custom tools, namespaces of them, the client's own tool search; hosted tools are removed, others refused",
         "tool_choice": "`auto` and `none`; a forced or narrowed choice is refused: it is constrained sampling",

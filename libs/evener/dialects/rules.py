@@ -1,8 +1,8 @@
 """What becomes of the fields of a request: a table for each dialect, `RULES` in its `*_request` module. Pure.
 
 A field is obeyed, or it is refused by name because the answer would mean something else without it, or it is recorded as a wish;
-what stands in no table is recorded too. Null asks for nothing, and so do false and empty values of what would be refused. The
-page docs/reference/dialects.md is made of these tables.
+what stands in no table is recorded too. Null asks for nothing, and so do false and empty values of what would be refused; where one
+value is served, an empty text does. The page docs/reference/dialects.md is made of these tables.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,12 +13,13 @@ from msgspec import Struct
 from evener.dialects.fields import as_count, as_integer, as_number, refuse
 
 STOPS: Final = "stop strings are not supported: an answer ends where the policy ends it; leave them out"
+NEW_TURN: Final = "a history that ends with an answer is followed by a new turn, which does not continue it"
 CACHE_MARKS: Final = frozenset({"cache_control"})
 """Fields that ask nothing of a model."""
 
 
 class Only(Struct, frozen=True):
-    """The one value that a field may have."""
+    """The one value that a field may have, but for null and an empty text, which ask for nothing."""
 
     value: Any
     why: str
@@ -75,7 +76,7 @@ class Rules(Struct, frozen=True, kw_only=True, eq=False):
     def _refuse(self, name: str, value: Any, *, count_only: bool) -> None:
         if value and name in self.refused:
             refuse(self.place(name), self.refused[name])
-        if name in self.only and value != self.only[name].value:
+        if name in self.only and value not in ("", self.only[name].value):
             refuse(self.place(name), self.only[name].why)
         if value and name == self.stops and not count_only:
             refuse(self.place(name), STOPS)

@@ -81,7 +81,10 @@ _events: Final = msgspec.json.Decoder(_Event)
 
 
 class VllmEngine:
-    """An engine behind vLLM's token endpoint. Versions come with the end of an answer (`Chunk.answer_versions`)."""
+    """An engine behind vLLM's token endpoint. Versions come with the end of an answer (`Chunk.answer_versions`).
+
+    Where they are not told of each of its tokens they are unknown, of all of them.
+    """
 
     def __init__(self, url: str, model: str | None = None, *, kind: str = "vllm") -> None:
         """`model`: its served name. None: the one that the server names first."""
@@ -100,10 +103,11 @@ class VllmEngine:
         return EngineFacts(kind=self._kind, model=model, context_length=context, reports_versions=True, version=version, label=label)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        ended = False
+        ended, sampled = False, 0
         async with aclosing(self._events(self._streamed(request))) as batches:
             async for events in batches:  # to [DONE], so that the connection is used again
-                part = self._chunk(events)
+                part = self._chunk(events, sampled)
+                sampled += len(part.ids)
                 ended = ended or part.finish_reason is not None
                 yield part
         if not ended:
@@ -164,8 +168,8 @@ class VllmEngine:
         except HttpRefusal as refusal:
             raise overflow(refusal.body) or refusal from None
 
-    def _chunk(self, events: list[_Event]) -> Chunk:
-        """Return the tokens of events that came together."""
+    def _chunk(self, events: list[_Event], sampled: int) -> Chunk:
+        """Return the tokens of events that came together, after so many `sampled` before."""
         ids, logprobs = list[int](), list[float]()
         for event in events:
             with self._http.reading(GENERATE, event):
@@ -178,7 +182,8 @@ class VllmEngine:
         with self._http.reading(GENERATE, events[-1]):
             reason, spans = choice.finish_reason, choice.weight_versions
             part = chunk(ids, logprobs, finish_reason=None if reason is None else FINISH[reason])
-            return part if spans is None else _with_versions(part, spans)
+            versions = None if spans is None else _versions(spans, sampled + len(ids))
+            return part if versions is None else _with_versions(part, versions)
 
     def _body(self, ids: NDArray[np.int32], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         params = NEUTRAL | {
@@ -269,8 +274,7 @@ def unfinished(http: EngineHttp, path: str) -> EngineUnreachable:
     return EngineUnreachable(f"{http.url}{path} ended its answer without a finish reason")
 
 
-def _with_versions(part: Chunk, spans: list[_Span]) -> Chunk:
-    versions = _versions(spans)
+def _with_versions(part: Chunk, versions: NDArray[np.int32]) -> Chunk:
     return Chunk(
         ids=part.ids,
         logprobs=part.logprobs,
@@ -280,12 +284,14 @@ def _with_versions(part: Chunk, spans: list[_Span]) -> Chunk:
     )
 
 
-def _versions(spans: list[_Span]) -> NDArray[np.int32]:
-    """Return int32[S] from contiguous spans over the whole answer. Raises LookupError, TypeError or ValueError."""
+def _versions(spans: list[_Span], count: int) -> NDArray[np.int32] | None:
+    """Return int32[S] from contiguous spans, S = `count`; None where they are of more tokens, or of fewer. Raises ValueError."""
+    if (spans[-1].end if spans else 0) != count:
+        return None
     at = 0
     parts: list[NDArray[np.int32]] = []
     for span in spans:
-        if span.start != at or span.end < at:
+        if span.start != at or not at <= span.end <= count:
             msg = f"weight versions are not contiguous: {spans}"
             raise ValueError(msg)
         parts.append(np.full(span.end - at, version_number(span.version), dtype=np.int32))

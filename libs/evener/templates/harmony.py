@@ -1,7 +1,8 @@
 """Sampled text in the harmony format of gpt-oss. Pure.
 
 An answer is a chain of messages `<|channel|>NAME<|message|>...<|end|>`: `analysis` is reasoning, `final` and `commentary` are text,
-and what is addressed to `functions.NAME` and ends with `<|call|>` is a tool call.
+and what is addressed to `functions.NAME` and ends with `<|call|>` is a tool call. The answer proper begins with the first `final`: what
+comes after it is text, also in `analysis`.
 """
 
 import re
@@ -21,6 +22,7 @@ _HEADER: Final = re.compile(
     r"(?:<\|start\|>assistant)?(?: to=([^\s<]+))?<\|channel\|>([a-z]+)(?: to=([^\s<]+))? ?(?:<\|constrain\|>)?(?:[a-z]+)?<\|message\|>"
 )
 FUNCTIONS: Final = "functions."
+REASONING, FINAL = "analysis", "final"
 
 
 class _Part(Struct, frozen=True):
@@ -34,6 +36,7 @@ class _Part(Struct, frozen=True):
     body: str
     ended: str
     """The mark that ended it. Empty: nothing did yet."""
+    is_reasoning: bool = False
 
 
 class Harmony(Struct, frozen=True):
@@ -52,7 +55,7 @@ class Harmony(Struct, frozen=True):
             call = _call(part)
             if call is not None:
                 calls.append(call)
-            elif part.channel == "analysis" and not part.recipient:
+            elif part.is_reasoning:
                 reasoning.append(part.body)
             elif part.channel and not part.recipient:
                 content.append(part.body)
@@ -62,25 +65,30 @@ class Harmony(Struct, frozen=True):
         return Answer(reasoning=thought if thought.strip() else "", content="\n".join(content), calls=tuple(calls))
 
     def certain(self, text: str) -> tuple[str, str]:
-        """Hold everything from the first part on that is neither plain reasoning nor plain text."""
+        """Hold everything from the first part on that is neither plain reasoning nor plain text.
+
+        And all text up to the first `final`: after a preamble the model may reason on.
+        """
+        final = False
         reasoning: list[str] = []
         content: list[str] = []
         for part in _parts(text):
             if not part.channel or part.recipient:
                 break
             body = _before_a_mark(part.body) if part.stop == len(text) and not part.ended else part.body
-            (reasoning if part.channel == "analysis" else content).append(body)
+            (reasoning if part.is_reasoning else content).append(body)
+            final |= part.channel == FINAL
         thought = "\n".join(reasoning)
-        return (thought if thought.strip() else ""), "\n".join(content)
+        return (thought if thought.strip() else ""), ("\n".join(content) if final else "")
 
     def reasoning_spans(self, text: str) -> list[tuple[int, int]]:
-        return [(part.start, part.stop) for part in _parts(text) if part.channel == "analysis" and not part.recipient]
+        return [(part.start, part.stop) for part in _parts(text) if part.is_reasoning]
 
 
 def _parts(text: str) -> list[_Part]:
     """Return the messages; from the first place on that is no header, one part without a channel."""
     parts: list[_Part] = []
-    at = 0
+    at, final = 0, False
     while at < len(text):
         header = _HEADER.match(text, at)
         if header is None:
@@ -89,9 +97,11 @@ def _parts(text: str) -> list[_Part]:
         mark = _MARK.search(text, header.end())
         stop = len(text) if mark is None else mark.start()
         ended = "" if mark is None or mark[0] not in {"<|end|>", "<|return|>", CALL} else mark[0]
-        after = stop + len(ended)
-        parts.append(_Part(at, after, header[2], header[1] or header[3] or "", text[header.end() : stop], ended))
-        at = after
+        channel, recipient = header[2], header[1] or header[3] or ""
+        final |= channel == FINAL and not recipient
+        is_reasoning = channel == REASONING and not recipient and not final
+        parts.append(_Part(at, stop + len(ended), channel, recipient, text[header.end() : stop], ended, is_reasoning))
+        at = stop + len(ended)
     return parts
 
 

@@ -36,7 +36,10 @@ class Parser(Protocol):
         ...
 
     def certain(self, text: str) -> tuple[str, str]:
-        """Return beginnings of reasoning and content that hold for every answer that begins with `text`."""
+        """Return beginnings of reasoning and content that hold for every answer that begins with `text`.
+
+        Content only where no reasoning can follow: dialects send reasoning first.
+        """
         ...
 
     def reasoning_spans(self, text: str) -> list[tuple[int, int]]:

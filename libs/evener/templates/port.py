@@ -64,7 +64,8 @@ class Renderer(Protocol):
     def certain(self, ids: NDArray[np.int32]) -> tuple[str, str]:
         """Return (reasoning, content) of an unfinished answer that no later id can change.
 
-        Each is a beginning of what `parse` gives for every continuation of `ids`, and grows with them.
+        Each is a beginning of what `parse` gives for every continuation of `ids`, and grows with them; once there is content the
+        reasoning is whole.
         """
         ...
 

@@ -15,6 +15,8 @@ PLAIN: Final = ("", "identity")
 INFLATED: Final = ("gzip", "deflate")
 GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 """Which of the two it is, its first bytes say."""
+MOST_MEMBERS: Final = 100
+"""Compressed bodies one after the other in one: each costs a copy of the rest."""
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
@@ -30,16 +32,21 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
 
 
 def _inflated(body: bytes, encoding: str, most_bytes: int) -> bytes:
-    inflating = zlib.decompressobj(GZIP_OR_ZLIB)
-    try:
-        plain = inflating.decompress(body, most_bytes + 1)
-    except zlib.error as cause:
-        refuse(HEADER, f"the body is not the {encoding} that it says: {cause}")
-    if len(plain) > most_bytes:
-        raise _too_large(most_bytes)
-    if not inflating.eof:
-        refuse(HEADER, f"the body's {encoding} ends too soon")
-    return plain
+    plain, rest = bytearray(), body
+    for _ in range(MOST_MEMBERS):
+        inflating = zlib.decompressobj(GZIP_OR_ZLIB)
+        try:
+            plain += inflating.decompress(rest, most_bytes + 1 - len(plain))
+        except zlib.error as cause:
+            refuse(HEADER, f"the body is not the {encoding} that it says: {cause}")
+        if len(plain) > most_bytes:
+            raise _too_large(most_bytes)
+        if not inflating.eof:
+            refuse(HEADER, f"the body's {encoding} ends too soon")
+        rest = inflating.unused_data
+        if not rest:
+            return bytes(plain)
+    return refuse(HEADER, f"the body's {encoding} has more than {MOST_MEMBERS} members")
 
 
 def _too_large(most_bytes: int) -> RequestError:

@@ -268,6 +268,11 @@ def test_refusals_name_the_place(change: dict[str, Any], place: str) -> None:
         parse(LIKE_CURL, **change)
 
 
+def test_an_empty_text_asks_for_nothing() -> None:
+    """It is how Google's own formats spell what is not given."""
+    assert parse(LIKE_CURL, generationConfig={"responseMimeType": ""}).wishes == parse(LIKE_CURL, generationConfig={}).wishes
+
+
 def test_a_stream_that_is_no_event_stream_is_refused() -> None:
     """Without alt=sse it would be a JSON list that grows; no harness asks for it."""
     path = "/v1beta/models/policy:streamGenerateContent"

@@ -113,6 +113,26 @@ def test_wishes_are_recorded_not_followed() -> None:
     assert (request.n, request.stream, request.include_usage) == (2, False, False)
 
 
+@pytest.mark.parametrize("field", ["use_beam_search", "ignore_eos", "include_stop_str_in_output", "logprobs", "echo"])
+@pytest.mark.parametrize("value", [None, False])
+def test_null_and_false_ask_for_nothing(field: str, value: Any) -> None:
+    assert parse(LIKE_QWEN | {field: value}).wishes == parse(LIKE_QWEN).wishes
+
+
+@pytest.mark.parametrize(("field", "values"), [("best_of", [None, "", 1]), ("add_generation_prompt", [None, "", True])])
+def test_where_one_value_is_served_an_empty_text_asks_for_nothing(field: str, values: list[Any]) -> None:
+    assert [parse(LIKE_QWEN | {field: value}).wishes for value in values] == [parse(LIKE_QWEN).wishes] * 3
+
+
+def test_what_else_stream_options_ask_for_is_recorded() -> None:
+    """False too: a client says with it that it wants none of it."""
+    options = {"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True, "unheard_of": None}
+    request = parse(LIKE_QWEN | {"stream_options": options})
+    recorded = {"include_obfuscation": False, "continuous_usage_stats": True}
+    assert (request.include_usage, request.wishes["stream_options"]) == (True, recorded)
+    assert "stream_options" not in parse(LIKE_PI).wishes
+
+
 def test_hosted_tools_are_left_out_and_recorded() -> None:
     tools = [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]
     request = parse(LIKE_QWEN | {"tools": tools, "web_search_options": {}})
@@ -207,6 +227,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("logits_processors", ["x"], "logits_processors"),
         ("truncate_prompt_tokens", 5, "truncate_prompt_tokens"),
         ("echo", True, "echo"),
+        ("use_beam_search", True, "use_beam_search"),
+        ("best_of", 4, "best_of"),
+        ("best_of", 0, "best_of"),
+        ("ignore_eos", True, "ignore_eos"),
+        ("include_stop_str_in_output", True, "include_stop_str_in_output"),
         ("add_generation_prompt", False, "add_generation_prompt"),
         ("chat_template_kwargs", {"enable_thinking": False}, "chat_template_kwargs"),
         ("messages.2.prefix", True, "messages[2].prefix"),

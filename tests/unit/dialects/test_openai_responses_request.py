@@ -400,6 +400,10 @@ def test_null_asks_for_nothing(field: str) -> None:
     assert parse(LIKE_SDK | {field: None}).messages == parse(LIKE_SDK).messages
 
 
+def test_an_empty_text_asks_for_nothing() -> None:
+    assert parse(LIKE_SDK | {"truncation": ""}).wishes == parse(LIKE_SDK).wishes
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"input":' + b"[" * 200_000, b'{"model":"m","input":"\x01"}'])
 def test_bodies_that_are_no_request_are_refused(body: bytes) -> None:
     with pytest.raises(RequestError):

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from evener.engines.answers import whole
 from evener.engines.connection import EngineHttp
 from evener.engines.port import EngineError, GenerateRequest
 from evener.engines.vllm import VllmEngine, ids_json
 from evener.proto.spec import Sampling
+
+REQUEST = GenerateRequest(request_id="r", ids=np.asarray([1], np.int32), sampling=Sampling(), max_tokens=9)
 
 
 @asynccontextmanager
@@ -48,9 +51,10 @@ async def read(parts: list[bytes]) -> list[list[bytes]]:
             await http.aclose()
 
 
-def event(*tokens: int, finish: str | None = None) -> bytes:
+def event(*tokens: int, finish: str | None = None, end: int = 3) -> bytes:
+    """Return an event; the last one tells the version of tokens up to `end`."""
     content = [{"token_id": token, "logprob": -token / 2, "top_logprobs": []} for token in tokens]
-    spans = [{"version": "step-3", "start": 0, "end": 3}] if finish else None
+    spans = [{"version": "step-3", "start": 0, "end": end}] if finish else None
     choice = {"index": 0, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish, "weight_versions": spans}
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
@@ -83,13 +87,23 @@ def test_ids_are_a_json_list(ids: list[int]) -> None:
 async def test_tokens_are_the_same_in_one_read_or_in_many(together: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Ids, logprobs and the versions that come with the end."""
     events = [event(1), event(2), event(3, finish="stop"), b"data: [DONE]\n\n"]
-    request = GenerateRequest(request_id="r", ids=np.asarray([1], np.int32), sampling=Sampling(), max_tokens=9)
     async with streaming([b"".join(events)] if together else events) as url:
         engine = VllmEngine(url)
-        async with aclosing(engine.generate(request)) as chunks:
+        async with aclosing(engine.generate(REQUEST)) as chunks:
             got = [chunk async for chunk in chunks]
         await engine.aclose()
     assert [token for chunk in got for token in chunk.ids] == [1, 2, 3]
     assert [logprob for chunk in got for logprob in chunk.logprobs] == [-0.5, -1.0, -1.5]
     assert got[-1].answer_versions is not None
     assert got[-1].answer_versions.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("end", [0, 2, 4, 10**15])
+async def test_versions_that_are_not_of_every_token_are_unknown(end: int) -> None:
+    """Of which tokens they are nobody knows: a token never takes another's version."""
+    async with streaming([event(1), event(2), event(3, finish="stop", end=end), b"data: [DONE]\n\n"]) as url:
+        engine = VllmEngine(url)
+        async with aclosing(engine.generate(REQUEST)) as chunks:
+            answer = await whole(chunks)
+        await engine.aclose()
+    assert (answer.ids.tolist(), answer.versions.tolist()) == ([1, 2, 3], [-1, -1, -1])

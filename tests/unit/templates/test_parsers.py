@@ -173,13 +173,14 @@ def test_calls_of_deepseek(call: str) -> None:
 
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
 COMMENTARY = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
 
 @pytest.mark.parametrize("header", [COMMENTARY, " to=functions.f<|channel|>commentary json<|message|>"])
 def test_harmony_call(header: str) -> None:
     """A preamble is text; analysis is reasoning; a call counts if it was ended as one."""
-    text = ANALYSIS + "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + header + '{"a": 1}'
+    text = ANALYSIS + PREAMBLE + header + '{"a": 1}'
     answer = parse(text, Harmony(), end="<|call|>")
 
     assert answer == Answer(reasoning="Hm.", content="I look.", calls=(CALL,))
@@ -189,6 +190,16 @@ def test_harmony_call(header: str) -> None:
 def test_harmony_final_is_the_text() -> None:
     text = ANALYSIS + "<|channel|>final<|message|>Four."
     assert parse(text, Harmony(), end="<|return|>") == Answer(reasoning="Hm.", content="Four.")
+
+
+def test_harmony_may_reason_on_after_a_preamble_but_not_after_its_final() -> None:
+    """So the text can leave with the first letter of `final`."""
+    text = PREAMBLE + ANALYSIS + "<|channel|>final<|message|>Four.<|end|><|start|>assistant"
+    again = "<|channel|>analysis<|message|>So?"
+
+    assert parse(text + again, Harmony(), end="<|return|>") == Answer(reasoning="Hm.", content="I look.\nFour.\nSo?")
+    [(begin, end)] = Harmony().reasoning_spans(text + again)
+    assert text[begin:end] == "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
 
 
 def test_harmony_without_its_form_is_text() -> None:
@@ -233,6 +244,8 @@ PARTS = st.sampled_from(
         "<|call|>",
         "<|start|>assistant",
         ANALYSIS,
+        PREAMBLE,
+        "<|channel|>final<|message|>Four.",
         COMMENTARY,
         marked("tool calls begin"),
         DEEPSEEK_NEW,
@@ -245,15 +258,15 @@ PARTS = st.sampled_from(
 @settings(deadline=None, max_examples=400)
 @given(st.lists(PARTS, max_size=12), st.integers(0, 200), st.integers(0, 200), st.sampled_from(["", "<|call|>", "<|return|>"]))
 def test_what_is_certain_never_changes(name: str, parts: list[str], first: int, second: int, end: str) -> None:
-    """Whatever was streamed is a beginning of what the whole answer says, and grows."""
+    """Whatever was streamed is a beginning of what the whole answer says, and grows; once there is text the reasoning is whole."""
     parser, text = PARSERS[name], "".join(parts)
     earlier, later = sorted((first, second))
     whole = parser.parse(text, end=end, tools=[])
-    for early, late, final in zip(
-        parser.certain(text[:earlier]), parser.certain(text[:later]), (whole.reasoning, whole.content), strict=True
-    ):
-        assert late.startswith(early)
-        assert final.startswith(late)
+    early, late = parser.certain(text[:earlier]), parser.certain(text[:later])
+    for before, after, final in zip(early, late, (whole.reasoning, whole.content), strict=True):
+        assert after.startswith(before)
+        assert final.startswith(after)
+    assert not early[1] or early[0] == whole.reasoning
 
 
 @pytest.mark.parametrize(
@@ -264,6 +277,8 @@ def test_what_is_certain_never_changes(name: str, parts: list[str], first: int, 
         ("functions, inside", "Hm", ("Hm", "")),
         ("json", '{"name"', ("", "")),
         ("harmony", ANALYSIS + "<|channel|>final<|message|>Fo", ("Hm.", "Fo")),
+        ("harmony", ANALYSIS + PREAMBLE, ("Hm.", "")),
+        ("harmony", ANALYSIS + PREAMBLE + "<|channel|>final<|message|>Fo", ("Hm.", "I look.\nFo")),
     ],
 )
 def test_text_is_streamed_as_soon_as_it_is_certain(name: str, text: str, certain: tuple[str, str]) -> None:

@@ -269,6 +269,7 @@ def test_what_is_certain_never_changes_for_any_ids(tools: Renderer, ids: list[in
     for before, after, final in zip(early, late, (whole.get("reasoning", ""), whole["content"]), strict=True):
         assert after.startswith(before)
         assert final.startswith(after)
+    assert not early[1] or early[0] == whole.get("reasoning", "")  # dialects send it first
 
 
 @pytest.mark.parametrize(("thinking", "bridged"), [(Thinking.TEMPLATE, False), (Thinking.ALL, True)])
