@@ -2,20 +2,25 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gateway import Hand, gateway
+from tests.integration.gateway import POLICY, Hand, gateway
 from tests.integration.test_gateway import rebuilt
 
 from evener.engines.scripted import Rule, Script
 from evener.proto.arrays import length
-from evener.proto.ends import End
+from evener.proto.ends import CallFailure, End
+from evener.proto.ids import new_request_id
 from evener.proto.relay import Answer
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling, Streaming
+from evener.proto.topics import Topic
+from evener.provider_gateway.config import Config
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(rules=(Rule(match="slowly", say=EIGHT, per_token_ms=20),), default=Rule(say="Hello."))
@@ -164,3 +169,41 @@ async def test_looping_ends_the_session(hand: Hand, dialect: Any, notes: tuple[d
     await ends(hand, capability, End.LOOPING)
     assert len(await closed(hand)) == 1
     assert sum(isinstance(event, CallFailed) for event in await hand.log("s1")) == 1
+
+
+LOOP = chat(3)[1]["messages"]
+LONG = [{"role": "user", "content": "word " * 200}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "budgets", "reason"),
+    [
+        (LOOP, Budgets(repeats=3), CallFailure.BUDGET),
+        (LONG, Budgets(), CallFailure.CONTEXT_OVERFLOW),
+    ],
+)
+async def test_end_is_not_told_before_it_is_in_the_log(tmp_path: Path, messages: list[Any], budgets: Budgets, reason: CallFailure) -> None:
+    """While that cannot be written the relay asks again, and after a while the harness hears of the log, not of the end."""
+    config = Config(policies=(POLICY,), unseen_seconds=0.5)
+    async with gateway(tmp_path, SCRIPT, config=config, context=128) as hand:
+        capability, request_id = await hand.start("s1", budgets=budgets), new_request_id()
+        with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
+            meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+            unseen = await hand.ask(capability, messages, request_id)
+            assert (unseen.status, unseen.body) == (503, b"")
+            await asyncio.sleep(0.5)
+            told = await hand.ask(capability, messages, request_id)
+            assert (told.status, "the log cannot be written" in told.body.decode()) == (503, True)
+            meddling.execute("DROP TRIGGER full")
+        assert (await hand.ask(capability, messages, request_id)).status == 400
+        assert [event.reason for event in await hand.log("s1") if isinstance(event, CallFailed)] == [reason]
+
+
+@pytest.mark.parametrize(("messages", "budgets"), [(LOOP, Budgets(repeats=3)), (LONG, Budgets())])
+async def test_gateway_that_is_fenced_tells_nobody_of_an_end(tmp_path: Path, messages: list[Any], budgets: Budgets) -> None:
+    """It does not know yet that another one owns the session now."""
+    async with gateway(tmp_path, SCRIPT, context=128) as hand:
+        capability = await hand.start("s1", budgets=budgets)
+        await hand.bus.producer(f"gateway-{hand.bus.partition_of(Topic.SESSIONS, 's1')}")
+        frames = [frame async for frame in hand.frames(capability, {"model": "m", "messages": messages})]
+        assert not any(isinstance(frame, Answer) for frame in frames)

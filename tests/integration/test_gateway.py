@@ -199,6 +199,50 @@ async def test_call_that_never_got_an_engine_is_our_failure_not_the_agents(hand:
     assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
 
 
+@pytest.mark.parametrize("told", [True, False])
+async def test_call_that_waits_when_its_harness_has_finished_is_no_failure(hand: Hand, *, told: bool) -> None:
+    """A sub-agent's, which nobody needs any more. Whether the relay says first that the harness left makes no difference."""
+    await hand.join("e1", hand.engine.url, max_concurrency=1)
+    await asyncio.sleep(0.3)
+    capability, other, request_id = await hand.start("s1"), await hand.start("s2"), new_request_id()
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    slow = asyncio.create_task(hand.ask(other, [{"role": "user", "content": "slowly"}]))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "in the background"}], request_id))
+    await asyncio.sleep(0.1)
+    if told:
+        await hand.leave(capability, request_id)
+    await hand.exit("s1", code=0)
+    assert (await hand.until("s1", SessionSealed)).end is End.FINISHED
+    await asyncio.gather(slow, waiting)
+
+
+async def test_call_that_waits_when_another_attempt_starts_stays_in_its_own(hand: Hand) -> None:
+    """It is recorded when it ends, and by then another one counts."""
+    await hand.join("e1", hand.engine.url, max_concurrency=1)
+    await asyncio.sleep(0.3)
+    slow = asyncio.create_task(hand.ask(await hand.start("s2"), [{"role": "user", "content": "slowly"}]))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(hand.ask(await hand.start("s1"), [{"role": "user", "content": "hi"}]))
+    await asyncio.sleep(0.1)
+    await hand.start("s1", attempt=2)
+    opened = await hand.until("s1", CallOpened)
+    assert (opened.attempt, opened.start_id) == (1, "s1-s1")
+    await asyncio.gather(slow, waiting)
+
+
+async def test_attempt_starts_from_nothing(hand: Hand) -> None:
+    """Equal prompts do not hang on what an earlier attempt said."""
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    for attempt in (1, 2):
+        capability = await hand.start("s1", attempt=attempt)
+        answered = [*messages, await hand.say(capability, messages)]
+        await hand.say(capability, [*answered, {"role": "user", "content": "go on"}])
+    opened = {event.call_id: event for event in await hand.log("s1") if isinstance(event, CallOpened)}
+    parents = [event.placement.parent for event in opened.values()]
+    assert [parent is not None and opened[parent.call_id].attempt for parent in parents] == [False, 1, False, 2]
+
+
 async def test_last_request_that_no_gateway_could_record_ends_the_attempt_as_ours(hand: Hand) -> None:
     """Only the relay saw it; the runner tells."""
     capability = await hand.start("s1")

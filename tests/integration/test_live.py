@@ -13,9 +13,10 @@ from tests.integration.test_gateway import rebuilt
 
 from evener.engines.scripted import Rule, Script, ToolCall
 from evener.proto.ids import new_request_id
-from evener.proto.relay import Admitted, Answer, AnyFrame, Delta
+from evener.proto.relay import Admitted, Answer, AnyFrame, Delta, Waiting
 from evener.proto.sessions import CallClosed, CallOpened, SessionSealed
 from evener.proto.spec import Sampling, Streaming
+from evener.service import faults
 from evener.templates.renderer import JinjaRenderer
 
 SCRIPT = Script(
@@ -23,6 +24,7 @@ SCRIPT = Script(
         Rule(match="step by step", say="one two three four", wait="each"),
         Rule(match="use the tool", say="I look.", tool_calls=(ToolCall(name="run", arguments={"cmd": "ls"}),), wait="each"),
         Rule(match="at length", say="word " * 400, per_token_ms=2),
+        Rule(match="break unseen", say="\n\nHello my friend, here I am", per_token_ms=40, fail="cut", after=4, times=1),
         Rule(match="break half-way", say="one two three four five six", per_token_ms=20, fail="cut", after=3),
     ),
     default=Rule(say="Hello there."),
@@ -87,6 +89,22 @@ async def test_answer_that_is_lost_half_way_is_told_not_sampled_again(hand: Hand
     assert any(isinstance(frame, Delta) for frame in frames)
     assert isinstance(frames[-1], Answer)
     assert frames[-1].body.startswith(b'data: {"error"')
+
+
+async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was about to leave does not, while its failure is committed: the relay asks again, and the harness notices nothing."""
+    monkeypatch.setattr("evener.provider_gateway.open_call.STREAMING_SECONDS", 0.3)
+    capability = await hand.start("s1", streaming=Streaming.LIVE)
+    frames: list[AnyFrame] = []
+    async for frame in hand.frames(capability, body("break unseen")):
+        if not frames:
+            await hand.until("s1", CallOpened)
+            faults.arm("pause@gateway.commit=0.5")
+        frames.append(frame)
+    faults.arm("")
+    assert [type(frame) for frame in frames] == [Admitted, Waiting, Answer]
+    assert isinstance(frames[-1], Answer)
+    assert (frames[-1].status, frames[-1].body) == (503, b"")
 
 
 async def test_resend_of_an_answered_call_has_the_whole_answer(hand: Hand) -> None:

@@ -46,6 +46,8 @@ from evener.service.telemetry import metrics
 NONCE = "evknonce"
 LIMITS = Limits(admission_seconds=5, call_seconds=10, keep_alive_seconds=0.05, body_bytes=4096)
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+LARGE = 16 << 20
+"""Bytes of an answer that no buffers on the way hold."""
 
 
 def listing(gateway: FramesGateway, *partitions: int) -> Record:
@@ -238,6 +240,17 @@ async def test_a_frozen_owner_is_left_when_fleet_names_another(gateway: FramesGa
         assert heir.seen[0].request_id == gateway.seen[0].request_id
 
 
+async def test_a_request_that_a_gateway_could_not_serve_is_told_with_the_exit(gateway: FramesGateway) -> None:
+    """Its log cannot be written, so that nothing but the relay knows of it: the harness did not fail by itself."""
+    gateway.script = [refuse(503, "the log cannot be written"), reply("hello")]
+    async with harness(gateway) as agent:
+        async with agent.post(BODY) as response:
+            assert response.status == 503
+        assert agent.last.unanswered is CallFailure.OVERLOADED
+        await agent.text()
+        assert agent.last.unanswered is None
+
+
 async def test_a_gateway_that_does_not_own_the_session_says_who_does(gateway: FramesGateway) -> None:
     """`fleet` lags behind; the redirection holds although `fleet` still names the first."""
     async with frames_gateway() as owner, harness(gateway) as agent:
@@ -297,6 +310,16 @@ async def test_a_stream_opens_at_admission_and_is_kept_alive(gateway: FramesGate
     assert {(event["id"], event["created"], event["model"]) for event in chunks} == {
         (f"chatcmpl-{gateway.seen[0].request_id}", chunks[0]["created"], "policy")
     }
+
+
+async def test_nothing_follows_the_end_of_an_answer_that_is_read_slowly(gateway: FramesGateway) -> None:
+    """Harmless events stop where the answer begins: after the end one would be harmful, and between its halves too."""
+    gateway.script = [reply("x" * LARGE, seconds=0.1)]
+    async with harness(gateway) as agent, agent.post({**BODY, "stream": True}) as response:
+        await asyncio.sleep(0.5)  # ten events would fit in
+        *_, text, finish, done = (await response.read()).decode().removesuffix("\n\n").split("\n\n")
+
+    assert ("x" * LARGE in text, '"finish_reason":"stop"' in finish, done) == (True, True, "data: [DONE]")
 
 
 async def test_errors_reach_the_harness_in_the_form_that_still_fits(gateway: FramesGateway) -> None:
@@ -373,11 +396,18 @@ async def test_a_request_that_is_too_large_is_refused_in_the_dialect(gateway: Fr
 
 
 PLAIN = msgspec.json.encode(BODY)
+MEMBERS = gzip.compress(PLAIN[:9]) + gzip.compress(b"") + gzip.compress(PLAIN[9:])
 
 
 @pytest.mark.parametrize(
     ("encoding", "body"),
-    [("gzip", gzip.compress(PLAIN)), ("GZIP", gzip.compress(PLAIN)), ("deflate", zlib.compress(PLAIN)), ("identity", PLAIN)],
+    [
+        ("gzip", gzip.compress(PLAIN)),
+        ("GZIP", gzip.compress(PLAIN)),
+        ("gzip", MEMBERS),
+        ("deflate", zlib.compress(PLAIN)),
+        ("identity", PLAIN),
+    ],
 )
 async def test_a_compressed_request_is_decoded(gateway: FramesGateway, encoding: str, body: bytes) -> None:
     """The gateway gets it plain."""
@@ -397,11 +427,18 @@ async def test_a_compressed_request_is_decoded(gateway: FramesGateway, encoding:
     [
         ("gzip", b"{}", (400, "content-encoding: the body is not the gzip")),
         ("gzip", gzip.compress(b"{}")[:-1], (400, "content-encoding: the body's gzip ends too soon")),
+        ("gzip", gzip.compress(b"{}") + b"{}", (400, "content-encoding: the body is not the gzip")),
+        ("gzip", gzip.compress(b"") * 101, (400, "content-encoding: the body's gzip has more than 100 members")),
+        ("gzip", MEMBERS[:-1], (400, "content-encoding: the body's gzip ends too soon")),
         ("deflate", b"{}", (400, "content-encoding: the body is not the deflate")),
+        ("deflate", zlib.compress(b"{}")[:-1], (400, "content-encoding: the body's deflate ends too soon")),
+        ("deflate", zlib.compress(b"{}") + b"{}", (400, "content-encoding: the body is not the deflate")),
         ("br", b"{}", (400, "content-encoding: br is not served")),
         ("zstd", b"{}", (400, "content-encoding: zstd is not served")),
         ("gzip, gzip", b"{}", (400, "content-encoding: gzip, gzip is not served")),
         ("gzip", gzip.compress(b" " * 5000), (413, "above 4096 bytes")),
+        ("gzip", gzip.compress(b" " * 3000) * 2, (413, "above 4096 bytes")),
+        ("deflate", zlib.compress(b" " * 5000), (413, "above 4096 bytes")),
     ],
 )
 async def test_a_request_that_cannot_be_decoded_is_refused_in_the_dialect(

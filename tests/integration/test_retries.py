@@ -12,6 +12,7 @@ from tests.integration.test_gateway import rebuilt
 from evener.engines.scripted import Rule, Script
 from evener.proto.ends import LeftOut
 from evener.proto.ids import new_request_id
+from evener.proto.relay import Admitted, AnyFrame
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, RootReason, SessionSealed
 from evener.proto.spec import Quirks
 from evener.proto.trajectories import TrajectoryBuilt
@@ -102,6 +103,26 @@ async def test_marked_retry_joins_its_twin_and_keeps_it_alive_when_the_twin_leav
     assert [event.request_id for event in log if isinstance(event, CallUndelivered)] == [request_id]
     trajectory = await sealed(hand, "s1")
     assert trajectory.accounting.left_out == {}
+
+
+async def test_marked_retry_that_leaves_before_its_twin_is_answered_was_not_delivered_to(hand: Hand) -> None:
+    """Its relay may still listen."""
+    capability = await hand.start("s1", quirks=QUIRKS)
+    first = asyncio.create_task(hand.ask(capability, SLOWLY))
+    await asyncio.sleep(0.1)
+    retry, frames = new_request_id(), list[AnyFrame]()
+
+    async def listen() -> None:
+        frames.extend([frame async for frame in hand.frames(capability, {"model": "m", "messages": SLOWLY}, retry, passed_on=MARKED)])
+
+    second = asyncio.create_task(listen())
+    await asyncio.sleep(0.1)
+    await hand.leave(capability, retry)
+    assert (await first).status == 200
+    await second
+    assert [type(frame) for frame in frames] == [Admitted]
+    assert len(hand.engine.ledger) == 1
+    assert not any(isinstance(event, CallDelivered) for event in await hand.log("s1"))
 
 
 async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it(hand: Hand) -> None:

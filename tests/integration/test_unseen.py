@@ -247,6 +247,25 @@ async def test_frozen_engine_gets_no_calls_and_loses_those_that_it_has(hand: Han
             assert (await again).status == 200
 
 
+async def test_engine_that_is_silent_for_a_moment_keeps_its_calls(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the time since its last sign of life counts, however long ago it joined."""
+    monkeypatch.setattr("evener.provider_gateway.engines.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("evener.provider_gateway.engines.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("evener.provider_gateway.engines.GIVEN_UP_SECONDS", 1.5)
+    monkeypatch.setattr("evener.engines.connection.HEALTH_SECONDS", 0.2)
+    async with engine() as second, wire_to(second.url) as wire:
+        await hand.join("e2", wire.url)
+        await until_used(hand, "e2")
+        await leave(hand, "e1")
+        await asyncio.sleep(1.5)
+        asking = asyncio.create_task(hand.ask(await hand.start("s1"), slowly()))
+        await asyncio.sleep(0.2)
+        wire.freeze()
+        await asyncio.sleep(0.5)
+        wire.thaw()
+        assert (await asking).status == 200
+
+
 async def test_engine_that_came_back_with_old_weights_waits_for_the_new_ones(hand: Hand) -> None:
     """A restarted process has those of its start: it is asked what it is before it is asked to sample."""
     joined = EngineJoined(engine_id="e1", kind="scripted", url=hand.engine.url, policy="policy", joined_at=7.0)

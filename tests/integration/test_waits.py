@@ -19,7 +19,7 @@ from evener.engines.vllm_weights import VllmWeights
 from evener.proto.ends import CallFailure, End
 from evener.proto.fleet import EngineJoined
 from evener.proto.ids import new_request_id
-from evener.proto.relay import CAPABILITY, REQUEST_ID, Answer, Waiting
+from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Answer, Waiting
 from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed, SessionStarted
 from evener.proto.spec import Quirks
 from evener.proto.topics import Topic
@@ -63,6 +63,12 @@ async def post(hand: Hand, capability: str, body: bytes) -> tuple[int, str | Non
     async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", data=body, headers=headers) as answer:
         await answer.read()
         return answer.status, answer.headers.get("retry-after")
+
+
+async def leaving(hand: Hand, capability: str) -> int:
+    """Say that a harness left; return the status."""
+    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=new_request_id()), headers={CAPABILITY: capability}) as told:
+        return told.status
 
 
 async def test_call_is_held_unread_while_the_queue_is_full_and_comes_in_when_there_is_room(tmp_path: Path) -> None:
@@ -112,6 +118,28 @@ async def test_session_that_has_ended_hears_so_although_the_queue_is_full(tmp_pa
         await sampling(hand, 1)
         assert (await hand.ask(old, HELLO)).status == 400
         await slow
+
+
+async def test_call_whose_partition_is_lost_while_it_is_held_is_sent_elsewhere(tmp_path: Path) -> None:
+    """Not served by an owner that can commit nothing any more."""
+    async with gateway(tmp_path, SCRIPT, config=config()) as hand:
+        await limit_engine(hand, 1)
+        names = [f"s{number}" for number in range(20)]
+        lost = [name for name in names if hand.bus.partition_of(Topic.SESSIONS, name) == 0]
+        kept = next(name for name in names if hand.bus.partition_of(Topic.SESSIONS, name) != 0)
+        capability, ending = await hand.start(lost[0]), await hand.start(lost[1])
+        slow = asyncio.create_task(hand.ask(await hand.start(kept), SLOWLY))
+        await sampling(hand, 1)
+        held = asyncio.create_task(post(hand, capability, b"{}"))
+        await asyncio.sleep(0.1)
+        await hand.bus.producer("gateway-0")
+        await hand.exit(lost[1])  # it finds out when it writes the end
+        async with asyncio.timeout(5):
+            while await leaving(hand, ending) != 503:  # noqa: ASYNC110 - the partition is let go without a word
+                await asyncio.sleep(0.01)
+        assert not held.done()
+        assert (await slow).status == 200
+        assert await held == (503, "1")
 
 
 async def test_request_that_needs_no_engine_takes_no_place(tmp_path: Path) -> None:

@@ -183,12 +183,17 @@ def _whole(ids: Bulk) -> bool:
 
 
 def last_failure(session: Session) -> CallFailure | None:
-    """Return the failure of the current attempt's last call, if it was not followed by an answered one."""
+    """Return the failure of the current attempt's last call, if it was not followed by an answered one.
+
+    A harness that leaves a call which waits for an engine gave up for a reason of ours, unless it exits with 0: it did not need it.
+    """
+    ended_well = session.exit is not None and session.exit.exit_code == 0
+    left = {CallFailure.CANCELLED, CallFailure.OVERLOADED} if ended_well else {CallFailure.CANCELLED}
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.opened.side_call is None]
     for call in reversed(calls):
         if call.answered:
             return None
-        if call.failed is not None and call.failed.reason is not CallFailure.CANCELLED:
+        if call.failed is not None and call.failed.reason not in left:
             return call.failed.reason
     return None
 

@@ -87,7 +87,8 @@ class HarnessExited(Event, frozen=True, kw_only=True, tag="harness_exited.v1"):
     reward: float | None = None
     """A reward given by hand with a recording."""
     unanswered: CallFailure | None = None
-    """Why the harness's last request had no answer, where no gateway could record it (no owner, a limit of the relay). None: it had one."""
+    """Why the harness's last request had no answer, where the log may not say it: no owner, a limit of the relay, a gateway that answered
+    503 as the log was down. None: it had one."""
 
 
 class SessionGivenUp(Event, frozen=True, kw_only=True, tag="session_given_up.v1"):

@@ -1,7 +1,9 @@
 """Serves calls: from the record, from a call in flight, or from a new one that is placed, sampled and committed."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -10,14 +12,15 @@ from evener.blobs.port import BlobError, Blobs
 from evener.bus.port import BusError, Fenced
 from evener.dialects.canonical import NOTHING, RequestError
 from evener.proto.ends import CallFailure
-from evener.proto.relay import Admitted, Answer, AnyFrame
+from evener.proto.relay import Admitted, Answer, AnyFrame, Waiting
+from evener.proto.sessions import CallOpened
 from evener.provider_gateway.admission import Ticket
 from evener.provider_gateway.answering import flight_frames, recorded_frames
 from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
 from evener.provider_gateway.core import FromRecord, Refuse, Sample, decide, exact, refusal, resent, stop, targets_of
 from evener.provider_gateway.limits import admit, limit
-from evener.provider_gateway.live import Flight, Live, Refused
-from evener.provider_gateway.open_call import OpenCall, Way, failing, opening, undelivered
+from evener.provider_gateway.live import LOST, Flight, Live, Refused
+from evener.provider_gateway.open_call import OpenCall, Way, ending, failing, opening, undelivered
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.placing import Placing
 from evener.provider_gateway.policies import Policy
@@ -117,9 +120,8 @@ class Calls:
         except Exception as bug:  # the one place where a call's own crash is caught: the log and its listeners must hear of it
             log.exception("call_crashed", session_id=live.session.session_id, request_id=asked.request_id)
             way = self._placing.nowhere(live, asked, sample)
-            crashed = Failure(CallFailure.ENGINE_ERROR, overloaded("the gateway failed"), repr(bug))
-            await self._record_failure(owner, live, asked=asked, way=way, failure=crashed)
-            flight.put(Refused(crashed.error))
+            with suppress(Fenced):  # then the relay alone is told, when the flight lands
+                await self._fail(owner, live, flight, opened=opening(live, asked, way, engine_id=""), failure=_crashed(bug))
         finally:
             lonely.cancel()
             self._metrics.calls_open.dec()
@@ -131,8 +133,7 @@ class Calls:
             admit(live, asked, way)
             await self._queue(owner, live, flight, asked=asked, way=way, ticket=ticket)
         except Failure as refused:
-            await self._record_failure(owner, live, asked=asked, way=way, failure=refused)
-            flight.put(Refused(refused.error))
+            await self._fail(owner, live, flight, opened=opening(live, asked, way, engine_id=""), failure=refused)
         finally:
             live.spending.free(way.call_id)
 
@@ -148,16 +149,8 @@ class Calls:
         except asyncio.CancelledError:
             if not admitted and not flight.broken:
                 left = Failure(CallFailure.OVERLOADED, overloaded("no engine was free"))
-                await self._record_failure(owner, live, asked=asked, way=way, failure=left)
+                await self._record(owner, live, opening(live, asked, way, engine_id=""), left)
             raise
-
-    async def _record_failure(self, owner: Owner, live: Live, *, asked: Asked, way: Way, failure: Failure) -> None:
-        """Record a call that got no engine."""
-        opened = opening(live, asked, way, engine_id="")
-        try:
-            await owner.commit(live, [opened, failing(opened, failure.reason, failure.detail, failure.error.status)])
-        except (BusError, BlobError) as error:
-            log.error("failure_not_committed", session_id=live.session.session_id, error=str(error))
 
     async def _run(self, call: OpenCall) -> None:
         self._warn_of_inexact(call)
@@ -172,20 +165,58 @@ class Calls:
                 call.pooled.suspect()
             elif failed.reason is CallFailure.ENGINE_ERROR:
                 call.pooled.avoid()
-            await call.fail(failed, again=self._again(call, failed.reason))
+            await self._fail_open(call, failed)
         except Fenced:
             raise
         except (BusError, BlobError) as error:
             log.error("call_not_committed", session_id=call.opened.session_id, error=str(error))
-            down = Failure(CallFailure.NOT_COMMITTED, overloaded("the log cannot be written; try again"))
-            await call.fail(down, again=self._again(call, down.reason))
+            await self._fail_open(call, _unwritten())
         except asyncio.CancelledError:
             if not call.flight.broken:
                 await call.abort()
             raise
         except Exception as bug:  # recorded as ours, then told as every other crash
-            await call.fail(Failure(CallFailure.ENGINE_ERROR, overloaded("the gateway failed"), repr(bug)), again=False)
             log.exception("call_crashed", session_id=call.opened.session_id, call_id=call.opened.call_id)
+            await self._fail_open(call, _crashed(bug))
+
+    async def _fail_open(self, call: OpenCall, failure: Failure) -> None:
+        """End a call that had an engine with a failure. What was sampled in vain is not the agent's time."""
+        again = self._again(call.live, call.flight, call.asked.request_id, failure.reason)
+        await self._fail(call.owner, call.live, call.flight, opened=call.opened, failure=failure, again=again, began=call.engine_began)
+
+    async def _fail(
+        self,
+        owner: Owner,
+        live: Live,
+        flight: Flight,
+        *,
+        opened: CallOpened,
+        failure: Failure,
+        again: bool = False,
+        began: float | None = None,
+    ) -> None:
+        """Record a failure, then tell the harness in its dialect, or (`again`) the relay alone. Raises Fenced.
+
+        The log comes first: while it takes nothing, nothing else is told.
+        """
+        if not await self._record(owner, live, opened, failure):
+            failure = _unwritten()
+            again = self._again(live, flight, opened.request_id, failure.reason)
+        if again and began is not None:
+            flight.put(Waiting(seconds=time.time() - began))
+        flight.put(LOST if again else Refused(failure.error))
+
+    async def _record(self, owner: Owner, live: Live, opened: CallOpened, failure: Failure) -> bool:
+        """Record a failure; return whether the log took it. Raises Fenced."""
+        failed = failing(opened, failure.reason, failure.detail, failure.error.status)
+        try:
+            await owner.commit(live, ending(live, opened, failed))
+        except Fenced:
+            raise
+        except (BusError, BlobError) as error:
+            log.error("failure_not_committed", session_id=live.session.session_id, error=str(error))
+            return False
+        return True
 
     def _warn_of_inexact(self, call: OpenCall) -> None:
         """Tell the operator once a session that nothing of it can be trained at these settings."""
@@ -202,10 +233,9 @@ class Calls:
                 min_p=sampling.min_p,
             )
 
-    def _again(self, call: OpenCall, reason: CallFailure) -> bool:
+    def _again(self, live: Live, flight: Flight, request_id: str, reason: CallFailure) -> bool:
         """Return whether the relay shall send the request again, unseen by the harness: an engine or the log may come back."""
-        live, request_id = call.live, call.asked.request_id
-        if call.flight.streamed != NOTHING:  # the harness has seen a part of it
+        if flight.streamed != NOTHING:  # the harness has seen a part of it
             return False
         if reason is CallFailure.NOT_COMMITTED:
             now = asyncio.get_running_loop().time()
@@ -230,6 +260,14 @@ class Calls:
             self._metrics.call_seconds.labels(known.opened.dialect).observe(known.closed.closed_at - known.opened.opened_at)
             self._metrics.engine_seconds.observe(known.closed.engine_seconds)
             self._metrics.tokens_sampled.labels(known.opened.policy or known.opened.engine_id).inc(known.sampled_tokens)
+
+
+def _unwritten() -> Failure:
+    return Failure(CallFailure.NOT_COMMITTED, overloaded("the log cannot be written; try again"))
+
+
+def _crashed(bug: Exception) -> Failure:
+    return Failure(CallFailure.ENGINE_ERROR, overloaded("the gateway failed"), repr(bug))
 
 
 async def _note_undelivered(owner: Owner, live: Live, request_ids: Collection[str]) -> None:

@@ -21,12 +21,11 @@ from evener.proto.blobs import BlobRef
 from evener.proto.codec import AnyEvent
 from evener.proto.ends import CallFailure, LeftOut
 from evener.proto.ids import answer_identity, answer_key
-from evener.proto.relay import Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, Choice, Fidelity, FinishReason, MaskRange
 from evener.proto.spec import SessionSpec, Streaming, Target
 from evener.provider_gateway.asked import Asked, Failure, overloaded, too_long
 from evener.provider_gateway.core import STOP_STATUS, exact, seed_of
-from evener.provider_gateway.live import LOST, Done, Flight, Live, Refused
+from evener.provider_gateway.live import Done, Flight, Live
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.slots import Pooled
@@ -51,6 +50,7 @@ class Way(Struct, frozen=True, kw_only=True, eq=False):
     target: Target
     policy: Policy
     placed: Placed
+    attempt: int
     call_id: str
     number: int
     """Calls of the session and placings since the take-over: calls at once have seeds of their own."""
@@ -65,6 +65,7 @@ class OpenCall:
     """What is known of one call between its opening and its end."""
 
     def __init__(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, way: Way, pooled: Pooled, waited_seconds: float) -> None:
+        self.owner = owner
         self.live = live
         self.flight = flight
         self.asked = asked
@@ -74,7 +75,6 @@ class OpenCall:
         self.streaming = asked.request.stream and self.spec.streaming is Streaming.LIVE
         self._waited_seconds = waited_seconds
         """For the engine: not the agent's time."""
-        self._owner = owner
         self._sampled: Final = [Sampled() for _ in range(asked.request.n)]
         """Of each choice."""
         self._shown = False
@@ -84,7 +84,7 @@ class OpenCall:
         self._version = -1
         """Of all tokens, where the engine does not report it with each: the same before and after, else unknown."""
         self._first_token_at: float | None = None
-        self._engine_began = time.time()
+        self.engine_began = time.time()
 
     @property
     def spec(self) -> SessionSpec:
@@ -94,7 +94,7 @@ class OpenCall:
     async def sample(self, max_tokens: int) -> None:
         """Sample all choices, of at most so many tokens each: the limit is recorded with the opening. Raises Failure."""
         self.opened = replace(self.opened, max_tokens=max_tokens)
-        self._engine_began = time.time()
+        self.engine_began = time.time()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self.streaming:
@@ -113,10 +113,12 @@ class OpenCall:
             raise Failure(CallFailure.ENGINE_ERROR, overloaded("the engine failed"), str(_first(group))) from group
         except* (BusError, BlobError) as group:
             raise _first(group) from group
+        finally:
+            self._stop_streaming()
 
     async def _show(self) -> None:
         """Commit the opening while the engine begins, and stream from then on: a call that was seen in part and lost must be visible."""
-        await self._owner.commit(self.live, [self.opened])
+        await self.owner.commit(self.live, [self.opened])
         self._shown = True
         if len(self._sampled[0]):
             self._stream_soon()
@@ -124,7 +126,7 @@ class OpenCall:
     async def close(self) -> None:
         """Commit the call with what it sampled, then let the answer go."""
         closed = self._closed(aborted=False)
-        await self._owner.commit(self.live, [*self._unsaid(), closed])
+        await self.owner.commit(self.live, ending(self.live, self.opened, closed))
         await point("gateway.committed")
         self.flight.put(Done(opened=self.opened, closed=closed, streamed=self.flight.streamed))
 
@@ -134,26 +136,11 @@ class OpenCall:
         if (known is not None and known.ended) or self.live.session.sealed is not None:
             return
         nothing = not any(map(len, self._sampled))
-        ended = self._failed(CallFailure.CANCELLED, "the harness left", STOP_STATUS) if nothing else self._closed(aborted=True)
+        left = failing(self.opened, CallFailure.CANCELLED, "the harness left", STOP_STATUS)
         try:
-            await self._owner.commit(self.live, [*self._unsaid(), ended])
+            await self.owner.commit(self.live, ending(self.live, self.opened, left if nothing else self._closed(aborted=True)))
         except (BusError, BlobError) as error:
             log.error("abort_not_committed", session_id=self.opened.session_id, error=str(error))
-
-    async def fail(self, failure: Failure, *, again: bool) -> None:
-        """Record a failure where the log takes it, and tell the harness in its dialect, or (`again`) the relay alone."""
-        failed = self._failed(failure.reason, failure.detail, failure.error.status)
-        try:
-            await self._owner.commit(self.live, [*self._unsaid(), failed])
-        except (BusError, BlobError) as error:
-            log.error("failure_not_committed", session_id=self.opened.session_id, error=str(error))
-        if again:  # what was sampled in vain is not the agent's time
-            self.flight.put(Waiting(seconds=time.time() - self._engine_began))
-        self.flight.put(LOST if again else Refused(failure.error))
-
-    def _unsaid(self) -> list[AnyEvent]:
-        """Return the opening, unless it was committed before."""
-        return [] if self.opened.call_id in self.live.session.forest.calls else [self.opened]
 
     def _too_long(self, overflow: BaseException) -> RequestError:
         """Return how the harness is told that the engine takes no prompt of this length."""
@@ -218,15 +205,17 @@ class OpenCall:
         """Let leave what no later token can change."""
         loop = asyncio.get_running_loop()
         self._to_stream, began = None, loop.time()
-        if not self.flight.ended and not self.flight.broken:
-            reasoning, text = self.way.policy.renderer.certain(self._sampled[0].ids)
-            shown = "" if self.opened.reasoning_withheld else reasoning
-            self.flight.stream(answer_key(self.opened.call_id, 0), Streamed(reasoning=shown, text=text))
+        reasoning, text = self.way.policy.renderer.certain(self._sampled[0].ids)
+        shown = "" if self.opened.reasoning_withheld else reasoning
+        self.flight.stream(answer_key(self.opened.call_id, 0), Streamed(reasoning=shown, text=text))
         self._streamed_at = loop.time()
         self._streaming_seconds = self._streamed_at - began
 
-    def _failed(self, reason: CallFailure, detail: str, status: int) -> CallFailed:
-        return failing(self.opened, reason, detail, status)
+    def _stop_streaming(self) -> None:
+        """Nothing leaves after the sampling but the answer: what has failed unseen must stay unseen."""
+        if self._to_stream is not None:
+            self._to_stream.cancel()
+            self._to_stream = None
 
     def _closed(self, *, aborted: bool) -> CallClosed:
         opened, now = self.opened, time.time()
@@ -249,7 +238,7 @@ class OpenCall:
             cached_tokens=max(cached) if cached else None,
             queue_seconds=self._waited_seconds,
             first_token_seconds=None if self._first_token_at is None else self._first_token_at - opened.opened_at,
-            engine_seconds=now - self._engine_began,
+            engine_seconds=now - self.engine_began,
             closed_at=now,
         )
 
@@ -288,10 +277,10 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
     """Return the record of a call's placement. `engine_id`: empty where none was free."""
     request, session, placed = asked.request, live.session, way.placed
-    start = session.starts[session.attempt]
+    start = session.starts[way.attempt]
     return CallOpened(
         session_id=session.session_id,
-        attempt=session.attempt,
+        attempt=way.attempt,
         start_id=start.start_id,
         call_id=way.call_id,
         request_id=asked.request_id,
@@ -334,6 +323,11 @@ def failing(opened: CallOpened, reason: CallFailure, detail: str, status: int) -
         status=status,
         failed_at=time.time(),
     )
+
+
+def ending(live: Live, opened: CallOpened, end: CallClosed | CallFailed) -> list[AnyEvent]:
+    """Return what to commit for a call's end: its opening too, unless that was committed before."""
+    return [end] if opened.call_id in live.session.forest.calls else [opened, end]
 
 
 def undelivered(opened: CallOpened, request_id: str) -> CallUndelivered:

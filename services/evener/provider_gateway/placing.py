@@ -74,6 +74,7 @@ class Placing:
             target=target,
             policy=policy,
             placed=placed,
+            attempt=live.session.attempt,
             call_id=new_call_id(),
             number=len(live.session.forest.calls) + live.placed,
             try_number=sample.try_number,

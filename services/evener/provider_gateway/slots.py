@@ -144,8 +144,8 @@ class Slots:
             self.offer(pooled)
 
     def offer(self, pooled: Pooled) -> None:
-        """Give the room that an engine has to those who wait for it."""
-        while pooled.free and (waiting := self._next(pooled)) is not None:
+        """Give the room that an engine has, unless it has left, to those who wait for it."""
+        while self.engines.get(pooled.joined.engine_id) is pooled and pooled.free and (waiting := self._next(pooled)) is not None:
             self._waiting.remove(waiting)
             pooled.open += 1
             waiting.turn.set_result(pooled)

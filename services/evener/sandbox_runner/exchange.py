@@ -48,8 +48,8 @@ class Exchange:
         self, request: web.Request, call: Call, dialect: Dialect, client: GatewayClient, *, wait: CallWait, limits: Limits
     ) -> None:
         self.sent_again = 0
-        self.timed_out = False
-        """A limit of the relay passed: no gateway may know of the request."""
+        self.unserved = False
+        """A limit of the relay passed, or a gateway could not serve it now: the log may know nothing of the request."""
         self.gave_up = False
         """A limit passed before an answer came, or half of one was lost: the call is to be aborted."""
         self._request = request
@@ -78,7 +78,7 @@ class Exchange:
             async with asyncio.timeout(self._limits.call_seconds), admission:
                 return await self._listen(admission, stack)
         except TimeoutError:
-            self.gave_up = self.timed_out = True
+            self.gave_up = self.unserved = True
             if admission.expired():
                 return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "no gateway admits the call now; try again", "overloaded_error")
             return self._refused(HTTPStatus.GATEWAY_TIMEOUT, "the call took too long", "timeout_error")
@@ -104,6 +104,7 @@ class Exchange:
                         self._began = True
                         await self._stream.write(frame.body)
                     case Answer():
+                        self.unserved = frame.status == HTTPStatus.SERVICE_UNAVAILABLE
                         return frame
                     case _:
                         pass

@@ -134,7 +134,7 @@ class Relay:
                 return web.Response(status=499)
             finally:
                 self._metrics.relay_sent_again.inc(exchange.sent_again)
-                self._last.unanswered = CallFailure.OVERLOADED if exchange.timed_out else None
+                self._last.unanswered = CallFailure.OVERLOADED if exchange.unserved else None
                 if exchange.gave_up:
                     self._tell_left(call)
 

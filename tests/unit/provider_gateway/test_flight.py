@@ -54,3 +54,16 @@ async def test_what_was_streamed_already_is_no_piece() -> None:
         flight.stream("key", Streamed(text=text))
     flight.put(END)
     assert texts(flight, await heard(flight, pause=0)) == ["one"]
+
+
+async def test_flight_is_alone_only_while_nobody_listens() -> None:
+    """A relay that comes back in time finds its call going on."""
+    flight, loop = Flight("r1", "digest"), asyncio.get_running_loop()
+    assert flight.alone_for(loop.time() + 5) == 0
+    for _ in range(2):
+        listening = asyncio.create_task(heard(flight, pause=0))
+        await asyncio.sleep(0)
+        assert flight.alone_for(loop.time() + 5) == 0
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        assert flight.alone_for(loop.time() + 5) >= 5

@@ -19,6 +19,8 @@ POLICY = Target(policy="policy")
 FACTS = EngineFacts(kind="vllm", model="m", context_length=100, reports_versions=True, version=0)
 RULE = LogprobRule(any_temperature=False, filters=False)
 AT_ONCE = 0.05
+TASKS: list[asyncio.Task[None]] = []
+"""Of callers, kept until the test ends: the loop itself lets tasks that wait be collected."""
 
 
 def engine(name: str, *, places: int = 1, policy: str | None = "policy") -> Pooled:
@@ -40,6 +42,7 @@ class Caller:
         self.got: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._enough = asyncio.Event()
         self._task = asyncio.create_task(self._hold(slots.slot(target, session_id, ticket or Ticket())))
+        TASKS.append(self._task)
 
     async def engine(self) -> str:
         """Wait for the engine's id; raise why there is none."""
@@ -175,6 +178,19 @@ async def test_engine_that_failed_a_call_is_asked_last_and_one_that_does_not_ans
     assert await waiting.engine() == "e1"
 
 
+async def test_engine_that_has_left_gets_no_calls_when_its_last_one_ends() -> None:
+    """Its connection is closed; the call waits for another."""
+    slots = slots_of(engine("e1"))
+    first, waiting = Caller(slots, "a"), Caller(slots, "b")
+    await first.engine()
+    del slots.engines["e1"]
+    await first.let_go()
+    assert await still_waits(waiting)
+    slots.engines["e2"] = e2 = engine("e2")
+    slots.offer(e2)
+    assert await waiting.engine() == "e2"
+
+
 async def test_call_waits_for_an_engine_to_come_back_but_not_for_ever() -> None:
     e1 = engine("e1")
     slots = slots_of(e1, patience_seconds=0.3)
@@ -220,9 +236,8 @@ async def test_frozen_engine_is_for_those_that_name_it() -> None:
 @pytest.fixture(autouse=True)
 async def tasks_end() -> AsyncIterator[Awaitable[None] | None]:
     """Calls that are still open end with the test."""
-    before = asyncio.all_tasks()
     yield None
-    left = asyncio.all_tasks() - before - {asyncio.current_task()}
-    for task in left:
+    for task in TASKS:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*TASKS, return_exceptions=True)
+    TASKS.clear()

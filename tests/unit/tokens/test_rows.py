@@ -484,3 +484,12 @@ def test_calls_lost_with_their_gateway_are_counted() -> None:
     accounting = world.seal().accounting
 
     assert (accounting.lost_calls, accounting.failed_calls) == (1, 2)
+
+
+@pytest.mark.parametrize(("exit_code", "end"), [(0, End.FINISHED), (1, End.INFRASTRUCTURE)])
+def test_call_that_was_left_in_line_is_our_failure_only_if_its_harness_did_not_finish(exit_code: int, end: End) -> None:
+    """It gave up for want of an engine, or did not need one any more."""
+    world = World()
+    world.ask([user("go")], "fine")
+    world.fail(world.open([user("there")])[1], CallFailure.OVERLOADED)
+    assert world.seal(exit_code).end is end
