@@ -66,6 +66,17 @@ class WeightContract:
             new = whole.versions == 7
             assert differences[new].max() < TOLERANCE < differences[~new].max()
 
+    async def test_answers_that_go_on_do_not_keep_the_engine_from_dropping_what_it_computed(
+        self, url: str, control: WeightControl, folders: Sequence[Path]
+    ) -> None:
+        """Also where nobody paused it: their context is prefilled anew by the weights that they go on with."""
+        begun = asyncio.Event()
+        whole = asyncio.create_task(answer(url, 1, begun=begun))
+        await begun.wait()
+        await control.load(str(folders[0]))
+        assert not whole.done()
+        assert len((await whole).ids) > 1
+
     async def test_weights_are_what_was_loaded_last(self, url: str, control: WeightControl, folders: Sequence[Path]) -> None:
         """Loaded twice they are the same, and the first ones come back."""
         seen = [await scored(url)]

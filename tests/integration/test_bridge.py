@@ -228,6 +228,11 @@ async def test_stale_sessions_are_left_out_by_the_newest_policy(tmp_path: Path, 
     assert [member.left_out for member in merged.members] == [LeftOut.STALE, None, None]
 
 
+def impatient(config: Config) -> Config:
+    """Return a configuration that does not let groups wait for a version that nobody can load."""
+    return msgspec.structs.replace(config, load_seconds=0.1)
+
+
 async def test_tokens_of_a_version_that_was_rolled_back_or_not_proven_are_not_trained(tmp_path: Path, config: Config) -> None:
     """An engine sampled under its label before the canary told that it was wrong, or before the bridge died."""
     sessions = [scored(built(index=index, size=4, version=version)) for index, version in enumerate((1, 1, 2, 3))]
@@ -237,7 +242,7 @@ async def test_tokens_of_a_version_that_was_rolled_back_or_not_proven_are_not_tr
             await writer.write(PolicyRetired(policy="policy", version=2, reason="stale weights", retired_at=T0))
             await writer.write(PolicyStaged(policy="policy", version=3, location="/weights/3", digest="3", staged_at=T0))
         await write(parts, sessions)
-        async with running(parts, config):
+        async with running(parts, impatient(config)):
             await until_consumed(parts)
         (merged,) = await outcomes(parts)
 
@@ -259,7 +264,7 @@ async def test_a_version_that_becomes_doubtful_after_a_session_was_read_is_looke
         if retired
         else PolicyStaged(policy="policy", version=1, location="/weights/1", digest="1", staged_at=T0)
     )
-    async with open_parts(tmp_path, partitions=1) as parts, running(parts, config):
+    async with open_parts(tmp_path, partitions=1) as parts, running(parts, impatient(config)):
         await write(parts, sessions[:2])
         await until_consumed(parts)
         async with Policies(parts.bus, EventLog(parts.bus, parts.blobs)).writer("policy") as writer:

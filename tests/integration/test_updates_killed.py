@@ -12,7 +12,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.builders import group
 from tests.engines_fixtures import Play
+from tests.integration.test_bridge import write
 from tests.integration.updates import bridge, canary, events, join, publish, scored, state, trained, until_state
 from tests.parts import OPERATOR, open_parts
 from tests.weights_folders import save_weights
@@ -112,6 +114,33 @@ async def test_a_bridge_killed_in_mid_update_is_taken_up_again(tmp_path: Path, p
     async with open_parts(tmp_path / "state", partitions=1) as parts:
         published = [event.version for event in await events(parts) if isinstance(event, PolicyPublished)]
     assert published == [1, 2]
+
+
+async def test_a_group_of_a_version_that_is_taken_up_again_waits_for_it_and_is_trained(
+    tmp_path: Path, play: Play, unused_tcp_port: int
+) -> None:
+    """It was sampled by the version when the bridge died, and graded before the next bridge had looked at the engines."""
+    folders = [save_weights(tmp_path / f"step-{number}", number) for number in (1, 2)]
+    other, engine = (await play(Script())).url, (await play(Script())).url
+    known = await trained(other, folders[1])
+    await prepared(tmp_path / "state", engine, folders[0])
+    await killed(tmp_path / "state", unused_tcp_port, "bridge.policy_loaded", folders[1], {"canary": canary(known)})
+    async with open_parts(tmp_path / "state", partitions=1) as parts:
+        await write(parts, group((1.0, 0.0), version=2))
+
+    async with bridge_process(tmp_path / "state", unused_tcp_port) as (_, http):
+        merged = await ended(http, "fix-the-bug")
+    assert [member.get("left_out") for member in merged["members"]] == [None, None]
+
+
+async def ended(http: aiohttp.ClientSession, group_id: str) -> Any:
+    """Wait until a group has ended; return it."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            async with http.get(f"/groups/{group_id}") as answer:
+                if answer.status == 200:
+                    return await answer.json()
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("fault", STEPS_BACK)

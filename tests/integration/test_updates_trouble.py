@@ -226,26 +226,28 @@ async def test_a_group_of_the_version_on_its_way_waits_and_is_trained(tmp_path: 
         assert [member.left_out for member in merged.members] == [None, None]
 
 
-async def test_an_update_of_another_bridge_is_waited_for_so_long_as_an_engine_may_take(tmp_path: Path) -> None:
-    """This one sees it in the log alone: staged, and not yet published."""
+async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_path: Path) -> None:
+    """Whoever drives it, and however long ago it was staged: another bridge, or this one once it has taken it up again."""
 
-    def staged(version: int, at: float) -> PolicyStaged:
-        return PolicyStaged(policy="policy", version=version, location="/w", digest="d", staged_at=at)
+    def staged(version: int) -> PolicyStaged:
+        return PolicyStaged(policy="policy", version=version, location="/w", digest="d", staged_at=1.0)
 
     async with open_parts(tmp_path) as parts:
         policies = Policies(parts.bus, EventLog(parts.bus, parts.blobs))
-        elsewhere = UnderWay(policies, lambda _: False, 30.0)
+        patient, impatient = UnderWay(policies, lambda _: True, 30.0), UnderWay(policies, lambda _: False, 0.5)
         async with policies.writer("policy") as writer:
-            await writer.write(staged(1, time.time()))
-            waiting = asyncio.ensure_future(elsewhere.settled("policy"))
+            await writer.write(staged(1))
+            waiting = asyncio.ensure_future(patient.settled("policy"))
             await asyncio.sleep(0.3)
             assert not waiting.done()
-            await elsewhere.settled("another")
-            await UnderWay(policies, lambda _: True, 30.0).settled("policy")
+            await asyncio.wait_for(patient.settled("another"), 0.1)
             await writer.write(PolicyPublished(policy="policy", version=1, location="/w", digest="d", published_at=1.0))
             await asyncio.wait_for(waiting, 2)
-            await writer.write(staged(2, time.time() - 31))
-            await asyncio.wait_for(elsewhere.settled("policy"), 2)
+            await writer.write(staged(2))
+            began = time.monotonic()
+            await asyncio.wait_for(impatient.settled("policy"), 2)
+            assert time.monotonic() - began > 0.4
+            await asyncio.wait_for(impatient.settled("policy"), 0.1)
 
 
 async def test_nothing_is_sampled_between_the_label_and_the_weights(tmp_path: Path, play: Play, folders: list[Path]) -> None:

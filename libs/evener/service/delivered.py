@@ -108,11 +108,15 @@ async def _records(bus: Bus, partition: int, start: int, *, follow: bool) -> Asy
 
 
 async def _delivered(record: Record, events: EventLog) -> Delivered | None:
-    """Return the group in a record. None: there is none in it that can be read."""
+    """Return the group in a record. None: there is none in it that can be read.
+
+    That is logged, and is no dead letter: readers are many, begin anew, and may have no right to write. Replaying works the same.
+    """
     try:
         event = await events.event(record)
     except BadRecord as bad:
-        log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad))
+        replay = f"evener replay {record.topic} {record.partition} {record.offset}"
+        log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=replay)
         return None
     if not isinstance(event, GroupMerged | GroupFailed):
         return None

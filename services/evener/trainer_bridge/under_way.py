@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from evener.proto.fleet import PolicyStaged
 from evener.trainer_bridge.policies import Policies
 
 LOOK_SECONDS: Final = 0.2
-"""Between two looks whether another bridge has ended its update."""
+"""Between two looks what has become of a version that is staged."""
 
 
 class UnderWay:
@@ -25,6 +26,8 @@ class UnderWay:
         self._policies = policies
         self._ends: dict[str, asyncio.Event] = {}
         """By policy whose engines are being given a version: set when that has ended."""
+        self._staged: dict[str, tuple[PolicyStaged, float]] = {}
+        """By policy: the version that was waited for last, and until when (monotonic seconds)."""
 
     @contextmanager
     def update(self, policy: str) -> Iterator[None]:
@@ -39,16 +42,25 @@ class UnderWay:
     async def settled(self, policy: str) -> None:
         """Wait until no update of a policy is under way: before its end nobody knows whether its tokens may be trained.
 
-        That of another bridge is waited for as long as an engine may take.
+        One that goes on elsewhere, or is still to be taken up after a crash, is waited for as long as an engine may take.
         """
-        while (ended := self._ends.get(policy)) is not None:
-            await ended.wait()
-        while (staged := self._policies.pending(policy)) is not None and not self.drives(policy):
-            if time.time() > staged.staged_at + self.load_seconds:
+        while True:
+            if (ended := self._ends.get(policy)) is not None:
+                await ended.wait()
+            elif (staged := self._policies.pending(policy)) is not None and time.monotonic() < self._until(staged):
+                await asyncio.sleep(LOOK_SECONDS)
+            else:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
 
     async def all_settled(self) -> None:
         """Wait until no update is under way here."""
         while self._ends:
             await next(iter(self._ends.values())).wait()
+
+    def _until(self, staged: PolicyStaged) -> float:
+        """Return until when a staged version is waited for: since it was first met here, as it may be older than this process."""
+        version, until = self._staged.get(staged.policy, (None, 0.0))
+        if version != staged:
+            until = time.monotonic() + self.load_seconds
+            self._staged[staged.policy] = (staged, until)
+        return until

@@ -23,8 +23,10 @@ def canary(logprobs: Sequence[float] | None = None, tolerance: float = 1e-3) -> 
     return Canary(prompts=(CanaryPrompt(ids=ids, logprobs=None if logprobs is None else (None, *logprobs)),), tolerance=tolerance)
 
 
-def proven(told: Canary, after: Sequence[Scores], *, differs: bool | None = True, tied: bool = False) -> Proof:
-    return prove("e1", told, scores(BEFORE, 1), after, version=2, differs=differs, tied=tied)
+def proven(
+    told: Canary, after: Sequence[Scores], *, before: Sequence[Scores] | None = None, differs: bool | None = True, tied: bool = False
+) -> Proof:
+    return prove("e1", told, before or scores(BEFORE, 1), after, version=2, differs=differs, tied=tied)
 
 
 def test_change_and_gap_are_the_largest_differences() -> None:
@@ -34,6 +36,32 @@ def test_change_and_gap_are_the_largest_differences() -> None:
     assert proof.change == pytest.approx(0.4)
     assert proof.gap == pytest.approx(4e-4)
     assert proven(canary(), scores(AFTER)).gap is None
+
+
+def test_a_fault_in_any_prompt_is_found() -> None:
+    """The second is looked at as the first is: what it scores, and which version it carries."""
+    told = canary(AFTER)
+    told = Canary(prompts=told.prompts * 2, tolerance=told.tolerance)
+    before, good, other = scores(BEFORE, 1) * 2, scores(AFTER), scores((*AFTER[:4], -2.8, *AFTER[5:]))
+    assert proven(told, good + good, before=before).gap == 0
+    with pytest.raises(CanaryFailed, match=r"canary prompt 1, token 5 \(id 15\): expected the trainer's logprob -2.70000"):
+        proven(told, good + other, before=before)
+    with pytest.raises(CanaryFailed, match="wrong version label: expected 2, and saw 1"):
+        proven(told, good + scores(AFTER, version=1), before=before)
+
+
+def test_one_prompt_that_changed_is_enough() -> None:
+    """An update may leave some contexts as they were."""
+    told = Canary(prompts=canary().prompts * 2)
+    assert proven(told, scores(BEFORE) + scores(AFTER), before=scores(BEFORE, 1) * 2).change == pytest.approx(0.4)
+
+
+def test_a_small_update_is_a_change_and_rounding_is_none() -> None:
+    """A step of a low learning rate moves logprobs by 1e-4; float32 sums in another order differ by less than 2e-6."""
+    assert proven(canary(), scores([logprob + 1e-4 for logprob in BEFORE])).change == pytest.approx(1e-4)
+    assert proven(canary(), scores([logprob + 1e-5 for logprob in BEFORE])).change == pytest.approx(1e-5)
+    with pytest.raises(CanaryFailed, match="stale weights"):
+        proven(canary(), scores([logprob + 1e-6 for logprob in BEFORE]))
 
 
 def test_unchanged_logprobs_are_stale_weights_unless_the_weights_are_equal() -> None:

@@ -63,6 +63,11 @@ class Control:
         """No token leaves now."""
         return self.paused == "keep"
 
+    @property
+    def sampling(self) -> bool:
+        """Answers are open, and go on."""
+        return bool(self._answers) and not self.holding
+
     def load(self, location: str, origin: str) -> None:
         """Exchange the weights: the distribution of every token sampled from now on. Those of `origin` are the ones of the start."""
         self.weights = 0 if location == origin else crc32(location.encode())

@@ -145,8 +145,10 @@ class _Other:
             self._engine.control.load(str(asked.kwargs["weights_path"]), self._engine.model)
         return JSONResponse({"results": [None]})
 
-    async def reset_prefix_cache(self, _: HttpRequest) -> Response:
-        return JSONResponse({"success": True})
+    async def reset_prefix_cache(self, http: HttpRequest) -> Response:
+        """Refuse while answers are sampled: their context is in the cache, unless they are to be prefilled anew, as after a pause."""
+        anew = http.query_params.get("reset_running_requests") == "true"
+        return JSONResponse({"success": anew or not self._engine.control.sampling})
 
     async def script(self, http: HttpRequest) -> Response:
         try:
