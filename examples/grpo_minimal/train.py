@@ -5,7 +5,7 @@
 Needs torch and transformers, and `evener.client`, which needs neither. Each step is a folder OUT/step-N: weights as Hugging Face has
 them, optimizer, canary, and `step.json` with the position in the log. Killed anywhere and started again, it goes on after the last whole
 folder, with the next group: none is trained twice, none is left out. It prints a line of JSON for each step, and after a start the last
-one's again. A version that is rolled back ends it; started again, it trains that step's groups anew from the weights before.
+one's again. A version that is refused for good is put aside, and ends it; started again, it trains those groups anew.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
+from evener.client.errors import RequestRefused
 from evener.client.groups import Group, Row
 from evener.client.sync import SyncClient, connect
 from evener.proto.errors import EvenerError
@@ -45,9 +46,8 @@ def batch_of(groups: list[Group]) -> dict[str, torch.Tensor] | None:
     pairs = [pair for group in groups for pair in advantages(group)]
     if not any(advantage and row.mask.any() for row, advantage in pairs):
         return None
-    batch = {}
-    for name, dtype in COLUMNS.items():
-        batch[name] = pad_sequence([torch.tensor(getattr(row, name), dtype=dtype) for row, _ in pairs], batch_first=True)
+    columns = {name: [torch.tensor(getattr(row, name), dtype=dtype) for row, _ in pairs] for name, dtype in COLUMNS.items()}
+    batch = {name: pad_sequence(column, batch_first=True) for name, column in columns.items()}
     batch["advantage"] = torch.tensor([advantage for _, advantage in pairs])
     batch["temperature"] = torch.tensor([temperature_of(row) for row, _ in pairs])
     return batch
@@ -98,7 +98,8 @@ def canary_of(model: Any, rows: list[Row], tolerance: float) -> Canary:
     prompts = []
     with torch.no_grad():
         for row in rows:
-            ids = torch.tensor(row.ids[:CANARY_IDS], dtype=torch.long)[None]
+            length = max(2, min(len(row.ids) - 1, CANARY_IDS))  # an engine samples one more: they must not fill its context
+            ids = torch.tensor(row.ids[:length], dtype=torch.long)[None]
             told = logprobs_of(model, ids, torch.ones_like(ids, dtype=torch.bool), torch.ones(1))
             prompts.append(CanaryPrompt(ids=tuple(ids[0].tolist()), logprobs=(None, *told.tolist())))
     return Canary(prompts=tuple(prompts), tolerance=tolerance)
@@ -122,34 +123,34 @@ def publish(evener: SyncClient, policy: str, folder: Path, since: float) -> None
     """Load a checkpoint into the engines, proven by its canary, and tell of its step. Published already: it is only told."""
     told = json.loads((folder / "step.json").read_text())
     canary = msgspec.json.decode((folder / "canary.json").read_bytes(), type=Canary | None)  # None: nothing was learnt
-    told["gap"] = canary and evener.publish(policy, told["version"], str(folder.absolute()), canary=canary).gap
+    try:
+        told["gap"] = canary and evener.publish(policy, told["version"], str(folder.absolute()), canary=canary).gap
+    except RequestRefused as refused:
+        if refused.field in {"canary", "version"}:  # rolled back, or somebody else has published this number or a higher one
+            folder.rename(folder.with_name(f"aside-{told['version']}"))
+        raise
     told["seconds"]["sync"] = time.monotonic() - since
     print(json.dumps(told), flush=True)
 
 
 def begin(evener: SyncClient, asked: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], int]:
-    """Return model, optimizer, the last step and the highest version. The step is published now; if it was rolled back, put aside."""
-    known = [one for policy in evener.wait(evener.client.policies()) if policy.policy == asked.policy for one in policy.versions]
-    retired = {one.version: one.reason for one in known if one.state == "retired"}
-    newest = max((one.version for one in known if one.state == "published"), default=0)
-    folders = sorted(asked.out.glob("step-*[0-9]"))
-    steps: list[Any] = [json.loads((folder / "step.json").read_text()) for folder in folders]
-    highest = max([newest, *retired, *(step["version"] for step in steps)])
-    if steps and (version := steps[-1]["version"]) in retired:
-        print(f"{folders[-1].name} was rolled back, and its groups are trained anew: {retired[version]}", file=sys.stderr)
-        folders.pop().rename(asked.out / f"retired-{steps.pop()['version']}")
+    """Return model, optimizer, the last step and the highest version."""
+    views = [view for view in evener.wait(evener.client.policies()) if view.policy == asked.policy]
+    last: dict[str, Any] = {"step": 0, "version": max((view.newest or 0 for view in views), default=0), "position": None}
+    folders = sorted(asked.out.glob("step-*[0-9]"), key=lambda folder: int(folder.name[len("step-") :]))
     model = AutoModelForCausalLM.from_pretrained(folders[-1] if folders else asked.model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=asked.learning_rate, weight_decay=0.0)
     if folders:
+        last = json.loads((folders[-1] / "step.json").read_text())
         optimizer.load_state_dict(torch.load(folders[-1] / "optimizer.pt"))
         publish(evener, asked.policy, folders[-1], time.monotonic())  # in case it died before
-    return model, optimizer, steps[-1] if steps else {"step": 0, "version": newest, "position": None}, highest
+    return model, optimizer, last, max([last["version"], *(one.version for view in views for one in view.versions)])
 
 
 def train(evener: SyncClient, asked: argparse.Namespace) -> None:
     """Take groups, update, save, publish, step by step."""
     model, optimizer, last, highest = begin(evener, asked)
-    groups = evener.groups(start=last["position"], run_id=asked.run_id)
+    groups = evener.groups(start=last["position"], run_id=asked.run_id, policy=asked.policy)
     held = last["version"]
     for number in range(last["step"] + 1, asked.steps + 1):
         began = time.monotonic()
@@ -188,7 +189,6 @@ def main() -> None:
     parser.add_argument("--clip", type=float, default=0.2)
     parser.add_argument("--tolerance", type=float, default=1e-3, help="by how much an engine's logprob may differ from ours")
     asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
     try:
         with connect(asked.url, asked.token_file.read_text().strip()) as evener:
             train(evener, asked)

@@ -19,6 +19,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 from tests.builders import T0, built, group, scored
 from tests.integration.outside import scheduler
 
@@ -34,6 +35,7 @@ from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import TOPICS, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.service import events as events_module
 from evener.service.auth import load_secrets
 from evener.service.delivered import PositionUnknown
 from evener.service.events import EventLog
@@ -143,11 +145,42 @@ class GroupsContract(abc.ABC):
         assert [one.group_id for one in found] == ["g"]
         assert groups.position == {str(partition): found[0].offset + 1}
 
+    async def test_a_group_whose_arrays_are_gone_is_passed_over_and_comes_when_it_is_replayed(
+        self, bus: Bus, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One lost blob does not stop a trainer. The log says which group it was, and how it is brought back."""
+        monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+        await deliver(bus, tmp_path, "g", turns=LONG)
+        await deliver(bus, tmp_path, "g")
+        partition = bus.partition_of(Topic.MERGED, "g")
+        lost, kept = [record async for record in bus.read(Topic.MERGED, partition)]
+        arrays = {path: path.read_bytes() for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+        for path in arrays:
+            path.unlink()
+        groups = self.groups(source, tmp_path, follow=False)
+        with capture_logs() as said:
+            assert [one.offset for one in await first(groups, 9)] == [kept.offset]
+        told = [line["replay"] for line in said if line["event"] == "bad_group_skipped"]
+        assert told == [f"evener replay {Topic.MERGED} {partition} {lost.offset}"]
+
+        for path, data in arrays.items():
+            path.write_bytes(data)
+        again = Outgoing(topic=lost.topic, key=lost.key, value=lost.value, headers=lost.headers, partition=partition)
+        (replayed,) = await bus.send([again])
+        assert [one.offset for one in await first(groups, 9)] == [replayed.offset]
+
     async def test_groups_of_other_runs_are_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         await deliver(bus, tmp_path, "other", given=None, run_id="another")
         await deliver(bus, tmp_path, "mine", run_id="mine")
 
         assert [one.group_id for one in await first(self.groups(source, tmp_path, run_id="mine", follow=False), 9)] == ["mine"]
+
+    async def test_groups_of_other_policies_are_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """Who trains one policy of several never sees another's tokens."""
+        await deliver(bus, tmp_path, "other", policy="critic")
+        await deliver(bus, tmp_path, "mine", policy="actor")
+
+        assert [one.group_id for one in await first(self.groups(source, tmp_path, policy="actor", follow=False), 9)] == ["mine"]
 
     async def test_groups_come_as_they_are_delivered(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """Whoever waits at the end of the log gets the next one."""
@@ -205,6 +238,18 @@ class TestOverHttp(GroupsContract):
 
         begun, rest = await asyncio.to_thread(train)
         assert sorted(begun + rest) == sorted(one.group_id for one in everything)
+
+    async def test_a_trainer_without_an_event_loop_gets_the_groups_of_its_run_and_policy_alone(
+        self, bus: Bus, source: Client, tmp_path: Path
+    ) -> None:
+        for run_id, policy in (("theirs", "actor"), ("mine", "critic"), ("mine", "actor")):
+            await deliver(bus, tmp_path, f"{run_id}-{policy}", run_id=run_id, policy=policy)
+
+        def train() -> list[str]:
+            with connect(source._connection.url, load_secrets(tmp_path).operator_token) as evener:
+                return [one.group_id for one in evener.groups(run_id="mine", policy="actor", follow=False)]
+
+        assert await asyncio.to_thread(train) == ["mine-actor"]
 
     async def test_a_trainer_that_ends_in_mid_stream_ends_quietly(
         self, bus: Bus, source: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture

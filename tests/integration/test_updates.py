@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.builders import T0
 from tests.engines_fixtures import Play
 from tests.integration.updates import (
     IDS,
@@ -21,6 +22,7 @@ from tests.integration.updates import (
     trained,
     until_state,
 )
+from tests.parts import open_parts
 from tests.weights_folders import save_weights
 
 from evener.engines.answers import join as joined_chunks
@@ -30,6 +32,8 @@ from evener.engines.vllm import VllmEngine
 from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.spec import Sampling
 from evener.proto.topics import Topic
+from evener.service.events import EventLog
+from evener.trainer_bridge.weights import read_weights
 
 
 @pytest.fixture
@@ -95,6 +99,21 @@ async def test_versions_only_rise_and_each_names_one_set_of_weights(tmp_path: Pa
         assert (await publish(http, folders[1], 3))[0] == 422
         assert [(await publish(http, folders[0], version))[0] for version in (0, -1)] == [400, 400]
         assert [event.version for event in await events(parts) if isinstance(event, PolicyPublished)] == [2]
+
+
+async def test_a_version_that_reached_no_engine_is_not_published_after_a_higher_one(tmp_path: Path, folders: list[Path]) -> None:
+    """A trainer that was stopped in its publishing asks again, long after another one went on: the older weights stay out."""
+    digest = read_weights(folders[0]).digest
+    staged = PolicyStaged(policy="policy", version=1, location=str(folders[0]), digest=digest, staged_at=T0)
+    published = PolicyPublished(policy="policy", version=2, location=str(folders[1]), digest="other", published_at=T0)
+    async with open_parts(tmp_path / "state", partitions=1) as parts:
+        for event in (staged, published):
+            await EventLog(parts.bus, parts.blobs).send(Topic.POLICIES, "policy", event)
+    async with bridge(tmp_path / "state") as (_, http):
+        status, said = await publish(http, folders[0], 1)
+
+    assert (status, said["error"]["field"]) == (409, "version")
+    assert "not above 2" in said["error"]["message"]
 
 
 def cut_off(folder: Path) -> None:

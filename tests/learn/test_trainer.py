@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -56,10 +57,12 @@ class Ground:
         self.out = folder / "out"
         self._options = {"url": url, "token-file": folder / "state" / TOKEN_FILE, "model": folder / "model", "out": self.out}
 
-    async def deliver(self, name: str, rewards: Sequence[float] = (1.0, 0.0), *, rows: bool = True, turns: Any = ORDINARY) -> None:
-        """Write a group as the bridge does; its ids are those of the tiny model."""
+    async def deliver(
+        self, name: str, rewards: Sequence[float] = (1.0, 0.0), *, rows: bool = True, turns: Any = ORDINARY, **options: Any
+    ) -> None:
+        """Write a group as the bridge does; its ids are those of the tiny model, `options` are of its spec."""
         state = None
-        for session in group(rewards, name, turns=turns):
+        for session in group(rewards, name, turns=turns, **options):
             state = fold(state, _small(session) if rows else _without_rows(session)) or state
         assert state is not None
         event = outcome(state, None, T0)
@@ -97,10 +100,16 @@ def _without_rows(session: TrajectoryScored) -> TrajectoryScored:
     return changed(session, rows=(), accounting=Accounting(sampled=sampled, left_out={LeftOut.CONSTRAINED: sampled}))
 
 
+def make_model(folder: Path, *, seed: int = 0) -> Path:
+    """Make the tiny model: the same for the same seed."""
+    subprocess.run((sys.executable, str(ROOT / "scripts/tiny_model.py"), str(folder), f"--seed={seed}"), check=True)
+    return folder
+
+
 @pytest.fixture
 async def ground(tmp_path: Path) -> AsyncIterator[Ground]:
     """What a trainer needs, in this process; the model is tiny."""
-    subprocess.run((sys.executable, str(ROOT / "scripts/tiny_model.py"), str(tmp_path / "model")), check=True)  # noqa: ASYNC221 (first)
+    make_model(tmp_path / "model")
     state = tmp_path / "state"
     async with (
         open_bus(f"embedded:{state / 'bus'}", partitions=1) as bus,
@@ -158,7 +167,7 @@ async def test_what_nothing_can_be_learnt_from_is_passed_over_and_long_rows_are_
 
 
 async def test_after_a_roll_back_the_groups_are_trained_anew_under_the_next_number(ground: Ground, play: Play) -> None:
-    """The trainer ends with the reason; its next start puts the refused weights aside, and says so."""
+    """The trainer ends with the reason, and puts the refused weights aside; its next start goes on from those before."""
     engine = await play(Script())
     await join(ground.parts, engine.url)
     await ground.deliver("first")
@@ -175,10 +184,61 @@ async def test_after_a_roll_back_the_groups_are_trained_anew_under_the_next_numb
     engine.play(Script())
     status, told, complaints = await ground.train(steps=2)
     assert status == 0, complaints
-    assert "step-0002 was rolled back" in complaints
     assert [(step["step"], step["version"], step["groups"][0]["group_id"]) for step in told] == [(1, 1, "first"), (2, 3, "second")]
-    assert sorted(folder.name for folder in ground.out.iterdir()) == ["retired-2", "step-0001", "step-0002"]
+    assert sorted(folder.name for folder in ground.out.iterdir()) == ["aside-2", "step-0001", "step-0002"]
     assert [event.version for event in await ground.published()] == [1, 3]
+
+
+async def test_a_step_whose_number_somebody_else_passed_is_put_aside_and_its_groups_are_trained_anew(
+    ground: Ground, play: Play, tmp_path: Path
+) -> None:
+    """It can never be published: who tried it at each start would be stuck for good."""
+    await join(ground.parts, (await play(Script())).url)
+    await ground.deliver("first")
+    first = await ground.start(steps=2)
+    assert first.stdout is not None
+    async with asyncio.timeout(SECONDS):
+        assert json.loads(await first.stdout.readline())["version"] == 1
+    await ground.client.publish("policy", 5, str(make_model(tmp_path / "theirs", seed=5)))
+    await ground.deliver("second")
+    _, complaints = await first.communicate()
+    assert first.returncode == 1
+    assert b"version 2 of policy is not above 5" in complaints
+    assert b"Traceback" not in complaints
+
+    status, told, refused = await ground.train(steps=2)
+    assert status == 0, refused
+    assert [(step["step"], step["version"], step["groups"][0]["group_id"]) for step in told] == [(1, 1, "first"), (2, 6, "second")]
+    assert sorted(folder.name for folder in ground.out.iterdir()) == ["aside-2", "step-0001", "step-0002"]
+    assert [event.version for event in await ground.published()] == [1, 5, 6]
+
+
+async def test_groups_of_other_runs_and_other_policies_are_not_trained(ground: Ground, play: Play) -> None:
+    """The policy is the one whose versions it publishes; a run is asked for by name."""
+    await join(ground.parts, (await play(Script())).url)
+    await ground.deliver("of-another-policy", policy="critic", run_id="mine")
+    await ground.deliver("of-another-run", run_id="theirs")
+    await ground.deliver("own", run_id="mine")
+    status, told, complaints = await ground.train(steps=1, **{"run-id": "mine"})
+
+    assert status == 0, complaints
+    assert [one["group_id"] for step in told for one in step["groups"]] == ["own"]
+    assert told[0]["position"] == {"0": 3}
+
+
+async def test_the_ten_thousandth_step_is_after_the_one_before(ground: Ground, play: Play) -> None:
+    """Names of steps are not in the order of their letters."""
+    await join(ground.parts, (await play(Script())).url)
+    await ground.deliver("first")
+    assert (await ground.train(steps=1))[0] == 0
+    for step in (9_999, 10_000):
+        later = shutil.copytree(ground.out / "step-0001", ground.out / f"step-{step}")
+        told = json.loads((later / "step.json").read_text())
+        (later / "step.json").write_text(json.dumps(told | {"step": step}))
+
+    status, again, complaints = await ground.train(steps=10_000)
+    assert status == 0, complaints
+    assert [step["step"] for step in again] == [10_000]
 
 
 async def test_killed_between_saving_and_publishing_it_publishes_with_the_canary_and_tells_of_the_step(ground: Ground, play: Play) -> None:
@@ -214,4 +274,4 @@ async def test_logprobs_that_are_not_ours_end_it_before_anything_is_trained(grou
     assert (status, told) == (1, [])
     assert "from ours: more than 0.001" in complaints.strip().splitlines()[-1]
     assert "Traceback" not in complaints
-    assert not list(ground.out.iterdir())
+    assert not ground.out.exists()

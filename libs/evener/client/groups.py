@@ -22,7 +22,7 @@ from evener.client.errors import ClientError, Unavailable, Unreachable
 from evener.client.views import Delivered
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.codec import decode
-from evener.proto.trajectories import GroupFailed, GroupMerged
+from evener.proto.trajectories import GroupMerged
 from evener.proto.trajectories import Row as RowEvent
 
 KAFKA: Final = "kafka://"
@@ -91,17 +91,19 @@ class Groups:
         *,
         start: Mapping[str, int] | None = None,
         run_id: str | None = None,
+        policy: str | None = None,
         follow: bool = True,
         blobs: str = "",
     ) -> None:
         """`source`: a client, or `kafka://HOST:PORT[,...][?prefix=NAME]`, with the deployment's blob store in `blobs`.
 
-        `start`: a saved `position`; None: the log's beginning. `run_id`: of this run alone. `follow`: go on at the log's end, instead of
-        stopping there.
+        `start`: a saved `position`; None: the log's beginning. `run_id`, `policy`: of this run, of this policy alone. `follow`: go on at
+        the log's end, instead of stopping there.
         """
         self.position: Position = dict(start or {})
         self._source = source
         self._run_id = run_id
+        self._policy = policy
         self._follow = follow
         self._blobs = blobs
 
@@ -111,10 +113,12 @@ class Groups:
         async with aclosing(frames):
             async for frame in frames:
                 event = decode(frame.group)
-                wanted = isinstance(event, GroupMerged | GroupFailed) and self._run_id in {None, event.run_id}
                 self.position[str(frame.partition)] = frame.next_offset
-                if wanted and isinstance(event, GroupMerged):
+                if isinstance(event, GroupMerged) and self._wants(event):
                     yield group_of(event, frame)
+
+    def _wants(self, event: GroupMerged) -> bool:
+        return self._run_id in {None, event.run_id} and self._policy in {None, event.policy}
 
     async def _from_http(self, client: Client) -> AsyncGenerator[Delivered, None]:
         failures = 0

@@ -56,9 +56,11 @@ class SyncClient:
             future.cancel()
             raise
 
-    def groups(self, *, start: Mapping[str, int] | None = None, run_id: str | None = None, follow: bool = True) -> "SyncGroups":
+    def groups(
+        self, *, start: Mapping[str, int] | None = None, run_id: str | None = None, policy: str | None = None, follow: bool = True
+    ) -> "SyncGroups":
         """Return the groups from a position on; see `evener.client.groups.Groups`."""
-        return SyncGroups(self, Groups(self.client, start=start, run_id=run_id, follow=follow))
+        return SyncGroups(self, Groups(self.client, start=start, run_id=run_id, policy=policy, follow=follow))
 
     def put_blob(self, data: bytes) -> None:
         """Store bytes: a packed task."""

@@ -57,11 +57,11 @@ class Policies(Published):
             case PolicyRetired() as retired:
                 msg = f"version {version} of {policy} was rolled back ({retired.reason})"
                 raise VersionRefused(msg)
-            case (PolicyPublished() | PolicyStaged()) as taken:
-                if taken.digest == digest:
-                    return taken
+            case (PolicyPublished() | PolicyStaged()) as taken if taken.digest != digest:
                 msg = f"version {version} of {policy} is {taken.location}, with other weights"
                 raise VersionRefused(msg)
+            case (PolicyPublished() | PolicyStaged()) as taken if isinstance(taken, PolicyPublished) or version == max(said):
+                return taken
         if said and version < max(said):
             msg = f"version {version} of {policy} is not above {max(said)}"
             raise VersionRefused(msg)
