@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument(
         "--held-out", type=int, choices=range(1, HELD_OUT + 1), default=HELD_OUT, help="prompts that are evaluated: 4 sessions each"
     )
-    parser.add_argument("--spans", type=int, default=30, help="steps of the run whose answers span updates")
+    parser.add_argument("--spans", type=int, default=45, help="steps of the run whose answers span updates")
     asked = parser.parse_args()
     try:
         said = asyncio.run(learn(asked))
