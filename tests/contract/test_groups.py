@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -24,6 +24,7 @@ from tests.builders import T0, built, group, scored
 from tests.integration.outside import scheduler
 
 from evener.blobs.open import open_blobs
+from evener.blobs.port import NotRead
 from evener.bus.kafka import open_kafka
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, Outgoing
@@ -168,6 +169,28 @@ class GroupsContract(abc.ABC):
         again = Outgoing(topic=lost.topic, key=lost.key, value=lost.value, headers=lost.headers, partition=partition)
         (replayed,) = await bus.send([again])
         assert [one.offset for one in await first(groups, 9)] == [replayed.offset]
+
+    async def test_a_group_whose_arrays_cannot_be_read_now_is_not_passed_over(
+        self, bus: Bus, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The blob store is away for a while: over HTTP the reader waits; from Kafka it is told, and begins again at its position."""
+        monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+        await deliver(bus, tmp_path, "g", turns=LONG)
+        await deliver(bus, tmp_path, "g")
+        arrays = {path: path.read_bytes() for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+        for path in arrays:
+            path.unlink()
+            path.mkdir()
+        groups = self.groups(source, tmp_path, follow=False)
+        with suppress(NotRead, TimeoutError):
+            async with asyncio.timeout(0.5):
+                assert await first(groups, 1) == []
+        assert groups.position == {}
+
+        for path, data in arrays.items():
+            path.rmdir()
+            path.write_bytes(data)
+        assert [one.offset for one in await first(groups, 2)] == [0, 1]
 
     async def test_groups_of_other_runs_are_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         await deliver(bus, tmp_path, "other", given=None, run_id="another")

@@ -14,6 +14,10 @@ class NotStored(BlobError, Recoverable):
     """The blob store did not take an object. Check its address, rights and free space, and send it again."""
 
 
+class NotRead(BlobError, Recoverable):
+    """The blob store did not give an object that it may have. Check its address and rights, and ask again."""
+
+
 class Blobs(Protocol):
     """Bytes by digest."""
 
@@ -22,7 +26,7 @@ class Blobs(Protocol):
         ...
 
     async def get(self, ref: BlobRef) -> bytes:
-        """Return the object, its size and digest verified. Raises BlobError."""
+        """Return the object, its size and digest verified. Raises NotRead, and BlobError for one that is missing or damaged."""
         ...
 
     async def has(self, ref: BlobRef) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from evener.blobs.port import BlobError, NotStored
+from evener.blobs.port import BlobError, NotRead, NotStored
 from evener.proto.blobs import BlobRef
 
 
@@ -79,7 +79,7 @@ class LocalBlobs:
             raise BlobError(msg) from cause
         except OSError as cause:
             msg = f"blob {ref.digest} was not read from {self._folder}: {cause.strerror}"
-            raise BlobError(msg) from cause
+            raise NotRead(msg) from cause
         return verified(data, ref)
 
     def _has(self, ref: BlobRef) -> bool:
@@ -116,7 +116,7 @@ class ObjectBlobs:
             raise BlobError(msg) from cause
         except (BaseError, OSError) as cause:
             msg = f"blob {ref.digest} was not read from {self._name}: {cause}"
-            raise BlobError(msg) from cause
+            raise NotRead(msg) from cause
         return verified(data, ref)
 
     async def has(self, ref: BlobRef) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 from msgspec import Raw
 
+from evener.blobs.port import NotRead
 from evener.bus.port import Bus, Record
 from evener.client.views import Delivered
 from evener.proto.codec import BadRecord, encode
@@ -49,6 +50,7 @@ async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, 
     """Yield groups, blobs fetched: of one partition in its order, partitions as they come.
 
     `position`: partition to the offset to begin with; of others all is read. `follow`: for ever, else to the log's end as it is now.
+    Raises NotRead while the blob store gives nothing.
     """
     count = bus.partitions_of(Topic.MERGED)
     ready: asyncio.Queue[Delivered | None] = asyncio.Queue(AHEAD)
@@ -108,13 +110,15 @@ async def _records(bus: Bus, partition: int, start: int, *, follow: bool) -> Asy
 
 
 async def _delivered(record: Record, events: EventLog) -> Delivered | None:
-    """Return the group in a record. None: there is none in it that can be read.
+    """Return the group in a record. None: there is none in it that can be read. Raises NotRead: the position must not pass it yet.
 
-    That is logged, and is no dead letter: readers are many, begin anew, and may have no right to write. Replaying works the same.
+    A bad one is logged, and is no dead letter: readers are many, begin anew, and may have no right to write. Replaying works the same.
     """
     try:
         event = await events.event(record)
     except BadRecord as bad:
+        if isinstance(bad.__cause__, NotRead):
+            raise bad.__cause__ from bad
         replay = f"evener replay {record.topic} {record.partition} {record.offset}"
         log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=replay)
         return None

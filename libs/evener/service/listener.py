@@ -122,6 +122,7 @@ async def listen(mounts: Mounts, listening: socket.socket) -> AsyncIterator[Serv
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
