@@ -164,6 +164,8 @@ GEMINI: Final = SetUp(
         calls=(ToolCall(name="invoke_agent", arguments={"agent_name": "generalist", "prompt": AGENT_TASK}),),
         ends=Step(tool_calls=(COMPLETE,)),
     ),
+    expected={"cancelled": structs.replace(EXPECTED["cancelled"], exit_code=0)},
+    notes={"cancelled": "asked to end, it ends with exit code 0"},
     lacks={"compaction": "all from the last prompt on stays, and in a run of one prompt nothing is before it"},
 )
 PI: Final = SetUp(
