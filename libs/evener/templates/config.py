@@ -15,7 +15,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """`gguf:PATH`, `gguf:package:NAME` (the one GGUF file inside an installed package) or `hf:FOLDER` (tokenizer.json beside
     chat_template.jinja or tokenizer_config.json)."""
     template: str | None = None
-    """A bundled template's name (`chatml_tools`) or a file's path. None: the one that the source brings."""
+    """A bundled template's name (`chatml_tools`), a file's path, or `own`: the one that the source brings. None: the source's own, but
+    `chatml_tools` where that renders no tools and the tokenizer has the control tokens of ChatML."""
     renderer: str = "auto"
     """Who extends a conversation: `jinja`, a family of the library `renderers` (`qwen3`, `llama-3`, ...), or `auto`: the family that is
     proven against the template, else jinja."""

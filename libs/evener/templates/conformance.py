@@ -45,6 +45,10 @@ class Conformance(Struct, frozen=True, kw_only=True):
 
     family: str | None
     """The family by whose rules turns are bridged. None: by two renders alone."""
+    template: str
+    """`own`, the name of a bundled template, or a file's path."""
+    renders_tools: bool
+    """The prompt shows the tools of a request."""
     tool_parser: str
     followings: tuple[Following, ...]
     forged_stay_text: bool
@@ -93,6 +97,8 @@ def examine(config: PolicyConfig) -> Conformance:
     ]
     return Conformance(
         family=plain.family,
+        template=plain.template_name,
+        renders_tools=plain.renders_tools,
         tool_parser=plain.tool_parser,
         followings=tuple(followings),
         forged_stay_text=all(_forged_stay_text(renderer) for renderer in renderers.values()),

@@ -105,6 +105,8 @@ class FamilyRenderer:
         self.proven = proven
         """The orders of roles after a turn that are bridged by the family's rules."""
         self.family: str | None = flat.family
+        self.template_name = jinja.template_name
+        self.renders_tools = jinja.renders_tools
         self.tool_parser = jinja.tool_parser
         self.reads_reasoning = jinja.reads_reasoning
         self.control_ids = jinja.control_ids

@@ -15,7 +15,13 @@ from evener.templates.port import TemplateError
 from evener.templates.renderer import JinjaRenderer
 from evener.templates.source import Source
 from evener.templates.special import SplitEncoder
+from evener.templates.tools import renders_tools
 
+OWN: Final = "own"
+"""The `template` that takes the source's own whatever it renders."""
+CHATML_TOOLS: Final = "chatml_tools"
+CHATML: Final = ("<|im_start|>", "<|im_end|>")
+"""The control tokens that `chatml_tools` writes."""
 KEEP_THINKING: Final = {"clear_thinking": False, "preserve_thinking": True}
 """The names under which templates let earlier reasoning be kept. One that knows none of them strips it, and then nothing is bridged."""
 
@@ -25,6 +31,8 @@ class Material(Struct, frozen=True, kw_only=True, eq=False):
 
     source: Source
     template: str
+    template_name: str
+    """`own`, the name of a bundled template, or a file's path."""
     encoder: SplitEncoder
 
 
@@ -36,18 +44,25 @@ def open_renderer(config: PolicyConfig) -> JinjaRenderer | FamilyRenderer:
 def read(config: PolicyConfig) -> Material:
     """Read tokenizer and template. Raises TemplateError."""
     source = _source(config.source)
-    text = source.template if config.template is None else _template_text(config.template)
+    name = config.template or _default_template(source)
+    text = source.template if name == OWN else _template_text(name)
     if text is None:
         msg = f"policy {config.name}: {config.source} has no chat template; name one with `template`"
         raise TemplateError(msg)
-    return Material(source=source, template=text, encoder=SplitEncoder(source.tokenizer, text))
+    return Material(source=source, template=text, template_name=name, encoder=SplitEncoder(source.tokenizer, text))
 
 
 def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer | FamilyRenderer:
     """Return the renderer of a policy whose files are read, proven. Raises TemplateError."""
     template = ChatTemplate(material.template, material.source.constants | _switches(config.options))
     renderer = JinjaRenderer(
-        material.source, template, material.encoder, options=config.options, tool_parser=config.tool_parser, vision=config.vision
+        material.source,
+        template,
+        material.encoder,
+        template_name=material.template_name,
+        options=config.options,
+        tool_parser=config.tool_parser,
+        vision=config.vision,
     )
     return renderer if config.renderer == "jinja" else with_family(renderer, config.renderer, config.options)
 
@@ -61,6 +76,14 @@ def _source(source: str) -> Source:
         return gguf.load(Path(where).expanduser() if package == where else gguf.package_file(package))
     msg = f"source {source!r}: write gguf:PATH, gguf:package:NAME or hf:FOLDER"
     raise TemplateError(msg)
+
+
+def _default_template(source: Source) -> str:
+    """Return the source's own template, or `chatml_tools` where that renders no tools and the tokenizer has ChatML's control tokens."""
+    chatml = all(source.tokenizer.token_to_id(token) is not None for token in CHATML)
+    if source.template is None or not chatml or renders_tools(ChatTemplate(source.template, source.constants)):
+        return OWN
+    return CHATML_TOOLS
 
 
 def _template_text(name: str) -> str:

@@ -34,6 +34,16 @@ class Renderer(Protocol):
         """Ids that end a turn; the first is the template's own, where it has several that behind a tool call."""
         ...
 
+    @property
+    def template_name(self) -> str:
+        """`own`, the name of a bundled template, or a file's path."""
+        ...
+
+    @property
+    def renders_tools(self) -> bool:
+        """Whether the prompt shows the tools of a request. Where it does not, the policy never sees them."""
+        ...
+
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> NDArray[np.int32]:
         """Return the ids of the whole history and the generation prompt. Special tokens inside texts are split. Raises TemplateError."""
         ...

@@ -21,6 +21,7 @@ from evener.templates.shape import Shape, shape_tools
 from evener.templates.source import Source
 from evener.templates.special import SplitEncoder
 from evener.templates.spellings import ToolParser, parser_for, spelling_of
+from evener.templates.tools import renders_tools
 
 PROBE: Final = "Zebra"
 """A word that no template writes by itself."""
@@ -39,11 +40,14 @@ class JinjaRenderer:
         template: ChatTemplate,
         encoder: SplitEncoder,
         *,
+        template_name: str,
         options: PolicyOptions,
         tool_parser: ToolParser = "auto",
         vision: bool = False,
     ) -> None:
         """Probe the template. Raises TemplateError where it or the tokenizer cannot be trusted."""
+        self.template_name = template_name
+        self.renders_tools = renders_tools(template)
         self._template: ChatTemplate | KeptThinking = template
         self._options = options
         self.shape = Shape(vision=vision, thinking_field=".thinking" in template.source and ".reasoning_content" not in template.source)

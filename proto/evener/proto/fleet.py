@@ -37,6 +37,8 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Partitions of `sessions` that it owns and serves (gateways)."""
     policies: tuple[str, ...] = ()
     """Policies that it can render for (gateways)."""
+    policies_without_tools: tuple[str, ...] = ()
+    """Those of them whose chat template renders no tools (gateways)."""
     stopping: bool = False
     at: float
 

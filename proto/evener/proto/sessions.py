@@ -230,6 +230,8 @@ class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
     """Messages of the whole history, `follows` included."""
     tools: JsonText | None = None
     """A JSON array of canonical tool definitions. None: as in the call that `follows` names, or none at all."""
+    tools_unseen: Annotated[int, Meta(ge=0)] = 0
+    """Tools of the request that the policy never saw: its chat template renders none."""
     side_call: str | None = None
     """The name of the signature that it met. None: the agent's own work."""
     options: PolicyOptions = PolicyOptions()

@@ -77,6 +77,8 @@ class Accounting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens kept in a context although the harness had dropped them."""
     side_calls: int = 0
     failed_calls: int = 0
+    calls_without_tools: int = 0
+    """Calls whose tools the policy never saw: its chat template renders none."""
 
     def __post_init__(self) -> None:
         """Refuse books that do not balance."""

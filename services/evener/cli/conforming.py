@@ -41,13 +41,23 @@ def _report(config: PolicyConfig, found: Conformance) -> None:
     """Write a table on a terminal, else JSON lines."""
     out = console()
     if not out.is_terminal:
-        tell({"family": found.family, "tool_parser": found.tool_parser, "forged_stay_text": found.forged_stay_text})
+        tell(
+            {
+                "family": found.family,
+                "template": found.template,
+                "renders_tools": found.renders_tools,
+                "tool_parser": found.tool_parser,
+                "forged_stay_text": found.forged_stay_text,
+            }
+        )
         for following in found.followings:
             tell(following)
         return
     by = "two renders" if found.family is None else f"the rules of {found.family}, else two renders"
     forged = "[green]stay text[/]" if found.forged_stay_text else "[red]are believed[/]"
     out.print(f"{config.source}\nextended by {by}; spelling of tool calls: {found.tool_parser}", highlight=False)
+    shown = "[green]shown[/]" if found.renders_tools else '[red]never shown: use template = "chatml_tools", or one that renders them[/]'
+    out.print(f"template: {found.template}; tools of a request are {shown}", highlight=False)
     out.print(f"control tokens that a tool result spells {forged}\n")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("after a turn comes", *(f"thinking = {thinking.value}" for thinking in Thinking)):

@@ -301,6 +301,7 @@ def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
         messages=msgspec.json.encode(placed.messages),
         message_count=len(request.messages),
         tools=msgspec.json.encode(request.tools) if request.tools and placed.follows is None else None,
+        tools_unseen=0 if way.policy.renderer.renders_tools else len(request.tools),
         side_call=placed.side_call,
         options=way.policy.config.options,
         sampling=start.spec.sampling,

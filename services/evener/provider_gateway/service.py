@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+
+import structlog
 
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
@@ -13,18 +15,32 @@ from evener.provider_gateway.engines import EnginePool
 from evener.provider_gateway.http import Endpoints, Patience
 from evener.provider_gateway.owner import GROUP
 from evener.provider_gateway.owners import SERVICE, Owners
-from evener.provider_gateway.policies import open_policies
+from evener.provider_gateway.policies import Policy, open_policies
 from evener.provider_gateway.slots import Slots
 from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
 from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
+from evener.templates.open import OWN
+
+log = structlog.get_logger()
+
+
+def _tell_of_templates(policies: Mapping[str, Policy]) -> None:
+    """Log where a policy's prompts are not what its own chat template makes, or show no tools."""
+    for name, policy in policies.items():
+        renderer = policy.renderer
+        if not renderer.renders_tools:
+            log.warning("tools_not_rendered", policy=name, template=renderer.template_name, mend='template = "chatml_tools"')
+        elif policy.config.template is None and renderer.template_name != OWN:
+            log.info("template_replaced", policy=name, template=renderer.template_name, reason="the model's own renders no tools")
 
 
 @asynccontextmanager
 async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
     """Open the gateway: policies are loaded, engines join by `fleet`, partitions come with the group."""
     policies = await asyncio.to_thread(open_policies, config.policies)
+    _tell_of_templates(policies)
     events = EventLog(parts.bus, parts.blobs)
     instance_id = f"{parts.instance_id}-{SERVICE}"
     renderers = {name: policy.renderer for name, policy in policies.items()}
@@ -56,6 +72,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
             address=parts.address,
             boot_id=parts.boot_id,
             policies=tuple(policies),
+            policies_without_tools=tuple(name for name, renderer in renderers.items() if not renderer.renders_tools),
             partitions=() if stopping.is_set() else owners.partitions,
             stopping=stopping.is_set(),
             at=time.time(),

@@ -134,7 +134,7 @@ def total(books: Iterable[Accounting]) -> Accounting:
     reasons: Counter[LeftOut] = Counter()
     for book in books:
         reasons.update(book.left_out)
-    fields = ("sampled", "delivered", "lost_calls", "resampled", "reinstated", "side_calls", "failed_calls")
+    fields = ("sampled", "delivered", "lost_calls", "resampled", "reinstated", "side_calls", "failed_calls", "calls_without_tools")
     sums = {field: sum(getattr(book, field) for book in books) for field in fields}
     return Accounting(**sums, left_out=dict(sorted(reasons.items())))
 

@@ -27,7 +27,13 @@ def test_template_is_examined_by_its_source() -> None:
     assert ended.returncode == 0, ended.stderr
     found, *followings = lines(ended.stdout)
 
-    assert found == {"family": None, "tool_parser": "hermes", "forged_stay_text": True}
+    assert found == {
+        "family": None,
+        "template": "chatml_tools",
+        "renders_tools": True,
+        "tool_parser": "hermes",
+        "forged_stay_text": True,
+    }
     assert {one["outcome"] for one in followings} == {"two renders"}
     assert {one["thinking"] for one in followings} == {"template", "all"}
 

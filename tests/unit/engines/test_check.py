@@ -39,7 +39,7 @@ def wrong_renderer() -> Renderer:
     planted = msgspec.structs.replace(source, tokenizer=wrong)
     assert source.template
     template = ChatTemplate(source.template, source.constants)
-    return JinjaRenderer(planted, template, SplitEncoder(planted.tokenizer, source.template), options=PolicyOptions())
+    return JinjaRenderer(planted, template, SplitEncoder(planted.tokenizer, source.template), template_name="own", options=PolicyOptions())
 
 
 @asynccontextmanager

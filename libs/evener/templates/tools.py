@@ -1,0 +1,26 @@
+"""Whether a chat template renders the tools of a request. One that does not leaves them out without an error."""
+
+from typing import Any, Final
+
+from evener.templates.jinja import ChatTemplate
+from evener.templates.port import TemplateError
+from evener.templates.shape import shape_tools
+
+PROBE: Final = "zebra_finder"
+"""A name that no template writes by itself."""
+TOOLS: Final = shape_tools([{"name": PROBE, "description": "Finds zebras.", "parameters": {"type": "object", "properties": {}}}])
+USER: Final[dict[str, Any]] = {"role": "user", "content": "Hello"}
+HISTORIES: Final = ([USER], [{"role": "system", "content": "Be brief."}, USER])
+"""Some templates write tools only into a system message that is there."""
+
+
+def renders_tools(template: ChatTemplate) -> bool:
+    """Return whether the name of a tool is in the prompt."""
+    return any(_renders(template, history) for history in HISTORIES)
+
+
+def _renders(template: ChatTemplate, history: list[dict[str, Any]]) -> bool:
+    try:
+        return PROBE in template.render(history, TOOLS, open_turn=True)
+    except TemplateError:
+        return False
