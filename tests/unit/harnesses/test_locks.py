@@ -54,7 +54,7 @@ def test_npms_locks_have_all_of_it_with_hashes(name: str) -> None:
     assert [place for place, entry in locked_.items() if place and not entry.get("inBundle") and "integrity" not in entry] == []
 
 
-@pytest.mark.parametrize("name", PACKAGES.keys() & NPM.keys())
+@pytest.mark.parametrize("name", sorted(PACKAGES.keys() & NPM.keys()))
 def test_npms_locks_are_of_the_pinned_version(name: str) -> None:
     assert entries(NPM[name])[""]["dependencies"] == {PACKAGES[name].name: PACKAGES[name].version}
 
