@@ -19,7 +19,7 @@ EXPECTED: Final = {
 async def found(folder: Path, fault: str, strikes: list[str]) -> list[str]:
     """Return what the audit finds after kills of a program with this fault."""
     async with storm(folder, TASKS[1:], program=(PLANTED, fault), partitions=1) as chaos:
-        await chaos.survive(*strikes)
+        await chaos.survive(*strikes, delivered=False)
         return await chaos.audit()
 
 

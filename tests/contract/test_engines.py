@@ -37,7 +37,8 @@ CHAT_TEMPLATE = (
 Prompt = Sequence[Any]
 """Ids, or messages."""
 GREEDY = Sampling(temperature=0.0)
-ABORT_SECONDS = 1.0
+ABORT_SECONDS = 5.0
+"""An idle machine needs a tenth of a second. An answer that is not stopped takes longer than this."""
 
 
 class EngineContract:

