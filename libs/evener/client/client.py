@@ -45,6 +45,21 @@ HEAD_BYTES: Final = 4
 """The length before each map of a stream."""
 MSGPACK: Final = "application/x-msgpack"
 
+_ref: Final = msgspec.json.Decoder(BlobRef)
+_view: Final = msgspec.json.Decoder(TaskView)
+_task: Final = msgspec.json.Decoder(TaskDetail)
+_tasks: Final = msgspec.json.Decoder(TaskList)
+_fleet: Final = msgspec.json.Decoder(FleetView)
+_session: Final = msgspec.json.Decoder(SessionView)
+_policies: Final = msgspec.json.Decoder(PolicyList)
+_policy: Final = msgspec.json.Decoder(PolicyView)
+_replayed: Final = msgspec.json.Decoder(Replayed)
+_pieces: Final = msgspec.json.Decoder(Pieces)
+_published: Final = msgspec.json.Decoder(PublishAnswer)
+_recording: Final = msgspec.json.Decoder(Recording)
+_rebuilt: Final = msgspec.msgpack.Decoder(Rebuilt)
+_delivered: Final = msgspec.msgpack.Decoder(Delivered)
+
 
 class Client:
     """Speaks to the scheduler at `url`; finds the other services in its fleet. All methods raise ClientError.
@@ -69,7 +84,7 @@ class Client:
         """Store bytes and return their reference."""
         digest = hashlib.sha256(data).hexdigest()
         answer = await self._connection.data("PUT", f"/blobs/{digest}", body=data)
-        return msgspec.json.decode(answer, type=BlobRef)
+        return _ref.decode(answer)
 
     async def get_blob(self, ref: BlobRef) -> bytes:
         """Return the bytes of a reference."""
@@ -78,19 +93,19 @@ class Client:
     async def submit(self, options: TaskOptions, *, task: TaskRef | None = None, task_id: str | None = None) -> TaskDetail:
         """Submit a task whose archive was put before; with an id of the client's own, again and again to the same effect."""
         submission = Submission(task_id=task_id, task=task, options=options)
-        return await self._connection.call("POST", "/tasks", TaskDetail, body=submission)
+        return await self._connection.call("POST", "/tasks", _task, body=submission)
 
     async def tasks(self, run_id: str | None = None) -> tuple[TaskView, ...]:
         """Return the tasks of a run. None: of all runs."""
-        return (await self._connection.call("GET", "/tasks", TaskList, query={"run_id": run_id})).tasks
+        return (await self._connection.call("GET", "/tasks", _tasks, query={"run_id": run_id})).tasks
 
     async def task(self, task_id: str) -> TaskDetail:
         """Return a task with its sessions."""
-        return await self._connection.call("GET", f"/tasks/{task_id}", TaskDetail)
+        return await self._connection.call("GET", f"/tasks/{task_id}", _task)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> TaskDetail:
         """Cancel a task; one that has ended stays as it is."""
-        return await self._connection.call("DELETE", f"/tasks/{task_id}", TaskDetail, query={"reason": reason})
+        return await self._connection.call("DELETE", f"/tasks/{task_id}", _task, query={"reason": reason})
 
     async def watch(self, run_id: str | None = None, *, after: int = 0) -> AsyncGenerator[TaskView, None]:
         """Yield tasks whenever they change, for ever; goes on by itself when the connection breaks or the scheduler restarts."""
@@ -101,7 +116,7 @@ class Client:
                     async for line in response.content:
                         failures = 0
                         if line.strip():
-                            view = msgspec.json.decode(line, type=TaskView)
+                            view = _view.decode(line)
                             after = view.cursor
                             yield view
             except (Unreachable, Unavailable):
@@ -112,19 +127,19 @@ class Client:
 
     async def fleet(self) -> FleetView:
         """Return instances and engines."""
-        return await self._connection.call("GET", "/fleet", FleetView)
+        return await self._connection.call("GET", "/fleet", _fleet)
 
     async def join_engine(self, engine: EngineRequest) -> FleetView:
         """Register an engine."""
-        return await self._connection.call("POST", "/engines", FleetView, body=engine)
+        return await self._connection.call("POST", "/engines", _fleet, body=engine)
 
     async def drain_engine(self, engine_id: str) -> FleetView:
         """Let an engine finish what it has, and no more."""
-        return await self._connection.call("POST", f"/engines/{engine_id}/drain", FleetView)
+        return await self._connection.call("POST", f"/engines/{engine_id}/drain", _fleet)
 
     async def remove_engine(self, engine_id: str) -> FleetView:
         """Forget an engine."""
-        return await self._connection.call("DELETE", f"/engines/{engine_id}", FleetView)
+        return await self._connection.call("DELETE", f"/engines/{engine_id}", _fleet)
 
     async def recording(self, session_id: str, *, timeout: float = 30.0) -> Recording:
         """Wait until a runner holds the recording, and return where its harness finds its model."""
@@ -152,7 +167,7 @@ class Client:
     async def session(self, session_id: str, *, strategy: Strategy = Strategy.TREE) -> SessionView:
         """Return a session, built again from the log: its calls, its rows, and the messages of each."""
         at = await self._instance("reconstructor")
-        return await self._connection.call("GET", f"/sessions/{session_id}", SessionView, at=at, query={"strategy": strategy})
+        return await self._connection.call("GET", f"/sessions/{session_id}", _session, at=at, query={"strategy": strategy})
 
     async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt]:
         """Build stored sessions again; yield each as it is done."""
@@ -161,7 +176,7 @@ class Client:
         async with self._connection.answer("POST", "/rebuild", at=at, accept=MSGPACK, body=body) as response:
             while (frame := await _framed(response.content)) is not None:
                 if frame:
-                    yield msgspec.msgpack.decode(frame, type=Rebuilt)
+                    yield _rebuilt.decode(frame)
 
     async def groups(
         self, run_id: str | None = None, *, purpose: Purpose | None = None, after: float | None = None
@@ -187,7 +202,7 @@ class Client:
         async with self._connection.answer("GET", "/groups/follow", at=bridge, accept=MSGPACK, query=query) as response:
             while (frame := await _framed(response.content)) is not None:
                 if frame:
-                    yield msgspec.msgpack.decode(frame, type=Delivered)
+                    yield _delivered.decode(frame)
 
     async def publish(
         self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None
@@ -210,21 +225,21 @@ class Client:
     async def policies(self) -> tuple[PolicyView, ...]:
         """Return all policies of which anything was published."""
         at = await self._instance("trainer_bridge")
-        return (await self._connection.call("GET", "/policies", PolicyList, at=at)).policies
+        return (await self._connection.call("GET", "/policies", _policies, at=at)).policies
 
     async def policy(self, name: str) -> PolicyView:
         """Return one policy, with its versions and engines."""
         at = await self._instance("trainer_bridge")
-        return await self._connection.call("GET", f"/policies/{name}", PolicyView, at=at)
+        return await self._connection.call("GET", f"/policies/{name}", _policy, at=at)
 
     async def replay(self, topic: str, partition: int, offset: int) -> Replayed:
         """Append the record at this place to its partition once more."""
-        return await self._connection.call("POST", f"/replay/{topic}/{partition}/{offset}", Replayed)
+        return await self._connection.call("POST", f"/replay/{topic}/{partition}/{offset}", _replayed)
 
     async def pieces(self, policy: str, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes that each token id of a policy stands for."""
         at = await self._instance("provider_gateway")
-        answer = await self._connection.call("POST", "/tokens/pieces", Pieces, body={"policy": policy, "ids": list(ids)}, at=at)
+        answer = await self._connection.call("POST", "/tokens/pieces", _pieces, body={"policy": policy, "ids": list(ids)}, at=at)
         return [b64decode(piece) for piece in answer.pieces]
 
     async def _publish(self, policy: str, body: Publish) -> PublishAnswer:
@@ -232,7 +247,7 @@ class Client:
         told: list[ClientError] = []
         for at in await self._instances("trainer_bridge"):
             try:
-                return await self._connection.call("POST", f"/policies/{policy}/versions", PublishAnswer, body=body, at=at)
+                return await self._connection.call("POST", f"/policies/{policy}/versions", _published, body=body, at=at)
             except (Unreachable, Unavailable) as failed:
                 told.append(failed)
         none = Unavailable("no trainer_bridge is running")
@@ -259,7 +274,7 @@ class Client:
 
     async def _recording_at(self, address: str, session_id: str) -> Recording | None:
         try:
-            return await self._connection.call("GET", f"/recordings/{session_id}", Recording, at=address)
+            return await self._connection.call("GET", f"/recordings/{session_id}", _recording, at=address)
         except RequestRefused as refused:
             if refused.status == 404:  # noqa: PLR2004 - HTTP
                 return None  # dispatched, and not started yet

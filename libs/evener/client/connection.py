@@ -14,6 +14,8 @@ CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
 """Between two pieces of an answer; streams send empty lines while nothing happens."""
 
+_problems: Final = msgspec.json.Decoder(ProblemAnswer)
+
 AnswerT = TypeVar("AnswerT")
 Query = Mapping[str, object]
 """Parameters of the URL; None is left out."""
@@ -32,12 +34,19 @@ class Connection:
         await self._session.close()
 
     async def call(
-        self, method: str, path: str, answer: type[AnswerT], *, body: object = None, at: str | None = None, query: Query | None = None
+        self,
+        method: str,
+        path: str,
+        answer: msgspec.json.Decoder[AnswerT],
+        *,
+        body: object = None,
+        at: str | None = None,
+        query: Query | None = None,
     ) -> AnswerT:
-        """Return the JSON answer as `answer`. Raises ClientError."""
+        """Return the JSON answer, as `answer` decodes it. Raises ClientError."""
         data = await self.data(method, path, body=None if body is None else msgspec.json.encode(body), at=at, query=query)
         try:
-            return msgspec.json.decode(data, type=answer)
+            return answer.decode(data)
         except msgspec.DecodeError as cause:
             msg = f"{method} {path} was answered with something else than expected: {cause}"
             raise ClientError(msg) from cause
@@ -77,7 +86,7 @@ class Connection:
 def refusal(status: int, body: bytes, doing: str) -> ClientError:
     """Return the error that an answer of status 300 and above stands for."""
     try:
-        problem = msgspec.json.decode(body, type=ProblemAnswer).error
+        problem = _problems.decode(body).error
         what, field = problem.message, problem.field
     except (msgspec.DecodeError, UnicodeDecodeError):
         what, field = f"{doing} was answered with status {status}", None

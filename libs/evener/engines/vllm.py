@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal
 from evener.engines.port import PROBE, Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
+from evener.proto.prepared import Converter
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
@@ -78,6 +79,7 @@ class _Event(Struct):
 
 
 _events: Final = msgspec.json.Decoder(_Event)
+_spans: Final = Converter(list[_Span])
 
 
 class VllmEngine:
@@ -132,7 +134,7 @@ class VllmEngine:
         """Return what the weights are called, which only an answer tells."""
         answer = await self._probe(self._body(np.zeros(1, np.int32), Sampling(), 1))
         with self._http.reading(GENERATE, answer):
-            return msgspec.convert(answer["choices"][0]["weight_versions"], list[_Span])[-1].version
+            return _spans.convert(answer["choices"][0]["weight_versions"])[-1].version
 
     def _streamed(self, request: GenerateRequest) -> bytes:
         body = self._body(request.ids, request.sampling, request.max_tokens)

@@ -54,6 +54,9 @@ class Capability(Struct, frozen=True, kw_only=True):
     expires_at: float
 
 
+_capabilities: Final = msgspec.msgpack.Decoder(Capability)
+
+
 def load_secrets(state: Path, *, operator_token: str | None = None, capability_key: str | None = None) -> Secrets:
     """Return the given secrets; what is not given is read from `state`, and drawn and stored there (mode 0600) at first use."""
     try:
@@ -101,7 +104,7 @@ def open_capability(secret: Secrets, text: str, *, now: float | None = None) -> 
         if not hmac.compare_digest(signature, _sign(secret, body)):
             msg = "capability with a wrong signature"
             raise CapabilityRefused(msg)
-        capability = msgspec.msgpack.decode(body, type=Capability)
+        capability = _capabilities.decode(body)
     except (ValueError, msgspec.DecodeError, msgspec.ValidationError) as cause:
         msg = "damaged capability"
         raise CapabilityRefused(msg) from cause

@@ -26,6 +26,8 @@ CLAIM_BYTES: Final = 900_000
 FETCH_PAUSES_SECONDS: Final = (0.2, 0.4, 0.8, 1.6)
 """After a blob that could not be fetched; after the last one the record is bad."""
 
+_refs: Final = msgspec.msgpack.Decoder(BlobRef)
+
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -140,7 +142,7 @@ def _crc(value: bytes) -> bytes:
 def claim_of(value: bytes) -> BlobRef:
     """Return where a claimed event lies. Raises BadRecord."""
     try:
-        return msgspec.msgpack.decode(value, type=BlobRef)
+        return _refs.decode(value)
     except NOT_AN_EVENT as cause:
         msg = f"claim of {len(value)} bytes: {cause}"
         raise BadRecord(msg) from cause

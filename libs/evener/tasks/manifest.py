@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from evener.proto.prepared import Converter
 from evener.proto.spec import GraderSpec
 from evener.tasks.errors import TaskError
 
@@ -83,10 +84,13 @@ class Manifest(Struct, frozen=True):
     steps: list[dict[str, object]] = []
 
 
+_manifests: Final = Converter(Manifest)
+
+
 def parse(text: str) -> Manifest:
     """Return the manifest in `text`. Raises TaskError with the line of a syntax error, or the key of a wrong value."""
     try:
-        return msgspec.convert(tomllib.loads(text), Manifest)
+        return _manifests.convert(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as cause:
         msg = f"task.toml: {cause}"
         raise TaskError(msg) from cause

@@ -1,13 +1,15 @@
 """Tokenizer and chat template of a Hugging Face folder: tokenizer.json and the configuration files beside it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from tokenizers import Tokenizer
 
 from evener.templates.port import TemplateError
 from evener.templates.source import Source
+
+_objects: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def load(folder: Path) -> Source:
@@ -26,7 +28,7 @@ def load(folder: Path) -> Source:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return _objects.decode(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError) as cause:

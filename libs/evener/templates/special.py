@@ -37,6 +37,9 @@ AWKWARD: Final = (
 """Texts on which an encoding is compared with the tokenizer's own."""
 
 
+_raws: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
 class SplitEncoder:
     """A tokenizer that parses special tokens only where the template wrote them. Raises TemplateError where it cannot."""
 
@@ -131,7 +134,7 @@ def _pattern(token: AddedToken) -> str:
 
 def _copy(tokenizer: Tokenizer, special: frozenset[str]) -> Tokenizer:
     """Return the tokenizer with these added tokens special, and without truncation and padding."""
-    data = msgspec.json.decode(tokenizer.to_str(), type=dict[str, msgspec.Raw])
+    data = _raws.decode(tokenizer.to_str())
     added = msgspec.json.decode(data["added_tokens"])
     for token in added:
         token["special"] = token["content"] in special

@@ -1,6 +1,7 @@
 """What was said along a branch: its messages, for people and for judges."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -8,6 +9,9 @@ from evener.proto.arrays import inline
 from evener.proto.sessions import MessagePrefix, SegmentRef
 from evener.tokens.digests import Message
 from evener.tokens.forest import Call, Forest
+
+_messages: Final = msgspec.json.Decoder(Message)
+_lists: Final = msgspec.json.Decoder(list[Message])
 
 
 def conversation(forest: Forest, branch: Sequence[SegmentRef]) -> list[Message]:
@@ -32,8 +36,8 @@ def _prefix(forest: Forest, prefix: MessagePrefix) -> list[Message]:
 
 
 def _own(call: Call) -> list[Message]:
-    return msgspec.json.decode(inline(call.opened.messages), type=list[Message])
+    return _lists.decode(inline(call.opened.messages))
 
 
 def _answer(forest: Forest, segment: SegmentRef) -> Message:
-    return msgspec.json.decode(inline(forest.calls[segment.call_id].choices[segment.choice].message), type=Message)
+    return _messages.decode(inline(forest.calls[segment.call_id].choices[segment.choice].message))

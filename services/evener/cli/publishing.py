@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.table import Table
@@ -12,11 +13,13 @@ from evener.cli.progress import console, tell
 from evener.client.views import PolicyView
 from evener.proto.fleet import Canary
 
+_canaries: Final = msgspec.json.Decoder(Canary)
+
 
 def read_canary(file: Path) -> Canary:
     """Return the canary in a JSON file. Raises Usage."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Canary)
+        return _canaries.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as cause:
         msg = f"canary {file}: {cause}"
         raise Usage(msg) from cause

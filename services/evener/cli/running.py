@@ -40,6 +40,10 @@ class Readiness(Struct, frozen=True, kw_only=True):
     services: dict[str, dict[str, bool]]
 
 
+_readiness: Final = msgspec.json.Decoder(Readiness)
+_told_of_up: Final = msgspec.json.Decoder(RunningUp)
+
+
 class NotStarted(EvenerError):
     """`evener up` could not be started for this command. Its log is up.log in the state folder; `evener doctor` says what is missing."""
 
@@ -89,7 +93,7 @@ async def running(folder: Path) -> RunningUp | None:
 
 def _told(folder: Path) -> RunningUp | None:
     try:
-        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=RunningUp)
+        return _told_of_up.decode((folder / STATE_FILE).read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -118,7 +122,7 @@ async def _lacks(url: str) -> str:
     limit = aiohttp.ClientTimeout(total=PING_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=limit) as session, session.get(f"{url}/readyz") as answer:
-            services = msgspec.json.decode(await answer.read(), type=Readiness).services
+            services = _readiness.decode(await answer.read()).services
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
         return ""
     return "; ".join(f"{service}: {name}" for service, held in services.items() for name, holds in held.items() if not holds)

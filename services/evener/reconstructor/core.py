@@ -1,6 +1,7 @@
 """Pure replay of a partition of `sessions`: records in, sealed sessions out. State is kept for open sessions only."""
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +20,9 @@ class Kept(Struct, frozen=True, array_like=True):
     event: bytes
     doubt: str = ""
     """Why it could not be read; then `event` is empty."""
+
+
+_kept: Final = msgspec.msgpack.Decoder(list[Kept])
 
 
 class Read(Struct, frozen=True, eq=False):
@@ -88,7 +92,7 @@ def pack(kept: Iterable[Kept]) -> bytes:
 
 def unpack(session_id: str, data: bytes) -> Read:
     """Return the session whose records are in a blob. Raises BadRecord, msgspec.DecodeError."""
-    read = Read(Session(session_id), msgspec.msgpack.decode(data, type=list[Kept]))
+    read = Read(Session(session_id), _kept.decode(data))
     for kept in read.kept:
         if kept.doubt:
             read.session.doubts.append(kept.doubt)

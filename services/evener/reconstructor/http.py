@@ -23,6 +23,8 @@ from evener.service.http import error_response, json_response
 
 MSGPACK: Final = "application/x-msgpack"
 
+_requests: Final = msgspec.json.Decoder(RebuildRequest)
+
 
 class Endpoints:
     """Answers from what is stored."""
@@ -60,7 +62,7 @@ class Endpoints:
     async def rebuild(self, request: Request) -> Response:
         """Build stored sessions again."""
         try:
-            wanted = msgspec.json.decode(await request.body(), type=RebuildRequest)
+            wanted = _requests.decode(await request.body())
         except msgspec.DecodeError as cause:
             return error_response(400, str(cause))
         return StreamingResponse(self._frames(wanted), media_type=MSGPACK)

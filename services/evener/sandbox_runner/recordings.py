@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,6 +32,9 @@ class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     exit_code: Annotated[int, Meta(ge=-255, le=255)] | None = None
     reward: float | None = None
+
+
+_exits: Final = msgspec.json.Decoder(RecordingExited)
 
 
 class Recording:
@@ -89,7 +92,7 @@ class Recordings:
 
     async def _exited(self, request: Request) -> Response:
         try:
-            exited = msgspec.json.decode(await request.body(), type=RecordingExited)
+            exited = _exits.decode(await request.body())
         except (msgspec.DecodeError, msgspec.ValidationError) as cause:
             return error_response(HTTPStatus.BAD_REQUEST, str(cause))
         if (recording := self._of(request)) is None:

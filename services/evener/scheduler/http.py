@@ -19,6 +19,7 @@ from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat
 from evener.proto.ids import new_id
+from evener.proto.prepared import Converter
 from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
 from evener.scheduler.core import TaskDiffers
@@ -35,6 +36,9 @@ MAX_BLOB_BYTES: Final = 2 * MAX_BYTES
 MAX_BODY_BYTES: Final = 256 * 1024
 """Of a submission."""
 RETRY: Final = {"retry-after": "2"}
+
+_submissions: Final = Converter(Submission)
+_engine_requests: Final = Converter(EngineRequest)
 
 
 class Endpoints:
@@ -81,7 +85,7 @@ class Endpoints:
 
     async def submit(self, request: Request) -> Response:
         """Take a task in: 200 after the commit, also for the same task again; 409 where its id is taken by another."""
-        submission = parse(await _body(request, MAX_BODY_BYTES), Submission)
+        submission = parse(await _body(request, MAX_BODY_BYTES), _submissions)
         check(submission)
         check_policies(submission.options, self._living("provider_gateway"))
         await self._check_archive(submission)
@@ -129,7 +133,7 @@ class Endpoints:
 
     async def join_engine(self, request: Request) -> Response:
         """Register an engine."""
-        wanted = parse(await _body(request, MAX_BODY_BYTES), EngineRequest)
+        wanted = parse(await _body(request, MAX_BODY_BYTES), _engine_requests)
         joined = EngineJoined(**structs.asdict(wanted), joined_at=time.time())
         return await self._tell(joined)
 

@@ -16,6 +16,7 @@ from evener.harnesses.registry import harness
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Heartbeat
 from evener.proto.ids import TASK_ID_PATTERN
+from evener.proto.prepared import Converter
 from evener.proto.spec import HarnessSpec, Target
 from evener.proto.tasks import TaskOptions
 from evener.tasks.directory import load
@@ -39,11 +40,11 @@ class Refused(EvenerError):
         self.field = field
 
 
-def parse(body: bytes, wanted: type[BodyT]) -> BodyT:
+def parse(body: bytes, wanted: Converter[BodyT]) -> BodyT:
     """Return the request in a JSON body, every key of it known. Raises Refused."""
     try:
         raw = msgspec.json.decode(body)
-        value = msgspec.convert(raw, wanted)
+        value = wanted.convert(raw)
     except msgspec.ValidationError as cause:
         what, field = _place(str(cause))
         raise Refused(what, field) from cause

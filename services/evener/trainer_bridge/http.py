@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from evener.bus.port import Bus, Record
 from evener.proto.codec import BadRecord, encode
+from evener.proto.prepared import Converter
 from evener.proto.spec import Purpose
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged
@@ -37,13 +38,16 @@ class Wanted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: float | None = None
 
 
+_queries: Final = Converter(Wanted, strict=False)
+
+
 def routes(parts: Parts) -> Sequence[BaseRoute]:
     """Return the endpoints for groups; each wants the operator's token."""
     groups = Groups(parts.bus, EventLog(parts.bus, parts.blobs))
 
     async def listed(request: Request) -> Response:
         try:
-            wanted = msgspec.convert(dict(request.query_params), Wanted, strict=False)
+            wanted = _queries.convert(dict(request.query_params))
         except msgspec.ValidationError as cause:
             return error_response(400, f"query: {cause}")
         packed = request.headers.get("accept") == MSGPACK

@@ -37,6 +37,9 @@ REFUSED: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
 )
 
 
+_bodies: Final = msgspec.json.Decoder(Publish)
+
+
 def policy_routes(secrets: Secrets, policies: Policies, engines: Engines, publisher: Publisher) -> Sequence[BaseRoute]:
     """Return the endpoints for policies; each wants the operator's token."""
 
@@ -45,7 +48,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: Engines, publis
         if not TASK_ID_PATTERN.match(name):
             return error_response(400, f"{name!r} is no name for a policy", "policy")
         try:
-            body = msgspec.json.decode(await request.body(), type=Publish)
+            body = _bodies.decode(await request.body())
         except (msgspec.DecodeError, UnicodeDecodeError) as cause:
             return error_response(400, str(cause))
         path = str(await asyncio.to_thread(Path(body.path).resolve))  # a link may lead elsewhere later

@@ -45,6 +45,12 @@ class Index(Struct, frozen=True):
     weight_map: dict[str, str]
 
 
+_configs: Final = msgspec.json.Decoder(Config)
+_indexes: Final = msgspec.json.Decoder(Index)
+_headers: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_tensors: Final = msgspec.json.Decoder(Tensor)
+
+
 class Weights(NamedTuple):
     """A folder that can be loaded."""
 
@@ -80,7 +86,7 @@ def check_same_model(weights: Weights, before: Weights) -> None:
 
 
 def _read(folder: Path, known: str | None) -> Weights:
-    config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=Config)
+    config = _configs.decode((folder / CONFIG).read_bytes())
     files = sorted(folder.glob(PATTERN))
     if not files:
         msg = f"{folder} has no {PATTERN}"
@@ -90,7 +96,7 @@ def _read(folder: Path, known: str | None) -> Weights:
         shapes |= _shapes(file)
     index = folder / INDEX
     if index.exists():
-        listed = msgspec.json.decode(index.read_bytes(), type=Index).weight_map
+        listed = _indexes.decode(index.read_bytes()).weight_map
         if absent := sorted(listed.keys() - shapes.keys()):
             msg = f"{folder}: {INDEX} lists {absent[0]}, which no file holds"
             raise WeightsRefused(msg)
@@ -115,8 +121,8 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         if length > MAX_HEADER_BYTES:
             msg = f"{file} is no safetensors file"
             raise WeightsRefused(msg)
-        header = msgspec.json.decode(content.read(length), type=dict[str, msgspec.Raw])
-    tensors = {name: msgspec.json.decode(raw, type=Tensor) for name, raw in header.items() if name != "__metadata__"}
+        header = _headers.decode(content.read(length))
+    tensors = {name: _tensors.decode(raw) for name, raw in header.items() if name != "__metadata__"}
     end = 8 + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if size != end:
         msg = f"{file} has {size} bytes, its header tells of {end}: it was not written to its end"

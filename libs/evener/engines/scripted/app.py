@@ -112,7 +112,7 @@ class ScriptedApp:
         await self._respond(request, form, receive, send, stream=form if request.stream else None)
 
     async def _chat(self, body: bytes, receive: Receive, send: Send) -> None:
-        chat = requests.read_body(body, requests.ChatRequest)
+        chat = requests.read_body(body, requests.CHATS)
         requests.check_model(chat.model, self.model)
         request = chat.by_ids(self.chat.render(chat.messages, chat.tools))
         requests.check(request, self.model)
@@ -122,7 +122,7 @@ class ScriptedApp:
         await self._respond(request, form, receive, send, stream=form if request.stream else None)
 
     async def _complete(self, body: bytes, receive: Receive, send: Send) -> None:
-        asked = requests.read_body(body, requests.CompletionRequest)
+        asked = requests.read_body(body, requests.COMPLETIONS)
         request = asked.by_ids()
         requests.check(request, self.model)
         if request.stream:

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -43,6 +43,9 @@ class Written(Struct, frozen=True, kw_only=True):
     probe: bool
 
 
+_entries: Final = msgspec.json.Decoder(Entry)
+
+
 class Ledger:
     """Entries in the order in which their requests ended; appended to a file too, if there is one."""
 
@@ -60,7 +63,7 @@ class Ledger:
     @property
     def entries(self) -> list[Entry]:
         """The newest entries. Kept as JSON until somebody looks: a prompt of thousands of ids is small and made quickly that way."""
-        self._entries += [msgspec.json.decode(line, type=Entry) for line in self._lines]
+        self._entries += [_entries.decode(line) for line in self._lines]
         self._lines.clear()
         self._entries = self._newest(self._entries)
         return self._entries

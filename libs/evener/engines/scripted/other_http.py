@@ -2,6 +2,7 @@
 
 from typing import Any, Final, Protocol
 
+import msgspec
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from evener.engines.scripted.chat import Chat
 from evener.engines.scripted.control import MODES, Control
 from evener.engines.scripted.ledger import Ledger
-from evener.engines.scripted.requests import Refusal, TokenizeRequest, read_body
+from evener.engines.scripted.requests import TEXTS, Refusal, read_body
 from evener.engines.scripted.script import GATE, Reload, Script, ScriptError, read_script
 from evener.engines.scripted.wire import encode, model_card
 
@@ -80,6 +81,11 @@ def other_endpoints(engine: Engine) -> Starlette:
     return Starlette(routes=routes, exception_handlers={HTTPException: _detail, Refusal: _refused})
 
 
+_versions: Final = msgspec.json.Decoder(NewVersion)
+_remotes: Final = msgspec.json.Decoder(Remote)
+_aborted: Final = msgspec.json.Decoder(Aborted)
+
+
 class _Other:
     """The handlers, by the names of their paths."""
 
@@ -87,7 +93,7 @@ class _Other:
         self._engine = engine
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        asked = read_body(await http.body(), TokenizeRequest)
+        asked = read_body(await http.body(), TEXTS)
         if asked.messages is not None:
             tokens = self._engine.chat.render(asked.messages, asked.tools)
         elif asked.prompt is not None:
@@ -125,11 +131,11 @@ class _Other:
         return JSONResponse({"is_paused": self._engine.control.paused is not None})
 
     async def abort_requests(self, http: HttpRequest) -> Response:
-        named = read_body(await http.body(), Aborted).request_ids
+        named = read_body(await http.body(), _aborted).request_ids
         return JSONResponse({"status": "aborted", "aborted": self._engine.control.abort(named)})
 
     async def update_weight_version(self, http: HttpRequest) -> Response:
-        label = read_body(await http.body(), NewVersion).new_version
+        label = read_body(await http.body(), _versions).new_version
         self._engine.control.publish(label)
         return JSONResponse({"success": True, "new_version": label})
 
@@ -138,7 +144,7 @@ class _Other:
 
     async def collective_rpc(self, http: HttpRequest) -> Response:
         """Obey `reload_weights` alone: the weights are another distribution afterwards, a folder's always the same one."""
-        asked = read_body(await http.body(), Remote)
+        asked = read_body(await http.body(), _remotes)
         if asked.method != "reload_weights" or self._engine.reload == "refuse":
             raise Refusal(500, f"the engine does not {asked.method}", "InternalServerError")
         if self._engine.reload == "obey" and "weights_path" in asked.kwargs:

@@ -151,6 +151,12 @@ class TokenizeRequest(Struct, kw_only=True):
     add_special_tokens: bool = True
 
 
+CHATS: Final = msgspec.json.Decoder(ChatRequest)
+COMPLETIONS: Final = msgspec.json.Decoder(CompletionRequest)
+TEXTS: Final = msgspec.json.Decoder(TokenizeRequest)
+_requests: Final = msgspec.json.Decoder(Request)
+
+
 class Refusal(Exception):
     """The request is answered with an error body."""
 
@@ -171,10 +177,10 @@ class UnknownId(Refusal):
 Body = TypeVar("Body")
 
 
-def read_body(body: bytes, form: type[Body]) -> Body:
+def read_body(body: bytes, form: msgspec.json.Decoder[Body]) -> Body:
     """Return the fields of a body. Raises Refusal as vLLM does."""
     try:
-        return msgspec.json.decode(body, type=form)
+        return form.decode(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from error
     except msgspec.DecodeError as error:
@@ -195,7 +201,7 @@ def reader(vocabulary: int) -> Callable[[bytes], Request]:
         try:
             return decoder.decode(body)
         except msgspec.MsgspecError:
-            request = read_body(body, Request)
+            request = read_body(body, _requests)
         raise UnknownId(request, next(token for token in request.token_ids if token >= vocabulary))
 
     return read

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from evener.proto.errors import EvenerError
+from evener.proto.prepared import Converter
 
 TAIL_CHARACTERS: Final = 2000
 GATE: Final = "go"
@@ -149,13 +150,17 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine does when it is told to load weights. `ignore`: it says that it did, and keeps the old ones."""
 
 
+_scripts: Final = msgspec.json.Decoder(Script)
+_tables: Final = Converter(Script)
+
+
 def read_script(source: bytes | Path) -> Script:
     """Return the script in a JSON text, or in a JSON or TOML file. Raises ScriptError naming the place."""
     where = "script" if isinstance(source, bytes) else f"script {source}"
     try:
         if isinstance(source, Path) and source.suffix == ".toml":
-            return msgspec.convert(tomllib.loads(source.read_text()), type=Script)
-        return msgspec.json.decode(source if isinstance(source, bytes) else source.read_bytes(), type=Script)
+            return _tables.convert(tomllib.loads(source.read_text()))
+        return _scripts.decode(source if isinstance(source, bytes) else source.read_bytes())
     except (OSError, msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
         msg = f"{where}: {cause}"
         raise ScriptError(msg) from cause

@@ -21,6 +21,9 @@ INSTRUCTION: Final = "instruction.md"
 PLACEHOLDER: Final = re.compile(r"\{(?:instruction|instruction_file|base_url|key|model)\}")
 
 
+_words: Final = msgspec.json.Decoder(list[str])
+
+
 class Command:
     """Nothing is known of it: it may do anything, and its history is taken as it comes."""
 
@@ -61,7 +64,7 @@ class Command:
 
 def _argv(options: Mapping[str, str]) -> list[str]:
     try:
-        argv = msgspec.json.decode(options.get("argv", "null"), type=list[str])
+        argv = _words.decode(options.get("argv", "null"))
     except (msgspec.DecodeError, msgspec.ValidationError) as cause:
         msg = f'harness command: option argv is a JSON array of strings, for example ["python3", "agent.py"]: {cause}'
         raise HarnessError(msg) from cause
