@@ -5,10 +5,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from obstore.store import S3Store
 
 from evener.blobs.open import open_blobs
-from evener.blobs.port import BlobError, Blobs, NotStored
-from evener.blobs.store import path_of, ref_of
+from evener.blobs.port import BlobError, Blobs, NotRead, NotStored
+from evener.blobs.store import ObjectBlobs, path_of, ref_of
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import ConfigError
 
@@ -107,4 +108,37 @@ async def test_folder_without_room_may_have_some_later(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_text("in the way")
 
     with pytest.raises(NotStored, match="was not written to"):
+        await blobs.put(b"data")
+
+
+async def test_folder_that_is_away_says_nothing_of_its_objects(tmp_path: Path) -> None:
+    """A disk that is not mounted has lost nothing: what it holds is there again when it is."""
+    blobs = open_blobs(str(tmp_path / "blobs"))
+    ref = await blobs.put(b"data")
+    await blobs.check()
+    (tmp_path / "blobs").rename(tmp_path / "elsewhere")
+
+    for ask in (blobs.get(ref), blobs.has(ref), blobs.check()):
+        with pytest.raises(NotRead, match="blob folder"):
+            await ask
+    (tmp_path / "elsewhere").rename(tmp_path / "blobs")
+    assert await blobs.get(ref) == b"data"
+
+
+async def test_object_store_that_does_not_answer_may_answer_later() -> None:
+    """Nothing listens there: each way of asking says so as what may pass, also the look before an object is written."""
+    store = S3Store(
+        "bucket",
+        endpoint="http://127.0.0.1:1",
+        client_options={"allow_http": True},
+        skip_signature=True,
+        region="local",
+        retry_config={"max_retries": 0},
+    )
+    blobs = ObjectBlobs(store, "s3://bucket")
+
+    for ask in (blobs.get(ref_of(b"data")), blobs.has(ref_of(b"data")), blobs.check()):
+        with pytest.raises(NotRead):
+            await ask
+    with pytest.raises(NotStored):
         await blobs.put(b"data")

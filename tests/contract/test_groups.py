@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 from tests.builders import T0, built, group, scored
 from tests.integration.outside import scheduler
 
+from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
 from evener.blobs.port import NotRead
 from evener.bus.kafka import open_kafka
@@ -36,7 +37,6 @@ from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import TOPICS, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
-from evener.service import events as events_module
 from evener.service.auth import load_secrets
 from evener.service.delivered import PositionUnknown
 from evener.service.events import EventLog
@@ -150,7 +150,7 @@ class GroupsContract(abc.ABC):
         self, bus: Bus, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One lost blob does not stop a trainer. The log says which group it was, and how it is brought back."""
-        monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+        monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
         await deliver(bus, tmp_path, "g", turns=LONG)
         await deliver(bus, tmp_path, "g")
         partition = bus.partition_of(Topic.MERGED, "g")
@@ -174,7 +174,7 @@ class GroupsContract(abc.ABC):
         self, bus: Bus, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The blob store is away for a while: over HTTP the reader waits; from Kafka it is told, and begins again at its position."""
-        monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+        monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
         await deliver(bus, tmp_path, "g", turns=LONG)
         await deliver(bus, tmp_path, "g")
         arrays = {path: path.read_bytes() for path in (tmp_path / "blobs").rglob("*") if path.is_file()}

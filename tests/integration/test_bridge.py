@@ -14,6 +14,7 @@ import pytest
 from tests.builders import T0, built, group, scored, spec
 from tests.parts import MISSING, RUBBISH, open_parts, operator
 
+from evener.blobs import waited as waited_module
 from evener.bus.port import Bus, Fenced, Header, Outgoing
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
@@ -24,7 +25,6 @@ from evener.proto.spec import Purpose
 from evener.proto.state import GroupState
 from evener.proto.topics import HEADER_GROUP, HEADER_SESSION, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
-from evener.service import events as events_module
 from evener.service.events import EventLog
 from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
@@ -282,7 +282,7 @@ async def test_a_session_whose_versions_cannot_be_read_is_not_trained(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its blobs are gone, and it may be too old: the others of its group are delivered."""
-    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
     sessions = [scored(built(index=index, size=3, turns=LONG, version=int(index == 0), max_lag=5)) for index in range(3)]
     async with open_parts(tmp_path, partitions=1) as parts:
         async with Policies(parts.bus, EventLog(parts.bus, parts.blobs)).writer("policy") as writer:
@@ -307,7 +307,7 @@ async def test_unreadable_session_is_counted_from_the_log_and_its_group_ends(
     tmp_path: Path, config: Config, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its record goes to dead-letters; its tokens, known from its seal, are left out as dead_letter."""
-    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
     async with open_parts(tmp_path) as parts:
         await write(parts, group((1.0, 0.0, 1.0))[:2])
         await lived(parts, "fix-the-bug.2", size=3, sampled=17)

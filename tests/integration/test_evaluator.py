@@ -10,6 +10,7 @@ import pytest
 from tests.builders import T0, built, spec
 from tests.parts import MISSING, RUBBISH, open_parts
 
+from evener.blobs import waited as waited_module
 from evener.bus.port import Header, Outgoing
 from evener.evaluator.config import Config
 from evener.evaluator.service import open_service
@@ -20,7 +21,6 @@ from evener.proto.sessions import SessionGivenUp, SessionSealed
 from evener.proto.spec import GraderSpec, TaskRef
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
-from evener.service import events as events_module
 from evener.service.events import EventLog, header
 from evener.service.parts import Parts, Service
 from evener.tasks import pack
@@ -178,7 +178,7 @@ async def test_unreadable_trajectory_is_counted_from_the_log(
     tmp_path: Path, config: Config, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its record goes to dead-letters, and its session is scored as an empty, ungraded one."""
-    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
     given_up = SessionGivenUp(session_id="g.0", attempt=0, end=End.CANCELLED, given_up_at=T0, spec=spec("g", 0, 1))
     sealed = SessionSealed(session_id="g.0", attempt=0, end=End.CANCELLED, rows_digest="0" * 64, calls=2, sampled_tokens=9, sealed_at=T0)
     async with open_parts(tmp_path) as parts:

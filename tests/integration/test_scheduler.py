@@ -11,6 +11,7 @@ import pytest
 from tests.integration.outside import Outside, closed_port, scheduler, until
 from tests.parts import MISSING, RUBBISH
 
+from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, Header, Outgoing
@@ -24,7 +25,6 @@ from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, TaskRef
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.topics import Topic
-from evener.service import events as events_module
 from evener.service.faults import arm
 from evener.tasks.directory import bundled, find
 from evener.tasks.pack import pack
@@ -304,7 +304,7 @@ async def test_hard_deadline_gives_up(bus: Bus, outside: Outside, tmp_path: Path
 async def test_bad_record_goes_to_the_dead_letters_and_the_stream_goes_on(
     bus: Bus, outside: Outside, tmp_path: Path, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1)
         value, claim = bad

@@ -1,7 +1,8 @@
 """Opens the blob store that a URL names."""
 
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from obstore.exceptions import BaseError
 from obstore.store import MemoryStore, from_url
@@ -11,6 +12,8 @@ from evener.blobs.store import LocalBlobs, ObjectBlobs
 from evener.proto.errors import ConfigError
 
 MEMORY: Final = "memory://"
+RETRIES: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+"""Of one request; obstore's own 10 in 3 minutes would hide an outage from those who must say so."""
 REMOTE: Final = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://")
 
 
@@ -23,7 +26,7 @@ def open_blobs(url: str) -> Blobs:
         return ObjectBlobs(MemoryStore(), url)
     if url.startswith(REMOTE):
         try:
-            return ObjectBlobs(from_url(url), url)
+            return ObjectBlobs(from_url(url, retry_config=RETRIES), url)
         except (BaseError, ValueError) as cause:
             msg = f"blob store {url}: {cause}"
             raise ConfigError(msg) from cause

@@ -7,8 +7,10 @@ import asyncio
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
@@ -35,6 +37,10 @@ def verified(data: bytes, ref: BlobRef) -> bytes:
     return data
 
 
+NOTHING: Final = ref_of(b"")
+"""What a store is asked for to see that it answers."""
+
+
 class LocalBlobs:
     """A folder. Files are written here and not by obstore, which does not sync: an event must never outlive its object."""
 
@@ -54,7 +60,12 @@ class LocalBlobs:
         return await asyncio.to_thread(self._get, ref)
 
     async def has(self, ref: BlobRef) -> bool:
-        return await asyncio.to_thread(self._has, ref)
+        with self._reading("was not looked up"):
+            return await asyncio.to_thread(self._has, ref)
+
+    async def check(self) -> None:
+        with self._reading("cannot be used"):
+            await asyncio.to_thread(os.listdir, self._folder)
 
     def _put(self, data: bytes) -> BlobRef:
         ref = ref_of(data)
@@ -72,21 +83,30 @@ class LocalBlobs:
         return ref
 
     def _get(self, ref: BlobRef) -> bytes:
-        try:
-            data = (self._folder / path_of(ref)).read_bytes()
-        except FileNotFoundError as cause:
-            msg = f"blob {ref.digest} is not in {self._folder}"
-            raise BlobError(msg) from cause
-        except OSError as cause:
-            msg = f"blob {ref.digest} was not read from {self._folder}: {cause.strerror}"
-            raise NotRead(msg) from cause
+        with self._reading(f"did not give blob {ref.digest}"):
+            try:
+                data = (self._folder / path_of(ref)).read_bytes()
+            except FileNotFoundError as cause:
+                self._folder.stat()
+                msg = f"blob {ref.digest} is not in {self._folder}"
+                raise BlobError(msg) from cause
         return verified(data, ref)
 
     def _has(self, ref: BlobRef) -> bool:
+        """Raises OSError for a folder that is away itself, with all that it holds."""
         try:
             return (self._folder / path_of(ref)).stat().st_size == ref.size
-        except OSError:
+        except FileNotFoundError:
+            self._folder.stat()
             return False
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as cause:
+            msg = f"blob folder {self._folder} {what}: {cause.strerror}"
+            raise NotRead(msg) from cause
 
 
 class ObjectBlobs:
@@ -99,12 +119,12 @@ class ObjectBlobs:
 
     async def put(self, data: bytes) -> BlobRef:
         ref = ref_of(data)
-        if not await self.has(ref):
-            try:
+        try:
+            if not await self._has(ref):
                 await obstore.put_async(self._store, path_of(ref), data)
-            except (BaseError, OSError) as cause:
-                msg = f"blob of {ref.size} bytes was not written to {self._name}: {cause}"
-                raise NotStored(msg) from cause
+        except (BaseError, OSError) as cause:
+            msg = f"blob of {ref.size} bytes was not written to {self._name}: {cause}"
+            raise NotStored(msg) from cause
         return ref
 
     async def get(self, ref: BlobRef) -> bytes:
@@ -121,12 +141,19 @@ class ObjectBlobs:
 
     async def has(self, ref: BlobRef) -> bool:
         try:
+            return await self._has(ref)
+        except (BaseError, OSError) as cause:
+            msg = f"{self._name} did not answer: {cause}"
+            raise NotRead(msg) from cause
+
+    async def check(self) -> None:
+        await self.has(NOTHING)
+
+    async def _has(self, ref: BlobRef) -> bool:
+        try:
             found = await obstore.head_async(self._store, path_of(ref))
         except (NotFoundError, FileNotFoundError):
             return False
-        except (BaseError, OSError) as cause:
-            msg = f"{self._name} did not answer: {cause}"
-            raise BlobError(msg) from cause
         return bool(found["size"] == ref.size)
 
 

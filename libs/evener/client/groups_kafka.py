@@ -6,6 +6,7 @@ from contextlib import aclosing
 from aiokafka.admin import AIOKafkaAdminClient
 
 from evener.blobs.open import open_blobs
+from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.bus.kafka import open_kafka
 from evener.bus.kafka_client import REQUEST_MS, asking, started
 from evener.bus.open import KAFKA
@@ -27,7 +28,7 @@ async def delivered_by_kafka(url: str, blobs: str, position: Mapping[int, int], 
     count = await _partitions(servers, prefix + Topic.MERGED)
     async with open_kafka(servers, {Topic.MERGED: TOPICS[Topic.MERGED]}, count, prefix) as bus:
         await check_position(bus, position)
-        events = EventLog(bus, open_blobs(blobs))
+        events = EventLog(bus, Waited(open_blobs(blobs), ANSWER_SECONDS))
         async with aclosing(delivered(bus, events, position, follow=follow)) as frames:
             async for frame in frames:
                 yield frame

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from evener.blobs.port import BlobError, Blobs
+from evener.blobs.port import BlobError, Blobs, NotRead
 from evener.graders.port import Context, Grade, GraderError, GraderRefused, graded
 from evener.proto.spec import TaskRef
 from evener.proto.trajectories import TrajectoryBuilt
@@ -58,6 +58,8 @@ async def _grade(context: Context, ref: TaskRef, folder: Path) -> Grade:
         left = await grading.grade(context.sandboxes, work)
     except TaskError as cause:
         raise GraderRefused(str(cause.args[0])) from cause
+    except NotRead:
+        raise  # nobody's fault, and no try of the grader
     except (BlobError, SandboxError) as cause:
         raise GraderError(str(cause)) from cause
     return judge(left)

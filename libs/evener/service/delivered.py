@@ -8,7 +8,6 @@ from typing import Final
 import structlog
 from msgspec import Raw
 
-from evener.blobs.port import NotRead
 from evener.bus.port import Bus, Record
 from evener.client.views import Delivered
 from evener.proto.codec import BadRecord, encode
@@ -50,7 +49,7 @@ async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, 
     """Yield groups, blobs fetched: of one partition in its order, partitions as they come.
 
     `position`: partition to the offset to begin with; of others all is read. `follow`: for ever, else to the log's end as it is now.
-    Raises NotRead while the blob store gives nothing.
+    Raises NotRead where `events` does not wait for the blob store.
     """
     count = bus.partitions_of(Topic.MERGED)
     ready: asyncio.Queue[Delivered | None] = asyncio.Queue(AHEAD)
@@ -117,8 +116,6 @@ async def _delivered(record: Record, events: EventLog) -> Delivered | None:
     try:
         event = await events.event(record)
     except BadRecord as bad:
-        if isinstance(bad.__cause__, NotRead):
-            raise bad.__cause__ from bad
         replay = f"evener replay {record.topic} {record.partition} {record.offset}"
         log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=replay)
         return None

@@ -1,6 +1,5 @@
 """Events on the bus: claim check, headers, dead letters. What every service reads and writes with."""
 
-import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable
@@ -10,7 +9,7 @@ import msgspec
 import structlog
 
 from evener.blobs.claims import deflate, inflate
-from evener.blobs.port import BlobError, Blobs
+from evener.blobs.port import BlobError, Blobs, NotRead
 from evener.bus.port import Bus, Header, Outgoing, Position, Record
 from evener.proto.blobs import BlobRef, Bulk
 from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, decode, encode, tag_of
@@ -23,8 +22,6 @@ from evener.service.telemetry import inject
 MAX_BAD_IN_A_ROW: Final = 50
 CLAIM_BYTES: Final = 900_000
 """An event that is larger without its bulk fields (thousands of calls in a group) moves to the blob store whole."""
-FETCH_PAUSES_SECONDS: Final = (0.2, 0.4, 0.8, 1.6)
-"""After a blob that could not be fetched; after the last one the record is bad."""
 
 _refs: Final = msgspec.msgpack.Decoder(BlobRef)
 
@@ -38,7 +35,10 @@ class TooManyBadRecords(EvenerError):
 
 
 class EventLog:
-    """A service's view of the bus. Not shared between services: it counts bad records in a row."""
+    """A service's view of the bus. Not shared between services: it counts bad records in a row.
+
+    `blobs`: a `Waited`; without a limit for what follows a stream, with one for what answers somebody.
+    """
 
     def __init__(self, bus: Bus, blobs: Blobs) -> None:
         self._bus = bus
@@ -69,7 +69,10 @@ class EventLog:
         return position
 
     async def event(self, record: Record) -> AnyEvent:
-        """Return the event in a record, its blobs fetched. Raises BadRecord for what is none, a deletion or without its blobs."""
+        """Return the event in a record, its blobs fetched. Raises NotRead, and BadRecord.
+
+        A record is bad that holds no event or a deletion, or whose blobs are missing or damaged.
+        """
         light = await self._decoded(record)
         event = await _fetched(lambda: inflate(light, self._blobs))
         self._bad_in_a_row = 0
@@ -82,7 +85,7 @@ class EventLog:
         return event
 
     async def fetched(self, field: Bulk) -> bytes:
-        """Return the bytes of a field of a light event. Raises BadRecord where their blob is missing."""
+        """Return the bytes of a field of a light event. Raises BadRecord where their blob is missing or damaged, NotRead."""
         return field if isinstance(field, bytes) else await _fetched(lambda: self._blobs.get(field))
 
     async def _decoded(self, record: Record) -> AnyEvent:
@@ -122,15 +125,11 @@ class EventLog:
 
 
 async def _fetched(fetch: Callable[[], Awaitable[T]]) -> T:
-    """Fetch from the blob store, again after each pause. Raises BadRecord after the last one."""
-    for pause in FETCH_PAUSES_SECONDS:
-        try:
-            return await fetch()
-        except BlobError as failed:
-            log.warning("blob_not_fetched", error=str(failed), pause_seconds=pause)
-            await asyncio.sleep(pause)
+    """Fetch from the blob store. Raises BadRecord for what is missing or damaged; that the store is away says nothing of the record."""
     try:
         return await fetch()
+    except NotRead:
+        raise
     except BlobError as failed:
         raise BadRecord(str(failed)) from failed
 

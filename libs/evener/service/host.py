@@ -128,7 +128,7 @@ def _routes(parts: Parts, supervisors: Sequence[Supervisor]) -> list[BaseRoute]:
     def conditions() -> dict[str, dict[str, bool]]:
         return {supervisor.name: supervisor.conditions() for supervisor in supervisors}
 
-    routes = [*health_routes(parts.bus, parts.registry, conditions), *replay_routes(parts.bus, parts.secrets)]
+    routes = [*health_routes(parts.bus, parts.blobs, parts.registry, conditions), *replay_routes(parts.bus, parts.secrets)]
     for supervisor in supervisors:
         if supervisor.service is not None:
             routes += supervisor.service.routes

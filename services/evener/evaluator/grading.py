@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from evener.blobs.port import Blobs
+from evener.blobs.port import Blobs, NotRead
+from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.evaluator.config import Config
 from evener.evaluator.core import Next, after_failure, not_graded, pause_seconds, score
 from evener.graders.port import Context, Grade, GraderError
@@ -24,13 +25,14 @@ class Gradings:
 
     def __init__(self, config: Config, blobs: Blobs, sandboxes: Sandboxes, metrics: Metrics) -> None:
         self._config = config
-        self._blobs = blobs
+        self._blobs = Waited(blobs)
+        self._asked = Waited(blobs, ANSWER_SECONDS)
         self._sandboxes = sandboxes
         self._metrics = metrics
         self._room = asyncio.Semaphore(config.concurrency)
 
     async def scored(self, trajectory: TrajectoryBuilt, name: str) -> TrajectoryScored:
-        """Return the session with its reward, or with why it has none. `name` is unique among the open gradings. Raises BlobError."""
+        """Return the session with its reward, or with why it has none. `name` is unique among the open gradings."""
         reason = not_graded(trajectory)
         if reason is not None:
             return score(trajectory, Grade(reward=None, ungraded=reason), (), seconds=0.0, tries=0, now=time.time())
@@ -50,19 +52,22 @@ class Gradings:
             tries += 1
             try:
                 return await self._try(trajectory, f"{name}-{tries}"), tries
+            except NotRead as away:  # nobody's fault: it costs no try, and the time limit begins anew
+                log.warning("grading_waits", session_id=trajectory.session_id, error=str(away))
+                tries -= 1
             except GraderError as error:
                 log.warning("grading_failed", session_id=trajectory.session_id, tries=tries, error=error.what)
                 if after_failure(trajectory, error, tries) is Next.GIVE_UP:
                     return Grade(reward=None, ungraded=error.what, evidence=error.evidence), tries
-            await asyncio.sleep(pause_seconds(tries, self._config.retry_seconds))
+            await asyncio.sleep(pause_seconds(max(tries, 1), self._config.retry_seconds))
 
     async def _try(self, trajectory: TrajectoryBuilt, name: str) -> Grade:
         """Grade once. Whatever a grader raises is a crash of the grader: the one broad except of this service."""
-        context = Context(trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name=name)
+        context = Context(trajectory=trajectory, blobs=self._asked, sandboxes=self._sandboxes, name=name)
         try:
             async with asyncio.timeout(self._config.grading_seconds):
                 return await grader_for(trajectory.spec.grader.name).grade(context)
-        except GraderError:
+        except (GraderError, NotRead):
             raise
         except TimeoutError as cause:
             msg = f"no grade within {self._config.grading_seconds:g} s"

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from evener.blobs.waited import Waited
 from evener.bus.offsets import Contiguous
 from evener.bus.port import GroupOffset, Position, Record
 from evener.evaluator.config import Config
@@ -49,7 +50,7 @@ class Evaluator:
         self._config = config
         self._parts = parts
         self._gradings = gradings
-        self._events = EventLog(parts.bus, parts.blobs)
+        self._events = EventLog(parts.bus, Waited(parts.blobs))
         self._partitions: dict[int, Partition] = {}
         self._stopping = asyncio.Event()
         self._open = 0

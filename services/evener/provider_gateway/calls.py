@@ -1,6 +1,7 @@
 """Serves calls: from the record, from a call in flight, or from a new one that is placed, sampled and committed."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
@@ -117,6 +118,9 @@ class Calls:
             flight.put(Refused(error))
         except Fenced:
             flight.break_off()
+        except BlobError as away:  # an image was not stored
+            log.error("call_not_committed", session_id=live.session.session_id, error=str(away))
+            flight.put(Refused(_unwritten().error))
         except Exception as bug:  # the one place where a call's own crash is caught: the log and its listeners must hear of it
             log.exception("call_crashed", session_id=live.session.session_id, request_id=asked.request_id)
             way = self._placing.nowhere(live, asked, sample)
@@ -170,6 +174,8 @@ class Calls:
             raise
         except (BusError, BlobError) as error:
             log.error("call_not_committed", session_id=call.opened.session_id, error=str(error))
+            if isinstance(error, BlobError):  # waited for already, as long as a harness may be kept waiting
+                call.live.unwritten_since.setdefault(call.asked.request_id, -math.inf)
             await self._fail_open(call, _unwritten())
         except asyncio.CancelledError:
             if not call.flight.broken:

@@ -40,8 +40,10 @@ class Flying(Protocol):
 
     body_digest: str
 
-    ended: bool
-    """What it came to was said, and is on its way to those who waited."""
+    @property
+    def ended(self) -> bool:
+        """Whether no request may join it: what it came to was said, and is on its way to those who waited; or its attempt is over."""
+        ...
 
     @property
     def listened(self) -> bool:

@@ -59,8 +59,10 @@ class Flight:
         """Those of them whose harness left."""
         self.streamed = NOTHING
         """What has left of the first choice (`live`)."""
-        self.ended = False
+        self.told = False
         """Its last step was put."""
+        self._stopped = False
+        """Its attempt is over."""
         self.broken = False
         """This gateway lets the call go: listeners get no end, so that the relay asks the next owner."""
         self._key = ""
@@ -73,7 +75,7 @@ class Flight:
     def put(self, step: Happening) -> None:
         """Give a step to all listeners."""
         self._steps.append(step)
-        self.ended = self.ended or isinstance(step, Done | Refused | Lost)
+        self.told = self.told or isinstance(step, Done | Refused | Lost)
         self._changed.set()
 
     def stream(self, key: str, reached: Streamed) -> None:
@@ -89,6 +91,11 @@ class Flight:
         return before, Streamed(reasoning=reasoning[slice(*piece.reasoning)], text=text[slice(*piece.text)])
 
     @property
+    def ended(self) -> bool:
+        """Whether no other request may join it."""
+        return self.told or self._stopped
+
+    @property
     def listened(self) -> bool:
         """Whether anybody waits for it."""
         return self._listeners > 0
@@ -96,6 +103,12 @@ class Flight:
     def alone_for(self, now: float) -> float:
         """Return how long nobody has listened, in seconds of the loop's clock."""
         return 0.0 if self._listeners or self._alone_since is None else now - self._alone_since
+
+    def stop(self) -> None:
+        """Abort the sampling; what was sampled is recorded as aborted."""
+        self._stopped = True
+        if self.task is not None:
+            self.task.cancel()
 
     def break_off(self) -> None:
         """End the streams of all listeners without an end, and the sampling without a record."""
@@ -184,7 +197,7 @@ class Live:
         """Take an ended flight out. One that was cancelled before it began, or without a word, is told to the relay alone."""
         for request_id in flight.requests:
             self.flights.pop(request_id, None)
-        if not flight.ended and not flight.broken:
+        if not flight.told and not flight.broken:
             flight.put(LOST)
 
     def new_attempt(self) -> None:

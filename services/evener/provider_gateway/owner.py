@@ -12,10 +12,10 @@ from typing import Final
 
 import structlog
 
-from evener.bus.port import Bus, Fenced, GroupOffset, Position, Producer, Record
-from evener.proto.codec import AnyEvent
+from evener.bus.port import Bus, Fenced, GroupOffset, Outgoing, Position, Producer, Record
+from evener.proto.codec import AnyEvent, BadRecord, tag_of
 from evener.proto.ends import CONSEQUENCES, CallFailure, End
-from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.errors import Recoverable
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
@@ -28,7 +28,7 @@ from evener.proto.sessions import (
     SessionSealed,
     SessionStarted,
 )
-from evener.proto.topics import HEADER_SESSION, Topic
+from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
 from evener.proto.trajectories import Accounting
 from evener.provider_gateway.core import enforced
 from evener.provider_gateway.live import Live
@@ -43,6 +43,7 @@ from evener.tokens.session import Session, verdict
 GROUP: Final = "provider-gateway"
 """Consumer group: divides the partitions, and holds each one's low-water mark."""
 OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
+OWN_TAGS: Final = frozenset(tag_of(event).encode() for event in OWN_EVENTS)
 """Written by the owner alone, and folded when committed; the tail skips them."""
 CALL_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered)
 
@@ -111,9 +112,11 @@ class Owner:
     async def commit(self, live: Live, events: Sequence[AnyEvent], offsets: Sequence[GroupOffset] = ()) -> None:
         """Commit a session's events together and fold them in. Raises what the bus raises; then nothing is folded.
 
-        A cancelled caller waits all the same: what is in the log must be in the fold.
+        A cancelled caller waits all the same, once the log was asked: what is in the log must be in the fold.
         """
-        task = asyncio.create_task(self._commit(live, events, offsets))
+        session_id = live.session.session_id
+        records = [await self._events.outgoing(Topic.SESSIONS, session_id, event, session_id=session_id) for event in events]
+        task = asyncio.create_task(self._commit(live, events, records, offsets))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -132,7 +135,7 @@ class Owner:
                 or verdict(session, None) is None
             ):
                 return
-            await self._stop_flights(live)
+            await asyncio.gather(*_cancel_flights(live), return_exceptions=True)
             await self._fail_open_calls(live, CallFailure.CANCELLED, "the session ended")
             found = verdict(session, enforced(session))
             if found is not None:
@@ -146,9 +149,7 @@ class Owner:
         await asyncio.gather(*(flight.task for flight in flights if flight.task is not None), return_exceptions=True)
         await self._producer.aclose()
 
-    async def _commit(self, live: Live, events: Sequence[AnyEvent], offsets: Sequence[GroupOffset]) -> None:
-        session_id = live.session.session_id
-        records = [await self._events.outgoing(Topic.SESSIONS, session_id, event, session_id=session_id) for event in events]
+    async def _commit(self, live: Live, events: Sequence[AnyEvent], records: Sequence[Outgoing], offsets: Sequence[GroupOffset]) -> None:
         await point("gateway.commit")
         began = time.perf_counter()
         try:
@@ -216,12 +217,12 @@ class Owner:
         session_id = (header(record, HEADER_SESSION) or b"").decode(errors="replace") or record.key
         if self._water.is_sealed(session_id):
             return
+        if not replay and header(record, HEADER_TYPE) in OWN_TAGS:
+            return  # neither decoded nor fetched: the tail must not wait for what this owner has folded in already
         try:
             event = await self._events.event(record)
-        except EvenerError as bad:
+        except BadRecord as bad:
             await self._events.dead_letter("provider_gateway", record, str(bad))
-            return
-        if not replay and isinstance(event, OWN_EVENTS):
             return
         live = self.lives.get(session_id) or Live(session_id)
         counted = live.session.apply(event, offset=record.offset, record_at=record.timestamp_ms / 1000)
@@ -231,13 +232,13 @@ class Owner:
             self.lives[session_id] = live
             self._water.opened(session_id, record.offset)
             if not replay:
-                await self._after(live, event)
+                self._after(live, event)
 
-    async def _after(self, live: Live, event: AnyEvent) -> None:
+    def _after(self, live: Live, event: AnyEvent) -> None:
         match event:
             case SessionStarted():
                 live.new_attempt()
-                await self._stop_flights(live)
+                _cancel_flights(live)  # they end by themselves: the tail does not wait for their commits
             case HarnessExited() | SessionGivenUp():
                 if self._tasks is not None:
                     self._tasks.create_task(self._end_at_last(live))
@@ -264,12 +265,6 @@ class Owner:
     async def _watch(self) -> None:
         await self._broken
 
-    async def _stop_flights(self, live: Live) -> None:
-        tasks = [flight.task for flight in live.flights.values() if flight.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     async def _fail_open_calls(self, live: Live, reason: CallFailure, detail: str) -> None:
         events = [
             CallFailed(
@@ -286,3 +281,11 @@ class Owner:
         ]
         if events:
             await self.commit(live, events)
+
+
+def _cancel_flights(live: Live) -> list[asyncio.Task[None]]:
+    """Have all calls of a session aborted, which no other request joins any more; return their tasks."""
+    flights = set(live.flights.values())
+    for flight in flights:
+        flight.stop()
+    return [flight.task for flight in flights if flight.task is not None]

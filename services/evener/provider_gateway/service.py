@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from evener.blobs.waited import Waited
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.provider_gateway.calls import Calls
@@ -41,14 +42,15 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
     """Open the gateway: policies are loaded, engines join by `fleet`, partitions come with the group."""
     policies = await asyncio.to_thread(open_policies, config.policies)
     _tell_of_templates(policies)
-    events = EventLog(parts.bus, parts.blobs)
+    blobs = Waited(parts.blobs, put_seconds=config.unseen_seconds)
+    events = EventLog(parts.bus, blobs)
     instance_id = f"{parts.instance_id}-{SERVICE}"
     renderers = {name: policy.renderer for name, policy in policies.items()}
     slots = Slots(queue=config.queue, patience_seconds=config.unseen_seconds)
     pool = EnginePool(parts.bus, events, renderers, slots, required=config.required_engine)
     measured = metrics(parts.registry)
-    owners = Owners(parts.bus, EventLog(parts.bus, parts.blobs), measured, instance_id)
-    calls = Calls(slots, policies, parts.blobs, measured, lonely_seconds=config.lonely_seconds, unseen_seconds=config.unseen_seconds)
+    owners = Owners(parts.bus, EventLog(parts.bus, blobs), measured, instance_id)
+    calls = Calls(slots, policies, blobs, measured, lonely_seconds=config.lonely_seconds, unseen_seconds=config.unseen_seconds)
     patience = Patience(known_seconds=config.known_seconds, held_seconds=config.held_seconds)
     endpoints = Endpoints(parts.bus, owners, calls, policies, parts.secrets, patience=patience)
     stopping = asyncio.Event()

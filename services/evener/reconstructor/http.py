@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from evener.client.session_views import RebuildRequest
-from evener.proto.errors import EvenerError
+from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.spec import Strategy
 from evener.reconstructor.stored import Stored
 from evener.reconstructor.view import view_of
@@ -22,6 +22,7 @@ from evener.service.auth import Secrets, operator_route
 from evener.service.http import error_response, json_response
 
 MSGPACK: Final = "application/x-msgpack"
+RETRY: Final = {"retry-after": "2"}
 
 _requests: Final = msgspec.json.Decoder(RebuildRequest)
 
@@ -49,6 +50,8 @@ class Endpoints:
             return error_response(400, f"strategy is one of {', '.join(Strategy)}", "strategy")
         try:
             found = await self._stored.find(session_id)
+        except Recoverable as away:
+            return error_response(503, f"the records of session {session_id}: {away}", headers=RETRY)
         except EvenerError as failed:
             return error_response(500, f"the records of session {session_id}: {failed}")
         if found is None:

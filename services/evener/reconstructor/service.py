@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.reconstructor.config import Config
@@ -22,9 +23,9 @@ SERVICE: Final = "reconstructor"
 @asynccontextmanager
 async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
     """Open the reconstructor: partitions come with the group, each replayed from its mark."""
-    events = EventLog(parts.bus, parts.blobs)
+    blobs, asked = Waited(parts.blobs), Waited(parts.blobs, ANSWER_SECONDS)
     instance_id = f"{parts.instance_id}-{SERVICE}"
-    replayer = Replayer(parts.bus, parts.blobs, events, metrics(parts.registry), config.strategy)
+    replayer = Replayer(parts.bus, blobs, EventLog(parts.bus, blobs), metrics(parts.registry), config.strategy)
     replaying: set[int] = set()
 
     async def serve(partition: int) -> None:
@@ -45,7 +46,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
 
     yield Service(
         name=SERVICE,
-        routes=Endpoints(Stored(parts.bus, parts.blobs, EventLog(parts.bus, parts.blobs)), parts.secrets).routes(),
+        routes=Endpoints(Stored(parts.bus, asked, EventLog(parts.bus, asked)), parts.secrets).routes(),
         run=run,
         ready=lambda: {"partitions": bool(replaying)},
         heartbeat=heartbeat,

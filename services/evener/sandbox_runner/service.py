@@ -10,6 +10,7 @@ from typing import Final
 import aiohttp
 import structlog
 
+from evener.blobs.waited import Waited
 from evener.bus.port import Record
 from evener.proto.codec import BadRecord
 from evener.proto.fleet import Heartbeat, Running
@@ -134,11 +135,12 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
         sandboxes = await stack.enter_async_context(open_local(Path(config.state) / "sandboxes" / parts.instance_id))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         owners, recordings = Owners(), Recordings(parts.secrets)
+        blobs = Waited(parts.blobs)
         site = Site(
             config=config,
             runner_id=f"{parts.instance_id}-{NAME}",
-            events=EventLog(parts.bus, parts.blobs),
-            blobs=parts.blobs,
+            events=EventLog(parts.bus, blobs),
+            blobs=blobs,
             secrets=parts.secrets,
             sandboxes=sandboxes,
             bundles=Bundles(Path(config.harness_cache)),

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.proto.fleet import Heartbeat
 from evener.scheduler.config import Config
 from evener.scheduler.http import Endpoints
@@ -18,7 +19,8 @@ NAME = "scheduler"
 async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
     """Open the scheduler on what its process shares."""
     writer = Writer(config, parts)
-    endpoints = Endpoints(writer, parts.blobs, EventLog(parts.bus, parts.blobs), lease_seconds=config.lease_seconds)
+    asked = Waited(parts.blobs, ANSWER_SECONDS)
+    endpoints = Endpoints(writer, asked, EventLog(parts.bus, asked), lease_seconds=config.lease_seconds)
     stopping = False
 
     def heartbeat() -> Heartbeat:

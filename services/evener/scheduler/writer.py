@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from evener.blobs.waited import Waited
 from evener.bus.port import GroupOffset, Position, Producer
 from evener.proto.codec import tag_of
 from evener.proto.errors import EvenerError, Recoverable
@@ -45,7 +46,7 @@ class Writer:
         self._config = config
         self._bus = parts.bus
         self._boot_id = parts.boot_id
-        self._events = EventLog(parts.bus, parts.blobs)
+        self._events = EventLog(parts.bus, Waited(parts.blobs))
         self._metrics = metrics(parts.registry)
         self.fleet = self._fleet_reader()
         self._group = f"scheduler-{config.name}"

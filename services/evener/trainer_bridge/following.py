@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.client.views import Delivered
 from evener.service.auth import operator_route
 from evener.service.delivered import PositionUnknown, check_position, delivered
@@ -30,9 +31,10 @@ NOTHING: Final = bytes(4)
 
 def following_routes(parts: Parts) -> Sequence[BaseRoute]:
     """Return the endpoint; it wants the operator's token."""
-    events = EventLog(parts.bus, parts.blobs)
+    waiting = EventLog(parts.bus, Waited(parts.blobs))
+    asking = EventLog(parts.bus, Waited(parts.blobs, ANSWER_SECONDS))
 
-    async def followed(request: Request) -> Response:
+    async def stream(request: Request) -> Response:
         at, follow = request.query_params.get("at", ""), request.query_params.get("follow", "true")
         if not AT.fullmatch(at) or follow not in {"true", "false"}:
             return error_response(400, "write at=PARTITION:OFFSET,... and follow=true or false")
@@ -41,10 +43,11 @@ def following_routes(parts: Parts) -> Sequence[BaseRoute]:
             await check_position(parts.bus, position)
         except PositionUnknown as unknown:
             return error_response(409, str(unknown), "at")
-        groups = delivered(parts.bus, events, position, follow=follow == "true")
+        followed = follow == "true"
+        groups = delivered(parts.bus, waiting if followed else asking, position, follow=followed)
         return StreamingResponse(_frames(groups), media_type=MSGPACK)
 
-    return (Route("/groups/follow", operator_route(parts.secrets, followed), methods=["GET"]),)
+    return (Route("/groups/follow", operator_route(parts.secrets, stream), methods=["GET"]),)
 
 
 async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[bytes]:

@@ -14,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.bus.port import Bus, Record
 from evener.proto.codec import BadRecord, encode
+from evener.proto.errors import Recoverable
 from evener.proto.prepared import Converter
 from evener.proto.spec import Purpose
 from evener.proto.topics import Topic
@@ -28,6 +30,7 @@ from evener.trainer_bridge.core import TOPIC_OF, Outcome
 
 MSGPACK: Final = "application/x-msgpack"
 NDJSON: Final = "application/x-ndjson"
+RETRY: Final = {"retry-after": "2"}
 
 
 class Wanted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +46,7 @@ _queries: Final = Converter(Wanted, strict=False)
 
 def routes(parts: Parts) -> Sequence[BaseRoute]:
     """Return the endpoints for groups; each wants the operator's token."""
-    groups = Groups(parts.bus, EventLog(parts.bus, parts.blobs))
+    groups = Groups(parts.bus, EventLog(parts.bus, Waited(parts.blobs, ANSWER_SECONDS)))
 
     async def listed(request: Request) -> Response:
         try:
@@ -56,7 +59,10 @@ def routes(parts: Parts) -> Sequence[BaseRoute]:
 
     async def one(request: Request) -> Response:
         group_id = request.path_params["group_id"]
-        event = await groups.one(group_id)
+        try:
+            event = await groups.one(group_id)
+        except Recoverable as away:
+            return error_response(503, str(away), headers=RETRY)
         if event is None:
             return error_response(404, f"no group {group_id} has ended")
         packed = request.headers.get("accept") == MSGPACK

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from evener.blobs.waited import Waited
 from evener.bus.port import Record
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
@@ -29,7 +30,7 @@ class Bridge:
     """Owns the partitions that the group assigns to this instance, until it is fenced."""
 
     def __init__(self, config: Config, parts: Parts) -> None:
-        events = EventLog(parts.bus, parts.blobs)
+        events = EventLog(parts.bus, Waited(parts.blobs))
         self._config = config
         self._parts = parts
         self.policies = Policies(parts.bus, events)
@@ -65,7 +66,7 @@ class Bridge:
         """Take a partition over and merge its groups for ever. Raises Fenced once another instance has taken it."""
         parts = self._parts
         producer = await parts.bus.producer(f"bridge-{partition}")
-        events = EventLog(parts.bus, parts.blobs)
+        events = EventLog(parts.bus, Waited(parts.blobs))
         merging = Merging(
             partition=partition,
             producer=producer,

@@ -8,15 +8,16 @@ import pytest
 from tests.unit.proto.golden_events import CHOICE, EVENTS, SESSION
 from tests.unit.service.services import open_parts
 
+from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
-from evener.blobs.port import BlobError, Blobs
+from evener.blobs.port import BlobError, Blobs, NotRead
+from evener.blobs.waited import Waited
 from evener.bus.port import Header, Outgoing, Record
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import BadRecord, decode, encode
 from evener.proto.fleet import DeadLetter, EngineLeft, Heartbeat, Running
 from evener.proto.sessions import CallClosed
 from evener.proto.topics import HEADER_CLAIM, HEADER_GROUP, HEADER_SESSION, HEADER_TRACE, HEADER_TYPE, Topic
-from evener.service import events as events_module
 from evener.service.events import EventLog, TooManyBadRecords, header
 from evener.service.parts import Parts
 from evener.service.telemetry import extract, set_up_traces, tracer
@@ -148,11 +149,12 @@ async def test_event_that_is_large_without_its_bulk_fields_moves_whole(parts: Pa
 
 
 class Failing:
-    """A blob store whose first reads fail."""
+    """A blob store whose first reads fail: it is away then, or (`damaged`) gives what is not the object."""
 
-    def __init__(self, blobs: Blobs, reads: int) -> None:
+    def __init__(self, blobs: Blobs, reads: int, *, damaged: bool = False) -> None:
         self._blobs = blobs
         self._reads = reads
+        self._error = BlobError if damaged else NotRead
 
     async def put(self, data: bytes) -> BlobRef:
         return await self._blobs.put(data)
@@ -164,8 +166,11 @@ class Failing:
         self._reads -= 1
         if self._reads >= 0:
             msg = "the store does not answer"
-            raise BlobError(msg)
+            raise self._error(msg)
         return await self._blobs.get(ref)
+
+    async def check(self) -> None:
+        await self._blobs.check()
 
 
 async def claimed(parts: Parts) -> Record:
@@ -175,22 +180,44 @@ async def claimed(parts: Parts) -> Record:
     return await last(parts, Topic.FLEET)
 
 
-async def test_blob_that_cannot_be_read_for_a_moment_costs_no_record(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four reads fail, of a whole event and of a field; the fifth does not."""
-    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,) * 4)
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits between two looks at the store."""
+    monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,) * 4)
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(("reads", "damaged"), [(100, False), (4, True)])
+async def test_blob_that_cannot_be_read_for_a_moment_costs_no_record(parts: Parts, reads: int, *, damaged: bool) -> None:
+    """A store that is away is waited for as long as it takes; what is missing or damaged gets four more looks."""
+
+    def failing() -> EventLog:
+        return EventLog(parts.bus, Waited(Failing(parts.blobs, reads, damaged=damaged)))
+
     record = await claimed(parts)
-    assert await EventLog(parts.bus, Failing(parts.blobs, 4)).light(record) == LEFT
-    assert await EventLog(parts.bus, Failing(parts.blobs, 4)).event(record) == LEFT
+    assert await failing().light(record) == LEFT
+    assert await failing().event(record) == LEFT
 
     whole = large_call()
     await EventLog(parts.bus, parts.blobs).send(Topic.SESSIONS, SESSION, whole)
     record = await last(parts, Topic.SESSIONS, parts.bus.partition_of(Topic.SESSIONS, SESSION))
-    assert await EventLog(parts.bus, Failing(parts.blobs, 4)).event(record) == whole
+    assert await failing().event(record) == whole
 
 
-async def test_record_whose_blob_is_missing_is_bad(parts: Parts, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_that_is_away_makes_no_record_bad(parts: Parts) -> None:
+    """Whoever does not wait is told so by an error that may pass, and no dead letter is written for it."""
+    await EventLog(parts.bus, parts.blobs).send(Topic.SESSIONS, SESSION, large_call())
+    call = await last(parts, Topic.SESSIONS, parts.bus.partition_of(Topic.SESSIONS, SESSION))
+    away = EventLog(parts.bus, Waited(Failing(parts.blobs, 100), 0.0))
+
+    for read, record in ((away.light, await claimed(parts)), (away.event, call)):
+        with pytest.raises(NotRead):
+            await read(record)
+
+
+async def test_record_whose_blob_is_missing_is_bad(parts: Parts, events: EventLog) -> None:
     """A claim and a field alike: the reader gives the record up and goes on."""
-    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", (0.0,) * 4)
     empty = EventLog(parts.bus, open_blobs("memory://"))
     claim = await claimed(parts)
     await events.send(Topic.SESSIONS, SESSION, large_call())
@@ -201,9 +228,8 @@ async def test_record_whose_blob_is_missing_is_bad(parts: Parts, events: EventLo
             await read(record)
 
 
-async def test_records_without_their_blobs_count_as_bad_in_a_row(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_without_their_blobs_count_as_bad_in_a_row(parts: Parts) -> None:
     """A lost blob store stops the service and does not empty the log, though the records themselves can be read."""
-    monkeypatch.setattr(events_module, "FETCH_PAUSES_SECONDS", ())
     await EventLog(parts.bus, parts.blobs).send(Topic.SESSIONS, SESSION, large_call())
     record = await last(parts, Topic.SESSIONS, parts.bus.partition_of(Topic.SESSIONS, SESSION))
     empty = EventLog(parts.bus, open_blobs("memory://"))

@@ -1,0 +1,115 @@
+"""Outages of the blob store are waited out, or told after a limit."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+from tests.outage import Outage
+
+from evener.blobs import waited as waited_module
+from evener.blobs.open import open_blobs
+from evener.blobs.port import BlobError, NotRead, NotStored
+from evener.blobs.store import ref_of
+from evener.blobs.waited import Waited
+
+
+@pytest.fixture
+def store() -> Outage:
+    return Outage(open_blobs("memory://"))
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(waited_module, "LONGEST_PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,) * 4)
+
+
+async def test_an_outage_is_waited_out(store: Outage) -> None:
+    """Reading, writing and looking up go on where they stood."""
+    waited = Waited(store)
+    ref = await waited.put(b"there")
+    store.away = True
+    asked = [asyncio.ensure_future(one) for one in (waited.put(b"new"), waited.get(ref), waited.has(ref))]
+    while store.refused < 30:
+        store.met.clear()
+        await store.met.wait()
+    assert not any(task.done() for task in asked)
+    store.away = False
+
+    assert await asyncio.gather(*asked) == [ref_of(b"new"), b"there", True]
+
+
+async def test_an_outage_is_told_rarely_and_its_end_once(store: Outage) -> None:
+    """A thousand readers that wait for one store are one line, not a thousand."""
+    store.away = True
+    waited = Waited(store)
+    with capture_logs() as lines:
+        asked = [asyncio.ensure_future(waited.put(b"%d" % number)) for number in range(50)]
+        while store.refused < 200:
+            store.met.clear()
+            await store.met.wait()
+        store.away = False
+        await asyncio.gather(*asked)
+
+    assert [line["event"] for line in lines] == ["blob_store_away", "blob_store_back"]
+
+
+async def test_after_the_limit_it_is_told_at_once(store: Outage) -> None:
+    """Who answers somebody says so; the next one that asks is not kept waiting once more."""
+    waited = Waited(store, 0.05)
+    ref = await waited.put(b"there")
+    store.away = True
+    with pytest.raises(NotRead):
+        await waited.get(ref)
+    refused = store.refused
+    for ask, error in ((waited.put(b"new"), NotStored), (waited.has(ref), NotRead)):
+        with pytest.raises(error):
+            await ask
+    assert store.refused == refused + 2
+    store.away = False
+    assert await waited.get(ref) == b"there"
+
+
+async def test_writing_may_have_a_limit_of_its_own(store: Outage) -> None:
+    """A gateway keeps a harness waiting for so long, and its reader of the log for ever."""
+    waited = Waited(store, put_seconds=0.0)
+    ref = await waited.put(b"there")
+    store.away = True
+    with pytest.raises(NotStored):
+        await waited.put(b"new")
+    reading = asyncio.ensure_future(waited.get(ref))
+    store.met.clear()
+    await store.met.wait()
+    store.away = False
+    assert await reading == b"there"
+
+
+async def test_an_old_failure_says_nothing_of_now(store: Outage) -> None:
+    """A store that failed once, long ago, and was not asked since is waited for anew."""
+    waited = Waited(store, 0.02)
+    store.away = True
+    with pytest.raises(NotStored):
+        await waited.put(b"new")
+    await asyncio.sleep(3 * waited_module.LONGEST_PAUSE_SECONDS)  # time alone makes it old
+    refused = store.refused
+    with pytest.raises(NotStored):
+        await waited.put(b"new")
+    assert store.refused > refused + 1
+
+
+async def test_missing_object_is_no_outage(store: Outage) -> None:
+    """It is looked for a few times, and then it is missing."""
+    with pytest.raises(BlobError, match="is not in") as missing:
+        await Waited(store).get(ref_of(b"never put"))
+    assert not isinstance(missing.value, NotRead)
+
+
+async def test_cancelling_ends_a_wait(store: Outage) -> None:
+    """A service that stops does not hang on its store."""
+    store.away = True
+    task = asyncio.ensure_future(Waited(store).put(b"new"))
+    await store.met.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
