@@ -7,11 +7,12 @@ from evener.proto.blobs import BlobRef
 
 
 class Outage:
-    """A `Blobs` over another one, away while `away` is set."""
+    """A `Blobs` over another one, away while `away` is set; `silent`: it takes objects and gives none."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self.away = False
+        self.silent = False
         self.refused = 0
         """What was asked of it while it was away."""
         self.met = asyncio.Event()
@@ -29,7 +30,8 @@ class Outage:
         return await self._blobs.get(ref)
 
     async def has(self, ref: BlobRef) -> bool:
-        self._look()
+        if self.away:
+            self._look()
         return await self._blobs.has(ref)
 
     async def check(self) -> None:
@@ -37,7 +39,7 @@ class Outage:
         await self._blobs.check()
 
     def _look(self) -> None:
-        if self.away:
+        if self.away or self.silent:
             self._meet()
             msg = "the store does not answer"
             raise NotRead(msg)

