@@ -28,6 +28,7 @@ from evener.service.config import ServiceConfig, load
 from evener.service.exits import complain, exit_code
 from evener.service.health import health_routes
 from evener.service.listener import Mounts, Server, address_of, bind, listen
+from evener.service.loop_watch import watch_loop
 from evener.service.parts import Parts
 from evener.service.replay import replay_routes
 from evener.service.supervisor import Supervisor, Wanted
@@ -87,6 +88,7 @@ async def run_services(
         listening = stack.enter_context(bind(config))
         mounts = Mounts()
         parts = await _open_parts(config, address_of(config, listening), stack)
+        stack.enter_context(watch_loop(metrics(parts.registry)))
         supervisors: list[Supervisor] = []
 
         def remount() -> None:

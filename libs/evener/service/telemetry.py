@@ -28,6 +28,7 @@ EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http"
 TRACEPARENT: Final = re.compile(rb"^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
 CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 COMMIT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+STOP_SECONDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 tracer: Final = trace.get_tracer("evener")
 
@@ -56,6 +57,17 @@ class Metrics:
         # host
         self.crashes = Counter("evener_crashes_total", "Services that were started again.", ["service"], registry=registry)
         self.dead_letters = Counter("evener_dead_letters_total", "Records given up.", ["service", "topic"], registry=registry)
+        self.loop_stop_seconds = Histogram(
+            "evener_loop_stop_seconds", "Stops of the event loop of more than 10 ms.", buckets=STOP_SECONDS, registry=registry
+        )
+        self.loop_longest_stop_seconds = Gauge(
+            "evener_loop_longest_stop_seconds", "The event loop's longest stop since the last scrape.", registry=registry
+        )
+        self.loop_longest_stop_cpu_seconds = Gauge(
+            "evener_loop_longest_stop_cpu_seconds",
+            "CPU time of the process in that stop: little on a busy machine.",
+            registry=registry,
+        )
         # scheduler
         self.tasks_ended = Counter("evener_tasks_ended_total", "Tasks that ended.", ["outcome"], registry=registry)
         self.sessions_waiting = Gauge("evener_sessions_waiting", "Sessions that wait for a runner.", registry=registry)

@@ -121,7 +121,9 @@ def test_health_readiness_and_metrics_are_there(process: Process) -> None:
     assert ready == {"ready": True, "services": {"host": {"bus": True}, "toy": {"running": True, "warm": True}}}
     assert get(f"{process.url}/healthz") == get(f"{process.url}/health") == (200, {"alive": True})
     with urlopen(f"{process.url}/metrics", timeout=5) as answer:  # noqa: S310
-        assert b"# HELP evener_crashes_total Services that were started again." in answer.read()
+        text = answer.read()
+        assert b"# HELP evener_crashes_total Services that were started again." in text
+        assert b"\nevener_loop_longest_stop_seconds " in text
 
 
 def test_service_that_opens_slowly_is_alive_and_not_ready(tmp_path: Path) -> None:

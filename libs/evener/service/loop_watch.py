@@ -1,0 +1,61 @@
+"""How long the event loop of a process stops: while it does, no call, stream, commit or heartbeat of the process goes on."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from evener.service.telemetry import Metrics
+
+TICK_SECONDS: Final = 0.005
+COUNTED_SECONDS: Final = 0.01
+"""A tick that is no later than this is the noise of timers."""
+
+
+class LoopWatch:
+    """Ticks on the running loop, and takes down how much later than due each tick comes. Of a stop it sees all but TICK_SECONDS."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._stops = metrics.loop_stop_seconds
+        self._cpu = metrics.loop_longest_stop_cpu_seconds
+        self._loop = asyncio.get_running_loop()
+        self._longest = self._longest_cpu = 0.0
+        self._ticked_at, self._ticked_cpu = time.perf_counter(), time.process_time()
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        metrics.loop_longest_stop_seconds.set_function(self.take)
+
+    def take(self) -> float:
+        """Return the longest stop since the last time this was asked, in seconds, and begin anew. Each scrape asks."""
+        self._note()
+        self._cpu.set(self._longest_cpu)  # a scrape reads it next
+        longest = self._longest
+        self._longest = self._longest_cpu = 0.0
+        return longest
+
+    def close(self) -> None:
+        """Tick no more."""
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._note()
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+
+    def _note(self) -> None:
+        now, cpu = time.perf_counter(), time.process_time()
+        late = now - self._ticked_at - TICK_SECONDS
+        if late > COUNTED_SECONDS:
+            self._stops.observe(late)
+        if late > self._longest:
+            self._longest, self._longest_cpu = late, cpu - self._ticked_cpu
+        self._ticked_at, self._ticked_cpu = now, cpu
+
+
+@contextmanager
+def watch_loop(metrics: Metrics) -> Iterator[LoopWatch]:
+    """Watch the running loop inside this block."""
+    watch = LoopWatch(metrics)
+    try:
+        yield watch
+    finally:
+        watch.close()
