@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from evener.proto.ids import tool_call_id
 from evener.proto.sessions import BridgedBy
 from evener.proto.spec import PolicyOptions, Thinking
+from evener.templates.control import SLICE
 from evener.templates.jinja import ChatTemplate
 from evener.templates.keeping import KeptThinking
 from evener.templates.parsers import THINK, Answer
@@ -74,7 +75,7 @@ class JinjaRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> NDArray[np.int32]:
         (shaped, shaped_tools), sentinel = self._guarded(messages, tools)
         text = self._template.render(shaped, shaped_tools, open_turn=True)
-        return np.array(self.encoder.encode(text, sentinel, again=True), dtype=np.int32)
+        return _array(self.encoder.encode(text, sentinel, again=True))
 
     def bridge(
         self,
@@ -206,6 +207,11 @@ class JinjaRenderer:
     def _probe_thinking(self) -> bool:
         prompt = self._template.render([{"role": "user", "content": "Hello"}], None, open_turn=True)
         return prompt.rstrip().endswith(THINK)
+
+
+def _array(ids: list[int]) -> NDArray[np.int32]:
+    """Return ids as an array, made in slices: a million at once would keep all threads waiting."""
+    return np.concatenate([np.array(ids[low : low + SLICE], np.int32) for low in range(0, max(len(ids), 1), SLICE)])
 
 
 def _sorted_json(value: Any) -> bytes:

@@ -6,20 +6,18 @@ a sentinel character behind its first letter, one that occurs in none of them. A
 sentinel is the template's own. The pieces between are encoded with special tokens off.
 """
 
-import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
+from evener.templates.control import SLICE, ControlTokens
 from evener.templates.port import TemplateError
 
-NEVER: Final = "(?!)"
-"""A pattern that matches nothing."""
 PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 """Where sentinels are taken from: characters without a meaning of their own."""
 KEPT_PIECES: Final = 128
@@ -55,18 +53,16 @@ class SplitEncoder:
         self._parsing = tokenizer
         self._splitting = _copy(tokenizer, special=frozenset(self.control))
         self._splitting.encode_special_tokens = True
-        longest_first = sorted(control.values(), key=lambda token: -len(token.content))
-        self._genuine = re.compile(f"({'|'.join(map(_pattern, longest_first)) or NEVER})")
-        self._forged = re.compile(f"(?=(?:{'|'.join(re.escape(token.content) for token in longest_first) or NEVER}))(.)", re.DOTALL)
+        self._tokens: Final = ControlTokens(control)
         self._kept: Final = lru_cache(KEPT_PIECES)(lambda text: array("i", self.encode_text(text)))
         self._prove()
 
     def guard(self, value: Any) -> tuple[Any, str]:
         """Return JSON-like `value` with the sentinel inside every spelled special token, and the sentinel ("": none was needed)."""
         text = "\0".join(_strings(value))
-        if not self._forged.search(text):
+        if next(self._tokens.spelled(text), None) is None:
             return value, ""
-        used = self._markup.union(text)
+        used = self._markup.union(*(text[low : low + SLICE] for low in range(0, len(text), SLICE)))
         sentinel = next((letter for code in chain(*PRIVATE_USE) if (letter := chr(code)) not in used), None)
         if sentinel is None:
             msg = "the texts use up all private-use characters, so special tokens in them cannot be marked"
@@ -75,8 +71,8 @@ class SplitEncoder:
 
     def controls(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (position, id) of the special tokens in guarded `text`."""
-        for match in self._genuine.finditer(text):
-            yield match.start(), self._id(match[0])
+        for begin, _, id_ in self._tokens.written(text):
+            yield begin, id_
 
     def encode(self, text: str, sentinel: str = "", *, again: bool = False) -> list[int]:
         """Return the ids of guarded `text`: special tokens where they stand without the sentinel, ordinary ones elsewhere.
@@ -84,29 +80,33 @@ class SplitEncoder:
         `again`: its long pieces are expected to come again, as the system message of a harness does; the newest ones are kept.
         """
         ids: list[int] = []
-        for index, piece in enumerate(self._genuine.split(text)):
-            if index % 2:
-                ids.append(self._id(piece))
-            elif piece:
-                plain = piece.replace(sentinel, "") if sentinel else piece
-                ids += self._kept(plain) if again and len(plain) in KEPT_CHARACTERS else self.encode_text(plain)
+        done = 0
+        for begin, end, id_ in self._tokens.written(text):
+            ids += self._plain(text[done:begin], sentinel, again=again)
+            ids.append(id_)
+            done = end
+        ids += self._plain(text[done:], sentinel, again=again)
         return ids
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a text in which nothing is special."""
-        return self._splitting.encode(text, add_special_tokens=False).ids
+        return _ids(self._splitting, text)
 
     def encode_parsed(self, text: str) -> list[int]:
         """Return the ids of a text as the tokenizer itself parses it."""
-        return self._parsing.encode(text, add_special_tokens=False).ids
+        return _ids(self._parsing, text)
 
-    def _id(self, matched: str) -> int:
-        id_ = self.control.get(matched)
-        return self.control[matched.strip()] if id_ is None else id_
+    def _plain(self, text: str, sentinel: str, *, again: bool) -> Sequence[int]:
+        """Return the ids of guarded text without genuine special tokens."""
+        if not text:
+            return ()
+        plain = text.replace(sentinel, "") if sentinel else text
+        return self._kept(plain) if again and len(plain) in KEPT_CHARACTERS else self.encode_text(plain)
 
     def _mark(self, value: Any, sentinel: str) -> Any:
         if isinstance(value, str):
-            return self._forged.sub(rf"\1{sentinel}", value)
+            cuts = [0, *(begin + 1 for begin in self._tokens.spelled(value)), len(value)]
+            return sentinel.join(value[low:high] for low, high in pairwise(cuts))
         if isinstance(value, dict):
             return {self._mark(key, sentinel): self._mark(item, sentinel) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -126,10 +126,11 @@ class SplitEncoder:
                 raise TemplateError(msg)
 
 
-def _pattern(token: AddedToken) -> str:
-    """Return the pattern of a special token, with the white space that it swallows."""
-    before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
-    return before + re.escape(token.content) + after
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text. Of the tokenizer's ways to encode, only those of batches let other threads run meanwhile."""
+    (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoded.ids
+    return ids
 
 
 def _copy(tokenizer: Tokenizer, special: frozenset[str]) -> Tokenizer:

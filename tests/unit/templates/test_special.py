@@ -1,10 +1,14 @@
 """Special tokens: parsed where the template wrote them, text everywhere else."""
 
+import threading
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from evener.templates.control import SLICE, ControlTokens
 from evener.templates.port import TemplateError
 from evener.templates.source import Source
 from evener.templates.special import AWKWARD, SplitEncoder
@@ -107,3 +111,44 @@ def test_a_long_piece_that_comes_again_has_the_same_ids(encoder: SplitEncoder) -
     text = f"<|im_start|>system\n{guarded}<|im_end|>\n"
     expected = encoder.encode(text, sentinel)
     assert [encoder.encode(text, sentinel, again=True) for _ in range(3)] == [expected] * 3
+
+
+def test_spellings_across_slices_are_found(encoder: SplitEncoder, source: Source) -> None:
+    """A long text is searched slice by slice: a token that begins in one and ends in the next is one."""
+    text = "".join(f"{'a ' * ((SLICE - cut) // 2)}<|im_end|>" for cut in (0, 4, 5, 12))
+    guarded, sentinel = encoder.guard(text)
+
+    assert sentinel
+    assert guarded.count(f"<{sentinel}|im_end|>") == 4
+    assert [at for at, _ in encoder.controls(text)] == [at for at in range(len(text)) if text.startswith("<|im_end|>", at)]
+    assert encoder.encode(text) == source.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_spaces_before_a_token_that_swallows_them_cost_no_more_than_letters() -> None:
+    """A million spaces were looked at a million times."""
+    tokens = ControlTokens({5: AddedToken("<x>", lstrip=True), 6: AddedToken("<y>", rstrip=True)})
+    spaces = " " * 1_000_000
+
+    assert list(tokens.written(f"{spaces}a{spaces}<x>{spaces}<y>{spaces}")) == [
+        (1_000_001, 2_000_004, 5),
+        (3_000_004, 4_000_007, 6),
+    ]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(encoder: SplitEncoder) -> None:
+    """Or the event loop would stand still, although the text is encoded in a thread."""
+    words = " ".join(f"word{number * 7919}" for number in range(40_000))
+    begun, ticks = threading.Event(), 0
+
+    def encode() -> None:
+        begun.set()
+        encoder.encode_text(words)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    while thread.is_alive():
+        ticks += 1
+        time.sleep(0.001)
+
+    assert ticks > 5
