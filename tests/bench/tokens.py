@@ -136,11 +136,7 @@ def weight(talk: Talk) -> Row:
     before = tracemalloc.get_traced_memory()[0]
     live = Live(talk.session.session_id)
     for offset, record in enumerate(log, start=1):
-        event = decode(record)
-        live.session.apply(event, offset=offset, record_at=100.0)
-        if isinstance(event, CallOpened | CallClosed):
-            live.index(event.call_id)
-    del event
+        live.session.apply(decode(record), offset=offset, record_at=100.0)
     talk.session, talk.history = live.session, live.history
     talk.place(talk.parse(body))
     gc.collect()

@@ -3,6 +3,7 @@
 Segments are never split: branches leave between them. Ids are stored as deltas to the parent, so storage is linear.
 """
 
+import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -103,6 +104,8 @@ class Forest:
         self._superseded: set[str] = set()
         self._paths: dict[SegmentRef, Ids] = {}
         """The longest of the latest paths, so that a long session's context is not put together anew at each call."""
+        self._putting_together = threading.RLock()
+        """Threads may ask for paths."""
 
     def open(self, opened: CallOpened, offset: int) -> bool:
         """Add a call. Returns False for one that is known or whose parent or prefix is not."""
@@ -171,7 +174,11 @@ class Forest:
         return call.given
 
     def path(self, end: SegmentRef) -> Ids:
-        """Return int32[T]: the context of a segment's call and what the segment sampled. Do not change it."""
+        """Return int32[T]: the context of a segment's call and what the segment sampled. Do not change it. Threads may ask."""
+        with self._putting_together:
+            return self._path(end)
+
+    def _path(self, end: SegmentRef) -> Ids:
         lineage = []
         at: SegmentRef | None = end
         while at is not None and at not in self._paths:

@@ -110,7 +110,7 @@ class History:
 
     def __init__(self, forest: Forest, quirks: Quirks, attempt: int) -> None:
         self._forest = forest
-        self._attempt = attempt
+        self.attempt = attempt
         self._tolerances = frozenset(quirks.tolerances)
         self._noise = NoiseFilter(quirks.noise)
         self._starts: dict[Digest, Node] = {}
@@ -132,7 +132,7 @@ class History:
 
     def add(self, call: Call) -> None:
         """Index a call's messages; once it is closed, add it again for its answers. Other attempts' calls are left out."""
-        if call.opened.attempt != self._attempt:
+        if call.opened.attempt != self.attempt:
             return
         if call.call_id not in self._paths:
             self._add_messages(call)

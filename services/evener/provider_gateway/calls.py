@@ -67,7 +67,7 @@ class Calls:
             yield refuse(asked, refused)
             return
         if asked.request.count_only:
-            yield self._count_prompt(live, asked)
+            yield await self._count_prompt(live, asked)
             return
         decision = decide(live.session, asked, live.flights)
         if not isinstance(decision, Sample):
@@ -99,10 +99,10 @@ class Calls:
             await asyncio.gather(flight.task, return_exceptions=True)
         await _note_undelivered(owner, live, {request_id})
 
-    def _count_prompt(self, live: Live, asked: Asked) -> Answer:
+    async def _count_prompt(self, live: Live, asked: Asked) -> Answer:
         """Answer how many tokens the prompt has. Nothing is sampled or recorded."""
         try:
-            return Answer(status=200, body=asked.dialect.counted(self._placing.count(live, asked)))
+            return Answer(status=200, body=asked.dialect.counted(await self._placing.count(live, asked)))
         except RequestError as error:
             return refuse(asked, error)
 

@@ -2,18 +2,23 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from evener.dialects.canonical import NOTHING, RequestError, Streamed
+from evener.proto.arrays import inline
+from evener.proto.codec import AnyEvent
 from evener.proto.relay import Admitted, Waiting
-from evener.proto.sessions import CallClosed, CallOpened
+from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered
 from evener.proto.spec import Quirks
 from evener.provider_gateway.spending import Spending
+from evener.provider_gateway.threads import PLACING, SHORT_BYTES
 from evener.tokens.history import History
 from evener.tokens.session import Session
+
+CALL_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered)
 
 
 class Piece(Struct, frozen=True, kw_only=True):
@@ -170,28 +175,51 @@ class Live:
         self.spending = Spending(self.session)
         self.ending = asyncio.Lock()
         """Held while its end is written."""
+        self.changing = asyncio.Lock()
+        """Held while calls are folded in, and while a thread looks at them."""
         self._history: History | None = None
 
     @property
     def quirks(self) -> Quirks:
         """What is special about the harness of the current attempt."""
-        start = self.session.starts.get(self.session.attempt)
-        return start.quirks if start else Quirks()
+        return self._quirks(self.session.attempt)
 
     @property
     def history(self) -> History:
-        """The index over the histories of its calls; built when first needed."""
-        if self._history is None:
-            self._history = History(self.session.forest, self.quirks, self.session.attempt)
+        """The index over the histories of the current attempt's calls; built when first needed. Only for who holds `changing`."""
+        attempt, history = self.session.attempt, self._history
+        if history is None or history.attempt != attempt:
+            history = self._history = History(self.session.forest, self._quirks(attempt), attempt)
             for call in self.session.forest.calls.values():
                 call.forget_messages()
-        return self._history
+        return history
 
-    def index(self, call_id: str) -> None:
-        """Take a committed call into the index. Its texts are in the log; here only what recognises them is kept."""
-        if (call := self.session.forest.calls.get(call_id)) is not None:
+    def number(self) -> int:
+        """Return the number of a call that is placed now: another one for each call at once, so that their seeds differ."""
+        self.placed += 1
+        return len(self.session.forest.calls) + self.placed
+
+    async def fold(self, events: Sequence[tuple[AnyEvent, int]], now: float) -> None:
+        """Fold committed events in, each with its offset, and its calls into the index. Only for who holds `changing`."""
+        for event, offset in events:
+            self.session.apply(event, offset=offset, record_at=now)
+        called = [event.call_id for event, _ in events if isinstance(event, CALL_EVENTS)]
+        if any(isinstance(event, CallOpened) and len(inline(event.messages)) > SHORT_BYTES for event, _ in events):
+            await PLACING.run(self._index, called)
+        else:
+            self._index(called)
+
+    def _index(self, call_ids: Sequence[str]) -> None:
+        """Take committed calls into the index. Their texts are in the log; here only what recognises them is kept."""
+        if self._history is None:  # it will be built of all of them
+            return
+        for call in filter(None, map(self.session.forest.calls.get, call_ids)):
             self.history.add(call)
             call.forget_messages()
+
+    def _quirks(self, attempt: int) -> Quirks:
+        start = self.session.starts.get(attempt)
+        return start.quirks if start else Quirks()
 
     def land(self, flight: Flight) -> None:
         """Take an ended flight out. One that was cancelled before it began, or without a word, is told to the relay alone."""
@@ -199,7 +227,3 @@ class Live:
             self.flights.pop(request_id, None)
         if not flight.told and not flight.broken:
             flight.put(LOST)
-
-    def new_attempt(self) -> None:
-        """Another attempt may have other quirks: build the index anew."""
-        self._history = None

@@ -1,11 +1,12 @@
 """Whether an agent goes round in circles. Pure."""
 
-import json
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from evener.dialects.canonical import Message
+from evener.tokens.digests import Digest, canonical_json
 
 TAG: Final = re.compile(r"\s*<([A-Za-z][\w-]*)(?:\s[^<>]*)?>")
 
@@ -14,7 +15,7 @@ def looping(messages: Sequence[Message], repeats: int | None) -> bool:
     """Return whether the history ends with the same tool calls and results `repeats` times in a row, notes of the harness apart."""
     if repeats is None:
         return False
-    last, count, results = None, 0, ""
+    last, count, results = None, 0, b""
     for message in reversed(messages):
         if message.get("role") == "tool":
             results = _spell(message.get("content")) + results
@@ -22,7 +23,7 @@ def looping(messages: Sequence[Message], repeats: int | None) -> bool:
             this = _spell([(call.get("name"), call.get("arguments")) for call in message["tool_calls"]]) + results
             if last is not None and this != last:
                 return False
-            last, count, results = this, count + 1, ""
+            last, count, results = this, count + 1, b""
             if count == repeats:
                 return True
         elif not _is_note(message):
@@ -50,5 +51,5 @@ def _tagged(text: str) -> bool:
     return bool(text)
 
 
-def _spell(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+def _spell(value: Any) -> Digest:
+    return hashlib.blake2b(canonical_json(value), digest_size=16).digest()

@@ -29,13 +29,17 @@ from evener.provider_gateway.live import Done, Flight, Live
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.slots import Pooled
+from evener.provider_gateway.threads import PLACING
 from evener.service.faults import point
+from evener.service.off_loop import to_its_end
 from evener.tokens.place import Placed, settle
 
 HELD_TOGETHER: Final = 32
 """Tokens that an engine may send at once where nobody sees them before the end: each event costs more than the tokens in it."""
 VERSION_SECONDS: Final = 10.0
 """What an engine that does not report versions gets to say, after an answer, which one it has."""
+SHORT_ANSWER_TOKENS: Final = 4_000
+"""Reading so many takes a few milliseconds: the loop does it itself."""
 STREAMING_PAUSES: Final = 20
 """Reading an answer for `live` takes at most this share of the time: one part in twenty."""
 STREAMING_SECONDS: Final = 0.01
@@ -125,20 +129,24 @@ class OpenCall:
 
     async def close(self) -> None:
         """Commit the call with what it sampled, then let the answer go."""
-        closed = self._closed(aborted=False)
+        closed = await self._read_closed(aborted=False)
         await self.owner.commit(self.live, ending(self.live, self.opened, closed))
         await point("gateway.committed")
         self.flight.put(Done(opened=self.opened, closed=closed, streamed=self.flight.streamed))
 
     async def abort(self) -> None:
         """The harness or its session is gone: record what was sampled as aborted, or that there was nothing."""
+        await to_its_end(self._abort())
+
+    async def _abort(self) -> None:
         known = self.live.session.forest.calls.get(self.opened.call_id)
         if (known is not None and known.ended) or self.live.session.sealed is not None:
             return
         nothing = not any(map(len, self._sampled))
         left = failing(self.opened, CallFailure.CANCELLED, "the harness left", STOP_STATUS)
         try:
-            await self.owner.commit(self.live, ending(self.live, self.opened, left if nothing else self._closed(aborted=True)))
+            ended = left if nothing else await self._read_closed(aborted=True)
+            await self.owner.commit(self.live, ending(self.live, self.opened, ended))
         except (BusError, BlobError) as error:
             log.error("abort_not_committed", session_id=self.opened.session_id, error=str(error))
 
@@ -221,6 +229,12 @@ class OpenCall:
         if self._to_stream is not None:
             self._to_stream.cancel()
             self._to_stream = None
+
+    async def _read_closed(self, *, aborted: bool) -> CallClosed:
+        """Return the call's end, with its answers read: long ones in a thread."""
+        if sum(map(len, self._sampled)) > SHORT_ANSWER_TOKENS:
+            return await PLACING.run(self._closed, aborted=aborted)
+        return self._closed(aborted=aborted)
 
     def _closed(self, *, aborted: bool) -> CallClosed:
         opened, now = self.opened, time.time()

@@ -5,7 +5,6 @@ can tell nobody anything.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -32,8 +31,10 @@ from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
 from evener.proto.trajectories import Accounting
 from evener.provider_gateway.core import enforced
 from evener.provider_gateway.live import Live
+from evener.provider_gateway.threads import PLACING
 from evener.service.events import EventLog, header
 from evener.service.faults import point
+from evener.service.off_loop import to_its_end
 from evener.service.telemetry import Metrics
 from evener.tokens.doubts import fingerprints
 from evener.tokens.mark import LowWater
@@ -45,7 +46,6 @@ GROUP: Final = "provider-gateway"
 OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
 OWN_TAGS: Final = frozenset(tag_of(event).encode() for event in OWN_EVENTS)
 """Written by the owner alone, and folded when committed; the tail skips them."""
-CALL_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered)
 
 ENDING_PAUSE_SECONDS: Final = 0.2
 ENDING_PAUSE_MOST_SECONDS: Final = 5.0
@@ -116,14 +116,7 @@ class Owner:
         """
         session_id = live.session.session_id
         records = [await self._events.outgoing(Topic.SESSIONS, session_id, event, session_id=session_id) for event in events]
-        task = asyncio.create_task(self._commit(live, events, records, offsets))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            while not task.done():  # cancelled again, it still waits
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([task])
-            raise
+        await to_its_end(self._commit(live, events, records, offsets))
 
     async def end_if_due(self, live: Live) -> None:
         """If the attempt or the session has ended: stop what is open, then write AttemptEnded or the seal."""
@@ -159,11 +152,8 @@ class Owner:
                 self._broken.set_exception(lost)
             raise
         self._metrics.commit_seconds.observe(time.perf_counter() - began)
-        now = time.time()
-        for event, position in zip(events, positions, strict=True):
-            live.session.apply(event, offset=position.offset, record_at=now)
-            if isinstance(event, CALL_EVENTS):
-                live.index(event.call_id)
+        async with live.changing:
+            await live.fold([(event, position.offset) for event, position in zip(events, positions, strict=True)], time.time())
 
     async def _write_end(self, live: Live, end: End, detail: str) -> None:
         session = live.session
@@ -175,13 +165,14 @@ class Owner:
             )
             log.info("attempt_ended", session_id=session.session_id, attempt=session.attempt, end=end)
             return
-        made, prints = self._cut(session, end)
+        async with live.changing:
+            made, prints, rows_digest = await PLACING.run(self._cut, session, end)
         seal = SessionSealed(
             session_id=session.session_id,
             attempt=session.attempt,
             end=end,
             detail=detail,
-            rows_digest=digest(made.rows),
+            rows_digest=rows_digest,
             calls=sum(call.closed is not None for call in session.forest.calls.values()),
             sampled_tokens=session.sampled_tokens(),
             sealed_at=now,
@@ -197,16 +188,17 @@ class Owner:
         self._forget(session.session_id, before, now)
         log.info("session_sealed", session_id=session.session_id, end=end, calls=seal.calls, sampled=seal.sampled_tokens)
 
-    def _cut(self, session: Session, end: End) -> tuple[Cut, bytes]:
-        """Cut the rows for the seal, and take the fingerprints.
+    def _cut(self, session: Session, end: End) -> tuple[Cut, bytes, str]:
+        """Cut the rows for the seal, take the fingerprints, and the digest of the rows.
 
         A session that cannot be cut is sealed all the same, without rows: others must go on.
         """
         try:
-            return cut(session, end), b"".join(fingerprints(session.forest, session.attempt, end).values())
+            made = cut(session, end)
+            return made, b"".join(fingerprints(session.forest, session.attempt, end).values()), digest(made.rows)
         except Exception:  # the one place where a session's damage is caught
             log.exception("rows_not_cut", session_id=session.session_id)
-            return Cut(rows=(), branches=(), fates={}, accounting=Accounting()), b""
+            return Cut(rows=(), branches=(), fates={}, accounting=Accounting()), b"", digest(())
 
     def _forget(self, session_id: str, offset: int, at: float) -> None:
         self.lives.pop(session_id, None)
@@ -237,7 +229,6 @@ class Owner:
     def _after(self, live: Live, event: AnyEvent) -> None:
         match event:
             case SessionStarted():
-                live.new_attempt()
                 _cancel_flights(live)  # they end by themselves: the tail does not wait for their commits
             case HarnessExited() | SessionGivenUp():
                 if self._tasks is not None:

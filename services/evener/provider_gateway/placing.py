@@ -1,20 +1,25 @@
 """From a harness's request to the place where its call hangs, and who is to answer it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from evener.blobs.port import Blobs
 from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
 from evener.proto.blobs import BlobRef
 from evener.proto.ids import new_call_id
 from evener.proto.spec import Target
-from evener.provider_gateway.asked import Asked
+from evener.provider_gateway.asked import Asked, too_long
 from evener.provider_gateway.core import STOP_STATUS, Sample, target_of, unsupported
 from evener.provider_gateway.live import Live
 from evener.provider_gateway.open_call import Way
 from evener.provider_gateway.policies import Policy
+from evener.provider_gateway.threads import PLACING
 from evener.templates.port import TemplateError
 from evener.tokens.place import Placed, nowhere, place
+
+MOST_CHARACTERS: Final = 4 << 20
+"""Of the messages and tools of a call, images apart: a million tokens of prose."""
 
 
 class Placing:
@@ -27,18 +32,20 @@ class Placing:
     async def place(self, live: Live, asked: Asked, sample: Sample) -> Way:
         """Return where a call goes and hangs; images that are new are stored by then."""
         target, policy = self._aim(live, asked)
-        placed = self._placed(live, asked, policy)
-        return self._way(live, sample, target, policy, placed, images=await self._keep_images(asked.request, placed))
+        attempt, number = live.session.attempt, live.number()
+        placed = await self._placed(live, asked, policy)
+        images = await self._keep_images(asked.request, placed)
+        return _way(sample, target, policy, placed, attempt=attempt, number=number, images=images)
 
-    def count(self, live: Live, asked: Asked) -> int:
+    async def count(self, live: Live, asked: Asked) -> int:
         """Return how many tokens the prompt has."""
         _, policy = self._aim(live, asked)
-        return len(self._placed(live, asked, policy).context)
+        return len((await self._placed(live, asked, policy)).context)
 
     def nowhere(self, live: Live, asked: Asked, sample: Sample) -> Way:
         """Return the place of a call that could not be placed, for the record of its failure."""
         target, policy = self._aim(live, asked)
-        return self._way(live, sample, target, policy, nowhere())
+        return _way(sample, target, policy, nowhere(), attempt=live.session.attempt, number=live.number())
 
     def _aim(self, live: Live, asked: Asked) -> tuple[Target, Policy]:
         spec = live.session.starts[live.session.attempt].spec
@@ -51,39 +58,66 @@ class Placing:
             raise error
         return target, policy
 
-    def _placed(self, live: Live, asked: Asked, policy: Policy) -> Placed:
-        request = asked.request
-        try:
-            return place(
-                live.session.forest,
-                live.history,
-                request.messages,
-                request.tools,
-                renderer=policy.renderer,
-                options=policy.config.options,
-                quirks=live.quirks,
-                digests=request.digests,
-                sub_agent=asked.sub_agent,
-            )
-        except TemplateError as cause:
-            raise RequestError(str(cause.args[0]), field=asked.dialect.history, status=STOP_STATUS) from cause
-
-    def _way(self, live: Live, sample: Sample, target: Target, policy: Policy, placed: Placed, *, images: tuple[BlobRef, ...] = ()) -> Way:
-        live.placed += 1
-        return Way(
-            target=target,
-            policy=policy,
-            placed=placed,
-            attempt=live.session.attempt,
-            call_id=new_call_id(),
-            number=len(live.session.forest.calls) + live.placed,
-            try_number=sample.try_number,
-            retry_of=sample.retry_of,
-            images=images,
-            opened_at=time.time(),
-        )
+    async def _placed(self, live: Live, asked: Asked, policy: Policy) -> Placed:
+        async with live.changing:  # the calls that it may extend stay as they are meanwhile
+            return await PLACING.run(_place, live, asked, policy)
 
     async def _keep_images(self, request: CanonicalRequest, placed: Placed) -> tuple[BlobRef, ...]:
         """Store the images of the messages that are recorded. Those before them are stored already."""
         named = {part["digest"] for message in placed.messages for part in parts_of(message) if part["type"] == "image"}
         return tuple([await self._blobs.put(image.data) for image in request.images if image.digest in named])
+
+
+def _place(live: Live, asked: Asked, policy: Policy) -> Placed:
+    request = asked.request
+    _check_length(asked)
+    try:
+        return place(
+            live.session.forest,
+            live.history,
+            request.messages,
+            request.tools,
+            renderer=policy.renderer,
+            options=policy.config.options,
+            quirks=live.quirks,
+            digests=request.digests,
+            sub_agent=asked.sub_agent,
+        )
+    except TemplateError as cause:
+        raise RequestError(str(cause.args[0]), field=asked.dialect.history, status=STOP_STATUS) from cause
+
+
+def _check_length(asked: Asked) -> None:
+    """Refuse what is longer than any context, before it is rendered and encoded."""
+    found = sum(map(len, _strings((asked.request.messages, asked.request.tools))))
+    if found > MOST_CHARACTERS:
+        raise too_long(asked, f"the messages and tools have {found} characters; at most {MOST_CHARACTERS} are served", None)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+def _way(
+    sample: Sample, target: Target, policy: Policy, placed: Placed, *, attempt: int, number: int, images: tuple[BlobRef, ...] = ()
+) -> Way:
+    return Way(
+        target=target,
+        policy=policy,
+        placed=placed,
+        attempt=attempt,
+        call_id=new_call_id(),
+        number=number,
+        try_number=sample.try_number,
+        retry_of=sample.retry_of,
+        images=images,
+        opened_at=time.time(),
+    )

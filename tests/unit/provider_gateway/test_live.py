@@ -2,15 +2,16 @@
 
 import asyncio
 
+from msgspec import structs
 from tests.unit.tokens.toy import World, user
 
 from evener.dialects.canonical import NOTHING, RequestError, Streamed
 from evener.proto.arrays import inline
 from evener.proto.codec import decode
 from evener.proto.relay import Admitted, Waiting
-from evener.proto.sessions import CallClosed, CallOpened
 from evener.proto.spec import PolicyOptions, Quirks
 from evener.provider_gateway.live import LOST, Flight, Happening, Live, Piece, Refused, Step
+from evener.provider_gateway.threads import SHORT_BYTES
 from evener.tokens.place import place
 
 LONG = "word " * 200
@@ -26,13 +27,16 @@ class Played:
             self.talk += [self.world.ask(self.talk, "b"), user(LONG)]
         self.live = Live("t.0")
 
-    def fold(self, *, index: bool) -> None:
-        """Fold the log as its owner does: call by call, or at a take-over all at once."""
+    async def fold(self) -> None:
+        """Fold the log as its owner does that commits call by call, after the first was placed."""
         for offset, record in enumerate(self.world.log):
-            event = decode(record)
-            self.live.session.apply(event, offset=offset, record_at=100.0)
-            if index and isinstance(event, CallOpened | CallClosed):
-                self.live.index(event.call_id)
+            await self.live.fold([(decode(record), offset)], 100.0)
+            assert self.live.history
+
+    def take_over(self) -> None:
+        """Fold the log as the next owner does."""
+        for offset, record in enumerate(self.world.log):
+            self.live.session.apply(decode(record), offset=offset, record_at=100.0)
 
     @property
     def text_bytes(self) -> int:
@@ -47,20 +51,46 @@ class Played:
         return parent is not None and parent.call_id == f"c{self.world.calls}"
 
 
-def test_texts_of_a_long_session_are_not_kept() -> None:
+async def test_texts_of_a_long_session_are_not_kept() -> None:
     """They are in the log; the next call finds its place all the same."""
     played = Played(turns=10)
-    played.fold(index=True)
+    await played.fold()
     assert played.text_bytes < len(LONG)
     assert played.extends()
 
 
 def test_texts_read_at_a_take_over_are_not_kept_after_the_first_call() -> None:
     played = Played(turns=10)
-    played.fold(index=False)
+    played.take_over()
     assert played.text_bytes > 10 * len(LONG)
     assert played.extends()
     assert played.text_bytes < len(LONG)
+
+
+async def test_long_messages_are_taken_in_by_a_thread() -> None:
+    """They are decoded and hashed again: the loop goes on meanwhile."""
+    played = Played(turns=1)
+    played.talk[0] = user("word " * SHORT_BYTES)
+    played.world.ask(played.talk[:1], "b")
+    folding = asyncio.create_task(played.fold())
+    await asyncio.sleep(0)
+    ticks = 0
+    while not folding.done():
+        ticks += 1
+        await asyncio.sleep(0)
+    await folding
+    assert ticks > 1
+
+
+async def test_new_attempt_has_a_history_of_its_own() -> None:
+    """Its harness is new and remembers nothing."""
+    played = Played(turns=1)
+    played.take_over()
+    first = played.live.history
+    start = played.live.session.starts[1]
+    played.live.session.apply(structs.replace(start, attempt=2, start_id="again"), offset=99, record_at=100.0)
+    assert first.has_answers
+    assert not played.live.history.has_answers
 
 
 async def heard(flight: Flight) -> list[Step]:

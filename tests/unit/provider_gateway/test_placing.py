@@ -1,0 +1,113 @@
+"""Placing calls: in a thread, while nothing of the session changes."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tests.unit.tokens.toy import Ids, ToyRenderer, World, user
+
+from evener.blobs.open import open_blobs
+from evener.dialects.canonical import CanonicalRequest, Message, RequestError
+from evener.dialects.openai_chat import OpenAIChat
+from evener.proto.codec import decode
+from evener.proto.sessions import RootReason
+from evener.provider_gateway.asked import Asked
+from evener.provider_gateway.core import Sample
+from evener.provider_gateway.live import Live
+from evener.provider_gateway.open_call import Way
+from evener.provider_gateway.placing import MOST_CHARACTERS, Placing
+from evener.provider_gateway.policies import Policy
+from evener.templates.config import PolicyConfig
+
+
+class SlowRenderer(ToyRenderer):
+    """Renders nothing before it is told to go on."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> Ids:
+        self.began.set()
+        assert self.go_on.wait(10), "the loop waits for a render"
+        return super().render(messages, tools)
+
+
+class Gateway:
+    """A session, and a policy that takes its time."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.live = Live("t.0")
+        self.renderer = SlowRenderer()
+        policy = Policy(config=PolicyConfig(name="policy", source="toy"), renderer=self.renderer)  # type: ignore[arg-type]
+        self.placing = Placing({"policy": policy}, open_blobs("memory://"))
+        self.folded = 0
+        self.apply()
+
+    def apply(self) -> None:
+        """Fold what the log has more."""
+        for offset, record in list(enumerate(self.world.log))[self.folded :]:
+            self.live.session.apply(decode(record), offset=offset, record_at=100.0)
+        self.folded = len(self.world.log)
+
+    async def place(self, text: str) -> Way:
+        """Place a call that says one thing."""
+        request = CanonicalRequest(dialect="openai_chat", model="m", messages=(user(text),), tools=(), stream=False, wishes={})
+        asked = Asked(request_id="r", dialect=OpenAIChat(), request=request, body_digest="d")
+        return await self.placing.place(self.live, asked, Sample(1))
+
+
+async def test_loop_goes_on_while_a_call_is_rendered() -> None:
+    gateway = Gateway()
+    placing = asyncio.create_task(gateway.place("hello"))
+    while not gateway.renderer.began.is_set():  # noqa: ASYNC110 (a thread tells)
+        await asyncio.sleep(0.001)
+    gateway.renderer.go_on.set()
+    way = await placing
+
+    assert np.array_equal(way.placed.context, gateway.renderer.render([user("hello")], None))
+
+
+async def test_nothing_is_folded_in_while_a_call_is_placed() -> None:
+    """What it may extend, and what it shares a beginning with, is the same when the thread ends as when it began."""
+    gateway = Gateway()
+    gateway.world.ask([user("first")], "answer")
+    committed = [(decode(record), offset) for offset, record in list(enumerate(gateway.world.log))[gateway.folded :]]
+    placing = asyncio.create_task(gateway.place("hello"))
+    while not gateway.renderer.began.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+    async def fold() -> None:
+        async with gateway.live.changing:
+            await gateway.live.fold(committed, 100.0)
+
+    folding = asyncio.create_task(fold())
+    await asyncio.sleep(0.01)
+    assert not folding.done()
+    assert not gateway.live.session.forest.calls
+    gateway.renderer.go_on.set()
+
+    assert (await placing).placed.placement.root is RootReason.FIRST
+    await folding
+    assert gateway.live.session.forest.calls
+
+
+async def test_calls_that_are_placed_at_once_have_numbers_of_their_own() -> None:
+    """Or the same seed would give both the same answer."""
+    gateway = Gateway()
+    gateway.renderer.go_on.set()
+    ways = await asyncio.gather(*(gateway.place("hello") for _ in range(3)))
+
+    assert len({way.number for way in ways}) == 3
+
+
+async def test_more_text_than_any_context_holds_is_refused_before_it_is_rendered() -> None:
+    """Its harness is told in words that make it shorten its history."""
+    gateway = Gateway()
+    with pytest.raises(RequestError, match=f"at most {MOST_CHARACTERS} are served") as refused:
+        await gateway.place("x" * (MOST_CHARACTERS + 1))
+
+    assert refused.value.kind == "context_length_exceeded"
+    assert not gateway.renderer.began.is_set()
