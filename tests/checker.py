@@ -20,14 +20,9 @@ from typing import Any
 import msgspec
 
 
-def ints(data: bytes) -> list[int]:
-    """Decode int32 little-endian."""
-    return list(struct.unpack(f"<{len(data) // 4}i", data))
-
-
-def floats(data: bytes) -> list[float]:
-    """Decode float32 little-endian."""
-    return list(struct.unpack(f"<{len(data) // 4}f", data))
+def numbers(data: bytes, kind: str) -> list[Any]:
+    """Decode int32 (`i`) or float32 (`f`), little-endian."""
+    return list(struct.unpack(f"<{len(data) // 4}{kind}", data))
 
 
 def read_ledger(lines: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -45,18 +40,30 @@ def number_of(label: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-def sampled(entry: dict[str, Any], size: int, *, spent: bool) -> list[int]:
-    """Return what the engine sampled; of an aborted request, or where the budget's last token ends answers, only what was taken."""
-    ids: list[int] = entry["sampled_ids"]
-    return ids[:size] if entry.get("aborted") or spent else ids
+def answers(entries: list[dict[str, Any]], ids: list[int], start: int, *, spent: bool) -> list[list[tuple[dict[str, Any], int]]]:
+    """Return the ways in which `ids` from `start` on were sampled: for each id the ledger's entry, and the place in it.
+
+    In one piece: of an aborted request, or where the budget's last token ends answers (`spent`), only what was taken. Or in several
+    requests for one choice, each given exactly all before it; all but the last were aborted, and count whole.
+    """
+    ways = []
+    for entry in (one for one in entries if one["fed_ids"] == ids[:start]):
+        told, aborted = entry["sampled_ids"], entry.get("aborted")
+        own = [(entry, place) for place in range(min(len(told), len(ids) - start))]
+        if (told[: len(own)] if aborted or spent else told) == ids[start:]:
+            ways.append(own)
+        elif aborted and own and told == ids[start : start + len(own)]:
+            same = [one for one in entries if one["request_id"].partition(".")[0] == entry["request_id"].partition(".")[0]]
+            ways += [own + rest for rest in answers(same, ids, start + len(own), spent=spent)]
+    return ways
 
 
 def check_row(  # noqa: C901
     row: dict[str, Any], name: str, ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]], *, spent: bool
 ) -> list[str]:
     """Return what is wrong with one row; count the sampled tokens that it trains in `trained`. `spent`: so is the token budget."""
-    ids, versions, call_of = ints(row["ids"]), ints(row["versions"]), ints(row["call_of"])
-    mask, logprobs = list(row["mask"]), floats(row["logprobs"])
+    ids, versions, call_of = (numbers(row[name], "i") for name in ("ids", "versions", "call_of"))
+    mask, logprobs = list(row["mask"]), numbers(row["logprobs"], "f")
     if not len(ids) == len(mask) == len(versions) == len(call_of) == len(logprobs):
         return [f"{name}: arrays differ in length"]
     faults = []
@@ -69,20 +76,18 @@ def check_row(  # noqa: C901
             faults.append(f"{name}: call {call_id} has no whole segment")
             continue
         start, end = places[0], places[-1] + 1
-        found = [
-            e for e in ledger.get(call_id, ()) if e["fed_ids"] == ids[:start] and sampled(e, end - start, spent=spent) == ids[start:end]
-        ]
+        found = answers(ledger.get(call_id, []), ids[:end], start, spent=spent)
         if not found:
             faults.append(f"{name}: call {call_id}: the engine never sampled {end - start} ids after exactly these {start}")
             continue
-        entry = min(found, key=lambda e: sum(trained[(e["request_id"], at)] for at in range(end - start)))
-        for at in range(start, end):
+        told = min(found, key=lambda answer: sum(trained[(entry["request_id"], place)] for entry, place in answer))
+        for at, (entry, place) in zip(range(start, end), told, strict=True):
             if mask[at]:
-                trained[(entry["request_id"], at - start)] += 1
-                if not math.isclose(logprobs[at], entry["logprobs"][at - start], rel_tol=1e-5, abs_tol=1e-6):
-                    faults.append(f"{name}: token {at} has logprob {logprobs[at]}, the engine said {entry['logprobs'][at - start]}")
-                if versions[at] != number_of(entry["versions"][at - start]):
-                    faults.append(f"{name}: token {at} has version {versions[at]}, the engine said {entry['versions'][at - start]}")
+                trained[(entry["request_id"], place)] += 1
+                if not math.isclose(logprobs[at], entry["logprobs"][place], rel_tol=1e-5, abs_tol=1e-6):
+                    faults.append(f"{name}: token {at} has logprob {logprobs[at]}, the engine said {entry['logprobs'][place]}")
+                if versions[at] != number_of(entry["versions"][place]):
+                    faults.append(f"{name}: token {at} has version {versions[at]}, the engine said {entry['versions'][place]}")
     return faults
 
 

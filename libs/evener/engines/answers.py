@@ -16,10 +16,13 @@ class Sampled:
     def __init__(self) -> None:
         self.finish_reason: FinishReason | None = None
         """Of the last chunk."""
+        self.continued_at: tuple[int, ...] = ()
+        """How many tokens there were whenever it was asked to go on."""
         self.cached_tokens: int | None = None
         self.prompt_ids: NDArray[np.int32] | None = None
         self._ids, self._logprobs, self._versions = bytearray(), bytearray(), bytearray()
-        self._answer_versions: NDArray[np.int32] | None = None
+        self._piece_versions: NDArray[np.int32] | None = None
+        """As the last chunk had them, of all tokens since the answer was last asked to go on."""
 
     def __len__(self) -> int:
         """Return how many tokens there are."""
@@ -35,9 +38,16 @@ class Sampled:
         self._ids += part.ids.tobytes()
         self._logprobs += part.logprobs.tobytes()
         self._versions += part.versions.tobytes()
-        self.finish_reason, self._answer_versions = part.finish_reason, part.answer_versions
-        self.cached_tokens = self.cached_tokens if part.cached_tokens is None else part.cached_tokens
+        self.finish_reason, self._piece_versions = part.finish_reason, part.answer_versions
+        self.cached_tokens = part.cached_tokens if self.cached_tokens is None else self.cached_tokens  # what goes on finds its own tokens
         self.prompt_ids = self.prompt_ids if part.prompt_ids is None else part.prompt_ids
+
+    def go_on(self) -> None:
+        """Take note that the next chunk is of another request, which was given all tokens so far."""
+        self._versions = bytearray(self._known_versions().tobytes())
+        self.finish_reason, self._piece_versions = None, None
+        if len(self) and len(self) not in self.continued_at:
+            self.continued_at += (len(self),)
 
     def whole(self) -> Chunk:
         """Return the answer as one chunk. Raises EngineUnreachable if it has no end."""
@@ -48,15 +58,18 @@ class Sampled:
 
     def partial(self) -> Chunk:
         """Return what there is of an answer that may have been cut off; it has a finish reason only if it has its end."""
-        versions = self._answer_versions
         return Chunk(
             ids=self.ids,
             logprobs=np.frombuffer(bytes(self._logprobs), np.float32),
-            versions=np.frombuffer(bytes(self._versions), np.int32) if versions is None else versions,
+            versions=self._known_versions(),
             finish_reason=self.finish_reason,
             cached_tokens=self.cached_tokens,
             prompt_ids=self.prompt_ids,
         )
+
+    def _known_versions(self) -> NDArray[np.int32]:
+        came, told = np.frombuffer(bytes(self._versions), np.int32), self._piece_versions
+        return came if told is None else np.concatenate((came[: len(came) - len(told)], told))
 
 
 def chunk(

@@ -104,7 +104,7 @@ class VllmChatEngine:
 
     async def top_logprobs(self, ids: NDArray[np.int32], sampling: Sampling, count: int) -> tuple[int, dict[int, float]]:
         # the sampled token comes beside the most likely ones: one more, and the best are those asked for
-        choice = await self._completion(ids, sampling, 1, logprobs=count + 1)
+        choice = await self._completion(f"{PROBE}-{secrets.token_hex(8)}", ids, sampling, 1, logprobs=count + 1)
         with self._http.reading(COMPLETIONS, choice):
             (sampled,) = choice["token_ids"]
             told = {_id(name): _logprob(value) for name, value in choice["logprobs"]["top_logprobs"][0].items()}
@@ -158,7 +158,9 @@ class VllmChatEngine:
             return chunk(ids, [_logprob(each["logprob"]) for each in content], finish_reason=None if reason is None else FINISH[reason])
 
     async def _complete(self, request: GenerateRequest) -> Chunk:
-        choice = await self._completion(request.ids, request.sampling, request.max_tokens, logprobs=0, stop_ids=request.stop_ids)
+        choice = await self._completion(
+            request.request_id, request.ids, request.sampling, request.max_tokens, logprobs=0, stop_ids=request.stop_ids
+        )
         with self._http.reading(COMPLETIONS, choice):
             ids = [int(token) for token in choice["token_ids"]]
             logprobs = choice["logprobs"]
@@ -169,13 +171,12 @@ class VllmChatEngine:
             return structs.replace(part, prompt_ids=np.asarray(choice["prompt_token_ids"], np.int32))
 
     async def _completion(
-        self, ids: NDArray[np.int32], sampling: Sampling, max_tokens: int, *, logprobs: int, stop_ids: Sequence[int] = ()
+        self, name: str, ids: NDArray[np.int32], sampling: Sampling, max_tokens: int, *, logprobs: int, stop_ids: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Return the one choice of an answer by ids that is no call; its id says so."""
-        asked = {"prompt": ids.tolist(), "logprobs": logprobs, "stop_token_ids": list(stop_ids)}
-        named = {"request_id": f"{PROBE}-{secrets.token_hex(8)}"}
+        """Return the one choice of an answer by ids, to a request of this name."""
+        asked = {"request_id": name, "prompt": ids.tolist(), "logprobs": logprobs, "stop_token_ids": list(stop_ids)}
         try:
-            answer = await self._http.post(COMPLETIONS, self._body(sampling, max_tokens) | asked | named)
+            answer = await self._http.post(COMPLETIONS, self._body(sampling, max_tokens) | asked, samples=True)
         except HttpRefusal as refusal:
             raise overflow(refusal.body) or refusal from None
         with self._http.reading(COMPLETIONS, answer):

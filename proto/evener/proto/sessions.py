@@ -287,6 +287,9 @@ class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     masked: tuple[MaskRange, ...] = ()
     reasoning_tokens: Annotated[int, Meta(ge=0)] = 0
     """Of the sampled tokens: those of the reasoning, its marks included."""
+    continued_at: tuple[int, ...] = ()
+    """How many tokens there were whenever an engine ended the answer early and it went on: as a request of its own, which was given the
+    call's context and all of them. Empty: in one piece."""
 
     def __post_init__(self) -> None:
         """Refuse arrays of different lengths."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from contextlib import aclosing, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ from evener.blobs.port import BlobError
 from evener.bus.port import BusError
 from evener.dialects.canonical import Overflow, RequestError, Streamed
 from evener.engines.answers import Sampled, cut
-from evener.engines.port import ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
+from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.arrays import pack_float32, pack_int32
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import AnyEvent
@@ -27,6 +28,7 @@ from evener.provider_gateway.asked import Asked, Failure, overloaded, too_long
 from evener.provider_gateway.core import STOP_STATUS, exact, seed_of
 from evener.provider_gateway.live import Done, Flight, Live
 from evener.provider_gateway.owner import Owner
+from evener.provider_gateway.pieces import sample_answer
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.slots import Pooled
 from evener.provider_gateway.threads import PLACING
@@ -164,7 +166,7 @@ class OpenCall:
             async with asyncio.TaskGroup() as choices:
                 for index in range(self.asked.request.n):
                     choices.create_task(self._sample_choice(index, max_tokens))
-        if any(sampled.finish_reason in {FinishReason.ABORTED, None} for sampled in self._sampled):
+        if any(sampled.finish_reason is None for sampled in self._sampled):
             msg = f"engine {self.pooled.joined.engine_id} broke its answer off"
             raise EngineUnreachable(msg)
         return before
@@ -192,17 +194,18 @@ class OpenCall:
             tools=self.asked.request.tools if self.pooled.facts.renders else (),
             images={image.digest: (image.media_type, image.data) for image in self.asked.request.images},
         )
-        async with aclosing(self.pooled.engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                self.pooled.pauses.heard()
-                if self._first_token_at is None and len(chunk.ids):
-                    self._first_token_at = time.time()
-                had = self.live.spending.draw(self.opened.call_id, index, len(chunk.ids))
-                self._sampled[index].add(chunk if had == len(chunk.ids) else cut(chunk, had))
-                if self.streaming and index == 0 and had:
-                    self._stream_soon()
-                if had < len(chunk.ids):  # calls at once have spent the session's tokens
-                    return
+        await sample_answer(self.pooled, request, self._sampled[index], partial(self._take, index))
+
+    def _take(self, index: int, chunk: Chunk) -> bool:
+        """Take what a choice has sampled; return False where the session's tokens are spent, by calls at once."""
+        self.pooled.pauses.heard()
+        if self._first_token_at is None and len(chunk.ids):
+            self._first_token_at = time.time()
+        had = self.live.spending.draw(self.opened.call_id, index, len(chunk.ids))
+        self._sampled[index].add(chunk if had == len(chunk.ids) else cut(chunk, had))
+        if self.streaming and index == 0 and had:
+            self._stream_soon()
+        return had == len(chunk.ids)
 
     def _stream_soon(self) -> None:
         """Stream what there is now, or a little later: not long ago was the last time, or reading a long answer again costs too much."""
@@ -284,6 +287,7 @@ class OpenCall:
             message=msgspec.json.encode(renderer.parse(ids, call_id=self.opened.call_id, choice=index, tools=self.asked.request.tools)),
             masked=() if why is None else (MaskRange(start=0, end=len(ids), reason=why),),
             reasoning_tokens=renderer.reasoning_length(ids),
+            continued_at=sampled.continued_at,
         )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from evener.engines.port import EngineError, WeightControl
@@ -51,6 +51,14 @@ class Pauses:
             yield
         finally:
             del self._calls[call]
+
+    async def are_on(self) -> bool:
+        """Return whether the engine is paused now, as far as it says."""
+        if self._control is None:
+            return False
+        with suppress(EngineError):
+            return await self._control.paused()
+        return False
 
     async def aclose(self) -> None:
         """Look no more."""

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -48,14 +48,16 @@ class Answer:
         step: Step | None,
         said: Sequence[int] | None,
         choice: int,
+        on_abort: Callable[[Sequence[Token]], None] = lambda _: None,
     ) -> None:
-        """`said`: the ids of the step (None: draw); `room`: tokens that fit the context."""
+        """`said`: the ids of the step (None: draw); `room`: tokens that fit the context. `on_abort` is called before the end leaves."""
         self.request_id: Final = request.request_id
         self.tokens: Final[list[Token]] = []
         self.labels: Final[list[str]] = []
         """The true label of the weights, per token."""
         self.end: End | None = None
         self._choice: Final = choice
+        self._on_abort: Final = on_abort
         self._params: Final = request.sampling_params
         self._sampling: Final = request.sampling_params.sampling()
         self._bias: Final = {int(token): by for token, by in (request.sampling_params.logit_bias or {}).items()}
@@ -101,7 +103,7 @@ class Answer:
                 self._take()
         broken = None if self._aborted else self._step.fail
         if broken is None or broken == "abort":
-            self.end = End("abort") if self._aborted or broken else self.end or End("length")
+            self.end = self._abort() if self._aborted or broken else self.end or End("length")
         else:
             self.end = None
         if parts := self._parts(given, len(self.tokens)):
@@ -110,8 +112,12 @@ class Answer:
             raise Cut
         if broken == "hang":
             await self._control.until(lambda: self._aborted)
-            self.end = End("abort")
+            self.end = self._abort()
             yield [self._part(len(self.tokens), len(self.tokens))]
+
+    def _abort(self) -> End:
+        self._on_abort(self.tokens)
+        return End("abort")
 
     def whole(self) -> Part:
         """Return all of it as one part."""

@@ -1,7 +1,7 @@
 """The HTTP endpoints of the scripted engine: those that sample, straight on ASGI, as benches stand on their speed."""
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,8 @@ from evener.engines.scripted.prompt import Prompt
 from evener.engines.scripted.requests import Refusal, Request, UnknownId
 from evener.engines.scripted.script import Script, ScriptError, Step
 from evener.engines.scripted.spelling import Speller
-from evener.engines.scripted.wire import DONE, Form, StreamForm, encode, event
+from evener.engines.scripted.unfinished import Unfinished
+from evener.engines.scripted.wire import DONE, Form, StreamForm, Token, encode, event
 from evener.engines.scripted.wire_chat import ChatForm, CompletionForm
 from evener.engines.scripted.wire_generate import GenerateForm
 from evener.templates.jinja import ChatTemplate
@@ -81,7 +82,7 @@ class ScriptedApp:
         """Replace the script; its calls are counted from 1 again. Raises ScriptError and changes nothing if it cannot be said."""
         speller = Speller(self.tokenizer, self._end_id)
         speller.check(script)
-        self._speller, self._player = speller, Player(script)
+        self._speller, self._player, self._unfinished = speller, Player(script), Unfinished()
         self.reload = script.reload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,13 +138,26 @@ class ScriptedApp:
 
     async def _respond(self, request: Request, form: Form, receive: Receive, send: Send, *, stream: StreamForm | None = None) -> None:
         probe = request.request_id.startswith(PROBE)
+        step, said, all_said = self._line(request, probe=probe)
+
+        def on_abort(tokens: Sequence[Token]) -> None:
+            if step is not None:
+                self._unfinished.note(request.token_ids, [token.token_id for token in tokens], step, all_said)
+
+        answers = [self._answer(request, step, said, choice, on_abort) for choice in range(request.sampling_params.n)]
+        await Call(request, answers, form, self.ledger, self.control, stream=stream, probe=probe).respond(receive, send)
+
+    def _line(self, request: Request, *, probe: bool) -> tuple[Step | None, Sequence[int] | None, Sequence[int]]:
+        """Return the step that answers, what it says here, and what it would say without a fault; None: draw. Raises Refusal."""
+        if (rest := self._unfinished.rest(request.token_ids)) is not None:
+            return rest.step, rest.said, rest.said
         prompt = Prompt(request.token_ids, self.tokenizer, self._header)
         step = None if probe else self._player.next_step(prompt)
-        if step is not None and isinstance(step.fail, int):
+        if step is None:
+            return None, None, ()
+        if isinstance(step.fail, int):
             raise Refusal(step.fail, "the script says so", "InternalServerError")
-        said = None if step is None else self._speller.ids(step, prompt)
-        answers = [self._answer(request, step, said, choice) for choice in range(request.sampling_params.n)]
-        await Call(request, answers, form, self.ledger, self.control, stream=stream, probe=probe).respond(receive, send)
+        return step, self._speller.ids(step, prompt), self._speller.all_ids(step, prompt)
 
     def _scores(self, ids: list[int]) -> list[dict[str, Any] | None]:
         """Return the logprob of each id after those before it, but for the first."""
@@ -154,7 +168,9 @@ class ScriptedApp:
             told.append({str(ids[place]): {"logprob": logprob, "rank": rank, "decoded_token": self._pieces.text([ids[place]])}})
         return told
 
-    def _answer(self, request: Request, step: Step | None, said: list[int] | None, choice: int) -> Answer:
+    def _answer(
+        self, request: Request, step: Step | None, said: Sequence[int] | None, choice: int, on_abort: Callable[[Sequence[Token]], None]
+    ) -> Answer:
         return Answer(
             request,
             distribution=self._distribution,
@@ -165,6 +181,7 @@ class ScriptedApp:
             step=step,
             said=said,
             choice=choice,
+            on_abort=on_abort,
         )
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from evener.engines.scripted.prompt import Prompt
@@ -32,11 +33,20 @@ class Speller:
 
     def ids(self, step: Step, prompt: Prompt) -> list[int]:
         """Return what a step samples after a prompt, which may have opened the reasoning."""
-        thinking = step.ids is None and step.pieces is None and prompt.thinking
+        thinking = self._thinks(step, prompt)
         key = (id(step), thinking)
         if key not in self._spelled:
             self._spelled[key] = step, self._spell(step, thinking=thinking)  # the step is kept: its id stays its own
         return self._spelled[key][1]
+
+    def all_ids(self, step: Step, prompt: Prompt) -> list[int]:
+        """Return what a step would sample if it did not fail."""
+        if step.fail is None:
+            return self.ids(step, prompt)
+        return self._spell(replace(step, fail=None, after=None), thinking=self._thinks(step, prompt))
+
+    def _thinks(self, step: Step, prompt: Prompt) -> bool:
+        return step.ids is None and step.pieces is None and prompt.thinking
 
     def _spell(self, step: Step, *, thinking: bool) -> list[int]:
         if step.ids is not None:

@@ -1,0 +1,38 @@
+"""Answers of a script that were ended early: asked for again with what they said so far, they go on. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evener.engines.scripted.script import Step
+
+KEPT: Final = 10_000
+
+
+class Rest(Struct, frozen=True):
+    """What is left to say, and how."""
+
+    step: Step
+    said: tuple[int, ...]
+
+
+class Unfinished:
+    """By the ids of the prompt and of what was said: whoever asks with just these is told the rest, however often."""
+
+    def __init__(self) -> None:
+        self._rests: Final[dict[tuple[int, ...], Rest]] = {}
+
+    def note(self, prompt: Sequence[int], sampled: Sequence[int], step: Step, said: Sequence[int]) -> None:
+        """Keep what is left of `said`, all that the step says. Faults and gates of the script were of the answer's beginning."""
+        if sampled:
+            wait = step.wait if step.wait == "each" else ()
+            going_on = replace(step, fail=None, after=None, wait=wait, delay_ms=0)
+            self._rests[(*prompt, *sampled)] = Rest(going_on, tuple(said[len(sampled) :]))
+            if len(self._rests) > KEPT:
+                del self._rests[next(iter(self._rests))]
+
+    def rest(self, prompt: Sequence[int]) -> Rest | None:
+        """Return what a prompt asks to go on with. None: it asks for a new answer."""
+        return self._rests.get(tuple(prompt)) if self._rests else None

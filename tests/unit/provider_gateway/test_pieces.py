@@ -1,0 +1,52 @@
+"""One answer in pieces: what each is asked for, and what they are together."""
+
+import asyncio
+
+import numpy as np
+from tests.engines_fixtures import Play
+
+from evener.engines.answers import Sampled
+from evener.engines.connection import EngineHttp
+from evener.engines.port import Chunk, EngineFacts, GenerateRequest, LogprobRule
+from evener.engines.scripted import Script, ScriptedServer
+from evener.engines.vllm import VllmEngine
+from evener.proto.fleet import EngineJoined
+from evener.proto.spec import Sampling
+from evener.provider_gateway.pauses import Pauses
+from evener.provider_gateway.pieces import sample_answer
+from evener.provider_gateway.slots import Member, Pooled
+
+FACTS = EngineFacts(kind="scripted", model="policy", context_length=4096, reports_versions=True, version=0)
+BREAKS = 4
+
+
+def pooled(server: ScriptedServer) -> Pooled:
+    joined = EngineJoined(engine_id="e1", kind="scripted", url=server.url, policy="policy", joined_at=0.0)
+    return Pooled(Member(joined), VllmEngine(server.url), FACTS, LogprobRule(any_temperature=False, filters=False), Pauses(None))
+
+
+async def test_pieces_draw_other_numbers_each_and_have_one_limit(play: Play) -> None:
+    """With one seed for all of them, each would draw what the first one drew: the same ranks, again and again."""
+    server = await play(Script(), tokens_per_second=400)
+    engine, sampled, http = pooled(server), Sampled(), EngineHttp(server.url)
+    request = GenerateRequest(
+        request_id="c1-0", ids=np.arange(20, dtype=np.int32), sampling=Sampling(seed=3), max_tokens=150, stop_ids=(), together=1
+    )
+
+    def take(chunk: Chunk) -> bool:
+        sampled.add(chunk)
+        if len(sampled.continued_at) < BREAKS and len(sampled) >= 25 * (len(sampled.continued_at) + 1):
+            breaks.add(asyncio.create_task(http.post("/abort_requests", {})))
+        return True
+
+    breaks: set[asyncio.Task[object]] = set()
+    await sample_answer(engine, request, sampled, take)
+    await asyncio.gather(*breaks)
+    await http.aclose()
+    await engine.engine.aclose()
+    entries = server.ledger
+    assert len(entries) > BREAKS
+    assert sum(len(entry.sampled_ids) for entry in entries) == 150
+    firsts = [tuple(np.round(entry.logprobs[:5], 6)) for entry in entries if len(entry.sampled_ids) > 5]
+    assert len(firsts) == len(set(firsts)) > 2
+    assert [entry.request_id for entry in entries][:2] == ["c1-0", "c1-0.1"]
