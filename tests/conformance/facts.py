@@ -41,7 +41,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The CLI's own, as its folder judges it. None: it has none."""
     end: End = End.FINISHED
     delivered: float = 1.0
-    """Share of the sampled tokens, those of side calls apart, that rows train. 0 where nothing was sampled."""
+    """Share of the sampled tokens, those of side calls and failed tries apart, that rows train. 0 where nothing was sampled."""
     fed: float = 1.0
     """Share of the rows that the engine was given as they are."""
     side_calls: int = 0
@@ -97,7 +97,7 @@ def seen(
     books, told = built.accounting, built.exit
     if told is not None and exited is not None and (told.cause, told.exit_code) != (exited.cause, exited.exit_code):
         unlike = (*unlike, f"the trajectory tells another exit: {told.cause}, {told.exit_code}")
-    own = books.sampled - books.left_out.get(LeftOut.SIDE_CALL, 0)
+    own = books.sampled - sum(books.left_out.get(reason, 0) for reason in (LeftOut.SIDE_CALL, LeftOut.FAILED_TRY))
     answered = [call for call in session.calls if call.failure is None and call.closed_at is not None]
     facts = Facts(
         tree=tree_of(answered),

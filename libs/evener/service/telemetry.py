@@ -87,6 +87,9 @@ class Metrics:
         self.calls_ended = Counter("evener_calls_ended_total", "Calls by end: closed, or why not.", ["end"], registry=registry)
         self.placements = Counter("evener_placements_total", "Calls by root reason, or extended.", ["placement"], registry=registry)
         self.tokens_sampled = Counter("evener_tokens_sampled_total", "Tokens sampled.", ["policy"], registry=registry)
+        self.answers_continued = Counter(
+            "evener_answers_continued_total", "Answers that went on after an engine had ended them early.", registry=registry
+        )
         self.tokens_masked = Counter("evener_tokens_masked_total", "Sampled tokens out of the loss.", ["reason"], registry=registry)
         self.partitions_owned = Gauge("evener_partitions_owned", "Partitions of sessions owned and served.", registry=registry)
         # reconstructor, evaluator, trainer-bridge

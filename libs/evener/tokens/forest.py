@@ -70,8 +70,8 @@ class Call:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens sampled in all choices."""
-        return sum(length(choice.sampled_ids) for choice in self.choices)
+        """Tokens sampled in all choices, or seen before it failed."""
+        return sum(length(choice.sampled_ids) for choice in self.choices) + (self.failed.sampled_tokens if self.failed else 0)
 
     @property
     def fidelity(self) -> Fidelity:

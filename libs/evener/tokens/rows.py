@@ -222,6 +222,8 @@ def _account(session: Session, fates: Mapping[SegmentRef, Fate]) -> Accounting:
     if unseen := session.unseen_tokens():
         left_out[LeftOut.DOUBT] += unseen
     calls = forest.calls.values()
+    if failed := sum(call.failed.sampled_tokens for call in calls if call.failed is not None):
+        left_out[LeftOut.FAILED_TRY] = failed
     return Accounting(
         sampled=delivered + left_out.total(),
         delivered=delivered,

@@ -83,7 +83,7 @@ class Session:
         return [call for call in self.forest.in_order() if not call.ended]
 
     def sampled_tokens(self) -> int:
-        """Return the tokens sampled in closed calls of all attempts."""
+        """Return the tokens sampled in all calls of all attempts."""
         return sum(self._strays.values()) + sum(call.sampled_tokens for call in self.forest.calls.values())
 
     def unseen_tokens(self) -> int:

@@ -111,7 +111,7 @@ CONSEQUENCES: Final[dict[End, Consequence]] = {
 
 
 class LeftOut(StrEnum):
-    """Why a sampled token does not reach a trainer. Delivered + left out by reason = sampled in closed calls, always."""
+    """Why a sampled token does not reach a trainer. Delivered + left out by reason = sampled, always."""
 
     ORPHAN = "orphan"
     """Its answer was not received, or a transport retry superseded it."""
@@ -126,6 +126,8 @@ class LeftOut(StrEnum):
     """Its context holds an image, which rows cannot carry yet."""
     DOUBT = "doubt"
     """A record of it is missing, damaged or contradicts another."""
+    FAILED_TRY = "failed_try"
+    """Its call failed before the answer was whole."""
     EARLIER_ATTEMPT = "earlier_attempt"
     END = "end"
     """Its session's end is not trainable."""

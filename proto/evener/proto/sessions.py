@@ -339,6 +339,8 @@ class CallFailed(Event, frozen=True, kw_only=True, tag="call_failed.v1"):
     status: int
     """HTTP status that the harness was or would have been answered."""
     failed_at: float
+    sampled_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Tokens that were seen of all its answers. A number will do: nobody trains on them, and the books need no more."""
 
 
 class CallUndelivered(Event, frozen=True, kw_only=True, tag="call_undelivered.v1"):
@@ -386,7 +388,7 @@ class SessionSealed(Event, frozen=True, kw_only=True, tag="session_sealed.v1"):
     calls: int
     """Closed calls of all attempts."""
     sampled_tokens: int
-    """Tokens sampled in them."""
+    """Tokens sampled in them, and in failed ones."""
     sealed_at: float
     fingerprints: bytes | None = None
     """8 bytes for each sampled segment of all attempts (`evener.tokens.doubts.fingerprints`): what a reader holds otherwise is in doubt.

@@ -65,7 +65,7 @@ class Accounting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where every sampled token went: `delivered + sum(left_out) == sampled`."""
 
     sampled: int = 0
-    """Tokens sampled in closed calls of all attempts."""
+    """Tokens sampled in calls of all attempts, those of failed calls included as far as they were seen."""
     delivered: int = 0
     """Tokens with mask 1 in exactly one row."""
     left_out: dict[LeftOut, int] = {}

@@ -48,7 +48,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     @property
     def trouble(self) -> str | None:
         """What is wrong. None: nothing."""
-        unseen = self.sampled - self.delivered - self.left_out.get(LeftOut.SIDE_CALL, 0)
+        unseen = self.sampled - self.delivered - sum(self.left_out.get(reason, 0) for reason in (LeftOut.SIDE_CALL, LeftOut.FAILED_TRY))
         if self.end is not End.FINISHED or self.exit_code != 0:
             return f"it ended as {self.end.value if self.end else 'unknown'} with exit code {self.exit_code}: {self.detail or 'no word'}"
         if not self.rows:

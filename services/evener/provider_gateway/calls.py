@@ -188,7 +188,16 @@ class Calls:
     async def _fail_open(self, call: OpenCall, failure: Failure) -> None:
         """End a call that had an engine with a failure. What was sampled in vain is not the agent's time."""
         again = self._again(call.live, call.flight, call.asked.request_id, failure.reason)
-        await self._fail(call.owner, call.live, call.flight, opened=call.opened, failure=failure, again=again, began=call.engine_began)
+        await self._fail(
+            call.owner,
+            call.live,
+            call.flight,
+            opened=call.opened,
+            failure=failure,
+            again=again,
+            began=call.engine_began,
+            sampled_tokens=call.sampled_tokens,
+        )
 
     async def _fail(
         self,
@@ -200,21 +209,22 @@ class Calls:
         failure: Failure,
         again: bool = False,
         began: float | None = None,
+        sampled_tokens: int = 0,
     ) -> None:
         """Record a failure, then tell the harness in its dialect, or (`again`) the relay alone. Raises Fenced.
 
         The log comes first: while it takes nothing, nothing else is told.
         """
-        if not await self._record(owner, live, opened, failure):
+        if not await self._record(owner, live, opened, failure, sampled_tokens):
             failure = _unwritten()
             again = self._again(live, flight, opened.request_id, failure.reason)
         if again and began is not None:
             flight.put(Waiting(seconds=time.time() - began))
         flight.put(LOST if again else Refused(failure.error))
 
-    async def _record(self, owner: Owner, live: Live, opened: CallOpened, failure: Failure) -> bool:
+    async def _record(self, owner: Owner, live: Live, opened: CallOpened, failure: Failure, sampled_tokens: int = 0) -> bool:
         """Record a failure; return whether the log took it. Raises Fenced."""
-        failed = failing(opened, failure.reason, failure.detail, failure.error.status)
+        failed = failing(opened, failure.reason, failure.detail, failure.error.status, sampled_tokens)
         try:
             await owner.commit(live, ending(live, opened, failed))
         except Fenced:
@@ -262,10 +272,11 @@ class Calls:
             return
         self._metrics.placements.labels(known.placement.root or "extended").inc()
         self._metrics.calls_ended.labels("closed" if known.failed is None else known.failed.reason).inc()
+        self._metrics.tokens_sampled.labels(known.opened.policy or known.opened.engine_id).inc(known.sampled_tokens)
         if known.closed is not None:
             self._metrics.call_seconds.labels(known.opened.dialect).observe(known.closed.closed_at - known.opened.opened_at)
             self._metrics.engine_seconds.observe(known.closed.engine_seconds)
-            self._metrics.tokens_sampled.labels(known.opened.policy or known.opened.engine_id).inc(known.sampled_tokens)
+            self._metrics.answers_continued.inc(sum(len(choice.continued_at) for choice in known.choices))
 
 
 def _unwritten() -> Failure:

@@ -97,6 +97,11 @@ class OpenCall:
         """What the session is to do."""
         return self.live.session.starts[self.opened.attempt].spec
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(map(len, self._sampled))
+
     async def sample(self, max_tokens: int) -> None:
         """Sample all choices, of at most so many tokens each: the limit is recorded with the opening. Raises Failure."""
         self.opened = replace(self.opened, max_tokens=max_tokens)
@@ -144,10 +149,9 @@ class OpenCall:
         known = self.live.session.forest.calls.get(self.opened.call_id)
         if (known is not None and known.ended) or self.live.session.sealed is not None:
             return
-        nothing = not any(map(len, self._sampled))
         left = failing(self.opened, CallFailure.CANCELLED, "the harness left", STOP_STATUS)
         try:
-            ended = left if nothing else await self._read_closed(aborted=True)
+            ended = await self._read_closed(aborted=True) if self.sampled_tokens else left
             await self.owner.commit(self.live, ending(self.live, self.opened, ended))
         except (BusError, BlobError) as error:
             log.error("abort_not_committed", session_id=self.opened.session_id, error=str(error))
@@ -335,8 +339,8 @@ def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
     )
 
 
-def failing(opened: CallOpened, reason: CallFailure, detail: str, status: int) -> CallFailed:
-    """Return the record of a call's failure, now."""
+def failing(opened: CallOpened, reason: CallFailure, detail: str, status: int, sampled_tokens: int = 0) -> CallFailed:
+    """Return the record of a call's failure, now, with the tokens that were seen of it."""
     return CallFailed(
         session_id=opened.session_id,
         attempt=opened.attempt,
@@ -346,6 +350,7 @@ def failing(opened: CallOpened, reason: CallFailure, detail: str, status: int) -
         detail=detail,
         status=status,
         failed_at=time.time(),
+        sampled_tokens=sampled_tokens,
     )
 
 

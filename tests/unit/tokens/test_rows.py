@@ -186,6 +186,24 @@ def test_earlier_attempt_is_counted_and_not_trained() -> None:
     assert trajectory.attempt == 2
 
 
+def test_tokens_of_failed_tries_are_counted_by_a_reason_of_their_own() -> None:
+    """Of all attempts, whatever becomes of the session; the seal and a replay say the same."""
+    world = World()
+    _, opened = world.open([user("hello")])
+    world.fail(opened, CallFailure.ENGINE_UNREACHABLE, sampled_tokens=5)
+    world.start(2)
+    _, opened = world.open([user("hello")])
+    world.fail(opened, CallFailure.ENGINE_ERROR, sampled_tokens=2)
+    world.ask([user("hello")], "hi")
+    trajectory = world.seal()
+
+    books = trajectory.accounting
+    assert books.left_out == {LeftOut.FAILED_TRY: 7}
+    assert books.sampled == books.delivered + 7 == world.session.sampled_tokens()
+    assert [call.sampled_tokens for call in trajectory.calls] == [5, 2, books.delivered]
+    assert (trajectory.doubts, replay(world.log).accounting) == ((), books)
+
+
 def test_last_call_failed_by_us_ends_in_infrastructure_whatever_the_exit_code() -> None:
     """A harness that exits 0 after our 503 was not finished."""
     world = World()

@@ -295,7 +295,7 @@ class World:
         placed, opened = self.open(messages, tools)
         return self.close(placed, opened, texts, finish)[0]
 
-    def fail(self, opened: CallOpened, reason: CallFailure, detail: str = "") -> None:
+    def fail(self, opened: CallOpened, reason: CallFailure, detail: str = "", *, sampled_tokens: int = 0) -> None:
         if opened.call_id not in self.session.forest.calls:
             self.write(opened)
         self.write(
@@ -308,6 +308,7 @@ class World:
                 detail=detail,
                 status=503,
                 failed_at=1.0,
+                sampled_tokens=sampled_tokens,
             )
         )
 

@@ -1,0 +1,68 @@
+"""The books hold every token that an engine was seen to sample, those of failed tries included."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.gateway import Hand, gateway
+from tests.integration.test_gateway import rebuilt
+
+from evener.engines.scripted import Rule, Script
+from evener.proto.ends import CallFailure, End, LeftOut
+from evener.proto.ids import new_request_id
+from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed
+from evener.proto.spec import Streaming
+
+EIGHT = "one two three four five six seven eight"
+SCRIPT = Script(rules=(Rule(match="cut once", say=EIGHT, fail="cut", after=3, times=1),), default=Rule(say="Hello."))
+CUT = [{"role": "user", "content": "cut once"}]
+
+
+async def ledger_of(hand: Hand) -> int:
+    """Tokens that the engine sampled."""
+    return sum(len(entry.sampled_ids) for entry in hand.engine.ledger)
+
+
+async def sealed(hand: Hand) -> tuple[Any, SessionSealed]:
+    seal = await hand.until("s1", SessionSealed)
+    return await rebuilt(hand, "s1"), seal
+
+
+async def test_a_try_that_failed_half_way_is_in_the_books(tmp_path: Path) -> None:
+    """Sampled = delivered + left out, by the engine's ledger: live, rebuilt, in the seal and in the metric."""
+    async with gateway(tmp_path, SCRIPT) as hand:
+        capability, request_id = await hand.start("s1"), new_request_id()
+        assert (await hand.ask(capability, CUT, request_id)).body == b""
+        assert (await hand.ask(capability, CUT, request_id)).status == 200
+        assert (await hand.until("s1", CallFailed)).sampled_tokens == 3
+        await hand.exit("s1")
+        trajectory, seal = await sealed(hand)
+        books = trajectory.accounting
+        assert books.left_out == {LeftOut.FAILED_TRY: 3}
+        assert books.sampled == seal.sampled_tokens == await ledger_of(hand) == books.delivered + 3
+        assert [call.sampled_tokens for call in trajectory.calls] == [3, books.delivered]
+        assert trajectory.doubts == ()
+        assert hand.parts.registry.get_sample_value("evener_tokens_sampled_total", {"policy": "policy"}) == books.sampled
+
+
+@pytest.mark.parametrize("streaming", list(Streaming))
+async def test_all_answers_of_a_failed_call_are_in_the_books(tmp_path: Path, streaming: Streaming) -> None:
+    """Also in an attempt that is run again."""
+    async with gateway(tmp_path, SCRIPT) as hand:
+        hand.engine.play(Script(default=Rule(say=EIGHT, per_token_ms=5, fail="cut", after=3)))
+        capability = await hand.start("s1", streaming=streaming)
+        request_id = new_request_id()
+        for _ in range(8):
+            answer = await hand.ask(capability, CUT, request_id, n=2, stream=True)
+        assert answer.body
+        await hand.exit("s1", code=1)
+        assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+        hand.engine.play(SCRIPT)
+        assert (await hand.ask(await hand.start("s1", attempt=2), [{"role": "user", "content": "hi"}])).status == 200
+        await hand.exit("s1", attempt=2)
+        trajectory, _ = await sealed(hand)
+        failed = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
+        assert {event.reason for event in failed} == {CallFailure.ENGINE_UNREACHABLE}
+        books = trajectory.accounting
+        assert 0 < books.left_out[LeftOut.FAILED_TRY] == sum(event.sampled_tokens for event in failed)
+        assert books.sampled <= await ledger_of(hand)
