@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -147,7 +148,9 @@ class Calls:
         try:
             async with self._slots.slot(way.target, live.session.session_id, ticket) as (pooled, waited):
                 admitted = True
-                await self._run(OpenCall(owner, live, flight, asked=asked, way=way, pooled=pooled, waited_seconds=waited))
+                another = partial(self._slots.another, pooled)
+                call = OpenCall(owner, live, flight, asked=asked, way=way, pooled=pooled, waited_seconds=waited, another_place=another)
+                await self._run(call)
         except NoEngine as none:
             raise Failure(CallFailure.ENGINE_UNREACHABLE, overloaded("no engine answers"), str(none.args[0])) from none
         except asyncio.CancelledError:

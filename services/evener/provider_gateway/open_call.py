@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Final
 
@@ -70,7 +72,19 @@ class Way(Struct, frozen=True, kw_only=True, eq=False):
 class OpenCall:
     """What is known of one call between its opening and its end."""
 
-    def __init__(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, way: Way, pooled: Pooled, waited_seconds: float) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        live: Live,
+        flight: Flight,
+        *,
+        asked: Asked,
+        way: Way,
+        pooled: Pooled,
+        waited_seconds: float,
+        another_place: Callable[[], AbstractAsyncContextManager[None]],
+    ) -> None:
+        """`another_place`: waits for one more at the engine, for a choice beside others."""
         self.owner = owner
         self.live = live
         self.flight = flight
@@ -79,6 +93,7 @@ class OpenCall:
         self.pooled = pooled
         self.opened = opening(live, asked, way, pooled.joined.engine_id)
         self.streaming = asked.request.stream and self.spec.streaming is Streaming.LIVE
+        self._another_place = another_place
         self._waited_seconds = waited_seconds
         """For the engine: not the agent's time."""
         self._sampled: Final = [Sampled() for _ in range(asked.request.n)]
@@ -167,13 +182,31 @@ class OpenCall:
         if self.asked.request.n == 1:  # nearly always: a group of tasks costs a tenth of a millisecond
             await self._sample_choice(0, max_tokens)
         else:
-            async with asyncio.TaskGroup() as choices:
-                for index in range(self.asked.request.n):
-                    choices.create_task(self._sample_choice(index, max_tokens))
+            await self._sample_beside_each_other(max_tokens)
         if any(sampled.finish_reason is None for sampled in self._sampled):
             msg = f"engine {self.pooled.joined.engine_id} broke its answer off"
             raise EngineUnreachable(msg)
         return before
+
+    async def _sample_beside_each_other(self, max_tokens: int) -> None:
+        """Sample several choices: in the place that the call has, and in more of them as its turn for each comes. None waits for others."""
+        left = deque(range(self.asked.request.n))
+        placed: set[asyncio.Task[None] | None] = set()
+
+        async def sample_those_left() -> None:
+            while left:
+                await self._sample_choice(left.popleft(), max_tokens)
+
+        async def help_out() -> None:
+            async with self._another_place():
+                placed.add(asyncio.current_task())
+                await sample_those_left()
+
+        async with asyncio.TaskGroup() as group:
+            helpers = {group.create_task(help_out()) for _ in range(self.asked.request.n - 1)}
+            await sample_those_left()
+            for waiting in helpers - placed:
+                waiting.cancel()
 
     async def _find_version(self, before: EngineFacts | None) -> None:
         """See by which version everything was sampled. An engine that cannot say so any more leaves it unknown: the answer stands."""

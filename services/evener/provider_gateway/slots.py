@@ -43,7 +43,7 @@ class Pooled:
         self.rule = rule
         self.pauses = pauses
         self.open = 0
-        """Calls that have it."""
+        """Places that calls have: one for each answer that is sampled."""
         self.silent_since: float | None = None
         """Since when it gets no calls because it does not answer, by the loop's clock. None: it answers."""
         self.failed_at = float("-inf")
@@ -96,16 +96,21 @@ class Pooled:
 
 
 class _Waiting:
-    """A call that waits."""
+    """A call that waits for an engine, or (`only`) that has this one and waits for another place at it."""
 
-    def __init__(self, target: Target, used: str | None, began: float) -> None:
+    def __init__(self, target: Target, used: str | None, *, only: Pooled | None = None) -> None:
         self.target = target
         self.used = used
         """The engine that sampled for its session last."""
-        self.began = began
+        self.only = only
+        self.began = asyncio.get_running_loop().time()
         self.passed = 0
         """How often another that came later went first."""
         self.turn: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
+
+    def may_have(self, pooled: Pooled) -> bool:
+        """Return whether an engine would do."""
+        return _fits(pooled.joined, self.target) if self.only is None else self.only is pooled
 
 
 class Slots:
@@ -143,6 +148,25 @@ class Slots:
             pooled.open -= 1
             self.offer(pooled)
 
+    @asynccontextmanager
+    async def another(self, pooled: Pooled) -> AsyncIterator[None]:
+        """Wait, in line with all others, for one more place at an engine that a call has.
+
+        For a call of several answers: it takes a place for each that is sampled beside others, and needs none beyond its first.
+        """
+        if pooled.free:
+            pooled.open += 1
+        else:
+            waiting = _Waiting(Target(), pooled.joined.engine_id, only=pooled)
+            self._waiting.append(waiting)
+            async with self._in_line(waiting):
+                await asyncio.wait({waiting.turn})
+        try:
+            yield
+        finally:
+            pooled.open -= 1
+            self.offer(pooled)
+
     def offer(self, pooled: Pooled) -> None:
         """Give the room that an engine has, unless it has left, to those who wait for it."""
         while self.engines.get(pooled.joined.engine_id) is pooled and pooled.free and (waiting := self._next(pooled)) is not None:
@@ -153,13 +177,19 @@ class Slots:
 
     async def _turn(self, target: Target, used: str | None, ticket: Ticket) -> Pooled:
         """Wait in line. Raises NoEngine."""
-        waiting = _Waiting(target, used, asyncio.get_running_loop().time())
+        waiting = _Waiting(target, used)
         self._waiting.append(waiting)
         ticket.give_back()
-        try:
+        async with self._in_line(waiting):
             while not waiting.turn.done():
                 await asyncio.wait({waiting.turn}, timeout=self._patience_left(waiting))
             return waiting.turn.result()
+
+    @asynccontextmanager
+    async def _in_line(self, waiting: _Waiting) -> AsyncIterator[None]:
+        """Give the place in line, or the turn that came just now, to others if this block is left by an error."""
+        try:
+            yield
         except BaseException:
             if waiting.turn.done():
                 waiting.turn.result().open -= 1
@@ -186,7 +216,7 @@ class Slots:
         """Return how many more calls for these targets would find a free engine, or a place in the queue."""
         engines = [one for one in self.engines.values() if one.usable and any(_fits(one.joined, target) for target in targets)]
         free = sum(max(0, one.joined.max_concurrency - one.open) for one in engines)
-        return free + self._queue - len(self._waiting)
+        return free + self._queue - sum(one.only is None for one in self._waiting)
 
     def _free(self, target: Target, used: str | None) -> Pooled | None:
         """Return an engine with room: one that failed no call of late, the session's own, the idlest, in this order."""
@@ -196,7 +226,7 @@ class Slots:
 
     def _next(self, pooled: Pooled) -> _Waiting | None:
         """Return who is to have an engine: the first in line, unless its own is another one and somebody waits for this."""
-        fitting = [one for one in self._waiting if not one.turn.done() and _fits(pooled.joined, one.target)]
+        fitting = [one for one in self._waiting if not one.turn.done() and one.may_have(pooled)]
         if not fitting or fitting[0].passed >= PASSED_OVER:
             return fitting[0] if fitting else None
         place = next((place for place, one in enumerate(fitting) if self._at_home(one, pooled)), 0)

@@ -233,6 +233,73 @@ async def test_frozen_engine_is_for_those_that_name_it() -> None:
     assert await still_waits(Caller(slots, "b"))
 
 
+class Choice:
+    """An answer of a call that has an engine: waits for a place of its own there."""
+
+    def __init__(self, slots: Slots, pooled: Pooled) -> None:
+        self.got: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._enough = asyncio.Event()
+        self.task = asyncio.create_task(self._hold(slots, pooled))
+        TASKS.append(self.task)
+
+    async def _hold(self, slots: Slots, pooled: Pooled) -> None:
+        async with slots.another(pooled):
+            self.got.set_result(pooled.joined.engine_id)
+            await self._enough.wait()
+
+    async def let_go(self) -> None:
+        self._enough.set()
+        await self.task
+
+
+async def test_answers_of_one_call_take_a_place_each_and_stand_in_line_with_others() -> None:
+    """Neither does a call of many answers keep the others out, nor they it."""
+    e1 = engine("e1", places=2)
+    slots = slots_of(e1)
+    large = Caller(slots, "large")
+    await large.engine()
+    second, third, fourth = Choice(slots, e1), Choice(slots, e1), Choice(slots, e1)
+    assert await second.got == "e1"
+    small = Caller(slots, "small")
+    fifth = Choice(slots, e1)
+    await asyncio.sleep(AT_ONCE)
+    assert (e1.open, third.got.done(), small.got.done()) == (2, False, False)
+    await second.let_go()
+    assert await third.got == "e1"
+    await third.let_go()
+    assert await fourth.got == "e1"
+    await fourth.let_go()
+    assert await small.engine() == "e1"
+    assert not fifth.got.done()
+    await small.let_go()
+    assert await fifth.got == "e1"
+
+
+async def test_answer_that_is_no_longer_wanted_leaves_the_line() -> None:
+    """Also when it is cancelled in the moment of its turn."""
+    e1 = engine("e1", places=2)
+    slots = slots_of(e1)
+    first, second = Caller(slots, "a"), Caller(slots, "b")
+    await asyncio.gather(first.engine(), second.engine())
+    early, late, waiting = Choice(slots, e1), Choice(slots, e1), Caller(slots, "c")
+    await asyncio.sleep(0)
+    late.task.cancel()
+    await second.let_go()
+    early.task.cancel()
+    assert await waiting.engine() == "e1"
+    assert e1.open == 2
+
+
+async def test_answers_that_wait_do_not_fill_the_queue_of_calls() -> None:
+    e1 = engine("e1")
+    slots = slots_of(e1, queue=1)
+    await Caller(slots, "a").engine()
+    choices = [Choice(slots, e1) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert await slots.admission.ticket(frozenset({POLICY}), AT_ONCE) is not None
+    assert not any(choice.got.done() for choice in choices)
+
+
 @pytest.fixture(autouse=True)
 async def tasks_end() -> AsyncIterator[Awaitable[None] | None]:
     """Calls that are still open end with the test."""
