@@ -80,7 +80,8 @@ async def served(
         sampling = Sampling(max_tokens=200)
         capability = await hand.start("s1", budgets=budgets, sampling=sampling, streaming=streaming, quirks=quirks)
         partition = hand.bus.partition_of(Topic.SESSIONS, "s1")
-        opening = Opening(session_id="s1", nonce=NONCE, capability=capability, partition=partition, models=("policy",))
+        header = quirks.retry_header if quirks else None
+        opening = Opening(session_id="s1", nonce=NONCE, capability=capability, partition=partition, models=("policy",), retry_header=header)
         owners = Owners()
         client, clock, last = GatewayClient(hand.http, owners), AgentClock(time.monotonic), LastRequest()
         async with open_relay(opening, client, clock, limits, metrics=metrics(CollectorRegistry()), last=last) as url:

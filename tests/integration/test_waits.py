@@ -20,7 +20,7 @@ from evener.proto.ends import CallFailure, End
 from evener.proto.fleet import EngineJoined
 from evener.proto.ids import new_request_id
 from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Answer, Waiting
-from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed, SessionStarted
+from evener.proto.sessions import AttemptEnded, CallFailed, CallOpened, SessionSealed, SessionStarted
 from evener.proto.spec import Quirks
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
@@ -160,10 +160,10 @@ async def test_request_that_needs_no_engine_takes_no_place(tmp_path: Path) -> No
 
 
 @asynccontextmanager
-async def crowded(folder: Path, **limits: float) -> AsyncIterator[tuple[Served, asyncio.Task[Answer]]]:
+async def crowded(folder: Path, *, quirks: Quirks | None = None, **limits: float) -> AsyncIterator[tuple[Served, asyncio.Task[Answer]]]:
     """A served session beside another one, which has the only place of the only engine."""
     relay = msgspec.structs.replace(LIMITS, **limits)
-    async with served(folder, SCRIPT, config=config(held_seconds=0.3), limits=relay) as session:
+    async with served(folder, SCRIPT, config=config(held_seconds=0.3), limits=relay, quirks=quirks) as session:
         await limit_engine(session.hand, 1)
         other = asyncio.create_task(session.hand.ask(await session.hand.start("s2"), SLOWLY))
         await sampling(session.hand, 1)
@@ -190,6 +190,20 @@ async def test_harness_of_a_call_that_is_not_admitted_hears_503_and_its_attempt_
         await session.hand.exit("s1", code=1, unanswered=session.last.unanswered)
         assert (await session.hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
         assert not any(isinstance(event, CallFailed) for event in await session.hand.log("s1"))
+
+
+async def test_retry_of_a_vote_that_was_not_admitted_has_an_answer_of_its_own(tmp_path: Path) -> None:
+    """The log knows nothing of it; an equal request was answered meanwhile, and that answer is another voter's."""
+    async with crowded(tmp_path, quirks=Quirks(retry_header="x-retry"), admission_seconds=0.5) as (session, other):
+        assert (await ask(session))[0] == 503
+        assert (await other).status == 200
+        for retries, sampled in (("0", 1), ("1", 2), ("1", 2)):
+            body = {"model": "policy", "messages": HELLO}
+            headers = {"authorization": f"Bearer {NONCE}", "x-retry": retries}
+            async with session.hand.http.post(f"{session.url}/v1/chat/completions", json=body, headers=headers) as answer:
+                assert answer.status == 200
+            assert sum(isinstance(event, CallOpened) for event in await session.hand.log("s1")) == sampled
+        await session.sealed()
 
 
 async def test_wait_for_an_engine_is_not_the_agents_time(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ each a 4-byte big-endian length and a msgpack map; the last frame is `Answer`. A
 gateway: the relay sends the request again under the same id. Status 307 with `OWNER` names the gateway that owns the session.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -14,6 +15,8 @@ CAPABILITY: Final = "x-evener-capability"
 REQUEST_ID: Final = "x-evener-request-id"
 STARTED: Final = "x-evener-started"
 """Set by the relay once the headers of a streamed answer are out: from then on an error is an event of the stream."""
+UNSERVED: Final = "x-evener-unserved"
+"""Set by the relay on a marked retry: the id of the request that it repeats, which its harness was told could not be served."""
 OWNER: Final = "x-evener-owner"
 """In a 307 answer: base URL of the owner."""
 LEFT_PATH: Final = "/calls/{request_id}/left"
@@ -52,6 +55,11 @@ class Answer(Frame, frozen=True, kw_only=True, tag="answer"):
     body: bytes
     recorded: bool = False
     """It was answered from the record."""
+
+
+def is_marked(headers: Mapping[str, str], name: str | None) -> bool:
+    """Return whether a harness's client set a header to a count above 0. `name` None: it has no such header."""
+    return name is not None and headers.get(name, "0").strip() not in {"", "0"}
 
 
 AnyFrame = Admitted | Waiting | Delta | Answer

@@ -27,6 +27,8 @@ class Asked(Struct, frozen=True, kw_only=True, eq=False):
     """The headers of its answer are out: an error is an event of the stream."""
     marked_retry: bool = False
     """Its client says that it sends it again."""
+    unserved: str | None = None
+    """The request that its client sends again by it, which was told that it could not be served; its relay knows."""
     sub_agent: bool = False
     """Its client says that a sub-agent asks."""
 

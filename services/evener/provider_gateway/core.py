@@ -1,7 +1,7 @@
 """The gateway's decisions, pure: request and session in, decision out. No await, no clock, no I/O."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -28,6 +28,8 @@ class Request(Protocol):
     def body_digest(self) -> str: ...
     @property
     def marked_retry(self) -> bool: ...
+    @property
+    def unserved(self) -> str | None: ...
 
 
 STOP_STATUS: Final = 400
@@ -43,6 +45,11 @@ class Flying(Protocol):
     @property
     def ended(self) -> bool:
         """Whether no request may join it: what it came to was said, and is on its way to those who waited; or its attempt is over."""
+        ...
+
+    @property
+    def requests(self) -> Collection[str]:
+        """Those that were sent to it."""
         ...
 
     @property
@@ -107,13 +114,21 @@ def resent(session: Session, request_id: str, flights: Mapping[str, Flying]) -> 
 
 
 def _retry(session: Session, asked: Request, flights: Mapping[str, Flying]) -> Decision:
-    """Look for the twin that a new request repeats: first one that nobody got or waits for, then, with a mark, any."""
+    """Look for the twin that a new request repeats: first one that nobody got or waits for, then, with a mark, any.
+
+    Of several those come first that no retry has had before. Where the relay knows that the one which it repeats was not served,
+    there is none: the others are votes with answers of their own.
+    """
     flying = [(key, flight) for key, flight in flights.items() if flight.body_digest == asked.body_digest and not flight.ended]
     twins = [
         call
         for call in session.forest.in_order()
         if call.opened.attempt == session.attempt and call.opened.body_digest == asked.body_digest
     ]
+    superseded = {call.opened.retry_of for call in twins}
+    lost = [call for call in reversed(twins) if call.ended and not call.answered and call.call_id not in superseded]
+    if asked.unserved is not None:
+        return Sample(1, retry_of=next((call.call_id for call in lost if asked.unserved in call.requests), None))
     for request_id, flight in reversed(flying):
         if not flight.listened:
             return Join(request_id)
@@ -122,13 +137,12 @@ def _retry(session: Session, asked: Request, flights: Mapping[str, Flying]) -> D
             return FromRecord(call)
     if not asked.marked_retry:
         return Sample(1)
-    superseded = {call.opened.retry_of for call in twins}
-    for call in reversed(twins):
-        if call.ended and not call.answered and call.call_id not in superseded:
-            return Sample(1, retry_of=call.call_id)
+    if lost:
+        return Sample(1, retry_of=lost[0].call_id)
     if flying:
-        return Join(flying[-1][0])
-    return FromRecord(twins[-1]) if twins and twins[-1].answered else Sample(1)
+        return Join(min(reversed(flying), key=lambda one: len(one[1].requests))[0])
+    answered = [call for call in reversed(twins) if call.answered]
+    return FromRecord(min(answered, key=lambda call: len(call.requests))) if answered else Sample(1)
 
 
 def refusal(session: Session, start_id: str) -> RequestError | None:

@@ -17,7 +17,7 @@ from evener.bus.port import Bus
 from evener.dialects.canonical import CanonicalRequest, Dialect, RequestError
 from evener.dialects.registry import dialect_for
 from evener.proto.codec import encode_frame
-from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, UNSERVED, Answer, AnyFrame, is_marked
 from evener.proto.spec import Quirks
 from evener.provider_gateway.admission import Ticket
 from evener.provider_gateway.asked import OVERLOADED_STATUS, RETRY_AFTER, Asked
@@ -161,8 +161,9 @@ class Endpoints:
             request=parsed,
             body_digest=digest,
             started=STARTED in request.headers,
-            marked_retry=_is_marked(request, quirks.retry_header),
-            sub_agent=_is_marked(request, quirks.sub_agent_header),
+            marked_retry=is_marked(request.headers, quirks.retry_header),
+            unserved=request.headers.get(UNSERVED),
+            sub_agent=is_marked(request.headers, quirks.sub_agent_header),
         )
 
     async def _find(self, request: Request) -> tuple[Owner, Live, Capability] | Response:
@@ -210,10 +211,6 @@ async def _body(request: Request) -> bytes:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _is_marked(request: Request, header: str | None) -> bool:
-    return header is not None and request.headers.get(header, "0").strip() not in {"", "0"}
 
 
 def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -23,6 +23,7 @@ from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import JSON, Exchange, Limits
 from evener.sandbox_runner.relay_client import Call, GatewayClient
 from evener.sandbox_runner.request_body import read_body
+from evener.sandbox_runner.unserved import Unserved
 from evener.service.telemetry import Metrics
 
 PREFIX: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
@@ -37,6 +38,8 @@ NOT_PASSED_ON: Final = frozenset(
     }
 )
 """Headers that belong to the connection, and secrets; `x-evener-*` is ours."""
+REFUSED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
+"""Answers for which a client sends a request again."""
 CLOSE_SECONDS: Final = 0.2
 LEFT_SECONDS: Final = 5.0
 
@@ -53,6 +56,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """What the gateway wants to see; the harness never does."""
     partition: int
     models: Sequence[str]
+    retry_header: str | None = None
+    """By which the harness's client marks a transport retry."""
 
 
 class LastRequest:
@@ -94,6 +99,7 @@ class Relay:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
+        self._unserved = Unserved(opening.retry_header)
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -125,13 +131,18 @@ class Relay:
     async def _exchange(self, request: web.Request, call: Call, dialect: Dialect) -> web.StreamResponse:
         with self._clock.call() as wait:
             exchange = Exchange(request, call, dialect, client=self._client, wait=wait, limits=self._limits)
+            call.repeats = self._unserved.original(call)
             try:
-                return await exchange.run()
+                response = await exchange.run()
             except (asyncio.CancelledError, ConnectionError) as gone:
                 exchange.gave_up = True
                 if isinstance(gone, asyncio.CancelledError):
                     raise
                 return web.Response(status=499)
+            else:
+                if response.status in REFUSED:
+                    self._unserved.note(call)
+                return response
             finally:
                 self._metrics.relay_sent_again.inc(exchange.sent_again)
                 self._last.unanswered = CallFailure.OVERLOADED if exchange.unserved else None

@@ -13,7 +13,7 @@ from msgspec import Struct
 from yarl import URL
 
 from evener.proto.codec import BadRecord, decode_frame
-from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, UNSERVED, Answer, AnyFrame
 from evener.sandbox_runner.owners import Owners
 
 FIRST_PAUSE_SECONDS: Final = 0.1
@@ -49,6 +49,8 @@ class Call(Struct, kw_only=True):
     partition: int
     started: bool = False
     """The headers of its answer are out."""
+    repeats: str | None = None
+    """The unserved request that its client sends again by it."""
 
 
 class GatewayClient:
@@ -136,7 +138,8 @@ class _Elsewhere(Exception):
 
 def _ours(call: Call) -> dict[str, str]:
     started = {STARTED: "1"} if call.started else {}
-    return {CAPABILITY: call.capability, REQUEST_ID: call.request_id, **started}
+    repeated = {UNSERVED: call.repeats} if call.repeats is not None else {}
+    return {CAPABILITY: call.capability, REQUEST_ID: call.request_id, **started, **repeated}
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> Answer:

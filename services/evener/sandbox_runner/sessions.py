@@ -108,6 +108,7 @@ class Session:
             capability=self._capability(position),
             partition=position.partition,
             models=(spec.policy, *(name for name in spec.models if name not in {spec.policy, "*"})),
+            retry_header=None if prepared is None else prepared.harness.quirks.retry_header,
         )
         try:
             async with open_relay(opening, site.client, clock, site.limits, metrics=site.metrics, last=last) as base_url:

@@ -33,6 +33,7 @@ class Asked(Struct, frozen=True):
     request_id: str
     body_digest: str = ""
     marked_retry: bool = False
+    unserved: str | None = None
 
 
 class Flying(Struct):
@@ -41,6 +42,7 @@ class Flying(Struct):
     body_digest: str
     listened: bool = True
     ended: bool = False
+    requests: tuple[str, ...] = ("r",)
 
 
 def test_resend_is_answered_from_the_record_joined_or_tried_again() -> None:
@@ -93,6 +95,46 @@ def test_marked_retry_of_a_lost_call_supersedes_it() -> None:
     world.fail(opened, CallFailure.ENGINE_ERROR)
     assert decide(world.session, Asked("r2", opened.body_digest, marked_retry=True), {}) == Sample(1, retry_of=opened.call_id)
     assert decide(world.session, Asked("r2", opened.body_digest), {}) == Sample(1)
+
+
+def test_marked_retry_of_a_request_that_was_not_served_takes_no_voters_answer() -> None:
+    """Three votes, of which the last was told 503: neither the others' answers are its own, nor what they are waiting for."""
+    world = World()
+    world.ask([user("a")], "b")
+    equal = world.session.forest.calls["c1"].opened.body_digest
+    retry = Asked("r4", equal, marked_retry=True, unserved="r3")
+    assert decide(world.session, retry, {}) == Sample(1)
+    assert decide(world.session, retry, {"r2": Flying(equal)}) == Sample(1)
+    assert decide(world.session, retry, {"r2": Flying(equal, listened=False)}) == Sample(1)
+    world.undeliver("c1")
+    assert decide(world.session, retry, {}) == Sample(1)
+
+
+def test_marked_retry_of_a_request_that_failed_supersedes_that_one() -> None:
+    """Two votes failed; the first one is tried again."""
+    world = World()
+    failed = [world.open([user("a")])[1] for _ in range(2)]
+    for opened in failed:
+        world.fail(opened, CallFailure.ENGINE_ERROR)
+    retry = Asked("r9", failed[0].body_digest, marked_retry=True, unserved=failed[0].request_id)
+    assert decide(world.session, retry, {}) == Sample(1, retry_of=failed[0].call_id)
+
+
+def test_marked_retries_of_two_votes_get_an_answer_each() -> None:
+    """Also while they are sampled: each voter has one of its own."""
+    world = World()
+    world.ask([user("a")], "b")
+    world.ask([user("a")], "c")
+    equal = world.session.forest.calls["c1"].opened.body_digest
+    given = []
+    for request_id in ("r8", "r9"):
+        decided = decide(world.session, Asked(request_id, equal, marked_retry=True), {})
+        assert isinstance(decided, FromRecord)
+        given.append(decided.call.call_id)
+        world.deliver(decided.call.call_id, request_id)
+    assert sorted(given) == ["c1", "c2"]
+    flights = {"r3": Flying(equal), "r4": Flying(equal, requests=("r4", "r8")), "r8": Flying(equal, requests=("r4", "r8"))}
+    assert decide(world.session, Asked("r10", equal, marked_retry=True), flights) == Join("r3")
 
 
 def test_another_attempt_has_no_twins() -> None:

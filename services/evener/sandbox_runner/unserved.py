@@ -1,0 +1,41 @@
+"""Requests that the harness was told could not be served: a retry of one is told from a retry of an equal request that was answered."""
+
+import hashlib
+from collections import deque
+from typing import Final
+
+from evener.proto.relay import is_marked
+from evener.sandbox_runner.relay_client import Call
+
+KEPT: Final = 256
+
+
+class Unserved:
+    """Of one relay. Bodies are not kept, only what recognises them."""
+
+    def __init__(self, retry_header: str | None) -> None:
+        """`retry_header`: by which the harness's client marks a transport retry. None: it marks none."""
+        self._retry_header: Final = retry_header
+        self._requests: Final[deque[tuple[bytes, str]]] = deque(maxlen=KEPT)
+
+    def note(self, call: Call) -> None:
+        """Take note that a request was refused: its client may send it again, marked."""
+        if self._retry_header is not None:
+            self._requests.append((_digest(call), call.request_id))
+
+    def original(self, call: Call) -> str | None:
+        """Return the id of the unserved request that a marked one repeats; each is repeated once. None: it repeats none of them."""
+        if not self._requests or not is_marked(call.headers, self._retry_header):
+            return None
+        digest = _digest(call)
+        found = next((each for each in self._requests if each[0] == digest), None)
+        if found is None:
+            return None
+        self._requests.remove(found)
+        return found[1]
+
+
+def _digest(call: Call) -> bytes:
+    hashed = hashlib.blake2b(call.path.encode() + b"\n", digest_size=16)
+    hashed.update(call.body)
+    return hashed.digest()
