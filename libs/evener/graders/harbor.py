@@ -5,6 +5,7 @@ no reward, never 0. The exit status of the tests is kept as evidence and means n
 """
 
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,6 @@ REMOVED: Final = "removed.json"
 OUTPUT: Final = "test-stdout.txt"
 
 _numbers: Final = msgspec.json.Decoder(dict[str, float])
-_names: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class Harbor:
@@ -109,5 +109,5 @@ async def _changes(trajectory: TrajectoryBuilt, blobs: Blobs) -> Changes | None:
         msg = f"the session left no {CHANGES} to test: {trajectory.exit.detail or 'no reason was given'}"
         raise GraderRefused(msg)
     archive = await blobs.get(refs[CHANGES])
-    removed = _names.decode(await blobs.get(refs[REMOVED])) if REMOVED in refs else ()
-    return Changes(archive=archive, removed=removed)
+    removed = json.loads(await blobs.get(refs[REMOVED])) if REMOVED in refs else ()  # names need not be UTF-8
+    return Changes(archive=archive, removed=tuple(removed))

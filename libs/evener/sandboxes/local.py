@@ -9,17 +9,24 @@ puts together at run time are not seen. The root must hold no character that a s
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from evener.sandboxes import processes
-from evener.sandboxes.changes import State, apply, changes_since, state_of
+from evener.sandboxes.applying import apply, make_folder
+from evener.sandboxes.changes import State, changes_since, state_of
+from evener.sandboxes.folders import Deadline, descend, open_file, opened, remove
 from evener.sandboxes.port import (
     AGENT_LOGS,
     ARTIFACTS,
@@ -29,12 +36,17 @@ from evener.sandboxes.port import (
     UNTRACKED,
     VERIFIER_LOGS,
     WORKDIR,
+    ChangeLimits,
     Changes,
+    NotAFile,
     Process,
     Program,
     SandboxError,
     SandboxHeld,
 )
+from evener.sandboxes.processes import LocalProcess
+from evener.sandboxes.removal import Removal
+from evener.sandboxes.work import FileWork, file_work
 
 LOCK_FILE: Final = ".held"
 SCRIPTS: Final = frozenset({".bash", ".cfg", ".ini", ".js", ".json", ".py", ".rb", ".sh", ".toml", ".txt", ".yaml", ".yml", ""})
@@ -43,13 +55,21 @@ SCRIPT_BYTES: Final = 1 << 20
 """Larger files are data."""
 UNSAFE: Final = re.compile(r"[^\w./@%+=:,-]")
 """A shell would split or read it."""
+CLOSE_SECONDS: Final = 5.0
+"""A sandbox's end waits so long for its files to be gone; then they are removed while other things go on."""
+START_SECONDS: Final = 2.0
+"""So long a start waits for the removal of what is left."""
+
+log = structlog.get_logger()
 
 
 class LocalSandbox:
     """A folder, and what runs in it."""
 
-    def __init__(self, folder: Path, workdir: str) -> None:
+    def __init__(self, folder: Path, workdir: str, work: FileWork) -> None:
         self._folder = folder
+        self._work = work
+        self._started: list[LocalProcess] = []
         self._places = (workdir, HOME, TEMPORARY, TESTS, VERIFIER_LOGS, AGENT_LOGS, ARTIFACTS)
         self._state: State = {}
         self.workdir = self.inside(workdir)
@@ -59,37 +79,40 @@ class LocalSandbox:
 
     async def bring(self, folder: Path, place: str) -> None:
         with door(f"cannot copy {folder} to {place}"):
-            await asyncio.to_thread(self._bring, folder, place)
+            await self._work.run(self._bring, folder, place)
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         with door("cannot write the harness's files"):
-            await asyncio.to_thread(self._write, files)
+            await self._work.run(self._write, files)
 
     async def apply(self, changes: Changes) -> None:
         with door("cannot apply changes"):
-            await asyncio.to_thread(apply, self._folder, changes, tracked)
+            await self._work.run(self._apply, changes)
 
     async def settle(self) -> None:
         with door("cannot read the prepared files"):
-            self._state = await asyncio.to_thread(state_of, self._folder, tracked)
+            self._state = await self._work.run(state_of, self._folder, tracked)
 
     async def start(self, program: Program) -> Process:
         environment = {**self._environment(), **program.environment}
-        return await processes.start(
+        process = await processes.start(
             program.argv,
             environment=environment,
             folder=Path(self.workdir),
             marker=str(self._folder),
             log_bytes=program.log_bytes,
+            sweep=self._sweep,
         )
+        self._started.append(process)
+        return process
 
-    async def changes(self, limit_bytes: int) -> Changes:
+    async def changes(self, limits: ChangeLimits) -> Changes:
         with door("cannot read the changed files"):
-            return await asyncio.to_thread(changes_since, self._folder, self._state, tracked, limit_bytes)
+            return await self._work.run(changes_since, self._folder, self._state, tracked, limits, self._work.called_off)
 
     async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:
         with door(f"cannot read {place}"):
-            return await asyncio.to_thread(self._read, place, limit_bytes)
+            return await self._work.run(self._read, place, limit_bytes)
 
     def make(self) -> None:
         """Make the folder and its places. Blocks."""
@@ -97,13 +120,14 @@ class LocalSandbox:
         for place in self._places:
             self._path(place).mkdir(parents=True, exist_ok=True)
 
-    def clear(self) -> None:
-        """Kill what runs and remove the folder, however the program left its rights. Blocks."""
-        processes.kill_marked(lambda folder: folder == str(self._folder))
-        for path, _, _ in os.walk(self._folder):
-            with contextlib.suppress(OSError):
-                Path(path).chmod(0o700)
-        shutil.rmtree(self._folder, ignore_errors=True)
+    async def stop(self) -> None:
+        """End whatever runs in it."""
+        for process in self._started:
+            await process.end(grace_seconds=0)
+        await self._sweep()
+
+    async def _sweep(self) -> None:
+        await self._work.run(processes.kill_marked, lambda folder: folder == str(self._folder))
 
     def _path(self, place: str) -> Path:
         return self._folder / place.removeprefix("/")
@@ -145,33 +169,75 @@ class LocalSandbox:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
+    def _apply(self, changes: Changes) -> None:
+        """Make the changes; then the places are there again, and those that are ours alone are no links."""
+        apply(self._folder, changes, tracked)
+        with opened(self._folder) as root:
+            for place in UNTRACKED:
+                make_folder(root, Path(place).parts[1:])
+        for place in self._places:
+            self._path(place).mkdir(parents=True, exist_ok=True)
+
     def _read(self, place: str, limit_bytes: int) -> bytes | None:
-        path = self._path(place)
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > limit_bytes:
+        *above, last = Path(place).parts[1:]
+        try:
+            with opened(self._folder) as root, descend(root, tuple(above)) as folder:
+                descriptor = open_file(last, folder)
+        except FileNotFoundError:
             return None
-        return path.read_bytes()
+        except OSError as cause:
+            msg = f"{place} is not read: {'a link' if cause.errno == errno.ELOOP else cause.strerror}"
+            raise NotAFile(msg) from cause
+        with FileIO(descriptor) as file:
+            return _content(file, place, limit_bytes)
 
 
 class LocalSandboxes:
     """The backend over one root folder. Made by `open_local`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, work: FileWork) -> None:
         self._root = root
+        self._work = work
+        self._removal = Removal(root, work)
+        self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def open(self, name: str, *, workdir: str = WORKDIR) -> AsyncIterator[LocalSandbox]:
-        sandbox = LocalSandbox(self._root / name, workdir)
+        sandbox = LocalSandbox(self._root / name, workdir, self._work)
         try:
             with door(f"cannot make a sandbox in {self._root}"):
-                await asyncio.to_thread(sandbox.make)
+                await self._work.run(sandbox.make)
             yield sandbox
         finally:
-            await asyncio.shield(asyncio.to_thread(sandbox.clear))
+            closing = asyncio.create_task(self._close(sandbox, name))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
+
+    async def reap(self) -> None:
+        """Kill every process of a sandbox below the root, and put the sandboxes aside to be removed. Raises OSError."""
+        await self._work.run(processes.kill_marked, lambda folder: Path(folder).parent == self._root)
+        await asyncio.wait([await self._removal.take_all()], timeout=START_SECONDS)
+
+    async def closed(self) -> None:
+        """Wait until the sandboxes that are being closed are closed."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _close(self, sandbox: LocalSandbox, name: str) -> None:
+        await sandbox.stop()
+        try:
+            removed = await self._removal.take(name)
+        except FileNotFoundError:
+            return
+        except OSError as cause:
+            log.warning("sandbox_not_removed", folder=str(self._root / name), error=str(cause), mend="the next start tries again")
+            return
+        await asyncio.wait([removed], timeout=CLOSE_SECONDS)
 
 
 @asynccontextmanager
 async def open_local(root: Path) -> AsyncIterator[LocalSandboxes]:
-    """Open the backend on a folder of its own; what a dead process left there is killed and removed first.
+    """Open the backend on a folder of its own; what a dead process left there is killed, put aside, and removed while others work.
 
     Raises SandboxHeld where a living process has it open, SandboxError where the folder cannot be used.
     """
@@ -179,33 +245,49 @@ async def open_local(root: Path) -> AsyncIterator[LocalSandboxes]:
     if found := UNSAFE.search(str(root)):
         msg = f"sandboxes cannot be kept in {root}: {found[0]!r} in its path would break the shell scripts of tests. Keep them elsewhere"
         raise SandboxError(msg)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         with door(f"cannot keep sandboxes in {root}"):
             stack.enter_context(held(root))
-            await asyncio.to_thread(reap, root)
-        yield LocalSandboxes(root)
-
-
-def reap(root: Path) -> int:
-    """Kill every process of a sandbox below `root`, then remove the sandboxes. Return how many processes there were. Blocks."""
-    killed = processes.kill_marked(lambda folder: Path(folder).parent == root)
-    for folder in root.iterdir():
-        if folder.is_dir():
-            LocalSandbox(folder, WORKDIR).clear()
-    return killed
+            sandboxes = LocalSandboxes(root, await stack.enter_async_context(file_work()))
+            await sandboxes.reap()
+        stack.push_async_callback(sandboxes.closed)
+        yield sandboxes
 
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
     """Hold the folder; the kernel lets it go when this process dies."""
     root.mkdir(parents=True, exist_ok=True)
-    with (root / LOCK_FILE).open("a") as file:
+    with opened(root) as folder, FileIO(_lock_file(folder), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
             msg = f"the sandboxes in {root} belong to a process that runs"
             raise SandboxHeld(msg) from cause
         yield
+
+
+def _lock_file(root: int) -> int:
+    """Open the lock file: a program of a sandbox may have put anything in its place."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(LOCK_FILE, dir_fd=root, follow_symlinks=False).st_mode):
+            remove(LOCK_FILE, root, Deadline(START_SECONDS))
+    return os.open(LOCK_FILE, flags, 0o600, dir_fd=root)
+
+
+def _content(file: FileIO, place: str, limit_bytes: int) -> bytes:
+    """Return what an open file holds. Raises NotAFile."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        msg = f"{place} is not read: no regular file"
+        raise NotAFile(msg)
+    content = bytearray()
+    while len(content) <= limit_bytes and (block := file.read(limit_bytes + 1 - len(content))):
+        content += block
+    if len(content) > limit_bytes:
+        msg = f"{place} is not read: more than {limit_bytes} bytes"
+        raise NotAFile(msg)
+    return bytes(content)
 
 
 def tracked(name: str) -> bool:

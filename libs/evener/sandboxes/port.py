@@ -43,7 +43,11 @@ class ProgramMissing(SandboxError):
 
 
 class ChangesTooLarge(SandboxError):
-    """The program left more than an artifact may hold. Have it work in its home or in /tmp, or raise the limit."""
+    """The program left more than is kept. Have it work in its home or in /tmp, or raise the runner's limits `changes_...`."""
+
+
+class NotAFile(SandboxError):
+    """A place holds something that is not read: a link, a pipe, a folder, or a file above the limit. Have a plain file written there."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -53,6 +57,19 @@ class Changes(Struct, frozen=True, kw_only=True):
     """A deterministic tar of new and changed files, directories and links; names are places without the leading slash."""
     removed: tuple[str, ...] = ()
     """Names of files, directories and links that are gone, sorted."""
+    left_out: Mapping[str, str] = {}
+    """Names that are not in the archive although something is there, and why. What lies below such a directory is not named."""
+
+
+class ChangeLimits(Struct, frozen=True, kw_only=True):
+    """What of a sandbox's changes is kept. Beyond a limit nothing is: ChangesTooLarge."""
+
+    bytes: int = 256 * 1024 * 1024
+    """Of new and changed files together, before any of them is read."""
+    entries: int = 50_000
+    """Files, directories and links of the whole sandbox."""
+    seconds: float = 120.0
+    """For reading them."""
 
 
 class Program(Struct, frozen=True, kw_only=True):
@@ -112,12 +129,12 @@ class Sandbox(Protocol):
         """Start a program in the working directory, its stdin closed. Raises SandboxError."""
         ...
 
-    async def changes(self, limit_bytes: int) -> Changes:
+    async def changes(self, limits: ChangeLimits) -> Changes:
         """Return what changed since `settle`. No program may run. Raises ChangesTooLarge, SandboxError."""
         ...
 
     async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:
-        """Return a file's content. None: no such regular file, or a larger one."""
+        """Return a file's content. None: nothing is there. Raises NotAFile for anything else than a regular file within the limit."""
         ...
 
 

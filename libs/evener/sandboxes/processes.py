@@ -1,6 +1,7 @@
-"""Processes of `local` sandboxes: started with a parent-death signal, found by a variable in their environment, and killed.
+"""Processes of `local` sandboxes: each program under a keeper (`launch.py`) that adopts and kills all that it starts.
 
-A process that leaves its group is still found; one that also overwrites its own environment is not: `local` is for trusted tasks.
+A mark in the environment finds what has no keeper any more: where the keeper itself was killed, by the program or with the runner.
+What clears its environment and loses its keeper is not found: `local` is for trusted tasks.
 """
 
 import asyncio
@@ -10,7 +11,11 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +26,15 @@ MARKER: Final = "EVENER_SANDBOX"
 LAUNCHER: Final = Path(__file__).with_name("launch.py")
 OUTPUT_SECONDS: Final = 2.0
 """After a program's end its output is read for so long: a survivor may keep the pipe open."""
-SWEEPS: Final = 20
-"""Rounds of finding and killing: a process that forks while it is looked for is found in the next."""
+KEEPER_SECONDS: Final = 15.0
+"""A keeper that was told to kill its program, and has not ended after so long, is killed itself."""
+SWEEP_SECONDS: Final = 10.0
+"""Marked processes are found and killed again and again for so long: one that forks while it is looked for is found in the next round."""
+BATCH: Final = 200
+"""Processes that are held open at a time while they are killed."""
+
+Sweep = Callable[[], Awaitable[object]]
+"""Kills what has a sandbox's marker."""
 
 
 class BoundedLog:
@@ -51,83 +63,113 @@ class BoundedLog:
 
 
 class LocalProcess:
-    """A program of a `local` sandbox, leader of a process group of its own."""
+    """A program of a `local` sandbox under its keeper. Made by `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, marker: str, log_bytes: int) -> None:
-        self._process = process
-        self._marker = marker
-        self._log = BoundedLog(log_bytes)
-        self._reading = asyncio.create_task(self._read())
+    def __init__(
+        self, keeper: asyncio.subprocess.Process, control: FileIO, reading: asyncio.Task[None], log: BoundedLog, sweep: Sweep
+    ) -> None:
+        self._keeper = keeper
+        self._control = control
+        self._reading = reading
+        self._log = log
+        self._sweep = sweep
 
     async def wait(self) -> int:
-        code = await self._process.wait()
-        await self._clear()
+        code = await self._keeper.wait()
+        self._control.close()
+        await self._sweep()
+        await asyncio.wait([self._reading], timeout=OUTPUT_SECONDS)
+        self._reading.cancel()
         return code
 
     async def end(self, grace_seconds: float = 2.0) -> int:
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_seconds):
-                await self._process.wait()
-        self._signal(signal.SIGKILL)
+        self._ask(b"t")
+        if not await self._ended(grace_seconds):
+            self._ask(b"k")
+            if not await self._ended(KEEPER_SECONDS):
+                self._keeper.kill()
         return await self.wait()
 
     def log(self) -> bytes:
         return self._log.read()
 
-    async def _read(self) -> None:
-        stream = self._process.stdout
-        while stream is not None and (data := await stream.read(1 << 16)):
-            self._log.add(data)
+    def _ask(self, what: bytes) -> None:
+        if not self._control.closed:
+            with contextlib.suppress(OSError):  # the keeper has just ended
+                self._control.write(what)
 
-    async def _clear(self) -> None:
-        await asyncio.to_thread(kill_marked, lambda folder: folder == self._marker)
-        await asyncio.wait([self._reading], timeout=OUTPUT_SECONDS)
-        self._reading.cancel()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+    async def _ended(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._keeper.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
-async def start(argv: Sequence[str], *, environment: Mapping[str, str], folder: Path, marker: str, log_bytes: int) -> LocalProcess:
-    """Start a program in `folder` with exactly this environment and the marker. Call it from a thread that lives as long as we do."""
+async def start(
+    argv: Sequence[str], *, environment: Mapping[str, str], folder: Path, marker: str, log_bytes: int, sweep: Sweep
+) -> LocalProcess:
+    """Start a program in `folder` with exactly this environment and the marker. `sweep` kills what else has the marker."""
     if shutil.which(argv[0] if "/" not in argv[0] else folder / argv[0], path=environment.get("PATH")) is None:
         msg = f"there is no program {argv[0]}"
         raise ProgramMissing(msg)
+    with ExitStack() as ours, ExitStack() as theirs:
+        control, asking = _pipe(theirs, ours)
+        output, printing = _pipe(ours, theirs)
+        try:
+            keeper = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(LAUNCHER),
+                *argv,
+                cwd=folder,
+                env={**environment, MARKER: marker},
+                stdin=control,
+                stdout=printing,
+                stderr=printing,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as cause:
+            msg = f"cannot start {argv[0]} in {folder}: {cause}"
+            raise SandboxError(msg) from cause
+        ours.pop_all()
+    log = BoundedLog(log_bytes)
+    return LocalProcess(keeper, asking, asyncio.create_task(_read(output, log)), log, sweep)
+
+
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
+    """Return the ends of a pipe, each closed by its stack."""
+    receiving, sending = os.pipe()
+    return reader.enter_context(FileIO(receiving, "rb")), writer.enter_context(FileIO(sending, "wb"))
+
+
+async def _read(output: FileIO, log: BoundedLog) -> None:
+    """Keep what a program prints, until all that may print have ended."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), output)
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            str(LAUNCHER),
-            str(os.getpid()),
-            *argv,
-            cwd=folder,
-            env={**environment, MARKER: marker},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as cause:
-        msg = f"cannot start {argv[0]} in {folder}: {cause.strerror}"
-        raise SandboxError(msg) from cause
-    return LocalProcess(process, marker, log_bytes)
+        while data := await stream.read(1 << 16):
+            log.add(data)
+    finally:
+        transport.close()
 
 
 def kill_marked(ours: Callable[[str], bool]) -> int:
-    """Kill every process whose marker `ours` accepts, and wait until none is left. Return how many there were. Blocks."""
+    """Kill every process whose marker `ours` accepts, until none is left or it takes too long. Return how many there were. Blocks."""
     killed: set[int] = set()
-    for _ in range(SWEEPS):
-        found = [marked for pid in _pids() if (marked := _marked(pid, ours)) is not None]
+    end = time.monotonic() + SWEEP_SECONDS
+    while time.monotonic() < end:
+        found = list(islice((marked for pid in _pids() if (marked := _marked(pid, ours)) is not None), BATCH))
         if not found:
             break
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process makes no further one, nor room for it
+            for _, descriptor in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(descriptor, number)
         for pid, descriptor in found:
             killed.add(pid)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             _wait_gone(descriptor)
     return len(killed)
 

@@ -27,7 +27,11 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     body_bytes: Annotated[int, Meta(ge=1024)] = 32 * 1024 * 1024
     """Largest request body that is taken from a harness."""
     changes_bytes: Annotated[int, Meta(ge=0)] = 256 * 1024 * 1024
-    """Changed files of a session that are kept, all together."""
+    """New and changed files of a session, all together. One that leaves more keeps none of them and is not graded."""
+    changes_entries: Annotated[int, Meta(ge=1)] = 50_000
+    """Files, folders and links that a session's sandbox may hold at its end. One that leaves more keeps none and is not graded."""
+    changes_seconds: Seconds = 120.0
+    """For reading what a session changed. One that takes longer keeps nothing and is not graded."""
     log_bytes: Annotated[int, Meta(ge=1024)] = 1024 * 1024
     """Of a harness's output so much is kept: the beginning and the end."""
     recording_seconds: Seconds = 30.0

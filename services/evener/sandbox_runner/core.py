@@ -1,6 +1,7 @@
 """What the runner decides: which dispatches it takes, what it may run, how a call's frames become an answer. Pure."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -75,7 +76,14 @@ def allow(harness: HarnessSpec, *, has_tools: bool, trust_local: bool) -> None:
         raise NoStart(msg)
 
 
+def told_left_out(left_out: Mapping[str, str], most: int = 3) -> str:
+    """Return for people what of the changes was left out, and why: the first few by name."""
+    first = "; ".join(f"{name[-200:]!r}: {reason}" for name, reason in list(left_out.items())[:most])
+    further = f"; {len(left_out) - most} more in left_out.json" if len(left_out) > most else ""
+    return f"left out of the changes: {first}{further}"
+
+
 def one_line(text: str, most: int = 2000) -> str:
-    """Return the text on one line, cut to `most` characters."""
-    line = " ".join(text.split())
+    """Return the text on one line, cut to `most` characters, and such as every reader decodes."""
+    line = " ".join(text.encode(errors="backslashreplace").decode().split())
     return line if len(line) <= most else f"{line[:most]}..."

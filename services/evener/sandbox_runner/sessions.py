@@ -21,7 +21,7 @@ from evener.proto.sessions import Artifact, Event, HarnessExited, SessionDispatc
 from evener.proto.spec import Quirks
 from evener.proto.topics import Topic
 from evener.sandbox_runner.clock import AgentClock
-from evener.sandbox_runner.core import NONE, Ending, NoStart, one_line
+from evener.sandbox_runner.core import NONE, Ending, NoStart, one_line, told_left_out
 from evener.sandbox_runner.preparing import Prepared, chosen, prepare
 from evener.sandbox_runner.recordings import RecordingOpened
 from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
@@ -180,15 +180,30 @@ class Session:
             await asyncio.gather(exited, timer, return_exceptions=True)
 
     async def _gather(self, found: Exit, sandbox: Sandbox, output: bytes) -> None:
-        """Keep what the harness left. Raises BlobError, SandboxError: without its work the attempt is worth nothing."""
+        """Keep what the harness left. Raises BlobError; SandboxError where the sandbox itself is gone: another attempt may keep its work.
+
+        What cannot be kept is the agent's doing: its exit stands, with the reason.
+        """
         kept = {"harness.log": output}
         try:
-            changes = await sandbox.changes(self._site.config.changes_bytes)
-            kept["changes.tar"] = changes.archive
-            kept["removed.json"] = json.dumps(changes.removed).encode()
+            changes = await sandbox.changes(self._site.limits_of_changes)
+            kept |= {"changes.tar": changes.archive, "removed.json": json.dumps(changes.removed).encode()}
+            if changes.left_out:
+                kept["left_out.json"] = json.dumps(changes.left_out).encode()
+                self._say(found, told_left_out(changes.left_out))
         except ChangesTooLarge as large:
-            found.detail = one_line(f"{found.detail} changed files were not kept: {large}")
+            self._say(found, f"changed files were not kept: {large}")
+        except (BlobError, SandboxError):
+            raise
+        except Exception as bug:  # what a tree of the agent makes of our code must not cost its session
+            log.exception("changes_not_read", session_id=self._event.session_id, attempt=self._event.attempt)
+            self._say(found, f"changed files were not kept: they could not be read ({type(bug).__name__}: {bug})")
         found.artifacts = tuple([Artifact(name=name, blob=await self._site.blobs.put(data)) for name, data in kept.items()])
+
+    def _say(self, found: Exit, what: str) -> None:
+        """Add to the exit's detail, and to the log."""
+        log.warning("changes_left_out", session_id=self._event.session_id, attempt=self._event.attempt, reason=what)
+        found.detail = one_line(f"{found.detail} {what}")
 
     def _capability(self, position: Position) -> str:
         capability = Capability(

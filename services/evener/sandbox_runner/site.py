@@ -8,7 +8,7 @@ from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.recordings import Recordings
 from evener.sandbox_runner.relay_client import GatewayClient
-from evener.sandboxes.port import Sandboxes
+from evener.sandboxes.port import ChangeLimits, Sandboxes
 from evener.service.auth import Secrets
 from evener.service.events import EventLog
 from evener.service.telemetry import Metrics
@@ -27,6 +27,12 @@ class Site(Struct, frozen=True, kw_only=True, eq=False):
     client: GatewayClient
     recordings: Recordings
     metrics: Metrics
+
+    @property
+    def limits_of_changes(self) -> ChangeLimits:
+        """What of a session's changes is kept."""
+        config = self.config
+        return ChangeLimits(bytes=config.changes_bytes, entries=config.changes_entries, seconds=config.changes_seconds)
 
     @property
     def limits(self) -> Limits:

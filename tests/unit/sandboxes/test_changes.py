@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sandboxes.changes import apply, changes_since, state_of
-from evener.sandboxes.port import Changes, ChangesTooLarge, SandboxError
+from evener.sandboxes.applying import apply
+from evener.sandboxes.changes import changes_since, state_of
+from evener.sandboxes.port import ChangeLimits, Changes, ChangesTooLarge, SandboxError
 
-LIMIT = 1 << 20
+LIMITS = ChangeLimits(bytes=1 << 20)
 NAMES = st.sampled_from(["a", "b", "c/d", "c/e", "c/f/g", "a b", "ü", "x.sh"])
 CONTENTS = st.one_of(
     st.tuples(st.just("file"), st.binary(max_size=40), st.sampled_from([0o644, 0o600, 0o755])),
@@ -65,7 +66,7 @@ def test_changes_of_any_tree_into_any_other_are_made_again(
         apply(agent, Changes(archive=empty_tar(), removed=tuple(sorted(state))), everything)
         make(agent, after)
 
-        changes = changes_since(agent, state, everything, LIMIT)
+        changes = changes_since(agent, state, everything, LIMITS)
         apply(grader, changes, everything)
 
         assert picture(grader) == picture(agent)
@@ -88,7 +89,7 @@ def test_equal_changes_give_equal_bytes(tmp_path: Path) -> None:
         state = state_of(root, everything)
         make(root, {"c/d": ("file", b"x", 0o644), "a": ("link", b"c/d", 0)})
         os.utime(root / "c/d", (len(archives), len(archives)))
-        archives.append(changes_since(root, state, everything, LIMIT).archive)
+        archives.append(changes_since(root, state, everything, LIMITS).archive)
 
     assert archives[0] == archives[1]
 
@@ -102,7 +103,7 @@ def test_a_file_written_again_with_its_old_time_and_size_is_a_change(tmp_path: P
     path.write_bytes(b"new")
     os.utime(path, ns=(times, times))
 
-    changes = changes_since(tmp_path, state, everything, LIMIT)
+    changes = changes_since(tmp_path, state, everything, LIMITS)
 
     with tarfile.open(fileobj=io.BytesIO(changes.archive)) as archive:
         assert archive.getnames() == ["a"]
@@ -114,7 +115,7 @@ def test_touching_a_file_is_no_change(tmp_path: Path) -> None:
     state = state_of(tmp_path, everything)
     os.utime(tmp_path / "a", (1, 1))
 
-    changes = changes_since(tmp_path, state, everything, LIMIT)
+    changes = changes_since(tmp_path, state, everything, LIMITS)
 
     assert changes == Changes(archive=empty_tar())
 
@@ -125,7 +126,7 @@ def test_too_much_is_refused_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 101)
 
     with pytest.raises(ChangesTooLarge, match="101 bytes, 100 are allowed"):
-        changes_since(tmp_path, state, everything, 100)
+        changes_since(tmp_path, state, everything, ChangeLimits(bytes=100))
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../out"])
@@ -156,6 +157,6 @@ def test_a_link_to_its_own_sandbox_leads_to_the_other_one_there(tmp_path: Path) 
     state = state_of(agent, everything)
     make(agent, {"a": ("file", b"x", 0o644), "l": ("link", str(agent / "a").encode(), 0)})
 
-    apply(grader, changes_since(agent, state, everything, LIMIT), everything)
+    apply(grader, changes_since(agent, state, everything, LIMITS), everything)
 
     assert (grader / "l").resolve() == grader / "a"

@@ -11,9 +11,9 @@ import pytest
 
 from evener.sandboxes.grading import Grading, grade
 from evener.sandboxes.local import LocalSandboxes, open_local
-from evener.sandboxes.port import Changes, Process, Program, ProgramMissing, SandboxError, SandboxHeld
+from evener.sandboxes.port import ChangeLimits, Changes, Process, Program, ProgramMissing, SandboxError, SandboxHeld
 
-LIMIT = 1 << 20
+LIMITS = ChangeLimits()
 STRAY = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' </dev/null >/dev/null 2>&1 & until [ -s {pid} ]; do sleep 0.01; done;"
 """Starts what leaves the group and the session, and stays."""
 RUNNER = """
@@ -50,6 +50,11 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def left_in(root: Path) -> list[str]:
+    """Return what is there of sandboxes, those that are being removed included."""
+    return [path.name for path in (*root.iterdir(), *(root / ".removed").iterdir()) if path.name not in {".held", ".removed"}]
 
 
 async def gone(pid: int) -> None:
@@ -129,7 +134,7 @@ async def test_a_starting_runner_kills_and_removes_what_a_dead_one_left(tmp_path
 
     async with open_local(root):
         assert not runs(pid)
-        assert [path.name for path in root.iterdir()] == [".held"]
+        assert left_in(root) == []
 
 
 async def test_a_second_runner_is_refused_and_kills_nothing(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ async def test_home_and_tmp_are_not_part_of_the_changes(sandboxes: LocalSandboxe
         await sandbox.settle()
         script = 'echo x > new.txt; echo x > "$HOME/state"; echo x > "$TMPDIR/t"; rm given.txt'
         await (await sandbox.start(Program(argv=("sh", "-c", script)))).wait()
-        changes = await sandbox.changes(LIMIT)
+        changes = await sandbox.changes(LIMITS)
 
     async with sandboxes.open("g") as grader:
         await grader.write({"/app/given.txt": b"given"})
@@ -204,7 +209,7 @@ async def test_grading_runs_the_tests_on_the_changed_copy(sandboxes: LocalSandbo
         await sandbox.bring(tmp_path / "files", "/app")
         await sandbox.settle()
         await sandbox.write({"/app/answer.txt": b"42"})
-        changes = await sandbox.changes(LIMIT)
+        changes = await sandbox.changes(LIMITS)
 
     graded = await grade(sandboxes, Grading(name="g", files=tmp_path / "files", tests=tmp_path / "tests", changes=changes))
     without = await grade(sandboxes, Grading(name="g", files=tmp_path / "files", tests=tmp_path / "tests"))
@@ -231,4 +236,4 @@ async def test_a_sandbox_is_removed_whatever_rights_its_files_have(sandboxes: Lo
         process: Process = await sandbox.start(Program(argv=("sh", "-c", "mkdir -p d/e; touch d/e/f; chmod 000 d")))
         await process.wait()
 
-    assert [path.name for path in (tmp_path / "sandboxes").iterdir()] == [".held"]
+    assert left_in(tmp_path / "sandboxes") == []
