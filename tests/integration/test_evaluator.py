@@ -15,12 +15,12 @@ from evener.bus.port import Header, Outgoing
 from evener.evaluator.config import Config
 from evener.evaluator.service import open_service
 from evener.proto.codec import decode
-from evener.proto.ends import End, LeftOut
+from evener.proto.ends import End, ExitCause, LeftOut
 from evener.proto.fleet import DeadLetter
-from evener.proto.sessions import SessionGivenUp, SessionSealed
+from evener.proto.sessions import Artifact, SessionGivenUp, SessionSealed
 from evener.proto.spec import GraderSpec, TaskRef
 from evener.proto.topics import HEADER_SESSION, Topic
-from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
+from evener.proto.trajectories import HarnessExit, TrajectoryBuilt, TrajectoryScored
 from evener.service.events import EventLog, header
 from evener.service.parts import Parts, Service
 from evener.tasks import pack
@@ -138,7 +138,7 @@ async def task_of(parts: Parts, folder: Path, script: str) -> TaskRef:
 
 
 async def test_grading_that_gives_no_reward_is_tried_again_and_then_ungraded(tmp_path: Path, config: Config) -> None:
-    """The number of tries, the reason and the tests' output are in the score."""
+    """The number of tries, the reason and the output of each of them are in the score."""
     async with open_parts(tmp_path) as parts:
         task = await task_of(parts, tmp_path / "task", "echo broken on purpose; exit 1")
         await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=2)))
@@ -147,8 +147,12 @@ async def test_grading_that_gives_no_reward_is_tried_again_and_then_ungraded(tmp
         output = {artifact.name: await parts.blobs.get(artifact.blob) for artifact in score.evidence}
 
     assert (score.reward, score.tries) == (None, 2)
-    assert score.ungraded == "tests/test.sh exited with 1 and wrote neither reward.json nor reward.txt"
-    assert b"broken on purpose" in output["test-stdout.txt"]
+    assert score.ungraded is not None
+    assert score.ungraded.startswith("tests/test.sh exited with 1 and wrote neither /logs/verifier/reward.json nor reward.txt")
+    assert score.ungraded.endswith("its last lines: broken on purpose")
+    assert output["test-stdout.txt"] == output["try-1/test-stdout.txt"] == b"broken on purpose\n"
+    assert msgspec.json.decode(output["grading.json"])["exit_code"] == 1
+    assert output["try-1/error.txt"].decode() == score.ungraded
 
 
 async def test_grading_beyond_its_time_is_a_crash(tmp_path: Path, config: Config) -> None:
@@ -161,7 +165,24 @@ async def test_grading_beyond_its_time_is_a_crash(tmp_path: Path, config: Config
             (score,) = await scores(parts, 1)
 
         assert score.ungraded == "no grade within 0.3 s"
+        assert "grading.json" in {artifact.name for artifact in score.evidence}
         assert [entry for entry in (tmp_path / "grading" / "test").glob("**/*") if entry.name not in {".held", ".removed"}] == []
+
+
+async def test_grader_that_crashes_leaves_its_traceback(tmp_path: Path, config: Config) -> None:
+    """A damaged artifact is a crash of the grader: what it met is in the evidence."""
+    async with open_parts(tmp_path) as parts:
+        task = await task_of(parts, tmp_path / "task", "exit 0")
+        artifacts = tuple([Artifact(name=name, blob=await parts.blobs.put(b"{")) for name in ("changes.tar", "removed.json")])
+        left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
+        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1), given={"exit": left}))
+        async with running(parts, config):
+            (score,) = await scores(parts, 1)
+        output = {artifact.name: await parts.blobs.get(artifact.blob) for artifact in score.evidence}
+
+    assert score.ungraded is not None
+    assert score.ungraded.startswith("the grader crashed: JSONDecodeError")
+    assert b"Traceback" in output["crash.txt"]
 
 
 async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path, config: Config) -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import io
+import json
 import sys
 import tarfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from tests.integration.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, reply
 from tests.integration.gateway import serving
+from tests.unit.sandboxes.trees import scratch
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
@@ -28,6 +30,7 @@ from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Session
 from evener.proto.topics import Topic
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.service import open_service
+from evener.sandboxes.local import open_local
 from evener.service.auth import load_secrets, open_capability
 from evener.service.events import EventLog
 from evener.service.parts import Parts, Service
@@ -35,6 +38,7 @@ from evener.tasks.pack import pack
 
 E = TypeVar("E")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "self_made" / "agent.py"
+DEEP = "import os\nfor _ in range(1_100):\n    os.mkdir('d')\n    os.chdir('d')"
 SLEEP = {"argv": '["sleep", "1000"]'}
 
 
@@ -343,6 +347,55 @@ async def test_too_many_changes_are_left_out_with_the_reason(tmp_path: Path) -> 
 
         assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 0)
         assert "19 bytes, 10 are allowed" in exited.detail
+        assert [artifact.name for artifact in exited.artifacts] == ["harness.log"]
+
+
+HOSTILE: Final[dict[str, tuple[str, str]]] = {
+    "deep": (DEEP, "nested deeper than 100 folders"),
+    "sparse": ("truncate -s 1T sparse", "1099511627776 bytes, 268435456 are allowed"),
+    "many": ("i=0; while [ $i -lt 60 ]; do : > $i; i=$((i+1)); done", "more than 50 files and folders"),
+    "pipe": ("mkfifo pipe", "'app/pipe': a pipe"),
+    "name": ("mkdir -p $(printf 'n%.0s' $(seq 250)); touch $(printf '\\377'); mkfifo $(printf '\\376')", "'app/\\udcfe': a pipe"),
+    "places": ("rm -rf ../logs ../app; mkfifo ../logs", "'logs': a pipe"),
+}
+"""What an agent leaves, and what is said of it."""
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_whatever_tree_an_agent_leaves_its_exit_is_told_with_what_was_not_kept(kind: str) -> None:
+    """It is the agent's doing: its session is not run again, and the runner goes on, also after a restart."""
+    script, reason = HOSTILE[kind]
+    harness = HarnessSpec(
+        name="command", options={"argv": json.dumps([sys.executable, "-c", script] if kind == "deep" else ["sh", "-c", script])}
+    )
+    with scratch() as folder:
+        async with bench(folder, trust_local=True, changes_entries=50 if kind == "many" else 50_000) as b:
+            await b.dispatch(harness=harness)
+            exited = await b.until(HarnessExited)
+            await b.dispatch("t.1")
+            assert (await b.until(HarnessExited, "t.1")).cause is ExitCause.EXITED
+
+            assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 0)
+            assert reason in exited.detail
+            kept = {artifact.name for artifact in exited.artifacts}
+            assert kept - {"harness.log"} in (set(), {"changes.tar", "removed.json", "left_out.json"})
+        async with open_local(folder / "sandboxes" / "test"):
+            pass
+
+
+async def test_bug_that_a_tree_finds_in_us_costs_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once had no exit, and was run again and again."""
+
+    def fail(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("evener.sandboxes.local.changes_since", fail)
+    async with bench(tmp_path) as b:
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 0)
+        assert "changed files were not kept: they could not be read (RecursionError: )" in exited.detail
         assert [artifact.name for artifact in exited.artifacts] == ["harness.log"]
 
 

@@ -17,13 +17,17 @@ from evener.graders.port import Context, Grade, GraderError, GraderRefused, grad
 from evener.proto.spec import TaskRef
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.sandboxes import grading
-from evener.sandboxes.port import WORKDIR, Changes, SandboxError
+from evener.sandboxes.port import VERIFIER_LOGS, WORKDIR, Changes, SandboxError
 from evener.tasks import directory, pack
 from evener.tasks.errors import TaskError
 
 CHANGES: Final = "changes.tar"
 REMOVED: Final = "removed.json"
 OUTPUT: Final = "test-stdout.txt"
+ENDED: Final = "grading.json"
+LAST_LINES: Final = 10
+"""Of the tests' output, in the reason why there is no reward."""
+LAST_CHARACTERS: Final = 1000
 
 _numbers: Final = msgspec.json.Decoder(dict[str, float])
 
@@ -36,11 +40,16 @@ class Harbor:
         if ref is None:
             msg = "grader `harbor` needs a task with tests; this session is a recording without one"
             raise GraderRefused(msg)
-        with tempfile.TemporaryDirectory(prefix="evener-grading-") as folder:
-            return await _grade(context, ref, Path(folder))
+        left = grading.Graded()
+        try:
+            with tempfile.TemporaryDirectory(prefix="evener-grading-") as folder:
+                await _grade(context, ref, Path(folder), left)
+        finally:
+            context.evidence.update(evidence_of(left))
+        return judge(left)
 
 
-async def _grade(context: Context, ref: TaskRef, folder: Path) -> Grade:
+async def _grade(context: Context, ref: TaskRef, folder: Path, left: grading.Graded) -> None:
     try:
         task = await _unpacked(context.blobs, ref, folder)
         if task.tests is None:
@@ -55,43 +64,65 @@ async def _grade(context: Context, ref: TaskRef, folder: Path) -> Grade:
             environment=task.verifier_env,
             seconds=task.verifier_seconds,
         )
-        left = await grading.grade(context.sandboxes, work)
+        await grading.grade(context.sandboxes, work, left)
     except TaskError as cause:
         raise GraderRefused(str(cause.args[0])) from cause
     except NotRead:
         raise  # nobody's fault, and no try of the grader
     except (BlobError, SandboxError) as cause:
         raise GraderError(str(cause)) from cause
-    return judge(left)
+
+
+def evidence_of(left: grading.Graded) -> dict[str, bytes]:
+    """Return what a grading left to look at, however far it came."""
+    ended = {"exit_code": left.exit_code, "timed_out": left.timed_out, "seconds": round(left.seconds, 3), "unread": left.unread}
+    files = {OUTPUT: left.output, "reward.json": left.reward_json, "reward.txt": left.reward_text, ENDED: msgspec.json.encode(ended)}
+    return {name: content for name, content in files.items() if content is not None}
 
 
 def judge(left: grading.Graded) -> Grade:
-    """Return the grade that the tests wrote. Raises GraderError, with their output as evidence, where they wrote none."""
-    timing = msgspec.json.encode({"exit_code": left.exit_code, "seconds": round(left.seconds, 3)})
-    evidence = {OUTPUT: left.output, "grading.json": timing}
+    """Return the grade that the tests wrote. Raises GraderError, with the end of their output, where they wrote none."""
+    try:
+        return graded(_rewards(left))
+    except GraderError as cause:
+        msg = f"{cause.what}; {last_lines(left.output)}"
+        raise GraderError(msg) from cause
+
+
+def _rewards(left: grading.Graded) -> dict[str, float]:
+    if left.unread is not None:
+        raise GraderError(left.unread)
     if left.reward_json is not None:
-        return graded(_read_json(left.reward_json, evidence), evidence)
+        return _read_json(left.reward_json)
     if left.reward_text is not None:
-        return graded({"reward": _read_text(left.reward_text, evidence)}, evidence)
-    how = "ran out of time" if left.exit_code is None else f"exited with {left.exit_code}"
-    msg = f"tests/test.sh {how} and wrote neither reward.json nor reward.txt"
-    raise GraderError(msg, evidence=evidence)
+        return {"reward": _read_text(left.reward_text)}
+    how = "ran out of time" if left.timed_out else f"exited with {left.exit_code}"
+    msg = f"tests/test.sh {how} and wrote neither {VERIFIER_LOGS}/reward.json nor reward.txt"
+    raise GraderError(msg)
 
 
-def _read_json(data: bytes, evidence: dict[str, bytes]) -> dict[str, float]:
+def last_lines(output: bytes | None) -> str:
+    """Return for people how the tests' output ends."""
+    lines = [line for line in (output or b"").decode(errors="replace").splitlines() if line.strip()]
+    if not lines:
+        return "it printed nothing"
+    return "its last lines: " + "\n".join(lines[-LAST_LINES:])[-LAST_CHARACTERS:]
+
+
+def _read_json(data: bytes) -> dict[str, float]:
     try:
         return _numbers.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as cause:
         msg = f"reward.json is not an object of numbers: {cause}"
-        raise GraderError(msg, evidence=evidence) from cause
+        raise GraderError(msg) from cause
 
 
-def _read_text(data: bytes, evidence: dict[str, bytes]) -> float:
+def _read_text(data: bytes) -> float:
     try:
         return float(data.decode())
     except ValueError as cause:
         msg = f"reward.txt is not a number: {data[:40]!r}"
-        raise GraderError(msg, evidence=evidence) from cause
+        raise GraderError(msg) from cause
 
 
 async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> directory.Task:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from evener.blobs.port import Blobs
@@ -16,12 +17,11 @@ REWARD = "reward"
 
 
 class GraderError(EvenerError):
-    """The grader crashed or gave no reward; the session counts as ungraded, not as 0. Its output is kept as evidence."""
+    """The grader crashed or gave no reward; the session counts as ungraded, not as 0. Look at its evidence: `evener show SESSION`."""
 
-    def __init__(self, what: str, *, evidence: Mapping[str, bytes] | None = None) -> None:
+    def __init__(self, what: str) -> None:
         super().__init__(what)
         self.what = what
-        self.evidence: Mapping[str, bytes] = evidence or {}
 
 
 class GraderRefused(GraderError):
@@ -39,6 +39,8 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     """Opens fresh sandboxes."""
     name: str
     """For a sandbox: unique among the gradings that run."""
+    evidence: dict[str, bytes] = msgspec.field(default_factory=dict)
+    """Contents of files that the grading leaves, by name. A grader fills it as it goes: it is kept however the grading ends."""
 
 
 class Grade(Struct, frozen=True, kw_only=True):
@@ -50,8 +52,6 @@ class Grade(Struct, frozen=True, kw_only=True):
     """All named numbers."""
     ungraded: str | None = None
     """Why there is no reward. None: there is one."""
-    evidence: Mapping[str, bytes] = {}
-    """Contents of files that the grading left, by name."""
 
 
 class Grader(Protocol):
@@ -62,14 +62,14 @@ class Grader(Protocol):
         ...
 
 
-def graded(rewards: Mapping[str, float], evidence: Mapping[str, bytes] | None = None) -> Grade:
+def graded(rewards: Mapping[str, float]) -> Grade:
     """Return the grade of named numbers: the reward is the one named `reward`, or their mean. Raises GraderError if one is not finite."""
     if not rewards:
         msg = "no reward among the grader's numbers"
-        raise GraderError(msg, evidence=evidence)
+        raise GraderError(msg)
     for name, value in rewards.items():
         if not math.isfinite(value):
             msg = f"reward {name!r} is {value}, not a finite number"
-            raise GraderError(msg, evidence=evidence)
+            raise GraderError(msg)
     reward = rewards.get(REWARD, sum(rewards.values()) / len(rewards))
-    return Grade(reward=float(reward), rewards={name: float(value) for name, value in rewards.items()}, evidence=evidence or {})
+    return Grade(reward=float(reward), rewards={name: float(value) for name, value in rewards.items()})

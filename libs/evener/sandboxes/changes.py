@@ -27,9 +27,12 @@ MAX_NAME_BYTES: Final = 2048
 """Of a name, folders included. Longer ones are left out: a path has to fit into what the kernel takes."""
 MAX_NAMES_BYTES: Final = 32 << 20
 """Of all names together: beyond it, changes are refused."""
+MOST_NAMED: Final = 1_000
+"""Of what is left out so many are named; all are counted."""
 BLOCK: Final = 1 << 20
 KINDS: Final = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
-DEEP: Final = f"nested deeper than {MAX_DEPTH} folders, or a name of more than {MAX_NAME_BYTES} bytes"
+DEEP: Final = f"nested deeper than {MAX_DEPTH} folders"
+LONG: Final = f"a name of more than {MAX_NAME_BYTES} bytes"
 UNSTEADY: Final = "changed while it was read"
 
 
@@ -59,12 +62,14 @@ class Look:
     def __init__(self, root: int, tracked: Callable[[str], bool], limits: ChangeLimits, deadline: Deadline) -> None:
         self.state: State = {}
         self.left_out: dict[str, str] = {}
+        """The first of them, with the reasons."""
+        self.left_out_count = 0
         self.unlisted: set[str] = set()
         """Folders whose entries nobody saw."""
         self._root = root
         self._tracked = tracked
         self._limits = limits
-        self._names_bytes = 0
+        self._names_bytes = self._entries = 0
         self._deadline = deadline
 
     def walk(self) -> None:
@@ -79,7 +84,7 @@ class Look:
                 if not name:
                     raise
                 self.unlisted.add(name)
-                self._leave_out(name, cause.strerror or "cannot be listed")
+                self.leave_out(name, cause.strerror or "cannot be listed")
 
     @contextmanager
     def folder(self, name: str) -> Iterator[int]:
@@ -104,6 +109,12 @@ class Look:
             if (status.st_mode, status.st_size) != (self.state[name].mode, self.state[name].size):
                 raise Unreadable(UNSTEADY)
             yield file, status
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Note what is not kept."""
+        self.left_out_count += 1
+        if len(self.left_out) < MOST_NAMED:
+            self.left_out[name[:MAX_NAME_BYTES]] = reason
 
     def link(self, name: str) -> str:
         """Return a link's target. Raises Unreadable."""
@@ -141,13 +152,14 @@ class Look:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:  # gone in the meantime
             return None
+        self._count(name)
         kind = stat.S_IFMT(status.st_mode)
         if kind in KINDS:
-            self._leave_out(name, KINDS[kind])
+            self.leave_out(name, KINDS[kind])
             return None
-        self._count(name)
-        if len(os.fsencode(name)) > MAX_NAME_BYTES or name.count("/") >= MAX_DEPTH:
-            self._leave_out(name, DEEP)
+        deep, long = name.count("/") >= MAX_DEPTH, len(os.fsencode(name)) > MAX_NAME_BYTES
+        if deep or long:
+            self.leave_out(name, DEEP if deep else LONG)
             return None
         stamp = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         mode = kind if kind == stat.S_IFLNK else status.st_mode
@@ -156,17 +168,12 @@ class Look:
 
     def _count(self, name: str) -> None:
         self._names_bytes += len(name)
-        if len(self.state) + len(self.left_out) >= self._limits.entries:
+        self._entries += 1
+        if self._entries > self._limits.entries:
             msg = f"more than {self._limits.entries} files and folders"
             raise ChangesTooLarge(msg)
         if self._names_bytes > MAX_NAMES_BYTES:
             msg = f"names of files hold more than {MAX_NAMES_BYTES} bytes"
-            raise ChangesTooLarge(msg)
-
-    def _leave_out(self, name: str, reason: str) -> None:
-        self.left_out[name[:MAX_NAME_BYTES]] = reason
-        if len(self.left_out) > self._limits.entries:
-            msg = f"more than {self._limits.entries} sockets, pipes, devices and unreadable files"
             raise ChangesTooLarge(msg)
 
 
@@ -197,9 +204,10 @@ def changes_since(
             try:
                 tar.add(look, name, before.get(name))
             except Unreadable as reason:
-                look.left_out[name] = str(reason)
+                look.leave_out(name, str(reason))
         gone = sorted(name for name in before.keys() - look.state.keys() if not _unseen(name, look.unlisted))
-        return Changes(archive=tar.close(), removed=tuple(gone), left_out=dict(sorted(look.left_out.items())))
+        left_out = dict(sorted(look.left_out.items()))
+        return Changes(archive=tar.close(), removed=tuple(gone), left_out=left_out, left_out_count=look.left_out_count)
 
 
 @contextmanager

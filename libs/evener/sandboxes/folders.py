@@ -79,7 +79,16 @@ def descend(folder: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 
 def open_file(name: str, folder: int) -> int:
-    """Open what should be a regular file for reading, also where its owner may not read it. Neither follows a link nor waits at a pipe."""
+    """Open a regular file for reading, also where its owner may not read it. Raises OSError, for anything else too."""
+    descriptor = _open_any(name, folder)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "no regular file", name)
+
+
+def _open_any(name: str, folder: int) -> int:
+    """Open an entry, without following a link and without waiting at a pipe."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=folder)

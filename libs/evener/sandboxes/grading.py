@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from evener.sandboxes.port import TESTS, VERIFIER_LOGS, WORKDIR, Changes, Process, Program, Sandboxes
+from evener.sandboxes.port import TESTS, VERIFIER_LOGS, WORKDIR, Changes, NotAFile, Process, Program, Sandbox, Sandboxes
 
 
 class Grading(Struct, frozen=True, kw_only=True):
@@ -31,39 +31,52 @@ class Grading(Struct, frozen=True, kw_only=True):
     """The verifier's time limit."""
 
 
-class Graded(Struct, frozen=True, kw_only=True):
-    """What the tests left. Raw: what it is worth is the grader's business."""
+class Graded(Struct, kw_only=True):
+    """What the tests left. Raw: what it is worth is the grader's business. Filled as the grading goes on: it says how far it came."""
 
-    exit_code: int | None
-    """Of `test.sh`. None: the time limit ended it."""
-    reward_json: bytes | None
+    exit_code: int | None = None
+    """Of `test.sh`. None: it was not started, the time limit ended it, or somebody called the grading off."""
+    timed_out: bool = False
+    """The verifier's own time limit ended it."""
+    reward_json: bytes | None = None
     """`/logs/verifier/reward.json`. None: not written."""
-    reward_text: bytes | None
+    reward_text: bytes | None = None
     """`/logs/verifier/reward.txt`. None: not written."""
-    output: bytes
-    """What the tests printed, cut as `Program.log_bytes` says."""
-    seconds: float
+    unread: str | None = None
+    """Why a reward that is there was not read: it is a link, a pipe, a folder, or too large. None: all that is there was read."""
+    output: bytes | None = None
+    """What the tests printed, stdout and stderr together, cut as `Program.log_bytes` says. None: they were not started."""
+    seconds: float = 0.0
+    """That the tests ran."""
 
 
-async def grade(sandboxes: Sandboxes, grading: Grading) -> Graded:
-    """Run the tests on a fresh copy of the task with the changes applied. Raises SandboxError."""
+async def grade(sandboxes: Sandboxes, grading: Grading, graded: Graded | None = None) -> Graded:
+    """Run the tests on a fresh copy of the task with the changes applied. Raises SandboxError; `graded` then says how far it came."""
+    graded = graded or Graded()
     async with sandboxes.open(grading.name, workdir=grading.workdir) as sandbox:
         if grading.files is not None:
             await sandbox.bring(grading.files, grading.workdir)
         if grading.changes is not None:
             await sandbox.apply(grading.changes)
         await sandbox.bring(grading.tests, TESTS)
-        began = time.monotonic()
         test = ("sh", "-c", 'chmod +x "$0" && "$0"', sandbox.inside(f"{TESTS}/test.sh"))
         process = await sandbox.start(Program(argv=test, environment=grading.environment))
-        exit_code = await _within(process, grading.seconds)
-        return Graded(
-            exit_code=exit_code,
-            reward_json=await sandbox.read(f"{VERIFIER_LOGS}/reward.json"),
-            reward_text=await sandbox.read(f"{VERIFIER_LOGS}/reward.txt"),
-            output=process.log(),
-            seconds=time.monotonic() - began,
-        )
+        began = time.monotonic()
+        try:
+            graded.exit_code = await _within(process, grading.seconds)
+            graded.timed_out = graded.exit_code is None
+        finally:
+            graded.output, graded.seconds = process.log(), time.monotonic() - began
+        await _read_rewards(sandbox, graded)
+    return graded
+
+
+async def _read_rewards(sandbox: Sandbox, graded: Graded) -> None:
+    try:
+        graded.reward_json = await sandbox.read(f"{VERIFIER_LOGS}/reward.json")
+        graded.reward_text = await sandbox.read(f"{VERIFIER_LOGS}/reward.txt")
+    except NotAFile as cause:
+        graded.unread = str(cause.args[0])
 
 
 async def _within(process: Process, seconds: float) -> int | None:

@@ -58,7 +58,10 @@ class Changes(Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
     """Names of files, directories and links that are gone, sorted."""
     left_out: Mapping[str, str] = {}
-    """Names that are not in the archive although something is there, and why. What lies below such a directory is not named."""
+    """Names that are not in the archive although something is there, and why: the first of them. What lies below such a directory is not
+    named."""
+    left_out_count: int = 0
+    """Of all that are left out."""
 
 
 class ChangeLimits(Struct, frozen=True, kw_only=True):
@@ -67,7 +70,7 @@ class ChangeLimits(Struct, frozen=True, kw_only=True):
     bytes: int = 256 * 1024 * 1024
     """Of new and changed files together, before any of them is read."""
     entries: int = 50_000
-    """Files, directories and links of the whole sandbox."""
+    """Of the whole sandbox: whatever has a name."""
     seconds: float = 120.0
     """For reading them."""
 

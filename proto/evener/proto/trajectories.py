@@ -160,10 +160,13 @@ class TrajectoryScored(Event, frozen=True, kw_only=True, tag="trajectory_scored.
     rewards: dict[str, float] = {}
     """All named numbers of the grader; `reward` is the one named `reward`, or their mean."""
     ungraded: str | None = None
-    """Why there is no reward. None: graded."""
+    """Why there is no reward, with the last lines that the tests printed. None: graded."""
     grader: str
     evidence: tuple[Artifact, ...] = ()
-    """Verifier output and what else the grading left."""
+    """What the grading left, whether it gave a reward or not. Of the grader `harbor`: `test-stdout.txt` (what the tests printed, stdout and
+    stderr together, its middle cut out where it is long), `grading.json` (`exit_code`, `timed_out`, `seconds`, `unread`), `reward.json`
+    and `reward.txt` as they were written. Of any grader that crashed: `crash.txt`. Of earlier tries the same below `try-1/`, `try-2/`,
+    and `error.txt`, why that try failed."""
     grading_seconds: float = 0.0
     tries: int = 0
     scored_at: float

@@ -1,5 +1,6 @@
 """What to do with a trajectory: grade it, or say why not; after a failed grading: again, or give up. Pure."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -9,6 +10,10 @@ from evener.proto.sessions import Artifact
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 
 MAX_PAUSE_SECONDS: Final = 60.0
+CRASH: Final = "crash.txt"
+"""Evidence of a grader that crashed: its traceback."""
+REASON: Final = "error.txt"
+"""Evidence of a failed try that was followed by another: why it failed."""
 
 
 class Next(StrEnum):
@@ -34,6 +39,11 @@ def after_failure(trajectory: TrajectoryBuilt, error: Exception, tries: int) -> 
 def pause_seconds(tries: int, first: float) -> float:
     """Return the pause after try number `tries`: `first`, then twice as long each time, up to a minute."""
     return min(MAX_PAUSE_SECONDS, first * 2.0 ** (tries - 1))
+
+
+def of_try(number: int, evidence: Mapping[str, bytes], reason: str) -> dict[str, bytes]:
+    """Return the evidence of a failed try as it is named beside that of later ones: `try-1/test-stdout.txt`."""
+    return {f"try-{number}/{name}": content for name, content in {**evidence, REASON: reason.encode(errors="replace")}.items()}
 
 
 def score(

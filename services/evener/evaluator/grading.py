@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import Mapping
 
 import structlog
@@ -9,7 +10,7 @@ import structlog
 from evener.blobs.port import Blobs, NotRead
 from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.evaluator.config import Config
-from evener.evaluator.core import Next, after_failure, not_graded, pause_seconds, score
+from evener.evaluator.core import CRASH, Next, after_failure, not_graded, of_try, pause_seconds, score
 from evener.graders.port import Context, Grade, GraderError
 from evener.graders.registry import grader_for
 from evener.proto.sessions import Artifact
@@ -38,32 +39,34 @@ class Gradings:
             return score(trajectory, Grade(reward=None, ungraded=reason), (), seconds=0.0, tries=0, now=time.time())
         async with self._room:
             began = time.monotonic()
-            grade, tries = await self._tried(trajectory, name)
+            grade, evidence, tries = await self._tried(trajectory, name)
             seconds = time.monotonic() - began
         grader = trajectory.spec.grader.name
         self._metrics.grading_seconds.labels(grader).observe(seconds)
         self._metrics.gradings.labels(grader, "ungraded" if grade.reward is None else "graded").inc()
-        return score(trajectory, grade, await self._kept(grade.evidence), seconds=seconds, tries=tries, now=time.time())
+        return score(trajectory, grade, await self._kept(evidence), seconds=seconds, tries=tries, now=time.time())
 
-    async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, int]:
-        """Return the grade, or the reason after the last failed try; and the number of tries."""
-        tries = 0
+    async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, dict[str, bytes], int]:
+        """Return the grade, or the reason after the last failed try; the evidence of all tries; and their number."""
+        tries, earlier = 0, dict[str, bytes]()
         while True:
             tries += 1
+            context = Context(trajectory=trajectory, blobs=self._asked, sandboxes=self._sandboxes, name=f"{name}-{tries}")
             try:
-                return await self._try(trajectory, f"{name}-{tries}"), tries
+                return await self._try(context), context.evidence | earlier, tries
             except NotRead as away:  # nobody's fault: it costs no try, and the time limit begins anew
                 log.warning("grading_waits", session_id=trajectory.session_id, error=str(away))
                 tries -= 1
             except GraderError as error:
                 log.warning("grading_failed", session_id=trajectory.session_id, tries=tries, error=error.what)
                 if after_failure(trajectory, error, tries) is Next.GIVE_UP:
-                    return Grade(reward=None, ungraded=error.what, evidence=error.evidence), tries
+                    return Grade(reward=None, ungraded=error.what), context.evidence | earlier, tries
+                earlier |= of_try(tries, context.evidence, error.what)
             await asyncio.sleep(pause_seconds(max(tries, 1), self._config.retry_seconds))
 
-    async def _try(self, trajectory: TrajectoryBuilt, name: str) -> Grade:
+    async def _try(self, context: Context) -> Grade:
         """Grade once. Whatever a grader raises is a crash of the grader: the one broad except of this service."""
-        context = Context(trajectory=trajectory, blobs=self._asked, sandboxes=self._sandboxes, name=name)
+        trajectory = context.trajectory
         try:
             async with asyncio.timeout(self._config.grading_seconds):
                 return await grader_for(trajectory.spec.grader.name).grade(context)
@@ -74,6 +77,7 @@ class Gradings:
             raise GraderError(msg) from cause
         except Exception as cause:
             log.exception("grader_crashed", session_id=trajectory.session_id, grader=trajectory.spec.grader.name)
+            context.evidence[CRASH] = traceback.format_exc().encode(errors="replace")
             msg = f"the grader crashed: {type(cause).__name__}: {cause}"
             raise GraderError(msg) from cause
 

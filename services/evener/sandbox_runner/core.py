@@ -1,7 +1,6 @@
 """What the runner decides: which dispatches it takes, what it may run, how a call's frames become an answer. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -9,6 +8,7 @@ from evener.proto.ends import ExitCause
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
+from evener.sandboxes.port import Changes
 from evener.tokens.session import START_LIMIT_SECONDS
 
 REMEMBERED: Final = 10_000
@@ -76,10 +76,10 @@ def allow(harness: HarnessSpec, *, has_tools: bool, trust_local: bool) -> None:
         raise NoStart(msg)
 
 
-def told_left_out(left_out: Mapping[str, str], most: int = 3) -> str:
+def told_left_out(changes: Changes, most: int = 3) -> str:
     """Return for people what of the changes was left out, and why: the first few by name."""
-    first = "; ".join(f"{name[-200:]!r}: {reason}" for name, reason in list(left_out.items())[:most])
-    further = f"; {len(left_out) - most} more in left_out.json" if len(left_out) > most else ""
+    first = "; ".join(f"{name[-200:]!r}: {reason}" for name, reason in list(changes.left_out.items())[:most])
+    further = f"; {changes.left_out_count - most} more, see left_out.json" if changes.left_out_count > most else ""
     return f"left out of the changes: {first}{further}"
 
 

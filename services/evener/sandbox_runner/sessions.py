@@ -188,9 +188,9 @@ class Session:
         try:
             changes = await sandbox.changes(self._site.limits_of_changes)
             kept |= {"changes.tar": changes.archive, "removed.json": json.dumps(changes.removed).encode()}
-            if changes.left_out:
+            if changes.left_out_count:
                 kept["left_out.json"] = json.dumps(changes.left_out).encode()
-                self._say(found, told_left_out(changes.left_out))
+                self._say(found, told_left_out(changes))
         except ChangesTooLarge as large:
             self._say(found, f"changed files were not kept: {large}")
         except (BlobError, SandboxError):

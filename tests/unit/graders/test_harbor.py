@@ -1,11 +1,12 @@
 """Harbor's contract, in real local sandboxes."""
 
+import asyncio
 import io
+import json
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.builders import built
 
@@ -27,11 +28,18 @@ class Bench:
         self._folder = folder
         self._blobs = blobs
         self._sandboxes = sandboxes
+        self.evidence: dict[str, bytes] = {}
 
     async def grade(
-        self, script: str, *, changed: dict[str, str] | None = None, removed: tuple[str, ...] = (), lost: str | None = None
+        self,
+        script: str,
+        *,
+        changed: dict[str, str] | None = None,
+        archive: bytes | None = None,
+        removed: tuple[str, ...] = (),
+        lost: str | None = None,
     ) -> Grade:
-        """Grade a session that left these changes; or none, because they were lost for a reason."""
+        """Grade a session that left these changes; or none, because they were lost for a reason. `evidence` is then what it left."""
         task = self._folder / "task"
         for name, text in {
             "instruction.md": "Write the answer.",
@@ -45,7 +53,7 @@ class Bench:
         (task / "tests/test.sh").chmod(0o755)
         packed = pack.pack(task)
         await self._blobs.put(packed.data)
-        kept = {"changes.tar": tar(changed or {}), "removed.json": msgspec.json.encode(removed)} if lost is None else {}
+        kept = {"changes.tar": archive or tar(changed or {}), "removed.json": json.dumps(removed).encode()} if lost is None else {}
         kept["harness.log"] = b"done"
         exited = HarnessExit(
             cause=ExitCause.EXITED,
@@ -54,7 +62,8 @@ class Bench:
             artifacts=tuple([Artifact(name=name, blob=await self._blobs.put(data)) for name, data in kept.items()]),
         )
         trajectory = built(given={"exit": exited}, task=packed.ref)
-        return await Harbor().grade(Context(trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading"))
+        context = Context(trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading", evidence=self.evidence)
+        return await Harbor().grade(context)
 
 
 def tar(files: dict[str, str]) -> bytes:
@@ -82,7 +91,7 @@ async def test_tests_see_the_task_with_what_the_agent_changed(bench: Bench) -> N
     grade = await bench.grade(script, changed={"app/answer.txt": "42"})
 
     assert (grade.reward, grade.rewards) == (1.0, {"reward": 1.0})
-    assert b"helped" in grade.evidence["test-stdout.txt"]
+    assert b"helped" in bench.evidence["test-stdout.txt"]
 
 
 async def test_removed_files_are_gone(bench: Bench) -> None:
@@ -120,10 +129,87 @@ async def test_exit_status_of_the_tests_means_nothing(bench: Bench) -> None:
     ],
 )
 async def test_reward_that_is_missing_or_unreadable_is_an_error_and_not_zero(bench: Bench, script: str) -> None:
-    """The tests' output is kept, so that somebody can mend them."""
+    """The tests' output is kept and its end is told, so that somebody can mend them."""
+    with pytest.raises(GraderError, match=r"its last lines: first\ntried\. "):
+        await bench.grade(f"echo first; echo tried; {script}")
+    assert b"tried" in bench.evidence["test-stdout.txt"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("truncate -s 1G /logs/verifier/reward.json", "reward.json is not read: more than 1048576 bytes"),
+        ("mkfifo /logs/verifier/reward.txt", "reward.txt is not read: no regular file"),
+        ("mkdir /logs/verifier/reward.txt", "reward.txt is not read: no regular file"),
+        ("ln -s /etc/passwd /logs/verifier/reward.txt", "reward.txt is not read: a link"),
+        ("ln -s /dev/zero /logs/verifier/reward.json", "reward.json is not read: a link"),
+        ("rm -r /logs/verifier; ln -s /tmp /logs/verifier", "is not read"),
+    ],
+)
+async def test_reward_that_is_no_plain_small_file_is_an_error_that_says_so(bench: Bench, script: str, reason: str) -> None:
+    """Reading it would wait for ever, fill the memory, or show a file of ours."""
+    with pytest.raises(GraderError, match=reason):
+        await bench.grade(script)
+
+
+async def test_output_is_kept_of_tests_that_were_called_off(bench: Bench, tmp_path: Path) -> None:
+    """The evaluator's own time limit cancels a grading."""
+    begun = tmp_path / "begun"
+    task = asyncio.ensure_future(bench.grade(f"echo half; touch {begun}; sleep 600"))
+    async with asyncio.timeout(30):
+        while not begun.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert bench.evidence["test-stdout.txt"] == b"half\n"
+    assert json.loads(bench.evidence["grading.json"]).keys() == {"exit_code", "timed_out", "seconds", "unread"}
+
+
+async def test_last_lines_of_the_tests_are_cut(bench: Bench) -> None:
+    """A reason is read by people; all of the output is in the evidence."""
     with pytest.raises(GraderError) as raised:
-        await bench.grade(f"echo tried; {script}")
-    assert b"tried" in raised.value.evidence["test-stdout.txt"]
+        await bench.grade("yes line | head -n 3000000; echo the end; exit 4")
+
+    told = raised.value.what
+    assert told.startswith(
+        "tests/test.sh exited with 4 and wrote neither /logs/verifier/reward.json nor reward.txt; its last lines: line\n"
+    )
+    assert told.endswith("line\nthe end")
+    assert len(told) < 1200
+    assert len(bench.evidence["test-stdout.txt"]) < 1.1 * 2**20
+
+
+async def test_agent_cannot_lead_the_verifiers_files_elsewhere(bench: Bench) -> None:
+    """A link in the place of `/logs` would let it write its own reward."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as opened:
+        link = tarfile.TarInfo("logs")
+        link.type, link.linkname = tarfile.SYMTYPE, "app/mine"
+        opened.addfile(link)
+        opened.addfile(tarfile.TarInfo("app/mine/verifier/reward.txt"))
+    grade = await bench.grade("[ -L /logs ] && exit 1; echo 0 > /logs/verifier/reward.txt", archive=archive.getvalue())
+
+    assert grade.reward == 0.0
+
+
+async def test_agent_that_removes_the_places_of_its_sandbox_is_graded(bench: Bench) -> None:
+    """`rm -rf` of everything is its own doing."""
+    removed = ("app", "app/given.txt", "logs", "logs/agent", "logs/artifacts")
+    assert (await bench.grade("[ -e given.txt ] || echo 0 > /logs/verifier/reward.txt", removed=removed)).reward == 0.0
+
+
+async def test_verifier_may_leave_what_it_likes(bench: Bench) -> None:
+    """Deep folders, a process without a mark that holds its output open, gigabytes of output."""
+    deep = "python3 -c \"import os\nfor _ in range(1100): os.mkdir('d'); os.chdir('d')\""
+    script = f"{deep}; env -i setsid sleep 1000 & yes | head -c 100000000; echo 1 > /logs/verifier/reward.txt"
+
+    assert (await bench.grade(script)).reward == 1.0
+
+
+async def test_names_that_are_no_utf8_are_removed_too(bench: Bench) -> None:
+    assert (await bench.grade("echo 1 > /logs/verifier/reward.txt", removed=("app/\udcff",))).reward == 1.0
 
 
 async def test_reward_that_the_agent_wrote_itself_is_not_believed(bench: Bench) -> None:

@@ -64,9 +64,16 @@ def plain_user() -> Iterator[None]:
 @contextmanager
 def mounted(source: Path, target: Path) -> Iterator[None]:
     """Mount a folder on another one; the test is skipped where that is not allowed."""
-    if subprocess.run(["mount", "--bind", source, target], capture_output=True, check=False).returncode != 0:  # noqa: S607
+    if subprocess.run(["mount", "--bind", source, target], capture_output=True, check=False).returncode != 0:
         pytest.skip("no right to mount")
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", target], capture_output=True, check=False)  # noqa: S607
+        unmount_below(target.parent)
+
+
+def unmount_below(folder: Path) -> None:
+    """Unmount what is mounted below a folder, wherever in it the mount point was moved to."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        if (target := line.split()[1]).startswith(f"{folder}/"):
+            subprocess.run(["umount", target], capture_output=True, check=False)
