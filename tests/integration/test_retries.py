@@ -142,15 +142,14 @@ async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it
 
 
 async def test_sub_agent_is_told_by_its_header_where_its_prompt_is_the_same(hand: Hand) -> None:
-    """Codex sends one prompt for all its agents; a fork of the history without the header is no sub-agent."""
+    """Codex sends one prompt for all its agents; a conversation without the header is no sub-agent's."""
     capability = await hand.start("s1", quirks=Quirks(sub_agent_header="x-openai-subagent"))
     system = {"role": "system", "content": "You are an agent."}
     await hand.ask(capability, [system, *HELLO])
     await hand.ask(capability, [system, {"role": "user", "content": "the part"}], passed_on={"x-openai-subagent": "collab_spawn"})
     await hand.ask(capability, [system, {"role": "user", "content": "another"}])
     roots = [event.placement.root for event in await hand.log("s1") if isinstance(event, CallOpened)]
-    assert roots[:2] == [RootReason.FIRST, RootReason.SUB_AGENT]
-    assert roots[2] is not RootReason.FIRST
+    assert roots == [RootReason.FIRST, RootReason.SUB_AGENT, RootReason.FIRST]
 
 
 @pytest.mark.parametrize("streams", [(True, False), (False, True)])

@@ -112,7 +112,8 @@ def _outcome(renderer: Renderer, thinking: Thinking, before: Sequence[Message], 
         return REFUSED
     if bridge is not None:
         return FAMILY if bridge.by is BridgedBy.RENDERER else RENDERS
-    stripped = thinking is Thinking.TEMPLATE and "reasoning" in answer  # as placing names it
+    bare = {name: value for name, value in answer.items() if name != "reasoning"}
+    stripped = thinking is Thinking.TEMPLATE and bare != answer and renderer.bridge(before, bare, new, TOOLS, closed=True) is not None
     return f"root: {(RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE).value}"
 
 

@@ -163,6 +163,10 @@ class Forest:
             path.append(parent)
         return path[::-1]
 
+    def conversation(self, call_id: str) -> str:
+        """Return the name of a call's conversation, as its root tells it."""
+        return self.calls[self.lineage(SegmentRef(call_id=call_id))[0].call_id].placement.conversation
+
     def context(self, call: Call) -> Ids:
         """Return int32[T]: everything that the engine is given at this call."""
         placement = call.placement

@@ -5,7 +5,7 @@ long it is, and an answer of ours by the history that it answered.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import msgspec
 from msgspec import Struct
@@ -15,6 +15,7 @@ from evener.proto.ids import answer_key
 from evener.proto.sessions import MatchedBy, MessagePrefix, SegmentRef
 from evener.proto.spec import PolicyOptions, Quirks, Tolerance
 from evener.tokens.answers import same_answer
+from evener.tokens.beginnings import Beginnings, Head, head_of, name_of
 from evener.tokens.digests import KEY, Digest, Message, message_digest, said, start_digest
 from evener.tokens.forest import Call, Forest
 from evener.tokens.noise import NoiseFilter
@@ -34,9 +35,17 @@ class Match(Struct, frozen=True, kw_only=True):
 class Node:
     """One history."""
 
-    __slots__ = ("after", "answers", "candidates", "holder")
+    __slots__ = ("after", "answers", "candidates", "head", "holder", "start", "turns", "whole_head")
 
-    def __init__(self) -> None:
+    def __init__(self, start: Digest = b"") -> None:
+        self.start = start
+        """Digest of its tools and options."""
+        self.head: Head = ()
+        """Its messages up to and with the first one of the user."""
+        self.whole_head = False
+        """It has one of the user."""
+        self.turns = 0
+        """Messages of the assistant."""
         self.after: dict[Digest, Node] = {}
         """By the digest of the next message."""
         self.answers: list[SegmentRef] = []
@@ -45,6 +54,15 @@ class Node:
         """Where these messages are stored."""
         self.candidates: dict[tuple[Digest, str | None], list[SegmentRef]] = {}
         """By the digest and the key of a message: the answers that it may be."""
+
+    def then(self, digest: Digest, role: str) -> "Node":
+        """Return the history with one message more."""
+        if (node := self.after.get(digest)) is None:
+            node = self.after[digest] = Node(self.start)
+            node.head = self.head if self.whole_head else (*self.head, digest)
+            node.whole_head = self.whole_head or role == "user"
+            node.turns = self.turns + (role == "assistant")
+        return node
 
 
 class Said(Sequence[Message]):
@@ -89,9 +107,18 @@ class Reading(Struct, frozen=True, kw_only=True, eq=False):
     known_count: int
     """Messages of that beginning."""
     answered: bool
-    """A call with exactly this history has an answer."""
+    """A call with exactly this history has an answer that was not aborted."""
+    start: Digest
+    """Of the tools and options."""
+    digests: Sequence[Digest]
+    """Of the messages, without noise."""
     cuts: tuple[str, ...]
     """Noise that was cut from the messages after the known beginning, each with its place before it."""
+
+    @property
+    def head(self) -> Head:
+        """Return the digests of the messages up to and with the first one of the user."""
+        return head_of(self.messages, self.digests)
 
 
 class Walk(Struct, frozen=True):
@@ -119,16 +146,17 @@ class History:
         self._counts: dict[str, int] = {}
         """By call: messages before its own."""
         self._after_answer: dict[SegmentRef, Node] = {}
-        self._heads: set[tuple[Digest, ...]] = set()
+        self._conversations: dict[str, str] = {}
+        """By call: the name of its conversation."""
+        self.beginnings: Final = Beginnings()
         self._walked: Walk | None = None
         """The last one, while it would come out the same."""
         for call in forest.in_order():
             self.add(call)
 
-    @property
-    def has_answers(self) -> bool:
-        """Whether any call has one."""
-        return bool(self._after_answer)
+    def conversation_of(self, call_id: str) -> str:
+        """Return the name of a call's conversation. Empty: nothing is known of the call."""
+        return self._conversations.get(call_id, "")
 
     def add(self, call: Call) -> None:
         """Index a call's messages; once it is closed, add it again for its answers. Other attempts' calls are left out."""
@@ -142,16 +170,13 @@ class History:
             if (segment := SegmentRef(call_id=call.call_id, choice=index)) not in self._after_answer:
                 self._add_answer(call, segment)
 
-    def knows_head(self, messages: Sequence[Message]) -> bool:
-        """Return whether an earlier call began with the same messages up to its first user message, whatever its tools."""
-        return _head(messages) in self._heads
-
     def read(
         self, messages: Sequence[Message], tools: Sequence[Message], options: PolicyOptions, digests: Sequence[Digest] | None = None
     ) -> Reading:
         """Walk a history: recognise sampled answers, and find what is stored already. `digests`: of the messages as sent."""
         clean, walked, cuts = self._cut(messages, digests)
-        begun = self._begun(start_digest(tools, options), tuple(walked))
+        start = start_digest(tools, options)
+        begun = self._begun(start, tuple(walked))
         node, deepest, known_count = begun.node, begun.deepest, len(begun.digests)
         altered = dict(begun.altered)
         certain = True
@@ -175,7 +200,9 @@ class History:
             deepest=match,
             known=node.holder,
             known_count=known_count,
-            answered=known_count == len(walked) and bool(node.answers),
+            answered=known_count == len(walked) and any(self._forest.calls[one.call_id].answered for one in node.answers),
+            start=start,
+            digests=walked,
             cuts=tuple(f"messages[{index}]: {text}" for index, text in cuts if index >= known_count),
         )
 
@@ -242,33 +269,43 @@ class History:
         opened = call.opened
         node, count = self._begin(call)
         messages: list[Message] = msgspec.json.decode(inline(opened.messages))
-        if opened.follows is None:
-            self._heads.add(_head(messages))
         path = self._paths[call.call_id] = [node]
         self._counts[call.call_id] = count
         for message in messages:
-            node, count = node.after.setdefault(message_digest(message), Node()), count + 1
+            node, count = node.then(message_digest(message), str(message.get("role"))), count + 1
             path.append(node)
             if node.holder is None:
                 node.holder = MessagePrefix(call_id=call.call_id, count=count)
+        self._add_conversation(call, node.head)
+
+    def _add_conversation(self, call: Call, head: Head) -> None:
+        parent, sub_agent = call.placement.parent, call.opened.sub_agent
+        told = call.placement.conversation if parent is None else self.conversation_of(parent.call_id)
+        self._conversations[call.call_id] = told or name_of(head, sub_agent=sub_agent)
 
     def _add_answer(self, call: Call, segment: SegmentRef) -> None:
         before = self._paths[call.call_id][-1]
         if before.after:  # what follows it may be read anew
             self._walked = None
-        after = before.after.setdefault(message_digest(sampled_message(self._forest, segment)), Node())
+        answer = sampled_message(self._forest, segment)
+        after = before.then(message_digest(answer), "assistant")
         before.answers.append(segment)
         before.candidates.clear()
         if after.holder is None:
             after.holder = MessagePrefix(call_id=call.call_id, count=call.opened.message_count, choice=segment.choice)
         self._after_answer[segment] = after
+        if call.opened.side_call is None:
+            turns = before.turns + 1 if call.answered else 0
+            name, sub_agent = self._conversations[call.call_id], call.opened.sub_agent
+            self.beginnings.answered(name, before.head, before.start, answer, turns, sub_agent=sub_agent)
 
     def _begin(self, call: Call) -> tuple[Node, int]:
         """Return the node that a call's own messages follow, and its number of messages."""
         follows = call.opened.follows
         if follows is None:
             tools: Any = msgspec.json.decode(inline(call.opened.tools)) if call.opened.tools is not None else ()
-            return self._starts.setdefault(start_digest(tools, call.opened.options), Node()), 0
+            start = start_digest(tools, call.opened.options)
+            return self._starts.setdefault(start, Node(start)), 0
         if follows.choice is not None:
             segment = SegmentRef(call_id=follows.call_id, choice=follows.choice)
             return self._after_answer.get(segment) or Node(), follows.count + 1
@@ -281,13 +318,3 @@ def sampled_message(forest: Forest, segment: SegmentRef) -> Message:
     """Return the canonical message of an answer as it was sampled."""
     message: Message = msgspec.json.decode(inline(forest.calls[segment.call_id].choices[segment.choice].message))
     return message
-
-
-def _head(messages: Sequence[Message]) -> tuple[Digest, ...]:
-    """Return the digests of the messages up to and with the first one of the user."""
-    head: list[Digest] = []
-    for message in messages:
-        head.append(message_digest(message))
-        if message.get("role") == "user":
-            break
-    return tuple(head)

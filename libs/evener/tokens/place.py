@@ -1,4 +1,4 @@
-"""Placing a call: what it extends, and which ids it gives the engine. Version 1 of the rules.
+"""Placing a call: what it extends, and which ids it gives the engine. Version 2 of the rules.
 
 The harness's text decides only *where* a call continues. What follows the parent's sampled ids is proven by the renderer;
 without proof the call is a new root with its reason, never a splice.
@@ -6,7 +6,7 @@ without proof the call is a new root with its reason, never a splice.
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from msgspec import Struct, structs
@@ -14,17 +14,17 @@ from msgspec import Struct, structs
 from evener.proto.arrays import int32s
 from evener.proto.sessions import BridgedBy, FinishReason, MessagePrefix, PathPrefix, Placement, RootReason, SegmentRef
 from evener.proto.spec import PolicyOptions, Quirks, Thinking
+from evener.tokens.beginnings import text_of
 from evener.tokens.digests import Digest, Message
 from evener.tokens.forest import Forest, Ids
 from evener.tokens.history import History, Match, Reading
+from evener.tokens.roots import Root, root_of
 
-RULE: Final = 1
+RULE: Final = 2
 """Version of these rules, recorded with each placement."""
 PREFIX_CANDIDATES: Final = 8
 """Latest calls whose paths a new root is compared with, to store only what differs."""
 PREFIX_LEAST_TOKENS: Final = 32
-COMPACTED_WITHIN: Final = 8
-"""A summary that replaces a history stands within so many first messages."""
 
 
 class Bridged(Protocol):
@@ -92,12 +92,14 @@ def place(
     bridged = _extend(forest, reading, tools, renderer)
     if bridged is not None and reading.deepest is not None:
         return _child(forest, reading, reading.deepest, bridged, renderer, side_call=side_call)
-    reason = RootReason.SIDE_CALL if side_call is not None else _why_root(history, reading, options, quirks, sub_agent=sub_agent)
+    root = _root(forest, history, reading, tools, renderer=renderer, options=options, quirks=quirks, sub_agent=sub_agent)
+    if side_call is not None:
+        root = structs.replace(root, reason=RootReason.SIDE_CALL)
     context = renderer.render(reading.messages, tools or None)
     prefix = _shared_prefix(forest, context)
     given = context[prefix.length :] if prefix is not None else context
     return Placed(
-        placement=Placement(rule=RULE, root=reason, prefix=prefix),
+        placement=Placement(rule=RULE, root=root.reason, prefix=prefix, conversation=root.conversation),
         given=given,
         context=context,
         follows=reading.known,
@@ -106,6 +108,26 @@ def place(
         side_call=side_call,
         cuts=reading.cuts,
     )
+
+
+def _root(
+    forest: Forest,
+    history: History,
+    reading: Reading,
+    tools: Sequence[Message],
+    *,
+    renderer: Renders,
+    options: PolicyOptions,
+    quirks: Quirks,
+    sub_agent: bool,
+) -> Root:
+    """Name the root of a call that extends nothing."""
+    match = reading.deepest
+    if match is None:
+        return root_of(history, reading, quirks, sub_agent=sub_agent, tools=bool(tools))
+    stripped = options.thinking is Thinking.TEMPLATE and _extends_without_reasoning(forest, reading, match, tools, renderer)
+    reason = RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE
+    return Root(reason, history.conversation_of(match.segment.call_id))
 
 
 def settle(forest: Forest, placed: Placed, reported: Ids) -> Placed:
@@ -119,7 +141,9 @@ def settle(forest: Forest, placed: Placed, reported: Ids) -> Placed:
     prefix = _shared_prefix(forest, reported)
     given = reported[prefix.length :] if prefix is not None else reported
     root = placed.placement.root or RootReason.IDS_DIFFER
-    return structs.replace(placed, placement=Placement(rule=RULE, root=root, prefix=prefix), given=given, context=reported)
+    conversation = placed.placement.conversation if parent is None else forest.conversation(parent.call_id)
+    placement = Placement(rule=RULE, root=root, prefix=prefix, conversation=conversation)
+    return structs.replace(placed, placement=placement, given=given, context=reported)
 
 
 def nowhere() -> Placed:
@@ -135,8 +159,20 @@ def _begins(ids: Ids, path: Ids) -> bool:
 
 def _extend(forest: Forest, reading: Reading, tools: Sequence[Message], renderer: Renders) -> Bridged | None:
     match = reading.deepest
-    if match is None:
+    closed = None if match is None else _closed(forest, match, renderer)
+    if match is None or closed is None:
         return None
+    return renderer.bridge(
+        reading.messages[: match.index],
+        reading.messages[match.index],
+        reading.messages[match.index + 1 :],
+        tools or None,
+        closed=closed,
+    )
+
+
+def _closed(forest: Forest, match: Match, renderer: Renders) -> bool | None:
+    """Return whether an answer ends with its template's end of turn. None: it cannot be extended with proof."""
     choice = forest.calls[match.segment.call_id].choices[match.segment.choice]
     if choice.finish_reason is FinishReason.ABORTED:
         return None
@@ -144,13 +180,17 @@ def _extend(forest: Forest, reading: Reading, tools: Sequence[Message], renderer
     last = int(sampled[-1]) if len(sampled) else None
     if last in renderer.stop_ids[1:]:  # ended, but not as the template ends a turn: what follows cannot be proven
         return None
-    return renderer.bridge(
-        reading.messages[: match.index],
-        reading.messages[match.index],
-        reading.messages[match.index + 1 :],
-        tools or None,
-        closed=last == renderer.stop_ids[0],
-    )
+    return last == renderer.stop_ids[0]
+
+
+def _extends_without_reasoning(forest: Forest, reading: Reading, match: Match, tools: Sequence[Message], renderer: Renders) -> bool:
+    """Return whether nothing but the reasoning of the turns so far keeps the renderer from a bridge: its template drops that."""
+    closed = _closed(forest, match, renderer)
+    turns = list(reading.messages[: match.index + 1])
+    if closed is None or not any(turn.get("reasoning") for turn in turns):
+        return False
+    *before, answer = [{name: value for name, value in turn.items() if name != "reasoning"} for turn in turns]
+    return renderer.bridge(before, answer, reading.messages[match.index + 1 :], tools or None, closed=closed) is not None
 
 
 def _child(forest: Forest, reading: Reading, match: Match, bridged: Bridged, renderer: Renders, *, side_call: str | None) -> Placed:
@@ -183,31 +223,6 @@ def _reinstated(forest: Forest, reading: Reading, match: Match, renderer: Render
     return renderer.reasoning_length(int32s(choice.sampled_ids))
 
 
-def _why_root(history: History, reading: Reading, options: PolicyOptions, quirks: Quirks, *, sub_agent: bool) -> RootReason:
-    if not history.has_answers:
-        return RootReason.FIRST
-    if reading.deepest is not None:
-        stripped = options.thinking is Thinking.TEMPLATE and reading.messages[reading.deepest.index].get("reasoning")
-        return RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE
-    if sub_agent:
-        return RootReason.SUB_AGENT
-    if quirks.compacted is not None and _begins_compacted(quirks.compacted, reading.messages):
-        return RootReason.COMPACTION
-    if reading.answered:
-        return RootReason.NO_ANSWER
-    beginning = reading.messages[: reading.known_count]
-    if not any(message.get("role") not in {"system", "developer"} for message in beginning):
-        return RootReason.TOOLS_CHANGED if history.knows_head(reading.messages) else RootReason.SUB_AGENT
-    if not any(message.get("role") == "assistant" for message in reading.messages):
-        return RootReason.COMPACTION
-    return RootReason.REWRITTEN
-
-
-def _begins_compacted(pattern: str, messages: Sequence[Message]) -> bool:
-    users = [message for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
-    return any(re.search(pattern, _text(message)) for message in users)
-
-
 def _shared_prefix(forest: Forest, context: Ids) -> PathPrefix | None:
     """Return the path of the last calls that the new root shares most with. Storage only: it says nothing about branches."""
     best = PathPrefix(call_id="", length=0)
@@ -227,17 +242,10 @@ def _side_call(quirks: Quirks, messages: Sequence[Message], tools: Sequence[Mess
     for signature in quirks.side_calls:
         if signature.tools is not None and signature.tools != bool(tools):
             continue
-        system = next((_text(m) for m in messages if m.get("role") in {"system", "developer"}), "")
+        system = next((text_of(m) for m in messages if m.get("role") in {"system", "developer"}), "")
         if signature.system is not None and not re.search(signature.system, system):
             continue
-        if signature.last is not None and not (messages and re.search(signature.last, _text(messages[-1]))):
+        if signature.last is not None and not (messages and re.search(signature.last, text_of(messages[-1]))):
             continue
         return signature.name
     return None
-
-
-def _text(message: Message) -> str:
-    content: Any = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text", "")) for part in content or () if isinstance(part, dict))

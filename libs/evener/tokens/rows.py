@@ -1,4 +1,4 @@
-"""Rows: root-to-leaf paths of segments as training samples, and where every sampled token went. Version 1 of the rules."""
+"""Rows: root-to-leaf paths of segments as training samples, and where every sampled token went. Version 2 of the rules."""
 
 import hashlib
 from collections import Counter
@@ -16,12 +16,12 @@ from evener.proto.sessions import Choice, Fidelity, FinishReason, RootReason, Se
 from evener.proto.spec import Strategy
 from evener.proto.trajectories import Accounting, Row, RowKind
 from evener.tokens.forest import Call, Forest
+from evener.tokens.kinds import asked_again, kinds_of
 from evener.tokens.session import Session
 
-RULE: Final = 1
+RULE: Final = 2
 """Version of these rules, recorded with each trajectory."""
 
-_KINDS: Final = {RootReason.SUB_AGENT: RowKind.SUB_AGENT, RootReason.COMPACTION: RowKind.COMPACTION}
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -49,20 +49,13 @@ def cut(session: Session, end: End, strategy: Strategy = Strategy.TREE, doubted:
     segments = _segments(session)
     fates = {segment: Counter(reasons.of_segment(segment)) for segment in _all_segments(session.forest)}
     paths = _paths(session.forest, [segment for segment in segments if fates[segment][None]], segments, strategy)
-    main = _main(session.forest, paths)
+    kinds = kinds_of(session, paths)
     rows: list[Row] = []
     trained: set[SegmentRef] = set()
-    for path in paths:
-        rows.append(_row(session.forest, path, reasons, trained, RowKind.MAIN if path is main else None))
+    for path, kind in zip(paths, kinds, strict=True):
+        rows.append(_row(session.forest, path, reasons, trained, kind))
         trained.update(path)
     return Cut(rows=tuple(rows), branches=tuple(map(tuple, paths)), fates=fates, accounting=_account(session, fates))
-
-
-def main_branch(session: Session) -> list[SegmentRef]:
-    """Return the main branch up to its last answer that was received, trainable or not. Empty: no call was answered."""
-    segments = _segments(session)
-    received = [segment for segment in segments if _received(session.forest, segment)]
-    return _main(session.forest, _paths(session.forest, received, segments, Strategy.TREE))
 
 
 def digest(rows: Sequence[Row]) -> str:
@@ -125,12 +118,6 @@ def _all_segments(forest: Forest) -> list[SegmentRef]:
     return [SegmentRef(call_id=call.call_id, choice=index) for call in forest.in_order() for index in range(len(call.choices))]
 
 
-def _received(forest: Forest, segment: SegmentRef) -> bool:
-    call = forest.calls[segment.call_id]
-    aborted = call.choices[segment.choice].finish_reason is FinishReason.ABORTED
-    return call.opened.side_call is None and not aborted and not forest.orphaned(call)
-
-
 def _paths(forest: Forest, wanted: Sequence[SegmentRef], order: Sequence[SegmentRef], strategy: Strategy) -> list[list[SegmentRef]]:
     """Return the root-to-leaf paths that end in a wanted segment, in the order of rows. `order`: all segments as logged."""
     if strategy is Strategy.PER_CALL:
@@ -143,20 +130,7 @@ def _paths(forest: Forest, wanted: Sequence[SegmentRef], order: Sequence[Segment
     return sorted(paths, key=lambda path: min((place[segment] for segment in path if held[segment] == 1 and segment in place), default=-1))
 
 
-def _main(forest: Forest, paths: list[list[SegmentRef]]) -> list[SegmentRef]:
-    """Return the path that holds the first call that is no side call and has most calls."""
-    own = [
-        path
-        for path in paths
-        if forest.calls[path[0].call_id].opened.side_call is None and forest.calls[path[-1].call_id].opened.side_call is None
-    ]
-    if not own:
-        return []
-    first = min((segment for path in own for segment in path), key=lambda s: (forest.calls[s.call_id].offset, s.call_id))
-    return max((path for path in own if any(s.call_id == first.call_id for s in path)), key=len)
-
-
-def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set[SegmentRef], kind: RowKind | None) -> Row:
+def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set[SegmentRef], kind: RowKind) -> Row:
     ids, mask, logprobs, versions, call_of = _Column(np.int32), _Column(np.uint8), _Column(np.float32), _Column(np.int32), _Column(np.int32)
     prompt_length = None
     for number, segment in enumerate(path):
@@ -175,7 +149,6 @@ def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set
         versions.add(int32s(choice.versions))
         call_of.fill(len(sampled), number)
     root, last = forest.calls[path[0].call_id], forest.calls[path[-1].call_id]
-    reason = root.placement.root or RootReason.DOUBT
     return Row(
         ids=pack_int32(ids.whole()),
         mask=pack_uint8(mask.whole()),
@@ -184,8 +157,8 @@ def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set
         call_of=pack_int32(call_of.whole()),
         calls=tuple(segment.call_id for segment in path),
         prompt_length=prompt_length or 0,
-        kind=kind or _KINDS.get(reason, RowKind.BRANCH),
-        root=reason,
+        kind=kind,
+        root=root.placement.root or RootReason.DOUBT,
         fidelity=Fidelity.FED if all(forest.calls[s.call_id].fidelity is Fidelity.FED for s in path) else Fidelity.MATCHED,
         finish_reason=last.choices[path[-1].choice].finish_reason,
         policy=last.opened.policy or "",
@@ -215,9 +188,10 @@ def _account(session: Session, fates: Mapping[SegmentRef, Fate]) -> Accounting:
     left_out: Counter[LeftOut] = Counter()
     delivered = resampled = 0
     forest = session.forest
+    again = asked_again(forest)
     for segment, fate in fates.items():
         delivered += fate[None]
-        resampled += fate[None] * (forest.calls[segment.call_id].placement.root is RootReason.NO_ANSWER)
+        resampled += fate[None] * (segment.call_id in again)
         left_out.update({reason: tokens for reason, tokens in fate.items() if reason is not None})
     if unseen := session.unseen_tokens():
         left_out[LeftOut.DOUBT] += unseen

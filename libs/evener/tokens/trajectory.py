@@ -11,7 +11,8 @@ from evener.proto.spec import Strategy
 from evener.proto.trajectories import CallSummary, HarnessExit, TrajectoryBuilt
 from evener.tokens.doubts import doubtful, named
 from evener.tokens.forest import Call
-from evener.tokens.rows import RULE, cut, digest, main_branch
+from evener.tokens.kinds import last_message
+from evener.tokens.rows import RULE, cut, digest
 from evener.tokens.session import Session
 
 
@@ -25,7 +26,7 @@ def build(session: Session, *, records: BlobRef | None = None, strategy: Strateg
     made = cut(session, seal.end, strategy, doubted)
     rows_digest = digest(made.rows)
     doubts = named(session, doubted)
-    if strategy is Strategy.TREE and rows_digest != seal.rows_digest:
+    if strategy is Strategy.TREE and seal.rule == RULE and rows_digest != seal.rows_digest:
         doubts.append(f"rows differ from the live ones: {rows_digest} is not {seal.rows_digest}")
     start, left = session.starts.get(session.attempt), session.exit
     return TrajectoryBuilt(
@@ -82,10 +83,9 @@ def _summary(call: Call) -> CallSummary:
 
 
 def _answer(session: Session) -> str | None:
-    branch = main_branch(session)
-    if not branch:
+    segment = last_message(session)
+    if segment is None:
         return None
-    segment = branch[-1]
     try:
         message: dict[str, Any] = msgspec.json.decode(inline(session.forest.calls[segment.call_id].choices[segment.choice].message))
     except NOT_AN_EVENT:  # damaged: its tokens are in doubt

@@ -131,7 +131,9 @@ class RootReason(StrEnum):
     """Why a call extends nothing."""
 
     FIRST = "first"
+    """The first call of a conversation, where it is no sub-agent's; also asked again after a failure."""
     SUB_AGENT = "sub_agent"
+    """Its client says so; or the first call of a conversation, with tools, while another one's last answer called tools."""
     COMPACTION = "compaction"
     REWRITTEN = "rewritten"
     """An earlier turn was changed, moved or dropped."""
@@ -185,6 +187,8 @@ class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of the parent's reasoning that stay in the context although the harness dropped them."""
     prefix: PathPrefix | None = None
     """Of a root: what its given ids leave out, because it is stored already."""
+    conversation: str = ""
+    """Of a root: names the conversation that it begins or goes on with, its descendants too. Empty: an older gateway wrote it."""
 
 
 class Fidelity(StrEnum):
@@ -230,10 +234,14 @@ class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
     """Messages of the whole history, `follows` included."""
     tools: JsonText | None = None
     """A JSON array of canonical tool definitions. None: as in the call that `follows` names, or none at all."""
+    tool_count: Annotated[int, Meta(ge=0)] = 0
+    """Tools that the request offers. 0: none, or an older gateway wrote it."""
     tools_unseen: Annotated[int, Meta(ge=0)] = 0
     """Tools of the request that the policy never saw: its chat template renders none."""
     side_call: str | None = None
     """The name of the signature that it met. None: the agent's own work."""
+    sub_agent: bool = False
+    """Its client says that a sub-agent asks. False: it does not say so, or an older gateway wrote it."""
     options: PolicyOptions = PolicyOptions()
     sampling: Sampling
     """As really used."""
@@ -397,3 +405,5 @@ class SessionSealed(Event, frozen=True, kw_only=True, tag="session_sealed.v1"):
     """
     spec: SessionSpec | None = None
     """As the owner knows it, for a reader that lacks the start. None: sealed before it was noted."""
+    rule: int = 1
+    """Version of the row rules that `rows_digest` is of: rows of other rules are not compared with it."""

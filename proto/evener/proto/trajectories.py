@@ -16,9 +16,15 @@ class RowKind(StrEnum):
     """What a branch is to its session."""
 
     MAIN = "main"
+    """The agent's: of the main conversation's rows that hold its first call, the one with most calls."""
     BRANCH = "branch"
+    """Another of the main conversation."""
     SUB_AGENT = "sub_agent"
+    """Of a conversation that was begun for an agent which waited for it."""
     COMPACTION = "compaction"
+    """It begins with a summary that took the place of a history."""
+    CONVERSATION = "conversation"
+    """Of a conversation beside the main one that nobody waited for: a title, another prompt of the same program."""
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -137,7 +143,8 @@ class TrajectoryBuilt(Event, frozen=True, kw_only=True, tag="trajectory_built.v1
     calls: tuple[CallSummary, ...] = ()
     """Of all attempts, in the order of the log."""
     answer: str | None = None
-    """The text of the last answered message of the main branch. None: no call was answered."""
+    """The text of the agent's last message: the last answer, in the order of the log, that was sampled whole and received in the main
+    conversation, side calls and sub-agents apart, also where a summary took the place of its history. None: there is none."""
     strategy: Strategy = Strategy.TREE
     rule: int
     """Version of the row rules."""

@@ -38,7 +38,7 @@ from evener.service.off_loop import to_its_end
 from evener.service.telemetry import Metrics
 from evener.tokens.doubts import fingerprints
 from evener.tokens.mark import LowWater
-from evener.tokens.rows import Cut, cut, digest
+from evener.tokens.rows import RULE, Cut, cut, digest
 from evener.tokens.session import Session, verdict
 
 GROUP: Final = "provider-gateway"
@@ -173,6 +173,7 @@ class Owner:
             end=end,
             detail=detail,
             rows_digest=rows_digest,
+            rule=RULE,
             calls=sum(call.closed is not None for call in session.forest.calls.values()),
             sampled_tokens=session.sampled_tokens(),
             sealed_at=now,

@@ -11,7 +11,8 @@ from evener.proto.spec import Strategy
 from evener.tokens.conversation import conversation
 from evener.tokens.doubts import doubtful
 from evener.tokens.forest import Call, Forest
-from evener.tokens.rows import Cut, cut, main_branch
+from evener.tokens.kinds import main_branch
+from evener.tokens.rows import Cut, cut
 from evener.tokens.session import Session
 from evener.tokens.trajectory import build
 

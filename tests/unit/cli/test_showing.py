@@ -158,7 +158,7 @@ def test_tree_shows_where_each_call_hangs_and_what_became_of_it() -> None:
     assert "attempt 2 finished" in told
     for part in (
         "root: first",
-        "root: sub_agent",
+        "root: no_bridge",
         "extends #",
         "failed: owner_lost",
         "side call title",

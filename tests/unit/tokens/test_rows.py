@@ -458,8 +458,9 @@ def test_row_carries_the_kind_of_its_root(second: list[Message], quirks: Quirks,
     """What a trainer may want to weigh otherwise."""
     world = World(quirks=quirks)
     first = [{"role": "system", "content": "be good"}, user("go")]
-    world.ask([*first, world.ask(first, "one"), user("on")], "two")
-    world.ask(second, "three")
+    tools = [{"name": "run"}]
+    world.ask([*first, world.ask(first, "one", tools=tools), user("on")], CALL, tools=tools)
+    world.ask(second, "three", tools=tools)
     rows = world.seal().rows
 
     assert [(row.root, row.kind) for row in rows] == [(RootReason.FIRST, RowKind.MAIN), (root, kind)]

@@ -38,7 +38,7 @@ from evener.tokens.digests import said
 from evener.tokens.doubts import fingerprints
 from evener.tokens.history import History
 from evener.tokens.place import Placed, place, settle
-from evener.tokens.rows import cut, digest
+from evener.tokens.rows import RULE, cut, digest
 from evener.tokens.session import Session, verdict
 from evener.tokens.trajectory import build
 
@@ -181,10 +181,19 @@ class World:
         )
         self.history = History(self.session.forest, self.quirks, attempt)
 
-    def open(self, messages: Sequence[Message], tools: Sequence[Message] = (), retry_of: str | None = None) -> tuple[Placed, CallOpened]:
+    def open(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), retry_of: str | None = None, *, sub_agent: bool = False
+    ) -> tuple[Placed, CallOpened]:
         """Place a request as the gateway would."""
         placed = place(
-            self.session.forest, self.history, messages, tools, renderer=self.renderer, options=PolicyOptions(), quirks=self.quirks
+            self.session.forest,
+            self.history,
+            messages,
+            tools,
+            renderer=self.renderer,
+            options=PolicyOptions(),
+            quirks=self.quirks,
+            sub_agent=sub_agent,
         )
         self.calls += 1
         self.asked[f"c{self.calls}"] = [said(message) for message in messages], tools
@@ -206,7 +215,9 @@ class World:
             messages=msgspec.json.encode(placed.messages),
             message_count=len(messages),
             tools=msgspec.json.encode(tools) if tools and placed.follows is None else None,
+            tool_count=len(tools),
             side_call=placed.side_call,
+            sub_agent=sub_agent,
             cuts=placed.cuts,
             sampling=Sampling(),
             body_digest=hashlib.sha256(json.dumps([messages, tools], sort_keys=True, default=str).encode()).hexdigest(),
@@ -344,6 +355,7 @@ class World:
                 rows_digest=digest(made.rows),
                 calls=sum(call.closed is not None for call in self.session.forest.calls.values()),
                 sampled_tokens=self.session.sampled_tokens(),
+                rule=RULE,
                 fingerprints=b"".join(fingerprints(self.session.forest, attempt, end).values()),
                 spec=self.spec,
                 sealed_at=201.0,

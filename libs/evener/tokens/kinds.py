@@ -1,0 +1,149 @@
+"""What each row is to its session, which conversation is the main one, and what the agent said last.
+
+Of recorded facts alone: where calls hang, whether they offered tools, how they ended. So a rebuild says the same as the gateway, which
+has let go of the texts.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from evener.proto.sessions import RootReason, SegmentRef
+from evener.proto.trajectories import RowKind
+from evener.tokens.forest import Call, Forest
+from evener.tokens.session import Session
+
+Path = list[SegmentRef]
+
+
+class Conversation(Struct):
+    """The answered calls of one conversation, side calls apart."""
+
+    calls: list[Call]
+
+    @property
+    def offers_tools(self) -> bool:
+        return any(call.opened.tool_count for call in self.calls)
+
+    @property
+    def of_policy(self) -> bool:
+        return any(call.opened.policy is not None for call in self.calls)
+
+
+class Conversations:
+    """The conversations of a session's last attempt."""
+
+    def __init__(self, session: Session) -> None:
+        self._forest = session.forest
+        self._names: dict[str, str] = {}
+        self._sub_agents: set[str] = set()
+        self._found: dict[str, Conversation] = {}
+        for call in session.forest.in_order():
+            name = self._name(call)
+            if call.placement.root is RootReason.SUB_AGENT:
+                self._sub_agents.add(name)
+            if call.opened.attempt == session.attempt and call.answered and call.opened.side_call is None:
+                self._found.setdefault(name, Conversation([])).calls.append(call)
+        self.main = self._main()
+        """Its name. None: nothing was answered."""
+
+    def of(self, call_id: str) -> str:
+        """Return the name of a call's conversation."""
+        return self._names[call_id]
+
+    def is_sub_agent(self, call_id: str) -> bool:
+        """Return whether a sub-agent asked: its conversation is one's, or its client said so."""
+        return self._forest.calls[call_id].opened.sub_agent or self._names[call_id] in self._sub_agents
+
+    def main_calls(self) -> list[Call]:
+        """Return the answered calls of the main conversation, in the order of the log."""
+        return self._found[self.main].calls if self.main is not None else []
+
+    def _name(self, call: Call) -> str:
+        parent = call.placement.parent
+        told = call.placement.conversation if parent is None else self._names.get(parent.call_id, "")
+        name = told or (call.call_id if call.placement.root is RootReason.SUB_AGENT else "")
+        self._names[call.call_id] = name
+        return name
+
+    def _main(self) -> str | None:
+        """Return the main conversation: not a sub-agent's, of the policy, offered tools, each where there is such a one.
+
+        Of these the first; where none was offered tools, the first with more than one answer: a title is asked for once.
+        """
+        left = _those(self._found, [name for name in self._found if name not in self._sub_agents])
+        left = _those(left, [name for name, one in left.items() if one.of_policy])
+        offered = [name for name, one in left.items() if one.offers_tools]
+        left = _those(left, offered or [name for name, one in left.items() if len(one.calls) > 1])
+        return next(iter(left), None)
+
+
+def _those(conversations: dict[str, Conversation], names: list[str]) -> dict[str, Conversation]:
+    """Return the named ones; all where none is named."""
+    return {name: conversations[name] for name in names} or conversations
+
+
+def kinds_of(session: Session, paths: Sequence[Path]) -> list[RowKind]:
+    """Return what each path is to its session."""
+    known = Conversations(session)
+    kinds = [_kind(session.forest, known, path) for path in paths]
+    agents = [at for at, kind in enumerate(kinds) if kind is RowKind.BRANCH]
+    if agents:
+        first = min((segment for at in agents for segment in paths[at]), key=lambda one: _place(session.forest, one))
+        main = max((at for at in agents if any(one.call_id == first.call_id for one in paths[at])), key=lambda at: len(paths[at]))
+        kinds[main] = RowKind.MAIN
+    return kinds
+
+
+def last_message(session: Session) -> SegmentRef | None:
+    """Return the agent's last message: the last call of the main conversation whose answer is whole and was received, its first choice.
+
+    Side calls and sub-agents apart; a conversation goes on where a summary takes the place of its history. None: there is none.
+    """
+    known = Conversations(session)
+    calls = [call for call in known.main_calls() if not session.forest.orphaned(call) and not call.opened.sub_agent]
+    return SegmentRef(call_id=calls[-1].call_id) if calls else None
+
+
+def main_branch(session: Session) -> Path:
+    """Return the path to the agent's last message. Empty: there is none."""
+    last = last_message(session)
+    return session.forest.lineage(last) if last is not None else []
+
+
+def asked_again(forest: Forest) -> set[str]:
+    """Return the calls that were given what an earlier call of their attempt had been given and had answered: new samples.
+
+    Of equal ids: a root's whole context, else what was given after the same answer.
+    """
+    alike: dict[tuple[int, SegmentRef | None, int], list[Call]] = {}
+    for call in forest.in_order():
+        if call.answered and call.opened.side_call is None:
+            prefix = call.placement.prefix
+            length = len(call.given) + (prefix.length if prefix else 0)
+            alike.setdefault((call.opened.attempt, call.placement.parent, length), []).append(call)
+    again: set[str] = set()
+    for calls in alike.values():
+        if len(calls) > 1:
+            seen: Counter[bytes] = Counter()
+            for call in calls:
+                context = (call.given if call.placement.parent is not None else forest.context(call)).tobytes()
+                if seen[context]:
+                    again.add(call.call_id)
+                seen[context] += 1
+    return again
+
+
+def _kind(forest: Forest, known: Conversations, path: Path) -> RowKind:
+    """Return what a path is; BRANCH: of the main conversation."""
+    root, last = forest.calls[path[0].call_id], path[-1].call_id
+    if known.is_sub_agent(last):
+        return RowKind.SUB_AGENT
+    if root.placement.root is RootReason.COMPACTION:
+        return RowKind.COMPACTION
+    return RowKind.BRANCH if known.of(last) == known.main else RowKind.CONVERSATION
+
+
+def _place(forest: Forest, segment: SegmentRef) -> tuple[int, str]:
+    return forest.calls[segment.call_id].offset, segment.call_id
