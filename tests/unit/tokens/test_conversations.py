@@ -9,10 +9,11 @@ from tests.unit.tokens.toy import START, World, plain, replay, tool, user
 
 from evener.proto.codec import encode
 from evener.proto.ends import CallFailure
-from evener.proto.sessions import BridgedBy, FinishReason, RootReason
+from evener.proto.sessions import BridgedBy, CallOpened, FinishReason, RootReason
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.templates.port import Bridge, Message
+from evener.tokens.place import Placed
 
 AGENT: list[Message] = [{"role": "system", "content": "be good there"}, user("do the thing")]
 TITLE: list[Message] = [{"role": "system", "content": "You write titles."}, user("Title of: do the thing")]
@@ -212,14 +213,17 @@ class TestBesideOthers:
     def test_a_race_with_a_title_changes_no_name(self, order: tuple[str, ...]) -> None:
         """Whichever is opened, logged or answered first, and though the agent is in the midst of its work."""
         world = World()
-        opened: dict[str, Any] = {}
+        asked = {"title": (TITLE, []), "agent": (AGENT, TOOLS)}
+        opened: dict[str, tuple[Placed, CallOpened]] = {}
         messages: list[Message] = list(AGENT)
         for step, whose in (one.split() for one in order):
             if step == "open":
-                opened[whose] = world.open(*((TITLE, []) if whose == "title" else (AGENT, TOOLS)))
-            else:
-                answer = world.close(*opened[whose], ["A thing" if whose == "title" else CALL])[0]
-                messages += [answer, tool(answer, "rain")] if whose == "agent" else []
+                history, tools = asked[whose]
+                opened[whose] = world.open(history, tools)
+                continue
+            placed, call = opened[whose]
+            answer = world.close(placed, call, ["A thing" if whose == "title" else CALL])[0]
+            messages += [answer, tool(answer, "rain")] if whose == "agent" else []
         world.ask(messages, "It rains.", tools=TOOLS)
         trajectory = sealed(world)
 
@@ -271,9 +275,8 @@ class TestBesideOthers:
     def test_votes_at_once_are_one_conversation(self) -> None:
         """Each was placed before another was answered."""
         world = World()
-        opened = [world.open(AGENT) for _ in range(3)]
-        for number, one in enumerate(opened):
-            world.close(*one, [f"vote {number}"])
+        for number, (placed, opened) in enumerate([world.open(AGENT) for _ in range(3)]):
+            world.close(placed, opened, [f"vote {number}"])
         trajectory = sealed(world)
 
         assert [row.kind for row in trajectory.rows] == [RowKind.MAIN, RowKind.BRANCH, RowKind.BRANCH]
