@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evener.harnesses import npm, pip
-from evener.harnesses.registry import names
+from evener.harnesses.registry import own_names
 
 MANIFEST: Final = "package.json"
 LOCK: Final = "package-lock.json"
@@ -33,7 +33,7 @@ UNUSED: Final = frozenset({"deprecated", "engines", "funding", "license"})
 
 def main() -> None:
     """Lock what the command line names; all harnesses and Node where it names none."""
-    wanted = sys.argv[1:] or ["node", *names()]
+    wanted = sys.argv[1:] or ["node", *own_names()]
     with tempfile.TemporaryDirectory() as made:
         for name in wanted:
             package = None if name == "node" else getattr(import_module(f"evener.harnesses.{name}"), "PACKAGE", None)

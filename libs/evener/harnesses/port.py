@@ -11,7 +11,7 @@ from evener.proto.spec import Quirks
 
 
 class HarnessError(EvenerError):
-    """Correct the harness's name or its options."""
+    """Correct the harness's name, its options, or what was given as its quirks."""
 
 
 class HarnessMissing(EvenerError):

@@ -1,5 +1,10 @@
 """The variables by which programs find a model provider, for every dialect's usual client."""
 
+from typing import Final
+
+CONTRARY: Final = ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY")
+"""Variables that a client takes beside or before those below: with both set it warns, or sends a key that is not the relay's."""
+
 
 def variables(base_url: str, key: str, model: str) -> dict[str, str]:
     """Return the environment that points a program at the relay: `base_url` is without `/v1`."""
@@ -10,7 +15,6 @@ def variables(base_url: str, key: str, model: str) -> dict[str, str]:
         "OPENAI_MODEL": model,
         "ANTHROPIC_BASE_URL": base_url,
         "ANTHROPIC_API_KEY": key,
-        "ANTHROPIC_AUTH_TOKEN": key,
         "ANTHROPIC_MODEL": model,
         "GOOGLE_GEMINI_BASE_URL": base_url,
         "GEMINI_API_KEY": key,

@@ -1,25 +1,71 @@
-"""Harnesses by name: each folder beside this file is one, and exports `HARNESS`."""
+"""Harnesses by name: each folder beside this file is one, and exports `HARNESS`; an installed package adds its own by an entry point."""
 
 import difflib
 import importlib
+import importlib.metadata
 from pathlib import Path
 from typing import Final, cast
 
 from evener.harnesses.port import Harness, HarnessError
 
 FOLDER: Final = Path(__file__).parent
+GROUP: Final = "evener.harnesses"
+"""Entry points of this group are harnesses by name."""
+NEEDED: Final = (*Harness.__annotations__, "check", "install", "launch", "judge")
+
+
+def own_names() -> tuple[str, ...]:
+    """Return the names of the harnesses that come with Evener, sorted."""
+    return tuple(sorted(path.parent.name for path in FOLDER.glob("*/__init__.py")))
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all harnesses, sorted."""
-    return tuple(sorted(path.parent.name for path in FOLDER.glob("*/__init__.py")))
+    """Return the names of all harnesses, sorted. Raises HarnessError where two have one name."""
+    return tuple(sorted({*own_names(), *_added()}))
 
 
 def harness(name: str) -> Harness:
     """Return the harness of this name. Raises HarnessError listing those that there are."""
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
+    if name in own_names():
+        return cast("Harness", importlib.import_module(f"evener.harnesses.{name}").HARNESS)
+    added = _added()
+    if name not in added:
+        known = names()
+        near = difflib.get_close_matches(name, known, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        msg = f"unknown harness {name!r} (known: {', '.join(names())}){meant}"
+        msg = f"unknown harness {name!r} (known: {', '.join(known)}){meant}"
         raise HarnessError(msg)
-    return cast("Harness", importlib.import_module(f"evener.harnesses.{name}").HARNESS)
+    return _loaded(added[name])
+
+
+def _added() -> dict[str, importlib.metadata.EntryPoint]:
+    """Return what installed packages add."""
+    added: dict[str, importlib.metadata.EntryPoint] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        other = added.get(entry.name)
+        if entry.name in own_names() or (other is not None and other.value != entry.value):
+            whose = "Evener itself" if other is None else _package(other)
+            msg = f"harness {entry.name!r} of {_package(entry)} has the name of one of {whose}: uninstall one of them, or rename it"
+            raise HarnessError(msg)
+        added[entry.name] = entry
+    return added
+
+
+def _loaded(entry: importlib.metadata.EntryPoint) -> Harness:
+    where = f"harness {entry.name!r} of {_package(entry)} ({entry.value})"
+    try:
+        found = entry.load()
+    except Exception as cause:  # a package of somebody else's: whatever it raises is its own
+        msg = f"{where} cannot be loaded: {cause!r}"
+        raise HarnessError(msg) from cause
+    if lacking := [needed for needed in NEEDED if not hasattr(found, needed)]:
+        msg = f"{where} is no harness: it has no {', '.join(lacking)}"
+        raise HarnessError(msg)
+    if found.name != entry.name:
+        msg = f"{where} calls itself {found.name!r}: its entry point must have that name"
+        raise HarnessError(msg)
+    return cast("Harness", found)
+
+
+def _package(entry: importlib.metadata.EntryPoint) -> str:
+    return f"package {entry.dist.name}" if entry.dist is not None else "an unknown package"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evener.proto.arrays import float32s, int32s, pack_float32, pack_int32, pack_uint8
 from evener.proto.ends import CONSEQUENCES, CallFailure, End, LeftOut
 from evener.proto.sessions import Choice, Fidelity, FinishReason, RootReason, SegmentRef
-from evener.proto.spec import Strategy
+from evener.proto.spec import Purpose, Strategy
 from evener.proto.trajectories import Accounting, Row, RowKind
 from evener.tokens.forest import Call, Forest
 from evener.tokens.kinds import asked_again, kinds_of
@@ -68,7 +68,8 @@ class _Reasons:
 
     def __init__(self, session: Session, end: End, doubted: Collection[SegmentRef]) -> None:
         self._session = session
-        self._trainable_end = CONSEQUENCES[end].trainable
+        collected = session.spec is not None and session.spec.purpose is Purpose.COLLECT
+        self._trainable_end = CONSEQUENCES[end].trainable or collected  # a collection keeps what there is: it is never trained
         self._doubted = doubted
 
     def of_call(self, call: Call) -> LeftOut | None:

@@ -22,10 +22,12 @@ from evener.proto.sessions import (
     SessionSealed,
     SessionStarted,
 )
-from evener.proto.spec import SessionSpec
+from evener.proto.spec import Purpose, SessionSpec
 from evener.tokens.forest import Call, Forest
 
 ID_BYTES: Final = 4
+NO_SANDBOX: Final = "none"
+"""The sandbox of a session whose process somebody else runs."""
 START_LIMIT_SECONDS: Final = 3600.0
 """A SessionStarted whose record is later than this after its dispatch is void."""
 
@@ -207,4 +209,15 @@ def verdict(session: Session, budget: End | None) -> tuple[End, str] | None:
         return session.abandoned.end, session.abandoned.detail
     if (left := session.exit) is None:
         return None
-    return judge(left.cause, left.exit_code, left.unanswered or last_failure(session), budget), left.detail
+    failure = left.unanswered or last_failure(session)
+    end = judge(left.cause, left.exit_code, failure, budget)
+    if end is End.INFRASTRUCTURE and failure is not None and _is_recording(session):
+        told = f"its last call had no answer ({failure}), and a recording cannot be run again"
+        return judge(left.cause, left.exit_code, None, budget), f"{left.detail} {told}".strip()
+    return end, left.detail
+
+
+def _is_recording(session: Session) -> bool:
+    """Return whether its process was somebody else's, for a collection: nobody can start it anew, and what was sampled is worth keeping."""
+    spec = session.spec
+    return spec is not None and spec.purpose is Purpose.COLLECT and spec.harness.sandbox == NO_SANDBOX

@@ -3,8 +3,9 @@
 All are frozen Structs without a tag: they are parts of events, not events.
 """
 
+import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -117,6 +118,20 @@ class Tolerance(StrEnum):
     """Tool calls come back without their ids (as ""): they are told by name and arguments."""
 
 
+NOISY_ROLES: Final = ("system", "tool", "user")
+
+
+def _check_pattern(pattern: str | None, of: str) -> None:
+    """Raise ValueError for what is no regular expression."""
+    if pattern is None:
+        return
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as cause:
+        msg = f"{of} is no regular expression: {cause}: {pattern[:100]!r}"
+        raise ValueError(msg) from cause
+
+
 class Noise(Struct, frozen=True, kw_only=True):
     """Text of a harness that varies without meaning. It is cut from what is compared and rendered, and the cut is recorded."""
 
@@ -124,6 +139,13 @@ class Noise(Struct, frozen=True, kw_only=True):
     """`system`, `tool` or `user`: the role of the messages it stands in."""
     pattern: str
     """A regular expression; what it matches is cut."""
+
+    def __post_init__(self) -> None:
+        """Refuse a pattern that is none, and a role that has no noise."""
+        if self.where not in NOISY_ROLES:
+            msg = f"where is {self.where!r}, not one of {', '.join(NOISY_ROLES)}"
+            raise ValueError(msg)
+        _check_pattern(self.pattern, "pattern")
 
 
 class SideCall(Struct, frozen=True, kw_only=True):
@@ -138,9 +160,17 @@ class SideCall(Struct, frozen=True, kw_only=True):
     tools: bool | None = None
     """True: has tools. False: has none. None: either."""
 
+    def __post_init__(self) -> None:
+        """Refuse a pattern that is none, and a signature that every call would meet."""
+        if self.system is None and self.last is None and self.tools is None:
+            msg = f"side call {self.name!r} has no condition: give system, last or tools"
+            raise ValueError(msg)
+        _check_pattern(self.system, "system")
+        _check_pattern(self.last, "last")
+
 
 class Quirks(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is special about a harness, as data. Declared in its folder, carried in SessionStarted."""
+    """What is special about a harness, as data. Declared in its folder or given with a run, carried in SessionStarted."""
 
     tolerances: tuple[Tolerance, ...] = ()
     noise: tuple[Noise, ...] = ()
@@ -152,6 +182,10 @@ class Quirks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sub_agent_header: str | None = None
     """The header (lower case) that the requests of its sub-agents carry. None: they are told by their prompts alone."""
 
+    def __post_init__(self) -> None:
+        """Refuse a pattern that is none."""
+        _check_pattern(self.compacted, "compacted")
+
 
 class HarnessSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The agent program to run."""
@@ -162,6 +196,8 @@ class HarnessSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The harness's own options; its folder lists them."""
     sandbox: str = "local"
     """The sandbox backend: `local` (a plain process), `docker`, ... or `none`: the process is run by somebody else."""
+    quirks: Quirks | None = None
+    """Given with the run, instead of those that its folder declares. None: the folder's."""
 
 
 class TaskRef(Struct, frozen=True, kw_only=True, omit_defaults=True):

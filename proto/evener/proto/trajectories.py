@@ -138,7 +138,7 @@ class TrajectoryBuilt(Event, frozen=True, kw_only=True, tag="trajectory_built.v1
     exit: HarnessExit | None = None
     """None: given up before an exit was reported."""
     rows: tuple[Row, ...] = ()
-    """Rows with at least one trainable token; none where the end is not trainable."""
+    """Rows with at least one trainable token; none where the end is not trainable, unless the purpose is `collect`."""
     accounting: Accounting = Accounting()
     calls: tuple[CallSummary, ...] = ()
     """Of all attempts, in the order of the log."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 from evener.blobs.port import Blobs
 from evener.harnesses.port import Harness, HarnessError
 from evener.harnesses.registry import harness as harness_named
-from evener.proto.spec import SessionSpec, TaskRef
+from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.sandbox_runner.core import NoStart, allow
 from evener.sandbox_runner.site import Site
 from evener.sandboxes.port import WORKDIR, Sandbox
@@ -37,6 +37,18 @@ def chosen(spec: SessionSpec, *, trust_local: bool) -> Harness:
         raise NoStart(str(cause)) from cause
     allow(spec.harness, has_tools=harness.has_tools, trust_local=trust_local)
     return harness
+
+
+def declared(spec: HarnessSpec, harness: Harness | None) -> Quirks:
+    """Return what is special about a harness: as its run says, else as its folder does. `harness`: None where somebody else runs it."""
+    if spec.quirks is not None:
+        return spec.quirks
+    if harness is not None:
+        return harness.quirks
+    try:
+        return harness_named(spec.name).quirks
+    except HarnessError:  # a recording of whatever it is
+        return Quirks()
 
 
 async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: Harness, site: Site) -> Prepared:

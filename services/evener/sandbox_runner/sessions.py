@@ -18,11 +18,10 @@ from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.errors import Recoverable
 from evener.proto.ids import new_nonce, new_start_id
 from evener.proto.sessions import Artifact, Event, HarnessExited, SessionDispatched, SessionStarted
-from evener.proto.spec import Quirks
 from evener.proto.topics import Topic
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.core import NONE, Ending, NoStart, one_line, told_left_out
-from evener.sandbox_runner.preparing import Prepared, chosen, prepare
+from evener.sandbox_runner.preparing import Prepared, chosen, declared, prepare
 from evener.sandbox_runner.recordings import RecordingOpened
 from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
 from evener.sandbox_runner.site import Site
@@ -225,7 +224,7 @@ class Session:
             dispatched_at=self._event.dispatched_at,
             started_at=time.time(),
             harness_version=None if harness is None else harness.version,
-            quirks=Quirks() if harness is None else harness.quirks,
+            quirks=declared(self._spec.harness, harness),
             spec=self._spec,
         )
 

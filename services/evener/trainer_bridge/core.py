@@ -99,7 +99,7 @@ def left_out(
     trajectory = scored.trajectory
     if scored.ungraded == DEAD_LETTER:
         return LeftOut.DEAD_LETTER
-    if not CONSEQUENCES[trajectory.end].trainable:
+    if not CONSEQUENCES[trajectory.end].trainable and trajectory.spec.purpose is not Purpose.COLLECT:
         return LeftOut.END
     if scored.reward is None and not collected(trajectory.spec):
         return LeftOut.UNGRADED

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from evener.proto.arrays import pack_float32, pack_int32
 from evener.proto.codec import AnyEvent, decode, encode
@@ -129,7 +130,7 @@ def spell(message: Message) -> str:
 class World:
     """One session, its gateway's steps without network or clock, and the engine's ledger."""
 
-    def __init__(self, seed: int = 0, quirks: Quirks | None = None, budgets: Budgets | None = None) -> None:
+    def __init__(self, seed: int = 0, quirks: Quirks | None = None, budgets: Budgets | None = None, **of_spec: Any) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a seeded test
         self.renderer = ToyRenderer()
         self.session = Session("t.0")
@@ -149,6 +150,7 @@ class World:
             budgets=budgets or Budgets(),
             grader=GraderSpec(name="none"),
         )
+        self.spec = structs.replace(self.spec, **of_spec)
         self.quirks = quirks or Quirks()
         self.calls = 0
         self.odd_glue = False

@@ -1,0 +1,62 @@
+"""What is special about a harness, read from a TOML file: the fields of `evener.proto.spec.Quirks`, and nothing else."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evener.harnesses.port import HarnessError
+from evener.proto.spec import NOISY_ROLES, Noise, Quirks, SideCall, Tolerance
+
+
+def read_quirks(path: Path) -> Quirks:
+    """Return the quirks in a file. Raises HarnessError naming the place of what is wrong, and what was perhaps meant."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as cause:
+        msg = f"cannot read the quirks in {path}: {cause}"
+        raise HarnessError(msg) from cause
+    _check_names(table, path)
+    try:
+        quirks = msgspec.convert(table, Quirks)
+    except msgspec.ValidationError as cause:
+        msg = f"quirks in {path}: {cause}"
+        raise HarnessError(msg) from cause
+    for name in ("retry_header", "sub_agent_header"):
+        header = getattr(quirks, name)
+        if header is not None and header != header.lower():
+            msg = f"quirks in {path}: {name} is {header!r}; write it in lower case, as HTTP compares it"
+            raise HarnessError(msg)
+    return quirks
+
+
+def _check_names(table: dict[str, Any], path: Path) -> None:
+    """Check what a person may misspell; the rest is the types' work."""
+    _known(table, Quirks.__struct_fields__, "key", f"in {path}")
+    _known(_texts(table.get("tolerances")), tuple(Tolerance), "tolerance", f"in {path}")
+    for name, kind in (("side_calls", SideCall), ("noise", Noise)):
+        for number, entry in enumerate(_tables(table.get(name)), 1):
+            _known(entry, kind.__struct_fields__, "key", f"in [[{name}]] {number} of {path}")
+    for number, entry in enumerate(_tables(table.get("noise")), 1):
+        _known(_texts([entry.get("where")]), NOISY_ROLES, "where", f"in [[noise]] {number} of {path}")
+
+
+def _known(names: Iterable[str], known: Iterable[str], what: str, where: str) -> None:
+    known = tuple(map(str, known))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+            msg = f"unknown {what} {name!r} {where}{meant}"
+            raise HarnessError(msg)
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> list[str]:
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
