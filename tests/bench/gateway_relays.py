@@ -24,7 +24,7 @@ from evener.proto.topics import Topic
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import GATEWAY, Owners
-from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
+from evener.sandbox_runner.relay import Report, Opening, open_relay
 from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 
@@ -61,8 +61,8 @@ class Relays:
 
     async def _open(self, name: str, started: Started) -> str:
         opening = Opening(session_id=name, nonce=KEY, capability=started.capability, partition=started.partition, models=["policy"])
-        clock, last = AgentClock(time.monotonic), LastRequest()
-        return await self._stack.enter_async_context(open_relay(opening, self._client, clock, LIMITS, metrics=self._metrics, last=last))
+        clock, report = AgentClock(time.monotonic), Report()
+        return await self._stack.enter_async_context(open_relay(opening, self._client, clock, LIMITS, metrics=self._metrics, report=report))
 
 
 def owners(address: str) -> Owners:

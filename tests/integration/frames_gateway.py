@@ -13,6 +13,7 @@ from msgspec import Struct
 from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, Head, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.codec import encode_frame
+from evener.proto.ends import CallFailure
 from evener.proto.ids import answer_identity
 from evener.proto.relay import CAPABILITY, OWNER, REQUEST_ID, STARTED, Admitted, Answer, AnyFrame, Waiting
 from evener.proto.sessions import FinishReason
@@ -208,7 +209,16 @@ def elsewhere(url: str) -> Step:
     return step
 
 
-def refuse(status: int, message: str, *, admitted: bool = False) -> Step:
+def told(status: int, message: str) -> Step:
+    """Say something to the relay, without frames."""
+
+    async def step(_: Talk) -> web.StreamResponse:
+        return web.json_response({"error": {"message": message, "field": None}}, status=status)
+
+    return step
+
+
+def refuse(status: int, message: str, *, admitted: bool = False, failure: CallFailure | None = None) -> Step:
     """End the call with an error in the harness's dialect."""
 
     async def step(talk: Talk) -> None:
@@ -216,7 +226,8 @@ def refuse(status: int, message: str, *, admitted: bool = False) -> Step:
             await talk.say(Admitted(prompt_tokens=3))
         error = RequestError(message, status=status)
         events = talk.seen.body.get("stream") and (admitted or talk.seen.started)
-        await talk.say(Answer(status=status, body=DIALECT.stream_error(HEAD, error) if events else DIALECT.error(error)))
+        body = DIALECT.stream_error(HEAD, error) if events else DIALECT.error(error)
+        await talk.say(Answer(status=status, body=body, failure=failure, detail=message))
 
     return step
 

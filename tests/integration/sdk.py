@@ -23,7 +23,7 @@ from evener.provider_gateway.config import Config
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import Owners
-from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
+from evener.sandbox_runner.relay import Report, Opening, open_relay
 from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 
@@ -39,7 +39,7 @@ class Served(Struct, frozen=True):
     """Of the session, without the version of a dialect."""
     owners: Owners
     clock: AgentClock
-    last: LastRequest
+    report: Report
 
     def own(self) -> None:
         """The gateway lists all partitions."""
@@ -83,9 +83,9 @@ async def served(
         header = quirks.retry_header if quirks else None
         opening = Opening(session_id="s1", nonce=NONCE, capability=capability, partition=partition, models=("policy",), retry_header=header)
         owners = Owners()
-        client, clock, last = GatewayClient(hand.http, owners), AgentClock(time.monotonic), LastRequest()
-        async with open_relay(opening, client, clock, limits, metrics=metrics(CollectorRegistry()), last=last) as url:
-            opened = Served(hand, f"{url}/s/any", owners, clock, last)
+        client, clock, report = GatewayClient(hand.http, owners), AgentClock(time.monotonic), Report()
+        async with open_relay(opening, client, clock, limits, metrics=metrics(CollectorRegistry()), report=report) as url:
+            opened = Served(hand, f"{url}/s/any", owners, clock, report)
             if owned:
                 opened.own()
             yield opened

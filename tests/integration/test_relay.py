@@ -30,6 +30,7 @@ from tests.integration.frames_gateway import (
     refuse,
     reply,
     silence,
+    told,
 )
 
 from evener.bus.port import Record
@@ -39,7 +40,7 @@ from evener.proto.fleet import Heartbeat
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import Owners
-from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
+from evener.sandbox_runner.relay import Report, Opening, open_relay
 from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 
@@ -61,9 +62,9 @@ def listing(gateway: FramesGateway, *partitions: int) -> Record:
 class Harness:
     """A client of the relay."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, clock: AgentClock, owners: Owners, last: LastRequest) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, clock: AgentClock, owners: Owners, report: Report) -> None:
         self.url = url
-        self.last = last
+        self.report = report
         self.http = http
         self.clock = clock
         self.owners = owners
@@ -93,14 +94,14 @@ async def harness(*gateways: FramesGateway, limits: Limits = LIMITS, **changes: 
     """Open a relay whose session stands in partition 0, owned by the first gateway."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        owners, clock, last = Owners(), AgentClock(time.monotonic), LastRequest()
+        owners, clock, report = Owners(), AgentClock(time.monotonic), Report()
         owners.read(listing(gateway, 0) for gateway in gateways[:1])
         opening = Opening(session_id="s", nonce=NONCE, capability="cap", partition=0, models=("policy",))
         for name, value in changes.items():
             limits = msgspec.structs.replace(limits, **{name: value})
         client, counted = GatewayClient(http, owners), metrics(CollectorRegistry())
-        url = await stack.enter_async_context(open_relay(opening, client, clock, limits, metrics=counted, last=last))
-        yield Harness(url, http, clock, owners, last)
+        url = await stack.enter_async_context(open_relay(opening, client, clock, limits, metrics=counted, report=report))
+        yield Harness(url, http, clock, owners, report)
 
 
 @pytest.fixture
@@ -246,9 +247,9 @@ async def test_a_request_that_a_gateway_could_not_serve_is_told_with_the_exit(ga
     async with harness(gateway) as agent:
         async with agent.post(BODY) as response:
             assert response.status == 503
-        assert agent.last.unanswered is CallFailure.OVERLOADED
+        assert agent.report.unanswered is CallFailure.OVERLOADED
         await agent.text()
-        assert agent.last.unanswered is None
+        assert agent.report.unanswered is None
 
 
 async def test_a_gateway_that_does_not_own_the_session_says_who_does(gateway: FramesGateway) -> None:
@@ -277,10 +278,10 @@ async def test_a_call_that_is_not_admitted_gets_503_before_any_header(gateway: F
             assert (response.status, response.headers["retry-after"]) == (503, "5")
             assert (await response.json())["error"]["type"] == "overloaded_error"
         assert agent.clock.seconds() < 0.15
-        assert agent.last.unanswered is CallFailure.OVERLOADED
+        assert agent.report.unanswered is CallFailure.OVERLOADED
         gateway.script = [reply("hello")]
         await agent.text()
-        assert agent.last.unanswered is None
+        assert agent.report.unanswered is None
 
     assert gateway.left == [gateway.seen[0].request_id]
 
@@ -336,16 +337,12 @@ async def test_errors_reach_the_harness_in_the_form_that_still_fits(gateway: Fra
         assert (await agent.events())[-1]["error"]["message"] == "budget"
 
 
-@pytest.mark.parametrize("status", [401, 410])
-async def test_a_session_that_has_ended_ends_its_harness(gateway: FramesGateway, status: int) -> None:
+async def test_a_session_that_has_ended_ends_its_harness(gateway: FramesGateway) -> None:
     """400 is the one status after which no harness tries again."""
-
-    async def gone(_: object) -> Any:
-        return web.json_response({"error": {"message": "session s has ended", "field": None}}, status=status)
-
-    gateway.script = [gone]
+    gateway.script = [told(410, "session s has ended")]
     async with harness(gateway) as agent, agent.post() as response:
         assert (response.status, (await response.json())["error"]["message"]) == (400, "session s has ended")
+        assert (agent.report.unanswered, agent.report.failures) == (None, ())
 
 
 @pytest.mark.parametrize("stream", [False, True])

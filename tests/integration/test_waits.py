@@ -184,10 +184,10 @@ async def test_harness_of_a_call_that_is_not_admitted_hears_503_and_its_attempt_
     async with crowded(tmp_path, admission_seconds=0.5) as (session, other):
         status, retry_after, body = await ask(session)
         assert (status, retry_after, body["error"]["type"]) == (503, "5", "overloaded_error")
-        assert session.last.unanswered is CallFailure.OVERLOADED
+        assert session.report.unanswered is CallFailure.OVERLOADED
         assert session.clock.seconds() < 0.5
         assert (await other).status == 200
-        await session.hand.exit("s1", code=1, unanswered=session.last.unanswered)
+        await session.hand.exit("s1", code=1, unanswered=session.report.unanswered)
         assert (await session.hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
         assert not any(isinstance(event, CallFailed) for event in await session.hand.log("s1"))
 

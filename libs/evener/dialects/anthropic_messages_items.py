@@ -5,7 +5,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, refuse
+from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_part, images_within, read_image
 from evener.dialects.wire import canonical_arguments, failed, joined, our_key
 from evener.tokens.digests import message_digest
@@ -45,7 +45,7 @@ def parse_item(value: Any, path: str) -> Item:
     elif role == "system":
         messages = [{"role": "system", "content": parse_text(content, at)}]
     else:
-        refuse(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
+        malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
     return Item(
         messages=tuple(messages),
         digests=tuple(message_digest(message) for message in messages),

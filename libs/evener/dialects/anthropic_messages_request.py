@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from evener.dialects.anthropic_messages_items import Item, parse_item, parse_text
 from evener.dialects.canonical import CanonicalRequest, Message
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, read_field, read_fields, refuse
+from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.rules import Rules, beside
@@ -95,7 +95,7 @@ _tools: Final = Items(parse_tool)
 def parse_request(dialect: str, body: bytes, *, count_only: bool) -> CanonicalRequest:
     """Return the request in `body`. Raises RequestError naming the field."""
     raw = {name: value for name, value in read_fields(body).items() if bytes(value) != b"null"}
-    items = _messages.of(raw.pop("messages", b"[]"), "messages") or refuse("messages", "must not be empty")
+    items = _messages.of(raw.pop("messages", b"[]"), "messages") or malformed("messages", "must not be empty")
     tools = _tools.of(raw.pop("tools", b"[]"), "tools")
     fields = {name: read_field(raw, name) for name in raw}
     system = _system(fields.get("system"))

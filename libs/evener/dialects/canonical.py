@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from evener.proto.blobs import Sha256
+from evener.proto.ends import CallFailure
 from evener.proto.errors import EvenerError
 from evener.proto.sessions import FinishReason
 
@@ -44,11 +45,13 @@ class RequestError(EvenerError):
         status: int = 400,
         kind: str = "invalid_request_error",
         overflow: Overflow | None = None,
+        reason: CallFailure = CallFailure.REFUSED,
     ) -> None:
         """`kind` is the dialect-neutral error type; each dialect spells it in its own shape.
 
         Used: `invalid_request_error`, `context_length_exceeded`, `authentication_error`, `not_found_error`, `rate_limit_error`,
-        `overloaded_error`, `api_error`. `overflow`: of a `context_length_exceeded`, where the numbers are known.
+        `overloaded_error`, `api_error`. `overflow`: of a `context_length_exceeded`, where the numbers are known. `reason` decides whose
+        fault it is (`evener.proto.ends.WHOSE`): where nothing else is said, ours, who do not serve it.
         """
         super().__init__(message)
         self.message = message
@@ -56,6 +59,7 @@ class RequestError(EvenerError):
         self.status = status
         self.kind = kind
         self.overflow = overflow
+        self.reason = reason
 
     def __str__(self) -> str:
         """Only the message: a harness shows it to its user."""

@@ -8,23 +8,33 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from evener.dialects.canonical import RequestError, Wish
+from evener.proto.ends import CallFailure
 
 MAX_DEPTH: Final = 100
 """Nested objects and lists in a request."""
+NO_JSON: Final = (json.JSONDecodeError, UnicodeError)
+"""What reading raises for what is no JSON anywhere; every other ValueError is a limit of ours."""
 
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _wishes: Final = msgspec.json.Decoder(Wish)
 
 
-def refuse(path: str, why: str) -> NoReturn:
-    """Raise a RequestError for the field at `path` (`messages[3].content`)."""
-    raise RequestError(f"{path}: {why}" if path else why, field=path or None)
+def refuse(path: str, why: str, *, reason: CallFailure = CallFailure.REFUSED) -> NoReturn:
+    """Raise a RequestError for the field at `path` (`messages[3].content`): its provider serves it, and we do not."""
+    raise RequestError(f"{path}: {why}" if path else why, field=path or None, reason=reason)
+
+
+def malformed(path: str, why: str) -> NoReturn:
+    """Raise a RequestError for the field at `path` that no provider would serve either."""
+    refuse(path, why, reason=CallFailure.MALFORMED)
 
 
 def read_body(body: bytes) -> dict[str, Any]:
     """Return the JSON object in a request body. Raises RequestError."""
     try:
         value = read_json(body)
+    except NO_JSON as cause:
+        malformed("", f"the body is not JSON: {cause}")
     except ValueError as cause:
         refuse("", f"the body is not JSON: {cause}")
     return as_object(value, "body")
@@ -47,6 +57,8 @@ def read_raw(raw: bytes | msgspec.Raw, path: str) -> Any:
     """Return the JSON value at `path`. Raises RequestError."""
     try:
         return read_json(bytes(raw))
+    except NO_JSON as cause:
+        malformed(path, f"is not JSON: {cause}")
     except ValueError as cause:
         refuse(path, f"is not JSON: {cause}")
 
@@ -82,33 +94,33 @@ def read_json(text: str | bytes) -> Any:
 
 def as_object(value: Any, path: str) -> dict[str, Any]:
     """Return an object, or refuse."""
-    return value if isinstance(value, dict) else refuse(path, f"must be an object, not {_kind(value)}")
+    return value if isinstance(value, dict) else malformed(path, f"must be an object, not {_kind(value)}")
 
 
 def as_list(value: Any, path: str) -> list[Any]:
     """Return a list, or refuse."""
-    return value if isinstance(value, list) else refuse(path, f"must be a list, not {_kind(value)}")
+    return value if isinstance(value, list) else malformed(path, f"must be a list, not {_kind(value)}")
 
 
 def as_string(value: Any, path: str) -> str:
     """Return a string, or refuse."""
-    return value if isinstance(value, str) else refuse(path, f"must be a string, not {_kind(value)}")
+    return value if isinstance(value, str) else malformed(path, f"must be a string, not {_kind(value)}")
 
 
 def as_name(value: Any, path: str) -> str:
     """Return a string that is not empty, or refuse."""
-    return as_string(value, path) or refuse(path, "must not be empty")
+    return as_string(value, path) or malformed(path, "must not be empty")
 
 
 def as_flag(value: Any, path: str) -> bool:
     """Return a boolean (null: false), or refuse."""
-    return bool(value) if value is None or isinstance(value, bool) else refuse(path, f"must be true or false, not {_kind(value)}")
+    return bool(value) if value is None or isinstance(value, bool) else malformed(path, f"must be true or false, not {_kind(value)}")
 
 
 def as_count(value: Any, path: str, *, at_most: int | None = None) -> int:
     """Return an integer of at least 1, or refuse."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (at_most is not None and value > at_most):
-        refuse(path, "must be an integer of at least 1" + (f" and at most {at_most}" if at_most else ""))
+        malformed(path, "must be an integer of at least 1" + (f" and at most {at_most}" if at_most else ""))
     return value
 
 
@@ -116,14 +128,14 @@ def as_integer(value: Any, path: str) -> int:
     """Return an integer, or refuse. 7.0 is one: JSON has a single kind of number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else refuse(path, f"must be an integer, not {_kind(value)}")
+    return value if isinstance(value, int) and not isinstance(value, bool) else malformed(path, f"must be an integer, not {_kind(value)}")
 
 
 def as_number(value: Any, path: str, *, least: float, most: float) -> float:
     """Return a number between two bounds, both included, or refuse."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        refuse(path, f"must be a number, not {_kind(value)}")
-    return value if least <= value <= most else refuse(path, f"must be between {least:g} and {most:g}")
+        malformed(path, f"must be a number, not {_kind(value)}")
+    return value if least <= value <= most else malformed(path, f"must be between {least:g} and {most:g}")
 
 
 def as_arguments(value: Any, path: str) -> dict[str, Any] | str:

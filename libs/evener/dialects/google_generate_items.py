@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, refuse
+from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_part, images_within, read_image
 from evener.dialects.wire import FAILED, canonical_arguments, joined, our_key, wire_json
 from evener.proto.ids import keyed_call_id
@@ -56,7 +56,9 @@ def camel(name: str) -> str:
 def parse_item(value: Any, path: str) -> Item:
     """Return what a content says. Raises RequestError."""
     content = read_object(value, path)
-    role = ROLES.get(as_string(content.get("role", "user"), f"{path}.role")) or refuse(f"{path}.role", f"must be one of {', '.join(ROLES)}")
+    role = ROLES.get(as_string(content.get("role", "user"), f"{path}.role")) or malformed(
+        f"{path}.role", f"must be one of {', '.join(ROLES)}"
+    )
     at = f"{path}.parts"
     parts = [read_object(part, f"{at}[{index}]") for index, part in enumerate(as_list(content.get("parts", []), at))]
     return _answer_piece(parts, at) if role == MODEL else _user(parts, path)

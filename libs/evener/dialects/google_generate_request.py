@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import CanonicalRequest, Message
-from evener.dialects.fields import as_count, as_list, as_name, as_object, as_string, read_field, read_fields, refuse
+from evener.dialects.fields import as_count, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.google_generate_items import assembled, camel, parse_item, parse_text, read_object
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
@@ -76,7 +76,7 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
     raw = {camel(name): value for name, value in read_fields(body).items() if bytes(value) != b"null"}
     if count_only and NESTED in raw:
         raw = {camel(name): value for name, value in read_fields(bytes(raw[NESTED])).items() if bytes(value) != b"null"}
-    items = _contents.of(raw.pop("contents", b"[]"), "contents") or refuse("contents", "must not be empty")
+    items = _contents.of(raw.pop("contents", b"[]"), "contents") or malformed("contents", "must not be empty")
     offers = _tools.of(raw.pop("tools", b"[]"), "tools")
     fields = {name: read_field(raw, name) for name in raw}
     config = read_object(fields.get("generationConfig", {}), "generationConfig")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_string, refuse
+from evener.dialects.fields import as_string, malformed, refuse
 
 MEDIA_TYPE: Final = re.compile(r"image/[a-z0-9.+-]+")
 DATA_URL: Final = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
@@ -24,7 +24,7 @@ def read_image(media_type: Any, data: Any, *, type_path: str, data_path: str) ->
     try:
         content = base64.b64decode(as_string(data, data_path), validate=True)
     except (binascii.Error, ValueError):
-        refuse(data_path, "is not valid base64")
+        malformed(data_path, "is not valid base64")
     return Image(digest=hashlib.sha256(content).hexdigest(), media_type=kind, data=content, place=data_path)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, refuse
+from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_at, image_part, images_within
 from evener.dialects.wire import joined
 from evener.tokens.digests import message_digest
@@ -44,7 +44,7 @@ def parse_message(value: Any, path: str) -> Parsed:
 def _message(sent: dict[str, Any], path: str, images: dict[str, Image]) -> Message:
     role = as_string(sent.get("role"), f"{path}.role")
     if role not in ROLES:
-        refuse(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
+        malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
     message: Message = {"role": role, "content": _content(sent.get("content"), f"{path}.content", role, images)}
     if role == "assistant":
         _assistant(sent, message, path)
@@ -87,7 +87,7 @@ def _content(value: Any, path: str, role: str, images: dict[str, Image]) -> str 
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        refuse(path, "must be a string or a list of parts")
+        malformed(path, "must be a string or a list of parts")
     parts = [_part(part, f"{path}[{index}]", role, images) for index, part in enumerate(value)]
     return joined(parts)
 

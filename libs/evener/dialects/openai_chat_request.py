@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import CanonicalRequest, Message
-from evener.dialects.fields import as_count, as_flag, as_list, as_name, as_object, as_string, read_field, read_fields, refuse
+from evener.dialects.fields import as_count, as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_chat_messages import parse_message
@@ -98,7 +98,7 @@ class Offered(Struct, frozen=True, kw_only=True, eq=False):
 def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     """Return the request in `body`. Raises RequestError naming the field."""
     raw = read_fields(body)
-    items = _messages.of(raw.pop("messages", b"null"), "messages") or refuse("messages", "must not be empty")
+    items = _messages.of(raw.pop("messages", b"null"), "messages") or malformed("messages", "must not be empty")
     offered = _tools.of(raw.pop("tools", b"null"), "tools")
     fields = {name: value for name in raw if (value := read_field(raw, name)) is not None}
     wishes = RULES.wishes(fields)

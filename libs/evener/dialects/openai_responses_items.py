@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, refuse
+from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_at, image_part, images_within
 from evener.dialects.openai_responses_tools import INPUT, NO_TOOLS, SEARCH, Toolset, flat_name, parse_tools, tools_text
 from evener.dialects.wire import joined, our_key
@@ -122,7 +122,7 @@ class _Turn:
 def _message(item: dict[str, Any], path: str) -> Piece:
     role = as_string(item.get("role"), f"{path}.role")
     if role not in ROLES:
-        refuse(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
+        malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
     content, images = _content(item.get("content"), f"{path}.content", with_images=role == "user")
     if role == "assistant":
         return _assistant(item, content=content)
@@ -247,7 +247,7 @@ def _content(value: Any, path: str, *, with_images: bool) -> tuple[str | list[Me
     if value is None or isinstance(value, str):
         return value or "", ()
     if not isinstance(value, list):
-        refuse(path, "must be a string or a list of parts")
+        malformed(path, "must be a string or a list of parts")
     parts: list[Message] = []
     images: list[Image] = []
     for index, item in enumerate(value):

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from evener.dialects.canonical import CanonicalRequest
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, read_field, read_fields, read_raw, refuse
+from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, read_raw, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_responses_items import Piece, assembled, check_format, parse_item, whole
@@ -86,7 +86,7 @@ class Parser:
     def _pieces(self, raw: bytes) -> list[Piece]:
         if raw.lstrip().startswith(b'"'):
             return [whole("user", as_string(read_raw(raw, "input"), "input"))]
-        return self._items.of(raw, "input") or refuse("input", "must not be empty")
+        return self._items.of(raw, "input") or malformed("input", "must not be empty")
 
 
 def _instructions(fields: dict[str, Any]) -> tuple[Piece, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Message, ToolForm
-from evener.dialects.fields import as_list, as_name, as_object, as_string, refuse
+from evener.dialects.fields import as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.rules import Rules, beside
 
 SEPARATOR: Final = "__"
@@ -101,7 +101,7 @@ def forms_of(tools: Iterable[Tool]) -> dict[str, ToolForm]:
     for tool in tools:
         name = tool.shown["name"]
         if forms.setdefault(name, tool.form) != tool.form:
-            refuse("tools", f"two tools are called {name!r}")
+            malformed("tools", f"two tools are called {name!r}")
     return {name: form for name, form in forms.items() if form != ToolForm(name=name)}
 
 

@@ -24,6 +24,7 @@ from evener.proto.sessions import (
 )
 from evener.proto.spec import Purpose, SessionSpec
 from evener.tokens.forest import Call, Forest
+from evener.tokens.trouble import failures, why
 
 ID_BYTES: Final = 4
 NO_SANDBOX: Final = "none"
@@ -209,12 +210,14 @@ def verdict(session: Session, budget: End | None) -> tuple[End, str] | None:
         return session.abandoned.end, session.abandoned.detail
     if (left := session.exit) is None:
         return None
-    failure = left.unanswered or last_failure(session)
-    end = judge(left.cause, left.exit_code, failure, budget)
-    if end is End.INFRASTRUCTURE and failure is not None and _is_recording(session):
-        told = f"its last call had no answer ({failure}), and a recording cannot be run again"
-        return judge(left.cause, left.exit_code, None, budget), f"{left.detail} {told}".strip()
-    return end, left.detail
+    calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt]
+    failed, met = left.unanswered or last_failure(session), failures(calls, left)
+    end = judge(left.cause, left.exit_code, failed, budget, met)
+    if end is End.INFRASTRUCTURE and failed is not None and _is_recording(session):
+        end = judge(left.cause, left.exit_code, None, budget, met)
+        told = f"its last call had no answer ({failed}), and a recording cannot be run again"
+        return end, "; ".join(filter(None, (why(end, calls, left), told)))
+    return end, why(end, calls, left)
 
 
 def _is_recording(session: Session) -> bool:

@@ -3,6 +3,7 @@
 The gateway (which seals) and the scheduler (which starts attempts) judge an end with the same pure function: `judge`.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Final
 
@@ -40,13 +41,45 @@ class CallFailure(StrEnum):
     CANCELLED = "cancelled"
     """The harness left or its session ended before anything was sampled."""
     REFUSED = "refused"
-    """The request asks for what cannot be served (unknown model, image without vision); the detail names the field."""
+    """The request asks for what its provider would serve and we do not (a field, an image without vision); the detail names it."""
+    MALFORMED = "malformed"
+    """The request is none that any provider would serve: not JSON, a field missing or of a wrong type."""
+    MODEL_REFUSED = "model_refused"
+    """The run's own model map refuses this model."""
 
 
-INFRASTRUCTURE: Final = frozenset(
-    {CallFailure.ENGINE_UNREACHABLE, CallFailure.ENGINE_ERROR, CallFailure.NOT_COMMITTED, CallFailure.OWNER_LOST, CallFailure.OVERLOADED}
-)
-"""Failures that are ours, not the agent's: a session whose last call met one is run again."""
+class Whose(StrEnum):
+    """Whose fault it is that a call has no answer."""
+
+    OURS = "ours"
+    """Something of ours failed, was full or did not know the session. Another attempt may not meet it."""
+    UNSERVED = "unserved"
+    """Ours as well: we do not serve what a provider would. Another attempt would meet it again."""
+    AGENT = "agent"
+    """What the agent did: it filled its context, or spent its budget."""
+    HARNESS = "harness"
+    """The harness asked wrongly, or left."""
+    RUN = "run"
+    """The run's owner chose it."""
+
+
+WHOSE: Final[dict[CallFailure, Whose]] = {
+    CallFailure.ENGINE_UNREACHABLE: Whose.OURS,
+    CallFailure.ENGINE_ERROR: Whose.OURS,
+    CallFailure.NOT_COMMITTED: Whose.OURS,
+    CallFailure.OWNER_LOST: Whose.OURS,
+    CallFailure.OVERLOADED: Whose.OURS,
+    CallFailure.REFUSED: Whose.UNSERVED,
+    CallFailure.CONTEXT_OVERFLOW: Whose.AGENT,
+    CallFailure.BUDGET: Whose.AGENT,
+    CallFailure.CANCELLED: Whose.HARNESS,
+    CallFailure.MALFORMED: Whose.HARNESS,
+    CallFailure.MODEL_REFUSED: Whose.RUN,
+}
+INFRASTRUCTURE: Final = frozenset(failure for failure, whose in WHOSE.items() if whose is Whose.OURS)
+"""A session whose last call met one of these is run again."""
+UNSERVED: Final = frozenset(failure for failure, whose in WHOSE.items() if whose is Whose.UNSERVED)
+"""A session any of whose calls met one of these is not trained."""
 
 
 class End(StrEnum):
@@ -64,6 +97,8 @@ class End(StrEnum):
     LOOPING = "looping"
     INFRASTRUCTURE = "infrastructure"
     """The last call failed for a reason of ours, whatever the harness's exit code."""
+    REFUSED = "refused"
+    """A call asked for what we do not serve: what the agent did after it says nothing about the agent. The detail names the field."""
     SANDBOX_LOST = "sandbox_lost"
     RUNNER_LOST = "runner_lost"
     """The lease ran out without a sign of the runner."""
@@ -100,6 +135,7 @@ CONSEQUENCES: Final[dict[End, Consequence]] = {
     End.CONTEXT_OVERFLOW: GRADED,
     End.LOOPING: GRADED,
     End.INFRASTRUCTURE: RUN_AGAIN,
+    End.REFUSED: NOTHING,
     End.SANDBOX_LOST: RUN_AGAIN,
     End.RUNNER_LOST: RUN_AGAIN,
     End.STOPPED: RUN_AGAIN,
@@ -131,6 +167,8 @@ class LeftOut(StrEnum):
     EARLIER_ATTEMPT = "earlier_attempt"
     END = "end"
     """Its session's end is not trainable."""
+    NOTHING_SAMPLED = "nothing_sampled"
+    """Of a session: no call of its agent sampled a token, so its reward is not the policy's."""
     UNGRADED = "ungraded"
     STALE = "stale"
     LATE = "late"
@@ -139,25 +177,29 @@ class LeftOut(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
-def judge(cause: ExitCause, exit_code: int | None, last_call: CallFailure | None, budget: End | None) -> End:
+NOT_BY_ITSELF: Final[dict[ExitCause, End]] = {
+    ExitCause.CANCELLED: End.CANCELLED,
+    ExitCause.NO_START: End.NO_START,
+    ExitCause.SANDBOX_LOST: End.SANDBOX_LOST,
+    ExitCause.STOPPED: End.STOPPED,
+}
+"""Exits that say all: neither the harness's code nor its calls count."""
+
+
+def judge(
+    cause: ExitCause, exit_code: int | None, last_call: CallFailure | None, budget: End | None, failures: Collection[CallFailure] = ()
+) -> End:
     """Return how an attempt ended.
 
     `last_call` is the failure of the attempt's last call that was not followed by an answered one (None: answered, or no call),
-    `budget` the limit that the gateway enforced during the attempt, if any. Source: the table in durability, section 3.
+    `budget` the limit that the gateway enforced during the attempt, if any, `failures` those of all its calls.
     """
-    match cause:
-        case ExitCause.CANCELLED:
-            return End.CANCELLED
-        case ExitCause.NO_START:
-            return End.NO_START
-        case ExitCause.SANDBOX_LOST:
-            return End.SANDBOX_LOST
-        case ExitCause.STOPPED:
-            return End.STOPPED
-        case ExitCause.AGENT_TIME | ExitCause.EXITED:
-            pass
+    if cause in NOT_BY_ITSELF:
+        return NOT_BY_ITSELF[cause]
     if last_call in INFRASTRUCTURE:
         return End.INFRASTRUCTURE
+    if not UNSERVED.isdisjoint(failures):
+        return End.REFUSED
     if budget is not None:
         return budget
     if last_call is CallFailure.CONTEXT_OVERFLOW:

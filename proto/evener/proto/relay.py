@@ -2,13 +2,18 @@
 
 The request is the harness's own (path, query, body) with the headers below. The answer is status 200 and a stream of frames,
 each a 4-byte big-endian length and a msgpack map; the last frame is `Answer`. A stream that ends without one is a broken
-gateway: the relay sends the request again under the same id. Status 307 with `OWNER` names the gateway that owns the session.
+gateway: the relay sends the request again under the same id. Without frames there are three answers. 307 with `OWNER` names the
+gateway that owns the session. 410 says that the session has ended: its harness is to end. Every other status is the gateway's own
+trouble (401: it cannot open the capability, 404: it does not know the session, 503: not now), which is never the harness's: the
+relay sends the request again, while its limits allow.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
+
+from evener.proto.ends import CallFailure
 
 CAPABILITY: Final = "x-evener-capability"
 """The session's capability: session, attempt, start id, the offset of SessionStarted, expiry; signed."""
@@ -55,6 +60,10 @@ class Answer(Frame, frozen=True, kw_only=True, tag="answer"):
     body: bytes
     recorded: bool = False
     """It was answered from the record."""
+    failure: CallFailure | None = None
+    """Why there is no answer. None: there is one, or the session has ended."""
+    detail: str = ""
+    """With `failure`: what the harness is told."""
 
 
 def is_marked(headers: Mapping[str, str], name: str | None) -> bool:

@@ -66,6 +66,15 @@ class Artifact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     blob: BlobRef
 
 
+class Failures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests of a harness that got no answer for one reason."""
+
+    reason: CallFailure
+    count: Annotated[int, Meta(ge=1)]
+    detail: str = ""
+    """What the last of them was told: of a refusal, it names the field."""
+
+
 class HarnessExited(Event, frozen=True, kw_only=True, tag="harness_exited.v1"):
     """The harness of an attempt is gone, or could not be started."""
 
@@ -89,6 +98,9 @@ class HarnessExited(Event, frozen=True, kw_only=True, tag="harness_exited.v1"):
     unanswered: CallFailure | None = None
     """Why the harness's last request had no answer, where the log may not say it: no owner, a limit of the relay, a gateway that answered
     503 as the log was down. None: it had one."""
+    failures: tuple[Failures, ...] = ()
+    """All of its requests that got no answer, also those that no call in the log stands for: what the relay or a gateway refused before
+    it was placed. A request that was sent again and answered is none."""
 
 
 class SessionGivenUp(Event, frozen=True, kw_only=True, tag="session_given_up.v1"):

@@ -30,9 +30,14 @@ async def flight_frames(owner: Owner, live: Live, flight: Flight, asked: Asked) 
                 case Refused():
                     yield refuse(asked, step.error, admitted=admitted)
                 case Lost():
-                    yield Answer(status=OVERLOADED_STATUS, headers=(RETRY_AFTER,), body=b"")
+                    yield lost()
                 case _:
                     pass
+
+
+def lost() -> Answer:
+    """Return what the relay alone is told: the call was not served, and is to be sent again."""
+    return Answer(status=OVERLOADED_STATUS, headers=(RETRY_AFTER,), body=b"")
 
 
 async def recorded_frames(owner: Owner, live: Live, call: Call, asked: Asked) -> AsyncIterator[AnyFrame]:

@@ -43,7 +43,7 @@ class Failure(EvenerError):
 
     def __init__(self, reason: CallFailure, error: RequestError, detail: str | None = None) -> None:
         super().__init__(error.message)
-        self.reason = reason
+        self.reason = error.reason = reason
         self.error = error
         self.detail = detail or error.message
 
@@ -53,7 +53,7 @@ def refuse(asked: Asked, error: RequestError, *, admitted: bool = False) -> Answ
     headers = (RETRY_AFTER,) if error.status == OVERLOADED_STATUS else ()
     in_stream = asked.request.stream and (asked.started or admitted)
     body = asked.dialect.stream_error(asked.head(0), error) if in_stream else asked.dialect.error(error)
-    return Answer(status=error.status, headers=headers, body=body)
+    return Answer(status=error.status, headers=headers, body=body, failure=error.reason, detail=error.message)
 
 
 def answer_of(asked: Asked, done: Done, *, recorded: bool) -> Answer:
@@ -75,10 +75,12 @@ def delta_of(asked: Asked, prompt_tokens: int, flight: Flight, piece: Piece) -> 
 
 def too_long(asked: Asked, message: str, overflow: Overflow | None) -> RequestError:
     """Return the error for a prompt that does not fit the context."""
-    return RequestError(message, field=asked.dialect.history, kind="context_length_exceeded", overflow=overflow)
+    reason = CallFailure.CONTEXT_OVERFLOW
+    return RequestError(message, field=asked.dialect.history, kind="context_length_exceeded", overflow=overflow, reason=reason)
 
 
 def overloaded(message: str) -> RequestError:
     """Return the error that every client tries again after a while."""
     # An error within a stream has no status: harnesses try again when they read these words.
-    return RequestError(f"service unavailable: {message}", status=OVERLOADED_STATUS, kind="overloaded_error")
+    reason = CallFailure.OVERLOADED
+    return RequestError(f"service unavailable: {message}", status=OVERLOADED_STATUS, kind="overloaded_error", reason=reason)

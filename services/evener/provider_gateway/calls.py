@@ -17,14 +17,14 @@ from evener.proto.ends import CallFailure
 from evener.proto.relay import Admitted, Answer, AnyFrame, Waiting
 from evener.proto.sessions import CallOpened
 from evener.provider_gateway.admission import Ticket
-from evener.provider_gateway.answering import flight_frames, recorded_frames
+from evener.provider_gateway.answering import flight_frames, lost, recorded_frames
 from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
 from evener.provider_gateway.core import FromRecord, Refuse, Sample, decide, exact, refusal, resent, stop, targets_of
 from evener.provider_gateway.limits import admit, limit
 from evener.provider_gateway.live import LOST, Flight, Live, Refused
 from evener.provider_gateway.open_call import OpenCall, Way, ending, failing, opening, undelivered
 from evener.provider_gateway.owner import Owner
-from evener.provider_gateway.placing import Placing
+from evener.provider_gateway.placing import Placing, PolicyUnknown
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.slots import NoEngine, Slots
 from evener.service.faults import point
@@ -106,6 +106,9 @@ class Calls:
             return Answer(status=200, body=asked.dialect.counted(await self._placing.count(live, asked)))
         except RequestError as error:
             return refuse(asked, error)
+        except PolicyUnknown as ours:
+            log.error("policy_unknown", session_id=live.session.session_id, error=str(ours))
+            return lost()
 
     async def _fly(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, sample: Sample, ticket: Ticket) -> None:
         """Run one call to its end."""
@@ -117,6 +120,9 @@ class Calls:
             self._count(live, way.call_id)
         except RequestError as error:
             flight.put(Refused(error))
+        except PolicyUnknown as ours:
+            log.error("policy_unknown", session_id=live.session.session_id, error=str(ours))
+            flight.put(LOST)
         except Fenced:
             flight.break_off()
         except BlobError as away:  # an image was not stored

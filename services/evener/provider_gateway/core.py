@@ -148,10 +148,12 @@ def _retry(session: Session, asked: Request, flights: Mapping[str, Flying]) -> D
 def refusal(session: Session, start_id: str) -> RequestError | None:
     """Return why calls under this start are not served, or None."""
     if session.sealed is not None:
-        return RequestError(f"session {session.session_id} has ended ({session.sealed.end})", status=STOP_STATUS, kind="session_ended")
-    if not session.accepts(start_id):
-        return RequestError(f"this attempt of session {session.session_id} has ended", status=STOP_STATUS, kind="session_ended")
-    return None
+        return _ended(f"session {session.session_id} has ended ({session.sealed.end})")
+    return None if session.accepts(start_id) else _ended(f"this attempt of session {session.session_id} has ended")
+
+
+def _ended(message: str) -> RequestError:
+    return RequestError(message, status=STOP_STATUS, kind="session_ended", reason=CallFailure.CANCELLED)
 
 
 def target_of(spec: SessionSpec, model: str) -> Target:
@@ -159,7 +161,7 @@ def target_of(spec: SessionSpec, model: str) -> Target:
     target = spec.models.get(model) or spec.models.get(ANY_MODEL) or Target(policy=spec.policy)
     if target.refuse is not None:
         msg = f"model {model!r} is not served in this run: {target.refuse}"
-        raise RequestError(msg, field="model", status=STOP_STATUS)
+        raise RequestError(msg, field="model", status=STOP_STATUS, reason=CallFailure.MODEL_REFUSED)
     return target
 
 
@@ -181,8 +183,10 @@ def enforced(session: Session) -> End | None:
 def stop(end: End) -> RequestError:
     """Return how a harness is told that a limit of its session is reached."""
     if end is End.LOOPING:
-        return RequestError("the same tool call gave the same result too often", status=STOP_STATUS, kind="looping")
-    return RequestError(f"this session's budget is spent ({end})", status=STOP_STATUS, kind="budget_spent")
+        message, kind = "the same tool call gave the same result too often", "looping"
+    else:
+        message, kind = f"this session's budget is spent ({end})", "budget_spent"
+    return RequestError(message, status=STOP_STATUS, kind=kind, reason=CallFailure.BUDGET)
 
 
 def answer_tokens(sampling: Sampling, wish: int | None, room: int) -> int:

@@ -107,7 +107,7 @@ class Endpoints:
         ]
 
     async def serve(self, request: Request) -> Response:
-        """Answer a harness's request as frames; 401, 404, 307 and 503 are for the relay."""
+        """Answer a harness's request as frames; what is answered without them is for the relay (`evener.proto.relay`)."""
         path = "/" + request.path_params["path"] + (f"?{request.url.query}" if request.url.query else "")
         dialect = dialect_for(path)
         if dialect is None:
@@ -126,7 +126,7 @@ class Endpoints:
             try:
                 asked = await self._asked(request, dialect, path, live.quirks)
             except RequestError as error:
-                return Response(dialect.error(error), status_code=error.status, media_type="application/json")
+                return Frames(_only(unread(dialect, error)), ticket)
             except ClientDisconnect:
                 return Response(status_code=GONE_STATUS)
             stack.pop_all()
@@ -180,15 +180,24 @@ class Endpoints:
         if not await owner.passed(capability.offset, self._patience.known_seconds):
             return _refused(503, "the session's start has not been read yet", {"retry-after": "1"})
         live = owner.lives.get(capability.session_id)
-        if live is None:
-            return _refused(410, f"session {capability.session_id} has ended or is not known")
-        return owner, live, capability
+        if live is None and owner.is_sealed(capability.session_id):
+            return _refused(410, f"session {capability.session_id} has ended")
+        return _refused(404, f"session {capability.session_id} is not known here") if live is None else (owner, live, capability)
 
     async def _elsewhere(self, partition: int) -> Response:
         address = await self._owners.address_of(partition)
         if address is None:
             return _refused(503, f"nobody owns partition {partition} now", {"retry-after": "1"})
         return Response(status_code=307, headers={OWNER: address})
+
+
+def unread(dialect: Dialect, error: RequestError) -> Answer:
+    """Return what a harness is told whose request could not be read. The relay knows whether the headers of a stream are out."""
+    return Answer(status=error.status, body=dialect.error(error), failure=error.reason, detail=error.message)
+
+
+async def _only(answer: Answer) -> AsyncGenerator[AnyFrame, None]:
+    yield answer
 
 
 async def read(dialect: Dialect, path: str, body: bytes) -> tuple[CanonicalRequest, str]:

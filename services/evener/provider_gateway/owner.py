@@ -98,6 +98,10 @@ class Owner:
             msg = f"partition {self.partition} of sessions was taken over"
             raise Fenced(msg) from lost
 
+    def is_sealed(self, session_id: str) -> bool:
+        """Return whether this session is known to have ended."""
+        return self._water.is_sealed(session_id)
+
     async def passed(self, offset: int, seconds: float) -> bool:
         """Wait until the tail has passed `offset`; return False after `seconds`."""
         try:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from evener.blobs.port import Blobs
 from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
 from evener.proto.blobs import BlobRef
+from evener.proto.errors import EvenerError
 from evener.proto.ids import new_call_id
 from evener.proto.spec import Target
 from evener.provider_gateway.asked import Asked, too_long
@@ -22,8 +23,12 @@ MOST_CHARACTERS: Final = 4 << 20
 """Of the messages and tools of a call, images apart: a million tokens of prose."""
 
 
+class PolicyUnknown(EvenerError):
+    """Configure the policy at every gateway ([provider_gateway] policies): a partition's sessions may be of any."""
+
+
 class Placing:
-    """Places the calls of all sessions. Raises RequestError for what cannot be served."""
+    """Places the calls of all sessions. Raises RequestError for what cannot be served, PolicyUnknown for what is to be served elsewhere."""
 
     def __init__(self, policies: Mapping[str, Policy], blobs: Blobs) -> None:
         self._policies = policies
@@ -52,8 +57,8 @@ class Placing:
         target = target_of(spec, asked.request.model)
         policy = self._policies.get(target.policy or spec.policy)
         if policy is None:
-            msg = f"policy {target.policy or spec.policy!r} is not known to this gateway"
-            raise RequestError(msg, field="model", status=STOP_STATUS)
+            msg = f"policy {target.policy or spec.policy!r} of run {spec.run_id!r} is not known to this gateway"
+            raise PolicyUnknown(msg)
         if (error := unsupported(asked.request, "this policy", vision=policy.config.vision)) is not None:
             raise error
         return target, policy

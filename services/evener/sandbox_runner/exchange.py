@@ -1,6 +1,7 @@
 """One request of the harness, from its arrival to the end of its answer. Nothing of its messages is read."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, aclosing, suppress
 from http import HTTPStatus
 from typing import Final
@@ -10,15 +11,16 @@ from aiohttp import web
 from msgspec import Struct
 
 from evener.dialects.canonical import Dialect, Head, RequestError
+from evener.proto.ends import CallFailure
 from evener.proto.ids import answer_identity
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
 from evener.sandbox_runner.clock import CallWait
-from evener.sandbox_runner.relay_client import Call, GatewayClient, Lost
+from evener.sandbox_runner.relay_client import Call, GatewayClient, Lost, error_message
 
 RETRY_AFTER_SECONDS: Final = 5
+IN_VAIN_SECONDS: Final = 1.0
+"""Harnesses that end for reasons of their own leave calls that were sent a moment ago."""
 JSON: Final = "application/json"
-ENDED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE})
-"""What a gateway says of a session that is over: the harness gets 400, the one status that ends every harness."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -30,17 +32,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_bytes: int
 
 
-class _Error(Struct, frozen=True):
-    message: str = ""
-
-
-class _ErrorBody(Struct, frozen=True):
-    error: _Error = _Error()
-
-
-_errors: Final = msgspec.json.Decoder(_ErrorBody)
-
-
 class Exchange:
     """Answers one request: what gateways say, in the harness's dialect."""
 
@@ -48,8 +39,11 @@ class Exchange:
         self, request: web.Request, call: Call, dialect: Dialect, client: GatewayClient, *, wait: CallWait, limits: Limits
     ) -> None:
         self.sent_again = 0
+        self.failure: CallFailure | None = None
+        """Why the harness gets no answer."""
+        self.detail = ""
         self.unserved = False
-        """A limit of the relay passed, or a gateway could not serve it now: the log may know nothing of the request."""
+        """The reason is a limit of the relay, or a gateway that could not serve it now: the log may know nothing of the request."""
         self.gave_up = False
         """A limit passed before an answer came, or half of one was lost: the call is to be aborted."""
         self._request = request
@@ -58,6 +52,9 @@ class Exchange:
         self._client = client
         self._wait = wait
         self._limits = limits
+        self._began_at = time.monotonic()
+        self._admitted = False
+        """A gateway has placed it: from then on the log says what becomes of it."""
         self._wish = dialect.wish(call.path, call.body)
         self._stream: web.StreamResponse | None = None
         """Open: the headers are out."""
@@ -72,13 +69,17 @@ class Exchange:
             answer = await self._within_limits(stack)
         return await self._deliver(answer)
 
+    def waited_in_vain(self) -> bool:
+        """Return whether a harness that leaves now has waited for a gateway so long that it may leave for that reason."""
+        return not self._admitted and time.monotonic() - self._began_at > IN_VAIN_SECONDS
+
     async def _within_limits(self, stack: AsyncExitStack) -> Answer:
         admission = asyncio.timeout(self._limits.admission_seconds)
         try:
             async with asyncio.timeout(self._limits.call_seconds), admission:
                 return await self._listen(admission, stack)
         except TimeoutError:
-            self.gave_up = self.unserved = True
+            self.gave_up = True
             if admission.expired():
                 return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "no gateway admits the call now; try again", "overloaded_error")
             return self._refused(HTTPStatus.GATEWAY_TIMEOUT, "the call took too long", "timeout_error")
@@ -89,6 +90,7 @@ class Exchange:
             async for frame in frames:
                 match frame:
                     case Admitted():
+                        self._admitted = True
                         self._wait.end()
                         admission.reschedule(None)
                         await self._open(frame.prompt_tokens, stack)
@@ -99,6 +101,7 @@ class Exchange:
                         return self._refused(HTTPStatus.BAD_GATEWAY, "the answer was lost half-way", "server_error")
                     case Lost():
                         self.sent_again += 1
+                        self._admitted = False
                         self._wait.begin()
                     case Delta() if self._stream is not None:
                         self._began = True
@@ -137,13 +140,14 @@ class Exchange:
                 await stream.write(event)
 
     async def _deliver(self, answer: Answer) -> web.StreamResponse:
+        self.failure, self.detail = answer.failure, answer.detail
         is_error_body = answer.status >= HTTPStatus.BAD_REQUEST and answer.body[:1] in {b"{", b""}
         if (stream := self._stream) is not None:
             await stream.write(self._late(answer) if is_error_body else answer.body)
             await stream.write_eof()
             return stream
-        if answer.status in ENDED:
-            answer = self._refused(HTTPStatus.BAD_REQUEST, _message(answer), "session_ended")
+        if answer.status == HTTPStatus.GONE:  # the harness gets 400, the one status that ends every harness
+            answer = self._told(HTTPStatus.BAD_REQUEST, error_message(answer.body), "session_ended")
         whole = web.StreamResponse(status=answer.status, headers={"content-type": JSON, **dict(answer.headers)})
         whole.content_length = len(answer.body)
         await whole.prepare(self._request)
@@ -155,16 +159,19 @@ class Exchange:
         return self._dialect.stream_error(self._head(), RequestError(_message(answer), status=answer.status, kind="server_error"))
 
     def _refused(self, status: HTTPStatus, message: str, kind: str) -> Answer:
+        """Return what the harness is told of a fault of ours."""
+        self.unserved = True
+        detail = f"{message} ({self._call.trouble})" if self._call.trouble else message
+        return msgspec.structs.replace(self._told(status, message, kind), failure=CallFailure.OVERLOADED, detail=detail)
+
+    def _told(self, status: HTTPStatus, message: str, kind: str) -> Answer:
         headers = (("retry-after", str(RETRY_AFTER_SECONDS)),) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()
         error = RequestError(message, status=status, kind=kind)
         return Answer(status=status, headers=headers, body=self._dialect.error(error))
 
 
 def _message(answer: Answer) -> str:
-    try:
-        return _errors.decode(answer.body).error.message
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return f"status {answer.status}"
+    return error_message(answer.body) or f"status {answer.status}"
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

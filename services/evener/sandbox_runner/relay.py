@@ -19,6 +19,7 @@ from evener.dialects.models import models_answer
 from evener.dialects.registry import dialect_for
 from evener.proto.ends import CallFailure
 from evener.proto.ids import new_request_id
+from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import JSON, Exchange, Limits
 from evener.sandbox_runner.relay_client import Call, GatewayClient
@@ -42,6 +43,12 @@ REFUSED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEW
 """Answers for which a client sends a request again."""
 CLOSE_SECONDS: Final = 0.2
 LEFT_SECONDS: Final = 5.0
+MOST_DETAIL: Final = 500
+"""Characters that are kept of what a harness was told."""
+MODEL_CALLS: Final = re.compile(
+    r"/(completions|embeddings|responses|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|:\w+$"
+)
+"""Paths at which some provider has a model answer. What a harness posts elsewhere (telemetry, logins) it does not need for its work."""
 
 log = structlog.get_logger()
 
@@ -60,19 +67,34 @@ class Opening(Struct, frozen=True, kw_only=True):
     """By which the harness's client marks a transport retry."""
 
 
-class LastRequest:
-    """Whether the harness's last request had an answer, as far as only the relay knows."""
+class Report:
+    """What the relay alone knows of requests that had no answer."""
 
     def __init__(self) -> None:
         self.unanswered: CallFailure | None = None
+        """Why the last request had none, where the log may not say it."""
+        self.waited_in_vain = False
+        """The harness left the last one, which no gateway had admitted."""
+        self._failures: dict[CallFailure, Failures] = {}
+
+    @property
+    def failures(self) -> tuple[Failures, ...]:
+        """What the harness was told instead of answers, by reason."""
+        return tuple(self._failures.values())
+
+    def failed(self, reason: CallFailure, detail: str) -> None:
+        """Count a request that got no answer."""
+        before = self._failures.get(reason)
+        count = 1 if before is None else before.count + 1
+        self._failures[reason] = Failures(reason=reason, count=count, detail=detail[:MOST_DETAIL])
 
 
 @asynccontextmanager
 async def open_relay(
-    opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, last: LastRequest
+    opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, report: Report
 ) -> AsyncIterator[str]:
     """Listen on a free port of loopback; yield the base URL (without `/v1`). Closing ends what is open."""
-    relay = Relay(opening, client, clock, limits, metrics=metrics, last=last)
+    relay = Relay(opening, client, clock, limits, metrics=metrics, report=report)
     application = web.Application(client_max_size=limits.body_bytes)
     application.router.add_route("*", "/{path:.*}", relay.handle)
     options: dict[str, Any] = {"access_log": None, "auto_decompress": False}  # what cannot be decoded is told in the dialect
@@ -91,10 +113,10 @@ class Relay:
     """Checks the key, gives each request its id, and hands it to an Exchange."""
 
     def __init__(
-        self, opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, last: LastRequest
+        self, opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, report: Report
     ) -> None:
         self._opening = opening
-        self._last = last
+        self._report = report
         self._client = client
         self._clock = clock
         self._limits = limits
@@ -119,12 +141,18 @@ class Relay:
         prefix = PREFIX.match(request.path_qs)
         path = request.path_qs[prefix.end() :] if prefix else request.path_qs
         dialect = dialect_for(path) if request.method == "POST" else None
+        name = prefix["name"] if prefix else ""
         if dialect is None:
-            return self._other(request, path.partition("?")[0])
+            return self._other(request, path.partition("?")[0], name)
         try:
-            self._check_key(request, prefix["name"] if prefix else "")
+            self._check_key(request, name)
+        except RequestError as error:  # an orphan of another session leaves no trace
+            return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
+        try:
             body = await read_body(request, self._limits.body_bytes)
         except RequestError as error:
+            self._report.failed(error.reason, error.message)
+            self._report.unanswered = error.reason
             return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
         return await self._exchange(request, self._call(request, path, body), dialect)
 
@@ -145,9 +173,15 @@ class Relay:
                 return response
             finally:
                 self._metrics.relay_sent_again.inc(exchange.sent_again)
-                self._last.unanswered = CallFailure.OVERLOADED if exchange.unserved else None
+                self._note(exchange)
                 if exchange.gave_up:
                     self._tell_left(call)
+
+    def _note(self, exchange: Exchange) -> None:
+        if exchange.failure is not None:
+            self._report.failed(exchange.failure, exchange.detail)
+        self._report.unanswered = CallFailure.OVERLOADED if exchange.unserved else None
+        self._report.waited_in_vain = exchange.gave_up and exchange.waited_in_vain()
 
     def _tell_left(self, call: Call) -> None:
         log.info("harness_left", session_id=self._opening.session_id, request_id=call.request_id)
@@ -168,12 +202,15 @@ class Relay:
 
     def _check_key(self, request: web.Request, name: str) -> None:
         """Raise RequestError where neither a header nor the name in the base URL is the key."""
-        given = [name, *(BEARER.sub("", request.headers.get(header, "")).strip() for header in KEY_HEADERS)]
-        if not any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given):
+        if not self._is_key(request, name):
             msg = "this key opens no session here"
-            raise RequestError(msg, status=HTTPStatus.UNAUTHORIZED, kind="authentication_error")
+            raise RequestError(msg, status=HTTPStatus.UNAUTHORIZED, kind="authentication_error", reason=CallFailure.MALFORMED)
 
-    def _other(self, request: web.Request, path: str) -> web.Response:
+    def _is_key(self, request: web.Request, name: str) -> bool:
+        given = [name, *(BEARER.sub("", request.headers.get(header, "")).strip() for header in KEY_HEADERS)]
+        return any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given)
+
+    def _other(self, request: web.Request, path: str, name: str) -> web.Response:
         """Answer what is no model call: which models there are, a sign of life, or that it is not served."""
         if request.method in {"GET", "HEAD"}:
             if (models := models_answer(path, request.headers, self._opening.models)) is not None:
@@ -183,6 +220,8 @@ class Relay:
         if request.method == "HEAD" and path == "/api/hello":
             return web.Response()
         message = f"{request.method} {path} is not served; POST /v1/chat/completions, /v1/responses, /v1/messages and Google's are"
+        if request.method == "POST" and MODEL_CALLS.search(path) and self._is_key(request, name):
+            self._report.failed(CallFailure.REFUSED, message)
         return _json(HTTPStatus.NOT_FOUND, _not_served(message))
 
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import structlog
 from msgspec import Struct
 from yarl import URL
@@ -24,7 +25,9 @@ LEFT_TRIES: Final = 5
 PASSING: Final = frozenset(
     {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
 )
-"""Statuses of a gateway, not of a call, that another try may not meet."""
+"""Statuses of an answer without a body: the gateway lost the call before it could say anything in the harness's dialect."""
+SETTLED: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.GONE})
+"""The gateway took the note that a harness left, or its session has ended."""
 
 log = structlog.get_logger()
 
@@ -35,6 +38,17 @@ class Broken(Exception):
 
 class Lost(Struct, frozen=True):
     """No gateway has the call at the moment; it is sent again."""
+
+
+class _Error(Struct, frozen=True):
+    message: str = ""
+
+
+class _ErrorBody(Struct, frozen=True):
+    error: _Error = _Error()
+
+
+_errors: Final = msgspec.json.Decoder(_ErrorBody)
 
 
 class Call(Struct, kw_only=True):
@@ -51,6 +65,8 @@ class Call(Struct, kw_only=True):
     """The headers of its answer are out."""
     repeats: str | None = None
     """The unserved request that its client sends again by it."""
+    trouble: str = ""
+    """What the last gateway that did not answer said instead."""
 
 
 class GatewayClient:
@@ -78,7 +94,11 @@ class GatewayClient:
             except _Elsewhere as elsewhere:
                 hint = elsewhere.address
             except (Broken, BadRecord, aiohttp.ClientError, OSError, TimeoutError) as cause:
+                call.trouble = f"{address}: {cause}"
                 log.info("call_sent_again", request_id=call.request_id, gateway=address, reason=repr(cause))
+            except _Unknowing as cause:
+                call.trouble = f"{address}: {cause}"
+                log.warning("gateway_does_not_know_session", request_id=call.request_id, gateway=address, reason=str(cause))
             yield Lost()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -89,7 +109,7 @@ class GatewayClient:
         for _ in range(LEFT_TRIES):
             address = self._owners.address(call.partition)
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                if address is not None and await self._post_left(call, address) not in PASSING:
+                if address is not None and await self._post_left(call, address) in SETTLED:
                     return
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -128,6 +148,10 @@ class GatewayClient:
             yield response
 
 
+class _Unknowing(Exception):
+    """The gateway cannot open the capability, or does not know the session: it is misconfigured, or not the owner any more."""
+
+
 class _Elsewhere(Exception):
     """Another gateway owns the session."""
 
@@ -143,13 +167,22 @@ def _ours(call: Call) -> dict[str, str]:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> Answer:
-    """Return what a gateway says without frames as an Answer. Raises Broken for what may pass, _Elsewhere for a redirection."""
+    """Return the answer of a gateway whose session has ended. Raises _Elsewhere for a redirection, else what tells its trouble."""
     if response.status == HTTPStatus.TEMPORARY_REDIRECT:
         raise _Elsewhere(response.headers[OWNER])
-    if response.status in PASSING:
-        msg = f"status {response.status}"
-        raise Broken(msg)
-    return Answer(status=response.status, body=await response.read())
+    body = await response.read()
+    if response.status == HTTPStatus.GONE:
+        return Answer(status=HTTPStatus.GONE, body=body)
+    trouble = f"status {response.status}: {error_message(body)}"
+    raise Broken(trouble) if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR else _Unknowing(trouble)
+
+
+def error_message(body: bytes) -> str:
+    """Return the message in an error's body; what cannot be read is left out."""
+    try:
+        return _errors.decode(body).error.message
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return ""
 
 
 async def _read_frame(stream: aiohttp.StreamReader) -> AnyFrame | None:

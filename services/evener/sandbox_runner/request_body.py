@@ -8,7 +8,8 @@ from typing import Final
 from aiohttp import web
 
 from evener.dialects.canonical import RequestError
-from evener.dialects.fields import refuse
+from evener.dialects.fields import malformed, refuse
+from evener.proto.ends import CallFailure
 
 HEADER: Final = "content-encoding"
 PLAIN: Final = ("", "identity")
@@ -38,11 +39,11 @@ def _inflated(body: bytes, encoding: str, most_bytes: int) -> bytes:
         try:
             plain += inflating.decompress(rest, most_bytes + 1 - len(plain))
         except zlib.error as cause:
-            refuse(HEADER, f"the body is not the {encoding} that it says: {cause}")
+            malformed(HEADER, f"the body is not the {encoding} that it says: {cause}")
         if len(plain) > most_bytes:
             raise _too_large(most_bytes)
         if not inflating.eof:
-            refuse(HEADER, f"the body's {encoding} ends too soon")
+            malformed(HEADER, f"the body's {encoding} ends too soon")
         rest = inflating.unused_data
         if not rest:
             return bytes(plain)
@@ -50,4 +51,5 @@ def _inflated(body: bytes, encoding: str, most_bytes: int) -> bytes:
 
 
 def _too_large(most_bytes: int) -> RequestError:
-    return RequestError(f"the request is above {most_bytes} bytes", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    status, reason = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, CallFailure.CONTEXT_OVERFLOW  # a history that has grown
+    return RequestError(f"the request is above {most_bytes} bytes", status=status, reason=reason)

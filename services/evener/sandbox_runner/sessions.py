@@ -17,13 +17,13 @@ from evener.harnesses.provider import variables
 from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.errors import Recoverable
 from evener.proto.ids import new_nonce, new_start_id
-from evener.proto.sessions import Artifact, Event, HarnessExited, SessionDispatched, SessionStarted
+from evener.proto.sessions import Artifact, Event, Failures, HarnessExited, SessionDispatched, SessionStarted
 from evener.proto.topics import Topic
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.core import NONE, Ending, NoStart, one_line, told_left_out
 from evener.sandbox_runner.preparing import Prepared, chosen, declared, prepare
 from evener.sandbox_runner.recordings import RecordingOpened
-from evener.sandbox_runner.relay import LastRequest, Opening, open_relay
+from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandbox_runner.site import Site
 from evener.sandboxes.port import HOME, ChangesTooLarge, Program, ProgramMissing, Sandbox, SandboxError
 from evener.service.auth import Capability, seal_capability
@@ -50,6 +50,13 @@ class Exit(Struct, kw_only=True):
     artifacts: tuple[Artifact, ...] = ()
     reward: float | None = None
     unanswered: CallFailure | None = None
+    failures: tuple[Failures, ...] = ()
+
+    def tell(self, report: Report) -> None:
+        """Take over what the relay knows. A harness that ended well, or that we ended, did not end for want of an answer."""
+        self.failures, self.unanswered = report.failures, report.unanswered
+        if report.waited_in_vain and self.unanswered is None and self.cause is ExitCause.EXITED and self.exit_code != 0:
+            self.unanswered = CallFailure.OVERLOADED
 
 
 class Session:
@@ -100,7 +107,7 @@ class Session:
     async def _live(self, prepared: Prepared | None, position: Position) -> Exit:
         """Run the harness, or keep the recording, behind an open relay."""
         site, spec = self._site, self._spec
-        clock, last = AgentClock(time.monotonic), LastRequest()
+        clock, report = AgentClock(time.monotonic), Report()
         opening = Opening(
             session_id=self._event.session_id,
             nonce=self._nonce,
@@ -110,13 +117,14 @@ class Session:
             retry_header=None if prepared is None else prepared.harness.quirks.retry_header,
         )
         try:
-            async with open_relay(opening, site.client, clock, site.limits, metrics=site.metrics, last=last) as base_url:
+            async with open_relay(opening, site.client, clock, site.limits, metrics=site.metrics, report=report) as base_url:
                 self._running_since = time.monotonic()
                 site.metrics.prepare_seconds.observe(self._running_since - self._arrived)
                 with site.metrics.harnesses_running.track_inprogress():
                     living = self._record(base_url, clock) if prepared is None else self._harness(prepared, base_url, clock)
                     found, output = await living
-            found.agent_seconds, found.unanswered = clock.seconds(), last.unanswered
+            found.agent_seconds = clock.seconds()
+            found.tell(report)
             if prepared is not None:
                 await self._gather(found, prepared.sandbox, output)
         except ProgramMissing as missing:
@@ -244,6 +252,7 @@ class Session:
             exited_at=time.time(),
             reward=found.reward,
             unanswered=found.unanswered,
+            failures=found.failures,
         )
 
     async def _send(self, event: Event) -> Position:

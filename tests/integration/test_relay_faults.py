@@ -1,0 +1,153 @@
+"""Whose fault it is that a request has no answer, as the relay reports it: what is ours is never told as the end of the session."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+from tests.integration.frames_gateway import (
+    FramesGateway,
+    cut_after_admission,
+    elsewhere,
+    frames_gateway,
+    overloaded,
+    refuse,
+    reply,
+    silence,
+    told,
+)
+from tests.integration.test_relay import BODY, NONCE, harness, listing
+
+from evener.proto.ends import CallFailure
+from evener.proto.sessions import Failures
+from evener.sandbox_runner import exchange
+
+UNKNOWING: Final = {
+    401: "capability with a wrong signature",
+    404: "session s is not known here",
+    400: "header x-evener-request-id is missing",
+    403: "a proxy on the way",
+}
+"""What gateways say that are misconfigured, or own the partition no more."""
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[FramesGateway]:
+    async with frames_gateway() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("status", UNKNOWING)
+async def test_gateway_that_does_not_know_the_session_is_asked_again_and_its_harness_sees_nothing(
+    gateway: FramesGateway, status: int
+) -> None:
+    """Our misconfiguration is not the end of the session: another gateway takes the partition over, or somebody mends this one."""
+    gateway.script = [told(status, UNKNOWING[status])] * 2 + [reply("hello")]
+    async with harness(gateway) as agent:
+        assert await agent.text() == "hello"
+        assert (agent.report.unanswered, agent.report.failures) == (None, ())
+    assert len({seen.request_id for seen in gateway.seen}) == 1
+    assert len(gateway.seen) == 3
+
+
+async def test_the_owner_that_fleet_names_is_asked_after_one_that_does_not_know_the_session(gateway: FramesGateway) -> None:
+    """The partition moved while the wrong one was asked."""
+    async with frames_gateway() as other, harness(gateway) as agent:
+        gateway.script = [told(401, "capability with a wrong signature")]
+        asking = asyncio.create_task(agent.text())
+        async with asyncio.timeout(5):
+            while not gateway.seen:  # noqa: ASYNC110 - the double has no event
+                await asyncio.sleep(0.01)
+        agent.owners.read([listing(other, 0)])
+        assert await asking == "hello"
+
+
+async def test_gateway_that_never_knows_the_session_is_reported_as_ours_with_what_it_said(gateway: FramesGateway) -> None:
+    """After the limit the harness is told to try again later, and the attempt is run again."""
+    gateway.script = [told(401, "capability with a wrong signature")]
+    async with harness(gateway, admission_seconds=0.5) as agent, agent.post() as response:
+        assert (response.status, (await response.json())["error"]["message"]) == (503, "no gateway admits the call now; try again")
+        [failed] = agent.report.failures
+        assert (agent.report.unanswered, failed.reason, failed.count) == (CallFailure.OVERLOADED, CallFailure.OVERLOADED, 1)
+        assert failed.detail.endswith(f"({gateway.url}: status 401: capability with a wrong signature)")
+
+
+@pytest.mark.parametrize("step", [told(401, "wrong key"), overloaded, silence, elsewhere("http://127.0.0.1:9")])
+async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_left_for_that(
+    gateway: FramesGateway, monkeypatch: pytest.MonkeyPatch, step: object
+) -> None:
+    """Its own time-out is shorter than the relay's: whether that is why it failed, its exit code says."""
+    monkeypatch.setattr(exchange, "IN_VAIN_SECONDS", 0.1)
+    gateway.script = [step]  # type: ignore[list-item]
+    async with harness(gateway) as agent:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5), agent.post() as response:
+                await response.read()
+        async with asyncio.timeout(5):
+            while not agent.report.waited_in_vain:  # noqa: ASYNC110 - the relay notices in its own time
+                await asyncio.sleep(0.01)
+        gateway.script = [reply("hello")]
+        assert await agent.text() == "hello"
+        assert not agent.report.waited_in_vain
+
+
+async def test_answer_lost_half_way_is_reported_as_ours(gateway: FramesGateway) -> None:
+    """A harness that dies of it did not fail."""
+    gateway.script = [cut_after_admission]
+    async with harness(gateway, call_seconds=0.5) as agent, agent.post() as response:
+        assert response.status == 504
+        assert agent.report.unanswered is CallFailure.OVERLOADED
+
+
+async def test_refusals_are_counted_by_reason_with_what_the_last_one_was_told(gateway: FramesGateway) -> None:
+    """What a gateway refused, and what never came to one."""
+    refused = CallFailure.REFUSED
+    gateway.script = [refuse(400, "logprobs: not served", failure=refused), refuse(400, "stop: not served", failure=refused)]
+    async with harness(gateway) as agent:
+        for _ in range(2):
+            async with agent.post() as response:
+                assert response.status == 400
+        gateway.script = [reply("hello")]
+        await agent.text()
+        assert agent.report.failures == (Failures(reason=refused, count=2, detail="stop: not served"),)
+        assert agent.report.unanswered is None
+
+
+@pytest.mark.parametrize(
+    ("path", "encoding", "body", "reason"),
+    [
+        ("/v1/chat/completions", "br", b"{}", CallFailure.REFUSED),
+        ("/v1/chat/completions", "gzip", gzip.compress(b"") * 101, CallFailure.REFUSED),
+        ("/v1/chat/completions", "gzip", b"{}", CallFailure.MALFORMED),
+        ("/v1/chat/completions", "gzip", gzip.compress(b"{}")[:-1], CallFailure.MALFORMED),
+        ("/v1/chat/completions", "identity", b" " * 5000, CallFailure.CONTEXT_OVERFLOW),
+        ("/v1/embeddings", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1/completions", "identity", b"{}", CallFailure.REFUSED),
+        ("/openai/v1/completions", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1beta/models/m:embedContent", "identity", b"{}", CallFailure.REFUSED),
+        ("/api/chat", "identity", b"{}", CallFailure.REFUSED),
+        ("/api/event_logging/batch", "identity", b"{}", None),
+        ("/v1/traces", "identity", b"{}", None),
+    ],
+)
+async def test_what_the_relay_itself_refuses_is_reported(
+    gateway: FramesGateway, path: str, encoding: str, body: bytes, reason: CallFailure | None
+) -> None:
+    """No gateway hears of it, and no call in the log stands for it."""
+    async with harness(gateway) as agent:
+        headers = {"authorization": f"Bearer {NONCE}", "content-encoding": encoding}
+        async with agent.http.post(agent.url + path, data=body, headers=headers) as response:
+            assert response.status in {400, 404, 413}
+        assert [failed.reason for failed in agent.report.failures] == ([] if reason is None else [reason])
+    assert gateway.seen == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_orphan_with_a_wrong_key_leaves_no_trace(gateway: FramesGateway, path: str) -> None:
+    """A harness of an earlier session that meets a reused port says nothing about this one."""
+    async with harness(gateway) as agent:
+        async with agent.http.post(agent.url + path, json=BODY, headers={"authorization": "Bearer evkother"}) as response:
+            assert response.status in {401, 404}
+        assert (agent.report.failures, agent.report.unanswered, agent.report.waited_in_vain) == ((), None, False)
+    assert gateway.seen == []
