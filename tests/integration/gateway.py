@@ -23,12 +23,12 @@ from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.fleet import EngineJoined
 from evener.proto.ids import new_request_id
 from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Answer, AnyFrame
-from evener.proto.sessions import HarnessExited, SessionStarted
+from evener.proto.sessions import Failures, HarnessExited, SessionStarted
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, Sampling, SessionSpec, Streaming, Target
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.service import open_service
-from evener.service.auth import Capability, load_secrets, seal_capability
+from evener.service.auth import Capability, load_secrets, open_capability, seal_capability
 from evener.service.events import EventLog
 from evener.service.parts import Parts
 from evener.templates.config import PolicyConfig
@@ -121,6 +121,11 @@ class Hand:
             ),
         )
 
+    def capability(self, session_id: str, *, like: str) -> str:
+        """Return a capability of another session, as the runner of a start that did not count holds one."""
+        known = open_capability(self.parts.secrets, like)
+        return seal_capability(self.parts.secrets, msgspec.structs.replace(known, session_id=session_id))
+
     async def join(self, engine_id: str, url: str, **changes: Any) -> None:
         """Let an engine of the policy join."""
         fields: dict[str, Any] = {"kind": "scripted", "policy": "policy", "joined_at": time.time()} | changes
@@ -134,6 +139,7 @@ class Hand:
         code: int = 0,
         cause: ExitCause = ExitCause.EXITED,
         unanswered: CallFailure | None = None,
+        failures: tuple[Failures, ...] = (),
     ) -> None:
         """Say that the harness is gone."""
         left = HarnessExited(
@@ -144,6 +150,7 @@ class Hand:
             exit_code=code,
             exited_at=time.time(),
             unanswered=unanswered,
+            failures=failures,
         )
         await self.events.send(Topic.SESSIONS, session_id, left, session_id=session_id)
 

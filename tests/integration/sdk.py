@@ -23,7 +23,7 @@ from evener.provider_gateway.config import Config
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import Owners
-from evener.sandbox_runner.relay import Report, Opening, open_relay
+from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 

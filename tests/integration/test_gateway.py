@@ -287,11 +287,9 @@ async def test_old_start_unknown_session_and_forged_capability_leave_no_record(h
 async def test_malformed_request_is_refused_by_field_without_a_record(hand: Hand) -> None:
     """One clear error in the dialect's shape."""
     capability = await hand.start("s1")
-    headers = {CAPABILITY: capability, "x-evener-request-id": new_request_id()}
-    body = {"model": "m", "messages": [{"role": "usr", "content": "hi"}]}
-    async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json=body, headers=headers) as answer:
-        assert answer.status == 400
-        assert "messages[0].role" in (await answer.json())["error"]["message"]
+    answer = await hand.ask(capability, [{"role": "usr", "content": "hi"}])
+    assert (answer.status, answer.failure) == (400, CallFailure.MALFORMED)
+    assert "messages[0].role" in msgspec.json.decode(answer.body)["error"]["message"]
     assert not any(isinstance(event, CallOpened) for event in await hand.log("s1"))
 
 

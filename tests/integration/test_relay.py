@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from tests.integration.frames_gateway import (
     FramesGateway,
@@ -40,7 +39,7 @@ from evener.proto.fleet import Heartbeat
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import Owners
-from evener.sandbox_runner.relay import Report, Opening, open_relay
+from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 

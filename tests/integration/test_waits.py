@@ -72,19 +72,19 @@ async def leaving(hand: Hand, capability: str) -> int:
 
 
 async def test_call_is_held_unread_while_the_queue_is_full_and_comes_in_when_there_is_room(tmp_path: Path) -> None:
-    """Not even a body that is no JSON is looked at before."""
+    """Not even a body that cannot be served is looked at before."""
     async with gateway(tmp_path, SCRIPT, config=config()) as hand:
         await limit_engine(hand, 1)
         first, second = await hand.start("s1"), await hand.start("s2")
         slow = asyncio.create_task(hand.ask(first, SLOWLY))
         await sampling(hand, 1)
-        broken = asyncio.create_task(post(hand, second, b"no JSON"))
+        broken = asyncio.create_task(hand.ask(second, "no list"))
         held = [asyncio.create_task(hand.ask(second, [{"role": "user", "content": f"hi {number}"}])) for number in range(3)]
         await asyncio.sleep(0.3)
         assert not any(task.done() for task in (broken, *held))
         assert (await slow).status == 200
         assert [answer.status for answer in await asyncio.gather(*held)] == [200] * 3
-        assert (await broken)[0] == 400
+        assert (await broken).failure is CallFailure.MALFORMED
 
 
 async def test_call_that_is_held_too_long_leaves_nothing_in_the_log(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Whose fault a gateway says that a missing answer is, and what becomes of the session."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.gateway import Hand, gateway
+
+from evener.engines.scripted import Rule, Script
+from evener.proto.ends import CallFailure, End
+from evener.proto.ids import new_request_id
+from evener.proto.relay import CAPABILITY, REQUEST_ID
+from evener.proto.sessions import AttemptEnded, Failures, SessionSealed
+from evener.proto.spec import Target
+
+HI = [{"role": "user", "content": "hi"}]
+SEEN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]}]
+
+
+@pytest.fixture
+async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, Script(default=Rule(say="hello"))) as opened:
+        yield opened
+
+
+async def status(hand: Hand, capability: str) -> int:
+    """Ask, and return what is said without frames."""
+    headers = {CAPABILITY: capability, REQUEST_ID: new_request_id()}
+    async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json={"model": "m", "messages": HI}, headers=headers) as answer:
+        return answer.status
+
+
+async def test_only_a_session_that_is_known_to_have_ended_is_said_to_have_ended(hand: Hand) -> None:
+    """A capability that cannot be opened, and a session of which this gateway knows nothing, are its own trouble."""
+    capability = await hand.start("s1")
+    await hand.say(capability, HI)
+    assert await status(hand, capability + "x") == 401
+    other = await hand.start("s2")
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    assert await status(hand, capability) == 410
+    assert (await hand.ask(other, HI)).status == 200
+
+
+async def test_session_whose_start_did_not_count_here_is_not_known(hand: Hand) -> None:
+    """As where two deployments share a log's address and not its records."""
+    started = await hand.start("s1")
+    await hand.say(started, HI)
+    unknown = hand.capability("never-started", like=started)
+    assert await status(hand, unknown) == 404
+
+
+async def test_policy_that_this_gateway_does_not_have_is_not_told_to_the_harness(hand: Hand) -> None:
+    """The relay alone hears of it, and asks again."""
+    capability = await hand.start("s1", models={"other": Target(policy="elsewhere")})
+    answer = await hand.ask(capability, HI, model="other")
+    assert (answer.status, answer.body, answer.failure) == (503, b"", None)
+    await hand.exit("s1", code=1, unanswered=CallFailure.OVERLOADED)
+    assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("fields", "failure"),
+    [
+        ({"messages": "none"}, CallFailure.MALFORMED),
+        ({"messages": []}, CallFailure.MALFORMED),
+        ({"temperature": "hot"}, CallFailure.MALFORMED),
+        ({"stop": ["END"]}, CallFailure.REFUSED),
+        ({"logprobs": True}, CallFailure.REFUSED),
+        ({"messages": SEEN}, CallFailure.REFUSED),
+        ({"model": "forbidden"}, CallFailure.MODEL_REFUSED),
+        ({"messages": [{"role": "user", "content": "long " * 5000}]}, CallFailure.CONTEXT_OVERFLOW),
+    ],
+    ids=lambda value: value if isinstance(value, CallFailure) else "+".join(value),
+)
+async def test_answer_says_whose_fault_it_is(hand: Hand, fields: dict[str, Any], failure: CallFailure) -> None:
+    """The relay counts by it; what the harness is told is its detail."""
+    capability = await hand.start("s1", models={"forbidden": Target(refuse="too dear")})
+    answer = await hand.ask(capability, **({"messages": HI} | fields))
+    assert (answer.status, answer.failure) == (400, failure)
+    assert answer.detail
+    assert answer.detail in answer.body.decode().replace('\\"', '"')
+
+
+async def test_attempt_whose_call_was_refused_is_sealed_as_refused_by_name_and_not_run_again(hand: Hand) -> None:
+    """What the agent did after it says nothing about the agent, however well the harness went on."""
+    capability = await hand.start("s1")
+    refused = await hand.ask(capability, HI, stop=["END"])
+    await hand.say(capability, HI)
+    failures = (Failures(reason=CallFailure.REFUSED, count=1, detail=refused.detail),)
+    await hand.exit("s1", failures=failures)
+    seal = await hand.until("s1", SessionSealed)
+    assert (seal.end, seal.attempt) == (End.REFUSED, 1)
+    assert seal.detail.startswith("stop: stop strings are not supported")

@@ -1,0 +1,73 @@
+"""How an attempt's verdict is told: what of ours it met, and why nothing was sampled."""
+
+import pytest
+from msgspec import structs
+from tests.unit.tokens.toy import World, user
+
+from evener.proto.ends import CallFailure, End, ExitCause
+from evener.proto.sessions import Failures, HarnessExited
+from evener.tokens.session import Session, verdict
+
+
+def left(world: World, *, code: int = 0, unanswered: CallFailure | None = None, failures: tuple[Failures, ...] = ()) -> Session:
+    """Return the session after its harness is gone."""
+    start = world.session.starts[1]
+    exited = HarnessExited(
+        session_id=start.session_id,
+        attempt=1,
+        start_id=start.start_id,
+        cause=ExitCause.EXITED,
+        exit_code=code,
+        detail="its last words",
+        exited_at=2.0,
+        unanswered=unanswered,
+        failures=failures,
+    )
+    assert world.session.apply(exited, offset=1000, record_at=2.0)
+    return world.session
+
+
+def failed(reason: CallFailure, detail: str = "told so") -> tuple[Failures, ...]:
+    return (Failures(reason=reason, count=1, detail=detail),)
+
+
+def test_harness_that_made_no_call_is_said_to_have_made_none() -> None:
+    assert verdict(left(World(), code=1), None) == (End.HARNESS_FAILED, "its harness made no model call; its last words")
+
+
+def test_first_prompt_that_does_not_fit_is_named_with_its_numbers() -> None:
+    told = failed(CallFailure.CONTEXT_OVERFLOW, "this model's maximum context length is 4096 tokens; the messages have 9000")
+    found = verdict(left(World(), code=1, failures=told), None)
+    assert found is not None
+    assert found[1].startswith("its first prompt did not fit the context: this model's maximum context length is 4096 tokens")
+
+
+def test_context_that_overflows_after_an_answer_is_the_agents_and_needs_no_words() -> None:
+    world = World()
+    world.ask([user("hi")], "hello")
+    found = verdict(left(world, code=1, failures=failed(CallFailure.CONTEXT_OVERFLOW)), None)
+    assert found == (End.HARNESS_FAILED, "its last words")
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_refused_call_is_named_whatever_came_after_it(*, answered: bool) -> None:
+    world = World()
+    if answered:
+        world.ask([user("hi")], "hello")
+    assert verdict(left(world, failures=failed(CallFailure.REFUSED, "stop: not served")), None) == (End.REFUSED, "stop: not served")
+
+
+def test_fault_of_ours_is_told_with_the_end_that_it_makes() -> None:
+    told = failed(CallFailure.OVERLOADED, "no gateway admits the call now (http://g: status 401: wrong key)")
+    found = verdict(left(World(), code=1, unanswered=CallFailure.OVERLOADED, failures=told), None)
+    assert found == (End.INFRASTRUCTURE, "its last words; no gateway admits the call now (http://g: status 401: wrong key)")
+
+
+def test_request_that_was_refused_and_answered_when_it_was_sent_again_was_not_refused() -> None:
+    """Another engine of the policy could serve it."""
+    world = World()
+    placed, opened = world.open([user("hi")])
+    world.fail(opened, CallFailure.REFUSED)
+    placed, again = world.open([user("hi")])
+    world.close(placed, structs.replace(again, request_id=opened.request_id, try_number=2), ["hello"])
+    assert verdict(left(world), None) == (End.FINISHED, "its last words")
