@@ -190,6 +190,7 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out: LeftOut | None = None
     """Why none of its tokens are delivered. None: they are."""
     reward: float | None = None
+    """None: not graded, not seen yet, or nothing was sampled that the grade could be of."""
     scored: TrajectoryScored | None = None
     """The session itself; where it is left out, without its rows, its tokens counted as left out. None: not seen yet."""
 
@@ -208,6 +209,8 @@ class GroupMerged(Event, frozen=True, kw_only=True, tag="group_merged.v1"):
     """By index; sessions not seen yet at an early delivery are named with `late`."""
     accounting: Accounting
     """Sums over its members after merging."""
+    reason: str = ""
+    """For people: how many of its sessions are left out, and why. Empty: all that were seen are delivered."""
     merged_at: float
 
 

@@ -246,9 +246,9 @@ class Draft:
 
 
 def how_it_ended(task: TaskState, event: GroupMerged | GroupFailed) -> tuple[TaskOutcome, str]:
-    """Return the outcome of a task whose group ended, with the reason where it failed."""
+    """Return the outcome of a task whose group ended, with the reason why it failed, or why sessions of it are left out."""
     if isinstance(event, GroupMerged):
-        return (TaskOutcome.MERGED if event.purpose is Purpose.TRAIN else TaskOutcome.KEPT), ""
+        return (TaskOutcome.MERGED if event.purpose is Purpose.TRAIN else TaskOutcome.KEPT), cut(event.reason)
     if task.cancelled is not None:
         return TaskOutcome.CANCELLED, task.cancelled
     ends = [session for session in task.sessions if session.end is not None and CONSEQUENCES[session.end].fails_task]

@@ -13,13 +13,16 @@ from evener.proto.ids import session_of
 from evener.proto.spec import Purpose, SessionSpec
 from evener.proto.state import GroupState
 from evener.proto.topics import Topic
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryScored
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryBuilt, TrajectoryScored
 
 TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
 """Nothing evaluated or collected is ever trained."""
 
 DEAD_LETTER: Final = LeftOut.DEAD_LETTER.value
 """The `ungraded` of a session whose record could not be read."""
+
+TOLD: Final = frozenset({End.NO_START, End.REFUSED, End.ATTEMPTS_USED_UP})
+"""Ends whose detail a group's reason gives: what has to be mended outside of the agent."""
 
 Outcome = GroupMerged | GroupFailed
 Versions = Mapping[str, frozenset[int] | None]
@@ -101,6 +104,8 @@ def left_out(
         return LeftOut.DEAD_LETTER
     if not CONSEQUENCES[trajectory.end].trainable and trajectory.spec.purpose is not Purpose.COLLECT:
         return LeftOut.END
+    if nothing_sampled(trajectory):
+        return LeftOut.NOTHING_SAMPLED
     if scored.reward is None and not collected(trajectory.spec):
         return LeftOut.UNGRADED
     if not versions_matter(trajectory.spec, newest, doubtful):
@@ -109,6 +114,12 @@ def left_out(
         return LeftOut.VERSION_UNKNOWN
     lag = trajectory.spec.max_lag
     return LeftOut.STALE if lag is not None and newest is not None and versions and min(versions) < newest - lag else None
+
+
+def nothing_sampled(trajectory: TrajectoryBuilt) -> bool:
+    """Return whether no call of the agent itself sampled a token: whatever the reward, the policy did nothing for it."""
+    own = (call for call in trajectory.calls if call.attempt == trajectory.attempt and call.side_call is None)
+    return not trajectory.accounting.delivered and not any(call.sampled_tokens for call in own)
 
 
 def collected(spec: SessionSpec) -> bool:
@@ -145,7 +156,7 @@ def late(scored: TrajectoryScored) -> int:
 
 
 def _merged(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None], now: float) -> GroupMerged:
-    members = _members(state, reasons)
+    members, causes = _members(state, reasons), _causes(state, reasons)
     return GroupMerged(
         group_id=state.group_id,
         task_id=spec.task_id,
@@ -155,6 +166,7 @@ def _merged(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | N
         size=state.size,
         members=members,
         accounting=_books(members),
+        reason=f"left out: {causes}" if causes else "",
         merged_at=now,
     )
 
@@ -190,7 +202,7 @@ def _member(group_id: str, index: int, scored: TrajectoryScored | None, reasons:
         attempt=trajectory.attempt,
         end=trajectory.end,
         left_out=reason,
-        reward=scored.reward,
+        reward=None if reason is LeftOut.NOTHING_SAMPLED else scored.reward,
         scored=scored if reason is None else without_rows(scored, reason),
     )
 
@@ -211,9 +223,13 @@ def _moved(books: Accounting, reason: LeftOut) -> Accounting:
 def _why(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None]) -> str:
     """Say for people how many sessions could be used, and of the others how many met what."""
     usable = sum(reason is None for reason in reasons.values())
+    return f"{usable} of {state.size} sessions usable, {spec.at_least} needed: {_causes(state, reasons) or 'none left out'}"
+
+
+def _causes(state: GroupState, reasons: dict[str, LeftOut | None]) -> str:
+    """Say for people how many of a group's sessions met what, for which they are left out."""
     causes = Counter(cause for scored in state.scored if (cause := _cause(scored, reasons[scored.trajectory.session_id])))
-    listed = ", ".join(f"{count} {cause}" for cause, count in sorted(causes.items()))
-    return f"{usable} of {state.size} sessions usable, {spec.at_least} needed: {listed or 'none left out'}"
+    return ", ".join(f"{count} {cause}" for cause, count in sorted(causes.items()))
 
 
 def _cause(scored: TrajectoryScored, reason: LeftOut | None) -> str | None:
@@ -223,7 +239,9 @@ def _cause(scored: TrajectoryScored, reason: LeftOut | None) -> str | None:
             return None
         case LeftOut.END:
             detail = trajectory.detail or (trajectory.exit.detail if trajectory.exit else "")
-            return f"{trajectory.end} ({detail})" if detail and trajectory.end is End.NO_START else str(trajectory.end)
+            return f"{trajectory.end} ({detail})" if detail and trajectory.end in TOLD else str(trajectory.end)
+        case LeftOut.NOTHING_SAMPLED:
+            return f"{reason} ({trajectory.detail})" if trajectory.detail else str(reason)
         case LeftOut.UNGRADED:
             return f"ungraded ({scored.ungraded})"
         case _:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 
 import pytest
-from tests.builders import T0, built, group, scored
+from msgspec import structs
+from tests.builders import T0, built, calls, group, scored
 
 from evener.proto.ends import End, LeftOut
 from evener.proto.spec import GraderSpec, Purpose
 from evener.proto.state import GroupState
 from evener.proto.topics import Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, TrajectoryScored
 from evener.trainer_bridge.core import TOPIC_OF, Versions, close, complete, fold, outcome
 
 
@@ -140,3 +141,51 @@ def test_recording_that_nobody_grades_is_kept_with_its_rows() -> None:
         if isinstance(event, GroupMerged):
             assert event.members[0].scored is not None
             assert event.members[0].scored.trajectory.rows
+
+
+def silent(index: int, *, detail: str, end: End = End.HARNESS_FAILED, side_tokens: int = 0) -> TrajectoryScored:
+    """Return a graded session whose agent sampled nothing; a side call of it may have."""
+    left_out = {LeftOut.SIDE_CALL: side_tokens} if side_tokens else {}
+    made = tuple(structs.replace(call, side_call="title") for call in calls([(12, side_tokens)])) if side_tokens else ()
+    books = Accounting(sampled=side_tokens, left_out=left_out)
+    given = {"rows": (), "calls": made, "accounting": books, "detail": detail}
+    return scored(built(index=index, end=end, given=given), reward=0.0)
+
+
+@pytest.mark.parametrize("side_tokens", [0, 7])
+def test_session_without_a_sampled_token_enters_no_baseline(side_tokens: int) -> None:
+    """Its reward is not the policy's: neither the member's reward nor a row of it reaches a trainer; its record says why."""
+    merged = ended((*group((1.0, 0.0, 1.0, 0.0))[:3], silent(3, detail="its harness made no model call", side_tokens=side_tokens)))
+
+    assert isinstance(merged, GroupMerged)
+    assert [member.reward for member in merged.members] == [1.0, 0.0, 1.0, None]
+    assert merged.members[3].left_out is LeftOut.NOTHING_SAMPLED
+    assert merged.reason == "left out: 1 nothing_sampled (its harness made no model call)"
+    assert merged.accounting.delivered == 30
+
+
+def test_group_of_sessions_that_sampled_nothing_fails_and_says_why() -> None:
+    """The first prompt fits in none of them: a group of zeros would teach nothing, and says nothing about the policy."""
+    detail = "its first prompt did not fit the context: this model's maximum context length is 4096 tokens; the messages have 9000"
+    failed = ended([silent(index, detail=detail, end=End.CONTEXT_OVERFLOW) for index in range(4)])
+
+    assert isinstance(failed, GroupFailed)
+    assert failed.reason == f"0 of 4 sessions usable, 2 needed: 4 nothing_sampled ({detail})"
+
+
+def test_sampled_tokens_that_are_all_masked_are_not_nothing() -> None:
+    """The agent acted; that no token of it can be trained is another matter."""
+    masked = {"rows": (), "accounting": Accounting(sampled=10, left_out={LeftOut.CONSTRAINED: 10})}
+    merged = ended((*group()[:3], scored(built(index=3, given=masked))))
+
+    assert isinstance(merged, GroupMerged)
+    assert merged.members[3].left_out is None
+
+
+def test_refused_session_is_named_with_what_was_refused() -> None:
+    refused = scored(built(index=3, end=End.REFUSED, given={"detail": "stop: stop strings are not supported"}), reward=None)
+    merged = ended((*group()[:3], refused))
+
+    assert isinstance(merged, GroupMerged)
+    assert merged.members[3].left_out is LeftOut.END
+    assert merged.reason == "left out: 1 refused (stop: stop strings are not supported)"
