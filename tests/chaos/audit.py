@@ -2,7 +2,8 @@
 
 I1 every answer that a harness received was committed as it was received; I2 no trainable token without logprob and version;
 I3 each session is delivered once, or its group's record says why not, and never twice; I4 every task has one end; I5 a rebuild
-from the log, or from the stored records, gives the same bytes; I6 every group names all its sessions.
+from the log, or from the stored records, gives the same bytes; I6 every group names all its sessions; I7 no delivered session
+sampled nothing, was refused a call, or ended by a fault of ours.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from tests.checker import check
 from evener.blobs.port import Blobs
 from evener.proto.arrays import float32s, inline, int32s, uint8s
 from evener.proto.codec import encode
-from evener.proto.ends import CONSEQUENCES, LeftOut
+from evener.proto.ends import CONSEQUENCES, CallFailure, End, LeftOut
 from evener.proto.ids import group_of, session_of
 from evener.proto.sessions import (
     AttemptEnded,
@@ -30,6 +31,7 @@ from evener.proto.sessions import (
     CallOpened,
     CallUndelivered,
     FinishReason,
+    HarnessExited,
     SessionSealed,
 )
 from evener.proto.spec import Purpose
@@ -41,6 +43,28 @@ from evener.tokens.trajectory import build
 
 OWNERS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
 """Events that the owner of a partition writes."""
+AGENTS_ENDS: Final = frozenset(
+    {
+        End.FINISHED,
+        End.HARNESS_FAILED,
+        End.AGENT_TIME,
+        End.TOKEN_BUDGET,
+        End.CALL_BUDGET,
+        End.TURN_BUDGET,
+        End.CONTEXT_OVERFLOW,
+        End.LOOPING,
+    }
+)
+OURS: Final = frozenset(
+    {
+        CallFailure.ENGINE_UNREACHABLE,
+        CallFailure.ENGINE_ERROR,
+        CallFailure.NOT_COMMITTED,
+        CallFailure.OWNER_LOST,
+        CallFailure.OVERLOADED,
+        CallFailure.REFUSED,
+    }
+)
 TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
 
 
@@ -154,6 +178,7 @@ def _member(log: Log, group: GroupMerged | GroupFailed, member: Member) -> Itera
     allowed = {
         None: isinstance(group, GroupMerged) and CONSEQUENCES[built[0].end].trainable and first.reward is not None,
         LeftOut.END: not CONSEQUENCES[built[0].end].trainable,
+        LeftOut.NOTHING_SAMPLED: not _own_tokens(built[0]),
         LeftOut.UNGRADED: first.reward is None,
         LeftOut.STALE: options.max_lag is not None,
         LeftOut.LATE: options.early_at is not None,
@@ -163,10 +188,51 @@ def _member(log: Log, group: GroupMerged | GroupFailed, member: Member) -> Itera
         yield f"I3: left out: {member.left_out}, end {built[0].end}, reward {first.reward}"
     if member.scored is not None and member.scored.scored_at != first.scored_at:
         yield "I3: not the first of its scores was delivered"
+    if member.left_out is None:
+        yield from (f"I7: {fault}" for fault in _ours(log, built[0]))
     rows = () if member.scored is None else member.scored.trajectory.rows
     if rows != (built[0].rows if member.left_out is None else ()):
         yield "I3: other rows than those that were built were delivered"
     yield from (f"I2: row {number}: {fault}" for number, row in enumerate(rows) for fault in _row(row))
+
+
+def _ours(log: Log, built: TrajectoryBuilt) -> Iterator[str]:
+    """I7: what of ours a delivered session met in the attempt that counts. Nothing is taken from the tables that judge it."""
+    if built.end not in AGENTS_ENDS:
+        yield f"it ended by {built.end}, which is not the agent's doing"
+    if not _own_tokens(built):
+        yield "its agent sampled nothing"
+    exits = [left for left in log.of_kind(built.session_id, HarnessExited) if left.attempt == built.attempt][:1]
+    told = {(failed.reason, failed.detail) for left in exits for failed in left.failures}
+    answered = {event.request_id for event in log.of_kind(built.session_id, CallClosed) if _whole(event)}
+    failed = [event for event in log.of_kind(built.session_id, CallFailed) if event.attempt == built.attempt]
+    told |= {(event.reason, event.detail) for event in failed if event.request_id not in answered}
+    for reason, detail in sorted(told):
+        if reason is CallFailure.REFUSED:
+            yield f"a call of it was refused: {detail}"
+    for left in exits:
+        if left.unanswered in OURS:
+            yield f"its last request had no answer for a reason of ours: {left.unanswered}"
+    last = _last_call(log, built)
+    well = any(left.exit_code == 0 for left in exits)
+    if last in OURS and not (last is CallFailure.OVERLOADED and well):  # left waiting by a harness that did not need it
+        yield f"its last call failed for a reason of ours: {last}"
+
+
+def _own_tokens(built: TrajectoryBuilt) -> int:
+    """Return the tokens that the agent itself sampled in the attempt that counts."""
+    return sum(call.sampled_tokens for call in built.calls if call.attempt == built.attempt and call.side_call is None)
+
+
+def _last_call(log: Log, built: TrajectoryBuilt) -> CallFailure | None:
+    """Return why the last call of the agent failed. None: it was answered, or there is none."""
+    own = [event for event in log.of_kind(built.session_id, CallOpened) if event.attempt == built.attempt and event.side_call is None]
+    failed = {event.call_id: event.reason for event in log.of_kind(built.session_id, CallFailed)}
+    answered = {event.call_id for event in log.of_kind(built.session_id, CallClosed) if _whole(event)}
+    ends = [failed.get(event.call_id) for event in own if event.call_id in answered or event.call_id in failed]
+    while ends and ends[-1] is CallFailure.CANCELLED:
+        ends.pop()
+    return ends[-1] if ends else None
 
 
 def _row(row: Row) -> Iterator[str]:

@@ -25,6 +25,7 @@ from evener.proto.sessions import (
     CallOpened,
     CallUndelivered,
     Choice,
+    Failures,
     Fidelity,
     FinishReason,
     HarnessExited,
@@ -336,12 +337,19 @@ class World:
         attempt = self.session.forest.calls[call_id].opened.attempt
         self.write(CallDelivered(session_id="t.0", attempt=attempt, call_id=call_id, request_id=request_id, delivered_at=1.0))
 
-    def seal(self, exit_code: int = 0) -> TrajectoryBuilt:
+    def seal(self, exit_code: int = 0, *, unanswered: CallFailure | None = None, failures: tuple[Failures, ...] = ()) -> TrajectoryBuilt:
         """End the session as its owner does, and build it."""
         attempt = self.session.attempt
         self.write(
             HarnessExited(
-                session_id="t.0", attempt=attempt, start_id=f"s{attempt}", cause=ExitCause.EXITED, exit_code=exit_code, exited_at=200.0
+                session_id="t.0",
+                attempt=attempt,
+                start_id=f"s{attempt}",
+                cause=ExitCause.EXITED,
+                exit_code=exit_code,
+                exited_at=200.0,
+                unanswered=unanswered,
+                failures=failures,
             )
         )
         found = verdict(self.session, None)
