@@ -1,6 +1,11 @@
-"""Which queued session goes to which runner: tasks in the order of their submission, runners by their free places."""
+"""Which queued session goes to which runner: runs by turns, a run's tasks in the order of their submission, runners by free places.
 
-from collections.abc import Iterable
+Each free place goes to the run that holds the fewest, among equals to the one that came first. So a long queue of one run does not keep
+another from starting.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.state import SessionState, Stage, TaskState
@@ -32,20 +37,45 @@ class Slots:
         return runner_id
 
 
+class Queue:
+    """The sessions of one run that wait, in the order of their tasks."""
+
+    def __init__(self, tasks: Sequence[TaskState], now: float) -> None:
+        """`now` is in Unix seconds."""
+        self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
+        """Sessions of the run that have a runner's place."""
+        self._waiting = (
+            (session.session_id, task.submitted.options.harness.name)
+            for task in tasks
+            for session in task.sessions
+            if session.stage is Stage.QUEUED and may_start_at(session) <= now
+        )
+
+    def take(self, slots: Slots) -> tuple[str, str] | None:
+        """Take a place for the first session for which there is one; return it with its runner. None: there is none for any."""
+        for session_id, harness in self._waiting:
+            if (runner_id := slots.take(harness)) is not None:
+                self.held += 1
+                return session_id, runner_id
+        return None
+
+
 def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *, now: float, lease_seconds: float) -> None:
-    """Dispatch what can be dispatched of these tasks. `now` is in Unix seconds."""
+    """Dispatch what can be dispatched of these tasks: each free place to the run that holds the fewest. `now` is in Unix seconds."""
     tasks = [task for task_id in task_ids if (task := draft.task(task_id)) is not None]
     slots = Slots(runners, draft, tasks)
+    if not slots.any():
+        return
+    runs: dict[str, list[TaskState]] = {}
     for task in tasks:
-        if not slots.any():
-            return
-        for session in task.sessions:
-            if session.stage is not Stage.QUEUED or may_start_at(session) > now:
-                continue
-            runner_id = slots.take(task.submitted.options.harness.name)
-            if runner_id is None:
-                break
-            draft.dispatch(session.session_id, runner_id, lease_seconds=lease_seconds)
+        runs.setdefault(task.submitted.options.run_id, []).append(task)
+    turns = [(queue.held, number, queue) for number, queue in enumerate(Queue(of_run, now) for of_run in runs.values())]
+    heapify(turns)
+    while turns and slots.any():
+        _, number, queue = heappop(turns)
+        if (taken := queue.take(slots)) is not None:
+            draft.dispatch(*taken, lease_seconds=lease_seconds)
+            heappush(turns, (queue.held, number, queue))
 
 
 def _others(runner: Heartbeat, draft: Draft) -> int:

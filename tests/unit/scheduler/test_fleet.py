@@ -22,12 +22,13 @@ def runner(instance_id: str = "r", capacity: int = 2, **given: Any) -> Heartbeat
     return Heartbeat(instance_id=instance_id, service="sandbox_runner", boot_id="b", capacity=capacity, at=0, **given)
 
 
-def tasks(**sizes: int) -> dict[str, TaskState]:
-    """Return tasks by name with so many samples; one named after a harness wants that one."""
+def tasks(*, of: dict[str, str] | None = None, **sizes: int) -> dict[str, TaskState]:
+    """Return tasks by name with so many samples; one named after a harness wants that one. `of`: the runs of some."""
     draft = Draft({}, now=0)
     for task_id, samples in sizes.items():
         harness = HarnessSpec(name="pi" if task_id == "pi" else "script")
-        options = TaskOptions(harness=harness, grader=GraderSpec(name="none"), samples=samples)
+        run_id = (of or {}).get(task_id, "default")
+        options = TaskOptions(run_id=run_id, harness=harness, grader=GraderSpec(name="none"), samples=samples)
         draft.submit(TaskSubmitted(task_id=task_id, task=None, options=options, submitted_at=0))
     return draft.changed
 
@@ -39,6 +40,11 @@ def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.
     known.update(draft.changed)
     events = [write.event for write in draft.writes]
     return [(event.session_id, event.runner_id) for event in events if isinstance(event, SessionDispatched)]
+
+
+def ended(session_id: str) -> SessionSealed:
+    """Return the seal of a session's first attempt."""
+    return SessionSealed(session_id=session_id, attempt=1, end=End.FINISHED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0)
 
 
 def test_attempt_without_a_sign_for_a_lease_is_lost() -> None:
@@ -156,7 +162,7 @@ def test_attempt_above_the_sealed_one_takes_its_place_until_its_runner_lets_it_g
     draft = Draft(known, now=2)
     draft.lost("t.0", 1)
     draft.dispatch("t.0", "r", lease_seconds=10)
-    draft.read(SessionSealed(session_id="t.0", attempt=1, end=End.FINISHED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0))
+    draft.read(ended("t.0"))
     known.update(draft.changed)
 
     assert dispatched(known, runner(capacity=1, running=(Running(session_id="t.0", attempt=2),))) == []
@@ -172,3 +178,24 @@ def test_next_attempt_waits_its_pause() -> None:
 
     assert dispatched(known, runner(), now=1.2) == []
     assert dispatched(known, runner(), now=1.6) == [("t.0", "r")]
+
+
+def test_a_run_that_comes_later_gets_its_first_session_at_the_next_free_place() -> None:
+    """A long queue of one run does not hold up another's start; then both share the places evenly."""
+    known = tasks(of={"first": "early", "second": "early", "late": "late"}, first=8, second=8)
+    assert len(dispatched(known, runner(capacity=4))) == 4
+    known |= tasks(of={"late": "late"}, late=8)
+    assert dispatched(known, runner(capacity=5)) == [("late.0", "r")]
+
+    draft = Draft(known, now=1)
+    for index in range(4):
+        draft.read(ended(f"first.{index}"))
+    known.update(draft.changed)
+    assert [name for name, _ in dispatched(known, runner(capacity=6))] == ["first.4", "first.5", "late.1", "first.6", "late.2"]
+
+
+def test_places_that_one_run_cannot_use_go_to_the_others() -> None:
+    """A run that waits for a harness which no runner has takes nobody's turn."""
+    known = tasks(of={"pi": "waiting", "t": "going"}, pi=2, t=2)
+
+    assert dispatched(known, runner(harnesses=("script",), capacity=4)) == [("t.0", "r"), ("t.1", "r")]
