@@ -85,11 +85,18 @@ def test_evaluated_groups_never_reach_trainers(shell: Shell, tmp_path: Path) -> 
     """They are kept beside."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "1", "--purpose", "eval", "--run-id", "judged")
     (told,) = shell.lines(*words, "--sampling.max-tokens", "8")[-1:]
-    (trained,) = shell.lines("groups", "export", "--run-id", "judged", "--purpose", "train", "--out", str(tmp_path / "t.jsonl"))
+    process = shell.start("groups", "export", "--run-id", "judged", "--out", str(tmp_path / "t.jsonl"))
+    out, warned = process.communicate(timeout=60)
+    trained = json.loads(out)
     (judged,) = shell.lines("groups", "export", "--run-id", "judged", "--purpose", "eval", "--out", str(tmp_path / "e.jsonl"))
+    (both,) = shell.lines("groups", "export", "--run-id", "judged", "--purpose", "all", "--out", str(tmp_path / "a.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
 
     assert told["outcome"] == "kept"
-    assert (trained["groups"], judged["groups"]) == (0, 1)
+    assert (trained["groups"], judged["groups"], both["groups"]) == (0, 1, 1)
+    assert trained["other_purposes"] == {"eval": 1}
+    assert "groups of other purposes are left out (1 eval): --purpose eval or --purpose all takes them" in warned
+    assert {row["purpose"] for row in rows} == {"eval"}
 
 
 def test_recorded_program_gives_a_trajectory(shell: Shell, tmp_path: Path) -> None:
@@ -101,7 +108,8 @@ def test_recorded_program_gives_a_trajectory(shell: Shell, tmp_path: Path) -> No
     as_tokens = shell.run("show", opened["session"], "--tokens")
     row = shell.run("show", opened["session"], "--tokens", "0")
     as_json = json.loads(shell.run("show", opened["session"], "--json"))
-    rows = {suffix: shell.lines("groups", "export", "--out", str(tmp_path / f"rows.{suffix}")) for suffix in ("jsonl", "parquet")}
+    export = ("groups", "export", "--purpose", "collect", "--out")
+    rows = {suffix: shell.lines(*export, str(tmp_path / f"rows.{suffix}")) for suffix in ("jsonl", "parquet")}
 
     assert (ended["exit_code"], ended["rewards"]) == (0, [0.5])
     assert "#1 root: first" in tree

@@ -18,6 +18,8 @@ class NeutralRow(TypedDict):
     """One branch of one delivered session: T tokens, five arrays of length T."""
 
     run_id: str
+    purpose: str
+    """`train`, `eval` or `collect`: what is evaluated or collected is not to be trained."""
     task_id: str
     group_id: str
     """Rows of one group are compared with each other."""
@@ -76,6 +78,7 @@ def _row(scored: TrajectoryScored, row: Row, index: int) -> NeutralRow:
     spec = trajectory.spec
     return NeutralRow(
         run_id=spec.run_id,
+        purpose=spec.purpose.value,
         task_id=spec.task_id,
         group_id=spec.group_id,
         rollout_id=trajectory.session_id,

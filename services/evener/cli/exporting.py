@@ -2,17 +2,22 @@
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+from msgspec import Struct
+
 from evener.cli.errors import Usage
 from evener.client.client import Client
+from evener.client.views import TaskView
 from evener.formats import jsonl, parquet
 from evener.formats.summary import Outcome
 from evener.proto.errors import EvenerError
 from evener.proto.spec import Purpose
+from evener.proto.tasks import TaskOutcome
 from evener.proto.trajectories import GroupMerged
 
 FORMATS: Final = {".jsonl": "jsonl", ".parquet": "parquet"}
@@ -20,6 +25,45 @@ FORMATS: Final = {".jsonl": "jsonl", ".parquet": "parquet"}
 
 class NotWritten(EvenerError):
     """Name another file, or make its folder writable; nothing was changed."""
+
+
+class Exported(Struct, frozen=True, kw_only=True):
+    """What an export wrote, and what it left out."""
+
+    file: str
+    groups: int
+    """Delivered ones of the purpose."""
+    rows: int
+    failed: int
+    """Groups of the purpose that failed, and so have no rows."""
+    other_purposes: dict[str, int]
+    """Delivered groups that were left out for their purpose."""
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what a user should know who expected more."""
+        if not self.groups:
+            yield "no such group has ended yet; the file is empty" if not self.failed else "all groups failed; the file is empty"
+        elif not self.rows:
+            yield "none of the groups has a token that can be trained; the file is empty"
+        if self.other_purposes:
+            listed = ", ".join(f"{count} {purpose}" for purpose, count in sorted(self.other_purposes.items()))
+            yield f"groups of other purposes are left out ({listed}): --purpose {min(self.other_purposes)} or --purpose all takes them"
+
+
+async def export_groups(client: Client, file: Path, kind: str, run_id: str | None, purpose: Purpose | None) -> Exported:
+    """Write the rows of all delivered groups of a run (None: of all) and a purpose (None: of any)."""
+    groups = await fetch(client, run_id, purpose)
+    rows = await write_groups(file, kind, groups)
+    merged = sum(isinstance(event, GroupMerged) for event in groups)
+    others = _other_purposes(await client.tasks(run_id), purpose)
+    return Exported(file=str(file), groups=merged, rows=rows, failed=len(groups) - merged, other_purposes=others)
+
+
+def check_folder(file: Path) -> None:
+    """Raise NotWritten where the file's folder is missing: a misspelt one is not made."""
+    if not file.parent.is_dir():
+        msg = f"cannot write {file}: there is no folder {file.parent}"
+        raise NotWritten(msg)
 
 
 def format_of(file: Path, given: str | None) -> str:
@@ -46,6 +90,12 @@ async def write_groups(file: Path, kind: str, groups: Sequence[Outcome]) -> int:
 def write_bytes(file: Path, data: bytes) -> None:
     """Write a whole file."""
     _write(file, lambda sink: sink.write(data))
+
+
+def _other_purposes(tasks: Sequence[TaskView], purpose: Purpose | None) -> dict[str, int]:
+    """Return how many groups were delivered of each purpose but this one."""
+    delivered = [task.purpose for task in tasks if task.outcome in {TaskOutcome.MERGED, TaskOutcome.KEPT}]
+    return dict(Counter(found.value for found in delivered if purpose is not None and found is not purpose))
 
 
 def _write(file: Path, fill: Callable[[IO[bytes]], int]) -> int:

@@ -77,6 +77,7 @@ def test_help_imports_nothing_heavy(words: str) -> None:
         (["harness", "check", "codex", "--option.tools", "some"], "option tools is 'some', not one of all, lean"),
         (["harness", "install", "nosuch"], "unknown harness 'nosuch'"),
         (["harness", "install"], "name what to install (claude_code, codex, gemini_cli, "),
+        (["groups", "export", "--out", "rows.jsonl", "--purpose", "evil"], "evil"),
         (["groups", "export", "--out", "rows.txt"], "cannot tell the format of rows.txt: call it *.jsonl or *.parquet"),
         (["rebuild"], "name sessions, or give --since or --run"),
         (["rebuild", "a.0", "--since", "2h"], "sessions by name and --since or --run contradict each other"),

@@ -36,6 +36,7 @@ def test_only_delivered_sessions_become_rows() -> None:
 
     assert [row["rollout_id"] for row in rows] == ["fix-the-bug.0", "fix-the-bug.2", "fix-the-bug.3"]
     assert [row["reward"] for row in rows] == [1.0, 0.5, 0.0]
+    assert {row["purpose"] for row in rows} == {"train"}
     assert all(len(row["ids"]) == len(row["mask"]) == len(row["logprobs"]) == 27 for row in rows)
     assert all(row["mask"].sum() == 10 and row["prompt_len"] == 12 for row in rows)
 
