@@ -150,11 +150,12 @@ def begin(evener: SyncClient, asked: argparse.Namespace) -> tuple[Any, Any, dict
 def train(evener: SyncClient, asked: argparse.Namespace) -> None:
     """Take groups, update, save, publish, step by step."""
     model, optimizer, last, highest = begin(evener, asked)
-    groups = evener.groups(start=last["position"], run_id=asked.run_id, policy=asked.policy)
+    groups = evener.groups(start=last["position"], run_id=asked.run_id, policy=asked.policy, follow=asked.follow or None)
     held = last["version"]
     for number in range(last["step"] + 1, asked.steps + 1):
         began = time.monotonic()
-        taken = list(islice(groups, asked.groups))
+        if not (taken := list(islice(groups, asked.groups))):
+            sys.exit(f"run {asked.run_id} is over after {number - 1} of {asked.steps} steps: {groups.failed} of its groups failed")
         trained = time.monotonic()
         told = {"step": number, "position": groups.position, "groups": [said_of(group) for group in taken], "tokens": 0}
         canary, batch = None, batch_of(taken)
@@ -182,7 +183,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="what the engines were started with; embeddings not tied")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--policy", default="policy")
-    parser.add_argument("--run-id", help="train the groups of this run alone")
+    parser.add_argument("--run-id", help="train the groups of this run alone, until it is over")
+    parser.add_argument("--follow", action="store_true", help="do not end with the run: more tasks of it will be submitted")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--groups", type=int, default=8, help="in each step")
     parser.add_argument("--learning-rate", type=float, default=5e-4)

@@ -112,7 +112,7 @@ async def train(bench: Bench, arm: Arm) -> list[dict[str, Any]]:
         "groups": arm.groups * len(arm.kinds),
         "learning-rate": arm.learning_rate,
     }
-    command = [str(bench.python), "-u", str(TRAINER), *(f"--{name}={value}" for name, value in options.items())]
+    command = [str(bench.python), "-u", str(TRAINER), "--follow", *(f"--{name}={value}" for name, value in options.items())]
     environ = {"PYTHONPATH": ":".join(LIBRARIES), "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     told: list[dict[str, Any]] = []
     feed = Feed(bench, arm)

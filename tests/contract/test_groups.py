@@ -32,9 +32,13 @@ from evener.bus.port import Bus, Outgoing
 from evener.client.client import Client
 from evener.client.errors import ClientError, RequestRefused
 from evener.client.groups import Group, Groups
+from evener.client.run_end import NoGroupDelivered
 from evener.client.sync import connect
+from evener.proto.codec import encode
 from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.fleet import Heartbeat
+from evener.proto.spec import GraderSpec, HarnessSpec
+from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.topics import TOPICS, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
 from evener.service.auth import load_secrets
@@ -69,6 +73,18 @@ async def deliver(bus: Bus, folder: Path, *names: str, **options: Any) -> None:
         await events.send(Topic.MERGED, name, ended(group(name=name, **options)), group_id=name)
 
 
+async def fail(bus: Bus, folder: Path, name: str, run_id: str) -> None:
+    """Write a group that failed as the bridge does."""
+    event = ended([scored(built(name, index, size=2, run_id=run_id), reward=None) for index in range(2)])
+    assert isinstance(event, GroupFailed)
+    await EventLog(bus, open_blobs(str(folder / "blobs"))).send(Topic.MERGED, name, event, group_id=name)
+
+
+def recording(run_id: str) -> TaskOptions:
+    """Return the options of a task that needs no archive."""
+    return TaskOptions(run_id=run_id, harness=HarnessSpec(name="mine", sandbox="none"), grader=GraderSpec(name="none"))
+
+
 async def first(groups: Groups, count: int) -> list[Group]:
     """Return the next groups; fewer where there are no more."""
     found: list[Group] = []
@@ -92,6 +108,14 @@ class GroupsContract(abc.ABC):
 
     @abc.abstractmethod
     def groups(self, source: Any, folder: Path, **options: Any) -> Groups: ...
+
+    @abc.abstractmethod
+    async def submitted(self, bus: Bus, source: Any, run_id: str, *names: str) -> None:
+        """Let the scheduler take tasks in."""
+
+    @abc.abstractmethod
+    async def task_ended(self, bus: Bus, name: str, outcome: TaskOutcome) -> None:
+        """Let the scheduler end a task whose group has ended."""
 
     async def test_reading_again_from_a_saved_position_gives_the_same_groups_in_the_order_of_the_log(
         self, bus: Bus, source: Any, tmp_path: Path
@@ -192,6 +216,53 @@ class GroupsContract(abc.ABC):
             path.write_bytes(data)
         assert [one.offset for one in await first(groups, 2)] == [0, 1]
 
+    async def test_failed_groups_are_counted_and_told_with_their_reasons(
+        self, bus: Bus, source: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A trainer that waits knows why. Those of other runs are not its own."""
+        for name, run_id in (("a", "mine"), ("b", "mine"), ("c", "other")):
+            await fail(bus, tmp_path, name, run_id)
+        groups = self.groups(source, tmp_path, run_id="mine", follow=False)
+        told: list[GroupFailed] = []
+        heard = self.groups(source, tmp_path, run_id="mine", follow=False, on_failed=told.append)
+        assert (await first(groups, 9), await first(heard, 9)) == ([], [])
+
+        assert (groups.failed, heard.failed) == (2, 2)
+        assert sorted(event.group_id for event in told) == ["a", "b"]
+        logged = [record.getMessage() for record in caplog.records if record.name == "evener.client.groups"]
+        assert sorted(line[:15] for line in logged) == ["group a failed:", "group b failed:"]
+        assert "2 ungraded (the grader gave no reward)" in caplog.text
+
+    async def test_groups_of_a_run_end_when_the_run_is_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """Its last groups are delivered before, and given. A group that comes late is waited for, and other runs end nothing."""
+        await self.submitted(bus, source, "mine", "a", "b", "c")
+        await self.submitted(bus, source, "other", "d")
+        await deliver(bus, tmp_path, "d", run_id="other")
+        await self.task_ended(bus, "d", TaskOutcome.MERGED)
+        await deliver(bus, tmp_path, "a", run_id="mine")
+        taking = asyncio.ensure_future(first(self.groups(source, tmp_path, run_id="mine"), 9))
+        await self.task_ended(bus, "a", TaskOutcome.MERGED)
+        await fail(bus, tmp_path, "b", "mine")
+        await self.task_ended(bus, "b", TaskOutcome.FAILED)
+        await asyncio.sleep(0.3)
+        assert not taking.done()
+        await deliver(bus, tmp_path, "c", run_id="mine")
+        await self.task_ended(bus, "c", TaskOutcome.MERGED)
+
+        assert sorted(one.group_id for one in await taking) == ["a", "c"]
+        assert sorted(one.group_id for one in await first(self.groups(source, tmp_path, run_id="mine"), 9)) == ["a", "c"]
+
+    async def test_a_run_of_which_no_group_is_delivered_ends_with_an_error(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+        """A trainer does not wait for ever for what will never come."""
+        await self.submitted(bus, source, "mine", "a", "b")
+        waiting = asyncio.ensure_future(first(self.groups(source, tmp_path, run_id="mine"), 1))
+        for name in ("a", "b"):
+            await fail(bus, tmp_path, name, "mine")
+            await self.task_ended(bus, name, TaskOutcome.FAILED)
+
+        with pytest.raises(NoGroupDelivered, match="run mine is over, and none of its 2 groups was delivered; a: "):
+            await waiting
+
     async def test_groups_of_other_runs_are_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         await deliver(bus, tmp_path, "other", given=None, run_id="another")
         await deliver(bus, tmp_path, "mine", run_id="mine")
@@ -235,6 +306,13 @@ class TestOverHttp(GroupsContract):
     def groups(self, source: Any, folder: Path, **options: Any) -> Groups:
         assert folder.exists()
         return Groups(source, **options)
+
+    async def submitted(self, bus: Bus, source: Any, run_id: str, *names: str) -> None:  # noqa: ARG002 - the contract's
+        for name in names:
+            await source.submit(recording(run_id), task_id=name)
+
+    async def task_ended(self, bus: Bus, name: str, outcome: TaskOutcome) -> None:
+        """The scheduler reads of the group's end itself."""
 
     async def test_a_bridge_that_comes_again_is_read_on_where_it_stopped(self, bus: Bus, tmp_path: Path) -> None:
         """The trainer sees nothing of it."""
@@ -335,11 +413,20 @@ class TestFromKafka(GroupsContract):
     @pytest.fixture
     async def bus(self, source: str) -> AsyncIterator[Bus]:
         servers, _, prefix = source.removeprefix("kafka://").partition("?prefix=")
-        async with open_kafka(servers, {Topic.MERGED: TOPICS[Topic.MERGED]}, 3, prefix) as opened:
+        async with open_kafka(servers, {name: TOPICS[name] for name in (Topic.MERGED, Topic.TASKS)}, 3, prefix) as opened:
             yield opened
 
     def groups(self, source: Any, folder: Path, **options: Any) -> Groups:
         return Groups(source, blobs=str(folder / "blobs"), **options)
+
+    async def submitted(self, bus: Bus, source: Any, run_id: str, *names: str) -> None:  # noqa: ARG002 - the contract's
+        for name in names:
+            event = TaskSubmitted(task_id=name, task=None, options=recording(run_id), submitted_at=T0)
+            await bus.send([Outgoing(topic=Topic.TASKS, key=name, value=encode(event))])
+
+    async def task_ended(self, bus: Bus, name: str, outcome: TaskOutcome) -> None:
+        event = TaskEnded(task_id=name, outcome=outcome, ended_at=T0)
+        await bus.send([Outgoing(topic=Topic.TASKS, key=name, value=encode(event))])
 
     async def test_a_position_before_what_the_log_still_keeps_is_refused(self, bus: Bus, source: str, tmp_path: Path) -> None:
         """The broker would begin later and say nothing: groups that the trainer has not seen were dropped by the retention."""

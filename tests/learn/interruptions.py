@@ -109,8 +109,8 @@ class Evener:
     def wait(self, answer: Any) -> Any:
         return answer
 
-    def groups(self, *, start: Mapping[str, int] | None, run_id: str | None, policy: str) -> Stream:
-        assert (run_id, policy) == (None, "policy")
+    def groups(self, *, start: Mapping[str, int] | None, run_id: str | None, policy: str, follow: bool | None) -> Stream:
+        assert (run_id, policy, follow) == (None, "policy", None)
         return Stream(self._log, start)
 
     def publish(self, policy: str, version: int, path: str, *, canary: Any) -> Any:
@@ -160,7 +160,7 @@ class Evener:
 def trained(model: Path, out: Path, log: list[Group], fate: Fate) -> tuple[Evener, dict[str, Any]]:
     """Start the trainer again and again until it has made all steps; return what was published, and its end as the folders tell."""
     evener = Evener(log, fate)
-    asked = argparse.Namespace(policy="policy", run_id=None, model=model, out=out, steps=STEPS, groups=GROUPS_IN_STEP)
+    asked = argparse.Namespace(policy="policy", run_id=None, follow=False, model=model, out=out, steps=STEPS, groups=GROUPS_IN_STEP)
     vars(asked).update(learning_rate=5e-3, clip=0.2, tolerance=1e9)
     told = io.StringIO()
     done = False

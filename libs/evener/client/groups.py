@@ -6,12 +6,16 @@
 
 Each group comes once, in the order of its partition of the log. Whoever begins at a saved position gets exactly what came after it,
 so a trainer that keeps the position in its checkpoint trains every group exactly once, whatever dies in between.
+
+Groups that failed are no groups to train: they are counted in `groups.failed` and told to `on_failed`, which logs them unless it is given.
+The groups of one run (`run_id`) end when the run is over; where none of them was delivered, with NoGroupDelivered.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
@@ -19,13 +23,16 @@ from numpy.typing import NDArray
 
 from evener.client.client import AGAIN_SECONDS, MAX_AGAIN, Client
 from evener.client.errors import ClientError, Unavailable, Unreachable
+from evener.client.run_end import TaskEnd, check_delivered, until_over
 from evener.client.views import Delivered
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.codec import decode
-from evener.proto.trajectories import GroupMerged
+from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.proto.trajectories import Row as RowEvent
 
 KAFKA: Final = "kafka://"
+
+log = logging.getLogger(__name__)
 
 Position = dict[str, int]
 """Partition to the offset of its next group. Fit for JSON."""
@@ -79,8 +86,13 @@ class Group(Struct, frozen=True, kw_only=True, eq=False):
         return (row for session in self.sessions for row in session.rows)
 
 
+def log_failed(event: GroupFailed) -> None:
+    """Write a warning: a trainer that waits for a group shall know why none comes."""
+    log.warning("group %s failed: %s", event.group_id, event.reason)
+
+
 class Groups:
-    """Groups of purpose `train` as they are delivered, for ever. Groups that failed are passed over.
+    """Groups of purpose `train` as they are delivered: of one run until it is over, else for ever.
 
     A connection that breaks is opened again where it stopped. Iterate once at a time; `position` is after the last group taken.
     """
@@ -92,43 +104,90 @@ class Groups:
         start: Mapping[str, int] | None = None,
         run_id: str | None = None,
         policy: str | None = None,
-        follow: bool = True,
+        follow: bool | None = None,
+        on_failed: Callable[[GroupFailed], object] = log_failed,
         blobs: str = "",
     ) -> None:
         """`source`: a client, or `kafka://HOST:PORT[,...][?prefix=NAME]`, with the deployment's blob store in `blobs`.
 
-        `start`: a saved `position`; None: the log's beginning. `run_id`, `policy`: of this run, of this policy alone. `follow`: go on at
-        the log's end, instead of stopping there.
+        `start`: a saved `position`; None: the log's beginning. `run_id`, `policy`: of this run, of this policy alone. `follow`: True: go
+        on for ever; False: stop at the log's end; None: with a `run_id`, stop when all tasks of the run that were submitted have ended,
+        else go on for ever. `on_failed`: called for each group that failed.
         """
+        self.failed = 0
+        """Groups that failed, of those that this iterator has passed."""
         self.position: Position = dict(start or {})
         self._source = source
         self._run_id = run_id
         self._policy = policy
         self._follow = follow
+        self._on_failed = on_failed
         self._blobs = blobs
 
     async def __aiter__(self) -> AsyncGenerator[Group, None]:
-        """Yield groups. Raises ClientError, BusError; RequestRefused or PositionUnknown for a position of another log."""
-        frames = self._from_kafka(self._source) if isinstance(self._source, str) else self._from_http(self._source)
+        """Yield groups. Raises ClientError, BusError; RequestRefused or PositionUnknown for a position of another log.
+
+        Raises NoGroupDelivered at the end of a run that delivered none.
+        """
+        if self._run_id is not None and self._follow is None:
+            frames = self._until_over(self._run_id)
+        else:
+            frames = self._frames(follow=self._follow is not False)
         async with aclosing(frames):
             async for frame in frames:
                 event = decode(frame.group)
                 self.position[str(frame.partition)] = frame.next_offset
-                if isinstance(event, GroupMerged) and self._wants(event):
+                if not isinstance(event, GroupMerged | GroupFailed) or not self._wants(event):
+                    continue
+                if isinstance(event, GroupMerged):
                     yield group_of(event, frame)
+                else:
+                    self.failed += 1
+                    self._on_failed(event)
 
-    def _wants(self, event: GroupMerged) -> bool:
+    def _wants(self, event: GroupMerged | GroupFailed) -> bool:
         return self._run_id in {None, event.run_id} and self._policy in {None, event.policy}
 
-    async def _from_http(self, client: Client) -> AsyncGenerator[Delivered, None]:
+    async def _until_over(self, run_id: str) -> AsyncGenerator[Delivered, None]:
+        """Yield frames until the run is over, then those that its last groups left in the log."""
+        over = asyncio.ensure_future(self._over(run_id))
+        frames = self._frames(follow=True)
+        try:
+            while (frame := await _unless(over, frames)) is not None:
+                yield frame
+        finally:
+            over.cancel()
+            await asyncio.gather(over, return_exceptions=True)
+            await frames.aclose()
+        async with aclosing(self._frames(follow=False)) as rest:
+            async for frame in rest:
+                yield frame
+        check_delivered(run_id, over.result())
+
+    async def _over(self, run_id: str) -> list[TaskEnd]:
+        """Wait until the run is over; return its tasks."""
+        if not isinstance(self._source, str):
+            return await until_over(self._source, run_id)
+        _check_kafka(self._source)
+        from evener.client.groups_kafka import until_over_by_kafka  # noqa: PLC0415 - aiokafka and more, for those alone who use it
+
+        return await until_over_by_kafka(self._source, self._blobs, run_id)
+
+    def _frames(self, *, follow: bool) -> AsyncGenerator[Delivered, None]:
+        """Yield records from the position on. `follow`: for ever, else to the log's end."""
+        if isinstance(self._source, str):
+            return self._from_kafka(self._source, follow=follow)
+        return self._from_http(self._source, follow=follow)
+
+    async def _from_http(self, client: Client, *, follow: bool) -> AsyncGenerator[Delivered, None]:
         failures = 0
         while True:
             try:
-                async with aclosing(client.delivered(self._at(), follow=self._follow)) as frames:
+                async with aclosing(client.delivered(self._at(), follow=follow)) as frames:
                     async for frame in frames:
                         failures = 0
                         yield frame
-                if not self._follow:
+                if not follow:
                     return
             except (Unreachable, Unavailable):
                 failures += 1
@@ -136,18 +195,37 @@ class Groups:
                     raise
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _from_kafka(self, url: str) -> AsyncGenerator[Delivered, None]:
-        if not url.startswith(KAFKA):
-            msg = f"groups come from a client or from {KAFKA}HOST:PORT, not from {url!r}"
-            raise ClientError(msg)
+    async def _from_kafka(self, url: str, *, follow: bool) -> AsyncGenerator[Delivered, None]:
+        _check_kafka(url)
         from evener.client.groups_kafka import delivered_by_kafka  # noqa: PLC0415 - aiokafka and more, for those alone who use it
 
-        async with aclosing(delivered_by_kafka(url, self._blobs, self._at(), follow=self._follow)) as frames:
+        async with aclosing(delivered_by_kafka(url, self._blobs, self._at(), follow=follow)) as frames:
             async for frame in frames:
                 yield frame
 
     def _at(self) -> dict[int, int]:
         return {int(partition): offset for partition, offset in self.position.items()}
+
+
+def _check_kafka(url: str) -> None:
+    if not url.startswith(KAFKA):
+        msg = f"groups come from a client or from {KAFKA}HOST:PORT, not from {url!r}"
+        raise ClientError(msg)
+
+
+async def _unless(over: asyncio.Future[list[TaskEnd]], frames: AsyncGenerator[Delivered, None]) -> Delivered | None:
+    """Return the next frame. None: the run was over before there was one. Raises what either of them raises."""
+    coming = asyncio.ensure_future(anext(frames))
+    try:
+        awaited: set[asyncio.Future[Any]] = {coming, over}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if coming.done():
+            return coming.result()
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+    over.result()
+    return None
 
 
 def group_of(event: GroupMerged, frame: Delivered) -> Group:

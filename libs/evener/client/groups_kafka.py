@@ -1,18 +1,22 @@
-"""Groups straight from Kafka: `trajectories.merged`, read committed, by assignment, from given offsets."""
+"""Groups straight from Kafka: `trajectories.merged`, read committed, by assignment, from given offsets; and `tasks`, for a run's end."""
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 
 from aiokafka.admin import AIOKafkaAdminClient
+from msgspec import structs
 
 from evener.blobs.open import open_blobs
 from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.bus.kafka import open_kafka
 from evener.bus.kafka_client import REQUEST_MS, asking, started
 from evener.bus.open import KAFKA
-from evener.bus.port import BusError
+from evener.bus.port import Bus, BusError, Record
+from evener.client.run_end import TaskEnd, is_over
 from evener.client.views import Delivered
+from evener.proto.codec import BadRecord
 from evener.proto.errors import ConfigError
+from evener.proto.tasks import TaskEnded, TaskSubmitted
 from evener.proto.topics import TOPICS, Topic
 from evener.service.delivered import check_position, delivered
 from evener.service.events import EventLog
@@ -20,18 +24,65 @@ from evener.service.events import EventLog
 
 async def delivered_by_kafka(url: str, blobs: str, position: Mapping[int, int], *, follow: bool) -> AsyncGenerator[Delivered, None]:
     """Yield groups from a position. Raises ConfigError, BusError, PositionUnknown."""
-    named = KAFKA.fullmatch(url)
-    if named is None or not blobs:
-        msg = f"bus {url!r} with blobs {blobs!r}: write kafka://HOST:PORT[,HOST:PORT][?prefix=NAME], and where the deployment's blobs are"
-        raise ConfigError(msg)
-    servers, prefix = named["servers"], named["prefix"] or ""
-    count = await _partitions(servers, prefix + Topic.MERGED)
-    async with open_kafka(servers, {Topic.MERGED: TOPICS[Topic.MERGED]}, count, prefix) as bus:
+    async with _bus(url, blobs, Topic.MERGED) as bus:
         await check_position(bus, position)
         events = EventLog(bus, Waited(open_blobs(blobs), ANSWER_SECONDS))
         async with aclosing(delivered(bus, events, position, follow=follow)) as frames:
             async for frame in frames:
                 yield frame
+
+
+async def until_over_by_kafka(url: str, blobs: str, run_id: str) -> list[TaskEnd]:
+    """Wait until all tasks of a run that stand in `tasks` have ended; return them. Raises ConfigError, BusError."""
+    async with _bus(url, blobs, Topic.TASKS) as bus:
+        tasks = _Tasks(EventLog(bus, open_blobs(blobs)), run_id)
+        at = await bus.beginning(Topic.TASKS, 0)
+        async for record in bus.read(Topic.TASKS, 0, at):
+            await tasks.fold(record)
+            at = record.offset + 1
+        if not is_over(tasks.known.values()):
+            async for batch in bus.follow(Topic.TASKS, 0, at):
+                for record in batch:
+                    await tasks.fold(record)
+                if is_over(tasks.known.values()):
+                    break
+        return list(tasks.known.values())
+
+
+class _Tasks:
+    """The tasks of a run, from the records of `tasks`."""
+
+    def __init__(self, events: EventLog, run_id: str) -> None:
+        self.known: dict[str, TaskEnd] = {}
+        self._events = events
+        self._run_id = run_id
+
+    async def fold(self, record: Record) -> None:
+        """Take a record into account. One that cannot be read says nothing."""
+        try:
+            event = await self._events.light(record)
+        except BadRecord:
+            return
+        match event:
+            case TaskSubmitted() if event.options.run_id == self._run_id:
+                self.known[event.task_id] = TaskEnd(event.task_id, event.options.purpose, None, "")
+            case TaskEnded() if event.task_id in self.known:
+                self.known[event.task_id] = structs.replace(self.known[event.task_id], outcome=event.outcome, reason=event.reason)
+            case _:
+                pass
+
+
+@asynccontextmanager
+async def _bus(url: str, blobs: str, topic: Topic) -> AsyncIterator[Bus]:
+    """Open one topic of a deployment's bus. Raises ConfigError, BusError."""
+    named = KAFKA.fullmatch(url)
+    if named is None or not blobs:
+        msg = f"bus {url!r} with blobs {blobs!r}: write kafka://HOST:PORT[,HOST:PORT][?prefix=NAME], and where the deployment's blobs are"
+        raise ConfigError(msg)
+    servers, prefix = named["servers"], named["prefix"] or ""
+    count = await _partitions(servers, prefix + topic)
+    async with open_kafka(servers, {topic: TOPICS[topic]}, count, prefix) as bus:
+        yield bus
 
 
 async def _partitions(servers: str, topic: str) -> int:

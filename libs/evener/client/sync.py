@@ -8,16 +8,17 @@ evener.publish("policy", version, folder)
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from evener.client.client import Client
-from evener.client.groups import Group, Groups, Position
+from evener.client.groups import Group, Groups, Position, log_failed
 from evener.client.views import PolicyView, PublishAnswer, TaskDetail
 from evener.proto.fleet import Canary
 from evener.proto.spec import TaskRef
 from evener.proto.tasks import TaskOptions
+from evener.proto.trajectories import GroupFailed
 
 T = TypeVar("T")
 
@@ -57,10 +58,17 @@ class SyncClient:
             raise
 
     def groups(
-        self, *, start: Mapping[str, int] | None = None, run_id: str | None = None, policy: str | None = None, follow: bool = True
+        self,
+        *,
+        start: Mapping[str, int] | None = None,
+        run_id: str | None = None,
+        policy: str | None = None,
+        follow: bool | None = None,
+        on_failed: Callable[[GroupFailed], object] = log_failed,
     ) -> "SyncGroups":
-        """Return the groups from a position on; see `evener.client.groups.Groups`."""
-        return SyncGroups(self, Groups(self.client, start=start, run_id=run_id, policy=policy, follow=follow))
+        """Return the groups from a position on; see `evener.client.groups.Groups`. `on_failed` is called in the client's thread."""
+        groups = Groups(self.client, start=start, run_id=run_id, policy=policy, follow=follow, on_failed=on_failed)
+        return SyncGroups(self, groups)
 
     def put_blob(self, data: bytes) -> None:
         """Store bytes: a packed task."""
@@ -92,6 +100,11 @@ class SyncGroups:
     def position(self) -> Position:
         """Save it with the checkpoint."""
         return dict(self._groups.position)
+
+    @property
+    def failed(self) -> int:
+        """How many groups failed, of those that were passed."""
+        return self._groups.failed
 
     def __iter__(self) -> "SyncGroups":
         return self

@@ -1,0 +1,71 @@
+"""When a run is over: all of its tasks have ended. What it came to is told from their ends alone."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+from typing import Self
+
+from msgspec import Struct
+
+from evener.client.client import AGAIN_SECONDS, MAX_AGAIN, Client
+from evener.client.errors import ClientError, Unavailable, Unreachable
+from evener.client.views import TaskView
+from evener.proto.spec import Purpose
+from evener.proto.tasks import TaskOutcome
+
+
+class NoGroupDelivered(ClientError):
+    """The run is over, and no group of it can be trained. Mend what the reason names, and submit the tasks again under another run id."""
+
+
+class TaskEnd(Struct, frozen=True):
+    """A task of a run. `outcome` None: it has not ended."""
+
+    task_id: str
+    purpose: Purpose
+    outcome: TaskOutcome | None
+    reason: str
+
+    @classmethod
+    def of(cls, view: TaskView) -> Self:
+        """Return the task in a view."""
+        return cls(view.task_id, view.purpose, view.outcome, view.reason)
+
+
+def is_over(tasks: Iterable[TaskEnd]) -> bool:
+    """Return whether all tasks have ended, and there is one."""
+    found = tuple(tasks)
+    return bool(found) and all(task.outcome is not None for task in found)
+
+
+def check_delivered(run_id: str, tasks: Iterable[TaskEnd]) -> None:
+    """Raise NoGroupDelivered for a run that is over, had groups to train, and delivered none."""
+    wanted = [task for task in tasks if task.purpose is Purpose.TRAIN]
+    if wanted and all(task.outcome is not TaskOutcome.MERGED for task in wanted):
+        first = wanted[0]
+        why = first.reason or (first.outcome.value if first.outcome else "open")
+        msg = f"run {run_id} is over, and none of its {len(wanted)} groups was delivered; {first.task_id}: {why}"
+        raise NoGroupDelivered(msg)
+
+
+async def until_over(client: Client, run_id: str) -> list[TaskEnd]:
+    """Wait until the run is over; return its tasks. A run without a task has not begun. Raises ClientError."""
+    known = {view.task_id: view for view in await _tasks(client, run_id)}
+    after = max((view.cursor for view in known.values()), default=0)
+    if not is_over(map(TaskEnd.of, known.values())):
+        async with aclosing(client.watch(run_id, after=after)) as views:
+            async for view in views:
+                known[view.task_id] = view
+                if is_over(map(TaskEnd.of, known.values())):
+                    break
+    return [TaskEnd.of(view) for view in known.values()]
+
+
+async def _tasks(client: Client, run_id: str) -> tuple[TaskView, ...]:
+    """Ask for the tasks of a run, again and again while nobody answers."""
+    for _ in range(MAX_AGAIN):
+        try:
+            return await client.tasks(run_id)
+        except (Unreachable, Unavailable):
+            await asyncio.sleep(AGAIN_SECONDS)
+    return await client.tasks(run_id)
