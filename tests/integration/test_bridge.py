@@ -16,11 +16,12 @@ from tests.parts import MISSING, RUBBISH, open_parts, operator
 
 from evener.blobs import waited as waited_module
 from evener.bus.port import Bus, Fenced, Header, Outgoing
+from evener.client.session_views import ScoreView
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
 from evener.proto.ends import End, LeftOut
 from evener.proto.fleet import DeadLetter, PolicyPublished, PolicyRetired, PolicyStaged
-from evener.proto.sessions import SessionSealed, SessionStarted
+from evener.proto.sessions import Artifact, SessionSealed, SessionStarted
 from evener.proto.spec import Purpose
 from evener.proto.state import GroupState
 from evener.proto.topics import HEADER_GROUP, HEADER_SESSION, Topic
@@ -365,6 +366,35 @@ async def test_ended_group_is_forgotten_after_the_retention(tmp_path: Path) -> N
 async def client(parts: Parts, config: Config) -> AsyncIterator[aiohttp.ClientSession]:
     async with running(parts, config) as service, operator(service.routes) as http:
         yield http
+
+
+async def test_score_of_a_session_is_told_with_its_evidence_and_what_became_of_it(tmp_path: Path, config: Config) -> None:
+    """Before its group ends, and after; the first score counts. Of a session that is not there nothing is known."""
+    evidence = (Artifact(name="test-stdout.txt", blob=BlobRef(digest="0" * 64, size=4)),)
+    sessions = tuple(msgspec.structs.replace(one, evidence=evidence, tries=2) for one in group((1.0, None, 0.0), name="one"))
+    async with open_parts(tmp_path) as parts, client(parts, config) as http:
+        await write(parts, sessions[:2])
+        await write(parts, (msgspec.structs.replace(sessions[1], reward=0.25),))
+        await until_consumed(parts)
+        early = await score(http, "one.1")
+        await write(parts, sessions[2:])
+        await until_consumed(parts)
+        trained, left, unknown = [await score(http, name) for name in ("one.0", "one.1", "two.0")]
+
+    assert early.score is not None
+    assert (early.score.reward, early.score.ungraded, early.score.tries) == (None, "the grader gave no reward", 2)
+    assert (early.score.evidence, early.use) == (evidence, None)
+    assert trained.score is not None
+    assert trained.use is not None
+    assert left.use is not None
+    assert (trained.score.reward, trained.use.delivered, trained.use.left_out, left.use.left_out) == (1.0, True, None, LeftOut.UNGRADED)
+    assert (unknown.score, unknown.use) == (None, None)
+
+
+async def score(http: aiohttp.ClientSession, session_id: str) -> ScoreView:
+    """Ask what a session was worth."""
+    async with http.get(f"/scores/{session_id}") as answer:
+        return msgspec.json.decode(await answer.read(), type=ScoreView)
 
 
 async def test_groups_are_listed_and_found_over_http(tmp_path: Path, config: Config) -> None:

@@ -74,17 +74,30 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def test_run_shows_progress_and_the_same_run_again_changes_nothing(shell: Shell) -> None:
     """A run id of one's own makes a submission idempotent."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "twice", "--sampling.max-tokens", "16")
-    first, again = shell.lines(*words)[-1], shell.lines(*words)[-1]
+    first, again = shell.lines(*words), shell.lines(*words)
+    begun, task, summary = first
 
-    assert first["outcome"] == "merged"
-    assert len(first["rewards"]) == 2
+    assert begun == {"run": "twice", "tasks": 1}
+    assert task["outcome"] == "merged"
+    assert len(task["rewards"]) == 2
+    assert (summary["outcomes"], summary["ends"]) == ({"merged": 1}, {"finished": 2})
+    assert summary["sampled"] == summary["delivered"] + sum(summary["left_out"].values()) > 0
     assert again == first
+
+
+def test_run_with_nothing_to_train_is_told_before_and_after_and_by_its_exit_code(shell: Shell) -> None:
+    """The embedded engine's logprobs are those of temperature 1."""
+    words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--sampling.temperature", "0.7", "--sampling.max-tokens", "8")
+    before, after = shell.run(*words, code=3).splitlines()
+
+    assert before.startswith("evener: warning: nothing of this run can be trained: with temperature 0.7 the logprobs that engine ")
+    assert "merged, but nothing of it can be trained: all sampled tokens were left out: constrained" in after
 
 
 def test_evaluated_groups_never_reach_trainers(shell: Shell, tmp_path: Path) -> None:
     """They are kept beside."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "1", "--purpose", "eval", "--run-id", "judged")
-    (told,) = shell.lines(*words, "--sampling.max-tokens", "8")[-1:]
+    (told,) = shell.lines(*words, "--sampling.max-tokens", "8")[1:-1]
     process = shell.start("groups", "export", "--run-id", "judged", "--out", str(tmp_path / "t.jsonl"))
     out, warned = process.communicate(timeout=60)
     trained = json.loads(out)
@@ -126,7 +139,7 @@ def test_recorded_program_gives_a_trajectory(shell: Shell, tmp_path: Path) -> No
 def test_rebuilt_sessions_are_as_recorded(shell: Shell, tmp_path: Path) -> None:
     """By name, since a time, of a run; what was built can be kept. One that is not there is told, and the others are rebuilt."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "again", "--sampling.max-tokens", "8")
-    (task_id,) = {line["task_id"] for line in shell.lines(*words)}
+    (task_id,) = {line["task_id"] for line in shell.lines(*words)[1:-1]}
     out = shell.run("rebuild", f"{task_id}.0", "--out", str(tmp_path / "built"))
     told = shell.lines("rebuild", "--since", "1h", "--run", "again", "--json")
     event = decode((tmp_path / "built" / f"{task_id}.0.msgpack").read_bytes())
@@ -166,20 +179,78 @@ def test_recording_without_a_program_stays_open_until_ctrl_c(shell: Shell) -> No
     assert "Say hello." in shell.run("show", opened["session"], "--messages")
 
 
-def test_ctrl_c_cancels_the_tasks_of_a_run(shell: Shell, tmp_path: Path) -> None:
-    """Nobody waits for them any more."""
-    process = shell.start("run", str(TASK), "--harness", "script", "--samples", "8", "--run-id", "left")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_left_run_goes_on_and_the_same_command_shows_it_again(shell: Shell, number: signal.Signals) -> None:
+    """Ctrl-C ends the waiting, and nothing else: the same sessions come to their end."""
+    run_id = f"left-{number.name}"
+    words = ("run", str(TASK), "--harness", "script", "--samples", "8", "--run-id", run_id, "--sampling.max-tokens", "32")
+    process = shell.start(*words)
     assert process.stdout
     process.stdout.readline()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    again = shell.lines(*words)
+
+    assert process.returncode == 128 + number
+    assert f"evener: run {run_id} goes on in the services at http://127.0.0.1:" in errors
+    assert f"the same command with --run-id {run_id} shows it again, `evener cancel {run_id}` ends it" in errors
+    assert (again[-1]["outcomes"], again[-1]["ends"]) == ({"merged": 1}, {"finished": 8})
+    assert again[-2]["attempts"] == 8
+
+
+def test_run_with_its_own_services_stops_where_it_is_and_goes_on(tmp_path: Path) -> None:
+    """Whoever leaves it takes the services along; the next start does the rest."""
+    shell = Shell(tmp_path)
+    words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", "left", "--sampling.max-tokens", "32")
+    process = shell.start(*words)
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "evener: run left stops where it is (Ctrl-C again: at once); the same command with --run-id left goes on with it" in errors
+    assert not (shell.state / "evener.json").exists()
+
+    assert shell.lines(*words)[-1]["outcomes"] == {"merged": 1}
+
+
+def test_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
+    """And its services with it."""
+    shell = Shell(tmp_path)
+    process = shell.start("run", str(TASK), "--harness", "script", "--samples", "4", "--sampling.max-tokens", "512")
+    assert process.stdout
+    assert process.stderr
+    process.stdout.readline()
+    pid = json.loads((shell.state / "evener.json").read_bytes())["pid"]
+    os.kill(pid, signal.SIGSTOP)  # it cannot drain
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    again = shell.start("run", str(TASK), "--harness", "script", "--samples", "8", "--run-id", "left")
-    out, _ = again.communicate(timeout=60)
+    while "stops where it is" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
 
     assert process.returncode == 130
-    assert again.returncode == 1
-    assert json.loads(out.splitlines()[-1])["outcome"] == "cancelled"
-    assert shell.lines("groups", "export", "--run-id", "left", "--out", str(tmp_path / "x.jsonl"))[0]["rows"] == 0
+    end = time.monotonic() + START_SECONDS
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_cancelled_run_ends_and_keeps_what_was_delivered(shell: Shell, tmp_path: Path) -> None:
+    """By the run's name; one that is not there is told."""
+    process = shell.start("run", str(TASK), "--harness", "script", "--samples", "32", "--run-id", "enough", "--sampling.max-tokens", "512")
+    assert process.stdout
+    process.stdout.readline()
+    (cancelled,) = shell.lines("cancel", "enough")
+    out, errors = process.communicate(timeout=60)
+    unknown = shell.run("cancel", "enouhg", code=1)
+
+    assert cancelled == {"run": "enough", "cancelled": 1, "ended_before": 0, "ending": 0}
+    assert process.returncode == 1
+    assert json.loads(out.splitlines()[-1])["outcomes"] == {"cancelled": 1}
+    assert "cancelled by its user" in errors
+    assert "there is no run 'enouhg'; did you mean 'enough'?" in unknown
+    assert shell.lines("groups", "export", "--run-id", "enough", "--out", str(tmp_path / "x.jsonl"))[0]["rows"] == 0
 
 
 def test_unknown_session_is_told(shell: Shell) -> None:

@@ -229,7 +229,7 @@ def test_full_disk_stops_nothing_for_good(disk: Path, tmp_path: Path) -> None:
     assert late[2].count("\n") == 2  # and that this Evener is not ready
     assert "Traceback" not in late[2] + errors
     assert acknowledged.returncode == 0, errors
-    assert json.loads(out.splitlines()[-1])["rewards"] == [1.0] * 4
+    assert json.loads(out.splitlines()[-2])["rewards"] == [1.0] * 4
     assert again[0] == 0, again[2]
 
 
@@ -281,7 +281,7 @@ def test_full_disk_under_a_command_with_its_own_up(disk: Path, tmp_path: Path) -
     out, errors = running.communicate(timeout=60)
 
     assert running.returncode == 0, errors
-    assert json.loads(out.splitlines()[-1])["rewards"] == [1.0] * 2
+    assert json.loads(out.splitlines()[-2])["rewards"] == [1.0] * 2
     assert "never retrieved" not in (shell.state / "up.log").read_text()
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from evener.client.connection import Connection
 from evener.client.errors import ClientError, Elsewhere, RequestRefused, Unavailable, Unreachable
-from evener.client.session_views import RebuildRequest, Rebuilt, SessionView
+from evener.client.session_views import RebuildRequest, Rebuilt, ScoreView, SessionView
 from evener.client.views import (
     Delivered,
     EngineRequest,
@@ -24,6 +24,8 @@ from evener.client.views import (
     PublishAnswer,
     Recording,
     Replayed,
+    ServedEngine,
+    ServedEngines,
     Submission,
     TaskDetail,
     TaskList,
@@ -69,6 +71,11 @@ class Client:
 
     def __init__(self, url: str, token: str) -> None:
         self._connection = Connection(url, token)
+
+    @property
+    def url(self) -> str:
+        """The scheduler's base URL."""
+        return self._connection.url
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,6 +136,11 @@ class Client:
         """Return instances and engines."""
         return await self._connection.call("GET", "/fleet", _fleet)
 
+    async def served_engines(self) -> tuple[ServedEngine, ...]:
+        """Return the engines that a gateway has checked, with what they can do."""
+        at = await self._instance("provider_gateway")
+        return (await self._connection.call("GET", "/engines", ServedEngines, at=at)).engines
+
     async def join_engine(self, engine: EngineRequest) -> FleetView:
         """Register an engine."""
         return await self._connection.call("POST", "/engines", _fleet, body=engine)
@@ -168,6 +180,11 @@ class Client:
         """Return a session, built again from the log: its calls, its rows, and the messages of each."""
         at = await self._instance("reconstructor")
         return await self._connection.call("GET", f"/sessions/{session_id}", _session, at=at, query={"strategy": strategy})
+
+    async def score(self, session_id: str) -> ScoreView:
+        """Return what a session was worth, what its grader left, and what became of it in its group."""
+        at = await self._instance("trainer_bridge")
+        return await self._connection.call("GET", f"/scores/{session_id}", ScoreView, at=at)
 
     async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt]:
         """Build stored sessions again; yield each as it is done."""

@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from evener.proto.ends import CallFailure, End, LeftOut
-from evener.proto.sessions import Fidelity, FinishReason, Placement
-from evener.proto.spec import SessionSpec, Strategy
+from evener.proto.sessions import Artifact, Fidelity, FinishReason, Placement
+from evener.proto.spec import Purpose, SessionSpec, Strategy
 from evener.proto.trajectories import Accounting, Row, TrajectoryBuilt
 
 
@@ -110,6 +110,44 @@ class SessionView(Struct, frozen=True, kw_only=True):
             msg = f"session {self.session_id} has neither a trajectory nor a preview"
             raise ValueError(msg)
         return told
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    """A finished grading."""
+
+    reward: float | None
+    """None: not graded, see `ungraded`."""
+    rewards: dict[str, float]
+    """All named numbers of the grader."""
+    ungraded: str | None
+    grader: str
+    evidence: tuple[Artifact, ...]
+    """What the grading left: output, numbers."""
+    grading_seconds: float
+    tries: int
+
+
+class Use(Struct, frozen=True, kw_only=True):
+    """What became of a session in its group."""
+
+    group_id: str
+    purpose: Purpose
+    delivered: bool
+    """False: the group failed."""
+    reason: str
+    """Why it failed."""
+    left_out: LeftOut | None
+    """Why the session is not in a delivered group. None: it is."""
+
+
+class ScoreView(Struct, frozen=True, kw_only=True):
+    """GET /scores/{id} of the trainer-bridge: what a session was worth."""
+
+    session_id: str
+    score: Score | None
+    """None: not graded yet, or no such session."""
+    use: Use | None
+    """None: its group has not ended."""
 
 
 class RebuildRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

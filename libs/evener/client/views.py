@@ -9,6 +9,7 @@ from evener.proto.fleet import Canary, Running
 from evener.proto.spec import Purpose, TaskRef
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOptions, TaskOutcome
+from evener.proto.trajectories import Accounting
 
 
 class Submission(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -41,6 +42,8 @@ class TaskView(Struct, frozen=True, kw_only=True):
     """Dispatches of all sessions together."""
     rewards: tuple[float | None, ...] = ()
     """By session, once the group ended; None where there is none."""
+    accounting: Accounting | None = None
+    """Of the group, once it ended: where the sampled tokens went. None: not known."""
     cancelled: str | None = None
     outcome: TaskOutcome | None = None
     """None: not ended."""
@@ -212,6 +215,25 @@ class PolicyList(Struct, frozen=True, kw_only=True):
     """GET /policies."""
 
     policies: tuple[PolicyView, ...]
+
+
+class ServedEngine(Struct, frozen=True, kw_only=True):
+    """An engine that a gateway has checked and gives calls to."""
+
+    engine_id: str
+    policy: str | None
+    context_length: int
+    """Ids of prompt and answer together."""
+    any_temperature: bool
+    """True: its logprobs are those of what it samples at any temperature above 0. False: only at 1."""
+    filters: bool
+    """True: also with top-p, top-k and min-p. False: only with all of them off."""
+
+
+class ServedEngines(Struct, frozen=True, kw_only=True):
+    """GET /engines of the gateway."""
+
+    engines: tuple[ServedEngine, ...]
 
 
 class Pieces(Struct, frozen=True, kw_only=True):

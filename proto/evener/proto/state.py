@@ -7,7 +7,7 @@ from msgspec import Struct
 from evener.proto.ends import End
 from evener.proto.sessions import Event
 from evener.proto.tasks import TaskOutcome, TaskSubmitted
-from evener.proto.trajectories import TrajectoryScored
+from evener.proto.trajectories import Accounting, TrajectoryScored
 
 
 class Stage(StrEnum):
@@ -51,6 +51,8 @@ class TaskState(Event, frozen=True, kw_only=True, tag="task_state.v1"):
     ended_at: float | None = None
     rewards: tuple[float | None, ...] = ()
     """Of its sessions, by index, once the group ended; None where there is none."""
+    accounting: Accounting | None = None
+    """Of its group: where the sampled tokens went. None: the group has not ended, or an older scheduler wrote this."""
 
 
 class GroupState(Event, frozen=True, kw_only=True, tag="group_state.v1"):

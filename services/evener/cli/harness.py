@@ -33,6 +33,22 @@ async def list_(*, json: Flag = False) -> int:
 
 
 @app.command
+async def show(name: str) -> int:
+    """Say what a harness is, and which options it has.
+
+    Parameters
+    ----------
+    name
+        As `evener harness list` shows it.
+    """
+    from evener.cli.harness_bundles import description
+    from evener.cli.progress import console
+
+    console().print(description(name), soft_wrap=True, markup=False, highlight=False)
+    return 0
+
+
+@app.command
 async def install(*names: str, all_: Annotated[bool, Parameter(name="--all", negative="")] = False) -> int:
     """Install harnesses for this user; a runner does so by itself at first use. Exits with 1 where one could not be installed.
 

@@ -1,6 +1,8 @@
 """What harnesses there are on this machine, and how they come here."""
 
 import asyncio
+import importlib
+import inspect
 import os
 import time
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
 from evener.cli.progress import console
+from evener.cli.submitting import known_harness
 from evener.harnesses.port import Harness, HarnessMissing, bundle_of
 from evener.harnesses.registry import harness, names
 from evener.sandbox_runner.config import Config
@@ -41,6 +44,13 @@ def entries() -> list[Entry]:
     """Return all harnesses by name."""
     folder = cache()
     return [_entry(harness(name), folder) for name in names()]
+
+
+def description(name: str) -> str:
+    """Return what a harness is and which options it has, as its folder says it. Raises Usage where it is unknown."""
+    found = known_harness(name)
+    said = inspect.cleandoc(importlib.import_module(f"evener.harnesses.{name}").__doc__ or "")
+    return f"{found.name} {found.version}, {found.package or 'comes with Evener'}\n\n{said}"
 
 
 def packaged() -> tuple[str, ...]:

@@ -1,24 +1,37 @@
-"""How tasks go on: a table that lives on a terminal, JSON lines otherwise."""
+"""How tasks go on: a table that lives on a terminal, a line of JSON for each task that has ended otherwise."""
 
 import os
 import sys
-from collections.abc import Collection, Iterable
-from typing import TextIO
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Protocol, TextIO
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from evener.client.client import Client
 from evener.client.views import TaskView
-from evener.proto.ends import End
+from evener.proto.ends import End, LeftOut
 from evener.proto.ids import session_of
+from evener.proto.spec import Purpose
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
 from evener.service.exits import complain
 
-GOOD = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
+GOOD: Final = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
+SHOWN_TASKS: Final = 16
+"""On a terminal. Of more, those that are under way and those that ended last."""
+HINTS: Final = {LeftOut.CONSTRAINED: "their logprobs are not those of what was sampled; sample at temperature 1 without filters"}
+"""What can be done about tokens that were left out."""
+
+
+class Look(Protocol):
+    """What looks ahead once more when the first session has ended."""
+
+    async def look(self) -> None: ...
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -26,26 +39,31 @@ def console(file: TextIO | None = None) -> Console:
     return Console(file=file or sys.stdout, no_color="NO_COLOR" in os.environ)
 
 
-async def watch(client: Client, run_id: str, task_ids: Collection[str]) -> dict[str, TaskView]:
+async def watch(client: Client, run_id: str, task_ids: Collection[str], foresight: Look | None = None) -> dict[str, TaskView]:
     """Show the tasks until all have ended; return them by id."""
     views: dict[str, TaskView] = {}
     out = console()
+    if not out.is_terminal:
+        tell({"run": run_id, "tasks": len(task_ids)})
     with Live(console=out, auto_refresh=out.is_terminal, refresh_per_second=4, transient=False) as live:
         async for view in client.watch(run_id):
             if view.task_id not in task_ids:
                 continue
-            views[view.task_id] = view
+            before, views[view.task_id] = views.get(view.task_id), view
             if out.is_terminal:
-                live.update(table(views.values()))
-            else:
+                live.update(overview(list(views.values()), len(task_ids)))
+            elif view.outcome is not None and (before is None or before.outcome is None):
                 tell(view)
+            if foresight is not None and view.stages.get(Stage.SEALED):
+                await foresight.look()
+                foresight = None
             if len(views) == len(task_ids) and all(known.outcome is not None for known in views.values()):
                 break
     return views
 
 
 def tell_troubles(views: Iterable[TaskView]) -> None:
-    """Write one line on stderr for each trouble: tasks that were not delivered, or whose sessions all ended with a failing harness."""
+    """Write one line on stderr for each trouble: tasks not delivered, delivered with nothing to train, or whose harness failed always."""
     troubles: dict[tuple[str, str], list[str]] = {}
     for view in views:
         if trouble := _trouble(view):
@@ -59,15 +77,47 @@ def _trouble(view: TaskView) -> tuple[str, str] | None:
     """Return how a task ended, and why or where to look."""
     if view.outcome not in GOOD:
         return view.outcome.value if view.outcome else "is open", view.reason or "its sessions were not usable"
+    if view.purpose is not Purpose.EVAL and view.accounting is not None and not view.accounting.delivered:
+        return f"{view.outcome.value}, but nothing of it can be trained", _left_out(view)
     if view.ends.get(End.HARNESS_FAILED, 0) == view.samples:
         return f"{view.outcome.value}, but the harness failed in all its sessions", ""
     return None
+
+
+def _left_out(view: TaskView) -> str:
+    """Return why a group has no token to train, without numbers: so that equal reasons are told once."""
+    reasons = view.accounting.left_out if view.accounting else {}
+    if not reasons:
+        return "no token was sampled"
+    told = (f"{reason.value.replace('_', ' ')}{f' ({HINTS[reason]})' if reason in HINTS else ''}" for reason in sorted(reasons))
+    return f"all sampled tokens were left out: {', '.join(told)}"
 
 
 def tell(event: object) -> None:
     """Write one JSON line."""
     sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
     sys.stdout.flush()
+
+
+def overview(views: Sequence[TaskView], total: int) -> RenderableType:
+    """Return how far a run is: one line of counts, and a table of the tasks that fit."""
+    ended = sorted((view for view in views if view.outcome is not None), key=lambda view: view.ended_at or 0.0)
+    going = [view for view in views if view.outcome is None and view.stages.get(Stage.QUEUED, 0) < view.samples]
+    waiting = [view for view in views if view.outcome is None and view not in going]
+    shown = [*going, *waiting][:SHOWN_TASKS]
+    shown += ended[len(shown) - SHOWN_TASKS :] if len(shown) < SHOWN_TASKS else []
+    hidden = len(views) - len(shown)
+    more = Text(f"and {hidden} more tasks", "dim") if hidden else Text()
+    return Group(table(shown), more, _counts(views, total)) if hidden else Group(table(shown), _counts(views, total))
+
+
+def _counts(views: Sequence[TaskView], total: int) -> Text:
+    outcomes = Counter(view.outcome.value for view in views if view.outcome is not None)
+    rewards = [reward for view in views for reward in view.rewards if reward is not None]
+    mean = f", mean reward {sum(rewards) / len(rewards):.3g}" if rewards else ""
+    sealed = sum(view.stages.get(Stage.SEALED, 0) for view in views)
+    said = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none ended"
+    return Text(f"{total} tasks: {said}; {sealed} of {sum(view.samples for view in views)} sessions{mean}", "dim")
 
 
 def table(views: Iterable[TaskView]) -> Table:

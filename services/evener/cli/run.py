@@ -1,21 +1,23 @@
 """`evener run`: tasks through a harness."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory
 from cyclopts.validators import Number
 
+from evener.harnesses.registry import names
 from evener.proto.spec import Purpose, Streaming
 
+HARNESSES: Final = f"The agent program: {', '.join(names())}. `evener harness show NAME` tells its options."
 Keys = Annotated[dict[str, str] | None, Parameter(negative="")]
 
 
 async def run(
     tasks: ExistingDirectory,
     *,
-    harness: str,
+    harness: Annotated[str, Parameter(help=HARNESSES)],
     samples: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 4,
     purpose: Purpose = Purpose.TRAIN,
     run_id: str | None = None,
@@ -27,22 +29,21 @@ async def run(
     trust_local: Annotated[bool, Parameter(negative="")] = False,
     state: Path | None = None,
 ) -> int:
-    """Run tasks, show how they go on, and exit with 0 if every group was delivered, else with 1.
+    """Run tasks, and show how they go on.
 
-    Talks to the running `evener up`; where there is none, starts one for its own time.
+    Talks to the running `evener up`; where there is none, starts one for its own time. Exits with 0 if every group was delivered, 1 if one
+    was not, 3 if one was delivered for training and has nothing to train. Ctrl-C leaves the run: see `--run-id`, and `evener cancel`.
 
     Parameters
     ----------
     tasks
         A task directory (Harbor format), or a folder of them.
-    harness
-        The agent program: a folder of evener.harnesses (`script`, `pi`, `command`).
     samples
         Sessions of each task: the size of its group.
     purpose
         What the groups are for; only `train` reaches trainers.
     run_id
-        Name of this run; the same again goes on where it stopped. None: a new one.
+        Name of this run; the same command with the same name goes on where it stopped. None: a new one.
     policy
         The policy that samples.
     option

@@ -1,31 +1,56 @@
 """Runs planned tasks to their end and shows them."""
 
 import asyncio
-from collections.abc import Collection
 from pathlib import Path
+from typing import cast
 
-from evener.cli.progress import GOOD, tell_troubles, watch
+from evener.cli.foreseeing import Foresight
+from evener.cli.leaving import leaving
+from evener.cli.progress import tell_troubles, watch
+from evener.cli.run_summary import exit_code, summarize_run, tell_summary
 from evener.cli.running import evener
 from evener.cli.submitting import Wish, plan, submit, trusting
 from evener.client.client import Client
+from evener.service.exits import complain
 
 
 async def run_tasks(tasks: Path, wish: Wish, *, trust_local: bool, state: Path | None) -> int:
-    """Submit, watch, and return the exit code."""
+    """Submit, watch, and return the exit code. Whoever leaves before the end is told how the run goes on."""
     planned = await asyncio.to_thread(plan, tasks, wish)  # before anything is started: wrong tasks are told at once
-    async with evener(state, lambda: trusting(wish, trust_local=trust_local), sampling=True) as client:
+    brought: list[str] = []
+
+    def up() -> tuple[str, ...]:
+        brought.extend(("up", *trusting(wish, trust_local=trust_local)))
+        return tuple(brought[1:])
+
+    async def run(client: Client) -> int:
+        foresight = Foresight(client, wish)
+        await foresight.look()
         await submit(client, planned)
-        task_ids = {each.task_id for each in planned}
+        views = await watch(client, wish.run_id, {each.task_id for each in planned}, foresight)
+        tell_troubles(views.values())
+        tell_summary(summarize_run(wish.run_id, views.values()))
+        return exit_code(views.values())
+
+    with leaving() as asked:
         try:
-            views = await watch(client, wish.run_id, task_ids)
+            async with evener(state, up, sampling=True) as client:
+                try:
+                    return await run(client)
+                except asyncio.CancelledError:
+                    if asked.number is not None:
+                        complain(left(wish.run_id, None if brought else client.url, state))
+                    raise
         except asyncio.CancelledError:
-            await cancel(client, task_ids)
-            raise
-    tell_troubles(views.values())
-    return 0 if all(view.outcome in GOOD for view in views.values()) else 1
+            if asked.number is None:
+                raise
+            cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
+            return asked.code
 
 
-async def cancel(client: Client, task_ids: Collection[str]) -> None:
-    """Cancel tasks because their user left."""
-    for task_id in task_ids:
-        await client.cancel(task_id, "its user stopped waiting")
+def left(run_id: str, url: str | None, state: Path | None) -> str:
+    """Return what somebody is told who leaves a run. `url`: of the services that it goes on in; None: they end with this command."""
+    where = f"run {run_id} goes on in the services at {url}" if url else f"run {run_id} stops where it is (Ctrl-C again: at once)"
+    same = "shows it again" if url else "goes on with it"
+    cancel = f"evener cancel {run_id}" + (f" --state {state}" if state else "")
+    return f"{where}; the same command with --run-id {run_id} {same}, `{cancel}` ends it"

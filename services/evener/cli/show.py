@@ -13,11 +13,12 @@ async def show(
     *,
     messages: Flag = False,
     tokens: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True, negative="", negative_iterable="")] = None,
+    grader: Flag = False,
     json: Flag = False,
     strategy: Literal["tree", "per_call"] = "tree",
     state: Path | None = None,
 ) -> int:
-    """Show a session, ended or still open, as a tree of its calls, and where every sampled token went.
+    """Show a session: its end, reward and use, a tree of its calls, where every sampled token went, and how its grader's output ends.
 
     Parameters
     ----------
@@ -28,6 +29,8 @@ async def show(
     tokens
         Show the rows as tokens instead: sampled ones coloured by their probability, underlined where they are trained. With the numbers of
         rows: only those, a line for each token, with mask, logprob and policy version.
+    grader
+        Show all that its grader wrote, instead.
     json
         Print everything as one JSON object instead.
     strategy
@@ -35,32 +38,36 @@ async def show(
     state
         State folder of the Evener to use.
     """
-    if sum((messages, tokens is not None, json)) > 1:
+    if sum((messages, tokens is not None, grader, json)) > 1:
         from evener.cli.errors import Usage
 
-        msg = "--messages, --tokens and --json contradict each other: give one"
+        msg = "--messages, --tokens, --grader and --json contradict each other: give one"
         raise Usage(msg)
     from evener.cli.progress import console, tell
     from evener.cli.running import evener
     from evener.cli.showing import accounts, conversations, heading
+    from evener.cli.showing_grade import grade_facts, graded, outputs, with_score
     from evener.cli.showing_tokens import token_rows, token_table
     from evener.cli.showing_tree import forest
     from evener.proto.spec import Strategy
 
     async with evener(state) as client:
         view = await client.session(session, strategy=Strategy(strategy))
+        known = await graded(client, session) if view.trajectory else None
         out = console()
         if json:
-            tell(view)
+            tell(with_score(view, known))
         elif tokens:
             out.print(await token_table(client, view.told.spec.policy, view.told.rows, tokens), soft_wrap=True)
         else:
-            out.print(heading(view))
+            out.print(heading(view, grade_facts(view, known)))
             if tokens is not None:
                 out.print(await token_rows(client, view.told.spec.policy, view.told.rows))
             elif messages:
                 out.print(conversations(view))
-            else:
+            elif not grader:
                 out.print(forest(view), soft_wrap=not out.is_terminal)
             out.print(accounts(view))
+            if grader or not (messages or tokens is not None):
+                out.print(outputs(known, whole=grader))
     return 0

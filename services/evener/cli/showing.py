@@ -17,8 +17,8 @@ from evener.proto.trajectories import Row
 ROLES = {"system": "magenta", "developer": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
-def heading(view: SessionView) -> RenderableType:
-    """Return what is true of the whole session."""
+def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> RenderableType:
+    """Return what is true of the whole session, and more such facts."""
     trajectory, told = view.trajectory, view.told
     exited = trajectory.exit if trajectory else None
     facts = [
@@ -32,7 +32,7 @@ def heading(view: SessionView) -> RenderableType:
     ]
     if exited:
         facts.append(("time", f"{exited.agent_seconds:.1f} s on the agent's clock, {exited.wall_seconds:.1f} s in all"))
-    return _facts(facts)
+    return _facts([*facts, *more])
 
 
 def accounts(view: SessionView) -> RenderableType:

@@ -13,6 +13,7 @@ from evener.proto.topics import Topic
 from evener.provider_gateway.calls import Calls
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.engines import EnginePool
+from evener.provider_gateway.engines_http import engines_route
 from evener.provider_gateway.http import Endpoints, Patience
 from evener.provider_gateway.owner import GROUP
 from evener.provider_gateway.owners import SERVICE, Owners
@@ -82,7 +83,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
 
     yield Service(
         name=SERVICE,
-        routes=endpoints.routes(),
+        routes=[*endpoints.routes(), engines_route(slots, parts.secrets)],
         run=run,
         ready=lambda: pool.ready() | {"partitions": bool(owners.partitions)},
         heartbeat=heartbeat,

@@ -199,7 +199,7 @@ class Draft:
         self.writes.append(
             Write(Topic.TASKS, event.task_id, TaskEnded(task_id=event.task_id, outcome=outcome, reason=reason, ended_at=self._now))
         )
-        self._put(structs.replace(task, outcome=outcome, reason=reason, ended_at=self._now, rewards=rewards))
+        self._put(structs.replace(task, outcome=outcome, reason=reason, ended_at=self._now, rewards=rewards, accounting=event.accounting))
         self._give_up_all(event.task_id, frozenset({Stage.QUEUED}), End.CANCELLED, "its group had ended")
 
     def _give_up_all(self, task_id: str, stages: frozenset[Stage], end: End, detail: str) -> TaskState | None:

@@ -104,6 +104,7 @@ def view(state: TaskState, cursor: int) -> TaskView:
         ends=dict(Counter(session.end for session in state.sessions if session.end is not None)),
         attempts=sum(session.attempt for session in state.sessions),
         rewards=state.rewards,
+        accounting=state.accounting,
         cancelled=state.cancelled,
         outcome=state.outcome,
         reason=state.reason,

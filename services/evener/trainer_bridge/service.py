@@ -23,6 +23,7 @@ from evener.trainer_bridge.merging import GROUP, Merging
 from evener.trainer_bridge.policies import Policies
 from evener.trainer_bridge.policies_http import policy_routes
 from evener.trainer_bridge.publishing import Publisher
+from evener.trainer_bridge.scores_http import scores_route
 from evener.trainer_bridge.under_way import UnderWay
 
 
@@ -130,6 +131,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
             routes=(
                 *following_routes(parts),
                 *routes(parts),
+                scores_route(parts),
                 *policy_routes(parts.secrets, bridge.policies, bridge.engines, bridge.publisher),
             ),
             run=bridge.run,

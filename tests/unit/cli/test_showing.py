@@ -14,14 +14,17 @@ from tests.unit.tokens.toy import World, user
 
 from evener.cli.progress import table, tell_troubles
 from evener.cli.showing import accounts, conversations, heading
+from evener.cli.showing_grade import Graded, Output, grade_facts, outputs, with_score
 from evener.cli.showing_tokens import table as token_lines
 from evener.cli.showing_tokens import tokens
 from evener.cli.showing_tree import forest
-from evener.client.session_views import SessionView, Source
+from evener.client.session_views import Score, ScoreView, SessionView, Source, Use
 from evener.client.views import TaskView
 from evener.proto.arrays import pack_float32, pack_int32, pack_uint8
+from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
-from evener.proto.ends import End
+from evener.proto.ends import End, LeftOut
+from evener.proto.sessions import Artifact
 from evener.proto.spec import Purpose, Strategy
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
@@ -136,6 +139,51 @@ def test_session_without_rows_shows_what_was_said() -> None:
 
     assert "no row" in (shown := printed(conversations(rowless)))
     assert "Look" in shown
+
+
+def test_reward_use_and_graders_output_are_shown() -> None:
+    """The number, who gave it, what became of the session, and how the output ends."""
+    view = recorded_view()
+    evidence = (Artifact(name="test-stdout.txt", blob=BlobRef(digest="0" * 64, size=300)),)
+    score = Score(
+        reward=None,
+        rewards={},
+        ungraded="tests/test.sh exited with 4 and wrote neither reward.json nor reward.txt",
+        grader="harbor",
+        evidence=evidence,
+        grading_seconds=1.25,
+        tries=3,
+    )
+    use = Use(group_id="t", purpose=Purpose.TRAIN, delivered=True, reason="", left_out=LeftOut.UNGRADED)
+    output = Output(name="test-stdout.txt", bytes=300, text="".join(f"line {number}\n" for number in range(30)))
+    known = Graded(score=ScoreView(session_id="t.0", score=score, use=use), outputs=(output,))
+
+    told = printed(heading(view, grade_facts(view, known)))
+    assert "none, by harbor in 1.2 s, 3 tries: tests/test.sh exited with 4 and wrote neither" in " ".join(told.split())
+    assert "no: it was left out of its group: ungraded" in told
+    tail = printed(outputs(known, whole=False))
+    assert "grader: test-stdout.txt, 300 bytes, the last 20 of 30 lines: --grader shows all" in tail
+    assert ("line 9\n" in tail, "line 10\n" in tail) == (False, True)
+    assert "line 0\n" in printed(outputs(known, whole=True))
+    assert with_score(view, known)["score"] is known
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        (None, "not yet: its group has not ended"),
+        (Use(group_id="t", purpose=Purpose.TRAIN, delivered=False, reason="no engine", left_out=None), "no: its group failed: no engine"),
+        (Use(group_id="t", purpose=Purpose.EVAL, delivered=True, reason="", left_out=None), "no: it was kept for eval"),
+        (Use(group_id="t", purpose=Purpose.TRAIN, delivered=True, reason="", left_out=None), " tokens"),
+    ],
+)
+def test_it_is_told_whether_a_session_was_trained_and_why_not(use: Use | None, told: str) -> None:
+    score = Score(reward=0.5, rewards={"speed": 0.5}, ungraded=None, grader="harbor", evidence=(), grading_seconds=0.0, tries=1)
+    view = recorded_view()
+    reward, trained = grade_facts(view, Graded(score=ScoreView(session_id="t.0", score=score, use=use), outputs=()))
+
+    assert reward == ("reward", "0.5 (speed 0.5), by harbor in 0.0 s")
+    assert told in trained[1]
 
 
 def test_row_token_by_token() -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from evener.harnesses.npm import brings_node
+from evener.harnesses.registry import names
 
 HEAVY = ("numpy", "aiohttp", "tokenizers", "starlette", "uvicorn", "aiokafka", "obstore", "pyarrow", "jinja2", "opentelemetry")
 HELPS = (
     "--help",
     "up --help",
     "run --help",
+    "cancel --help",
+    "harness show --help",
     "demo --help",
     "record --help",
     "show --help",
@@ -75,6 +78,7 @@ def test_help_imports_nothing_heavy(words: str) -> None:
         (["harness", "check", "codex"], "Give --trust-local if you trust the tasks and the model"),
         (["harness", "check", "command", "--option.argv", '["true"]'], "harness command cannot be checked: nothing is known of its tools"),
         (["harness", "check", "codex", "--option.tools", "some"], "option tools is 'some', not one of all, lean"),
+        (["harness", "show", "nosuch"], "unknown harness 'nosuch'"),
         (["harness", "install", "nosuch"], "unknown harness 'nosuch'"),
         (["harness", "install"], "name what to install (claude_code, codex, gemini_cli, "),
         (["groups", "export", "--out", "rows.jsonl", "--purpose", "evil"], "evil"),
@@ -97,9 +101,9 @@ def test_help_imports_nothing_heavy(words: str) -> None:
         (["run", str(BUNDLED), "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
         (["demo", "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
         (["doctor", "--template", "chatml_tools"], "--template is another template of a policy: name it with --policy"),
-        (["show", "a.0", "--json", "--tokens", "0"], "--messages, --tokens and --json contradict each other: give one"),
-        (["show", "a.0", "--messages", "--tokens"], "--messages, --tokens and --json contradict each other: give one"),
-        (["show", "a.0", "--messages", "--json"], "--messages, --tokens and --json contradict each other: give one"),
+        (["show", "a.0", "--json", "--tokens", "0"], "--messages, --tokens, --grader and --json contradict each other: give one"),
+        (["show", "a.0", "--messages", "--tokens"], "--messages, --tokens, --grader and --json contradict each other: give one"),
+        (["show", "a.0", "--messages", "--json"], "--messages, --tokens, --grader and --json contradict each other: give one"),
         (["record", "--reward", "nan", "--", "true"], "--reward nan is no finite number"),
         (["record", "--sampling.top-p", "2", "--", "true"], "--sampling.top-p: Expected `float` <= 1.0"),
         (["record", "--task", "/nowhere", "--", "true"], '"/nowhere" does not exist'),
@@ -143,6 +147,16 @@ def test_wrong_task_is_told_before_anything_is_started(files: dict[str, str], to
     assert told in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not (tmp_path / "state").exists()
+
+
+def test_help_of_run_names_all_harnesses_and_where_their_options_are() -> None:
+    """And each says its own."""
+    told = " ".join(evener("run", "--help").stdout.split())
+    shown = evener("harness", "show", "pi").stdout
+
+    assert [name for name in names() if name not in told] == []
+    assert "evener harness show NAME" in told
+    assert "`context_tokens`" in shown
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""What a run came to: counts, rewards, tokens, and the exit code."""
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from msgspec import Struct
+from rich.table import Table
+from rich.text import Text
+
+from evener.cli.progress import GOOD, console, tell
+from evener.client.views import TaskView
+from evener.proto.spec import Purpose
+from evener.proto.tasks import TaskOutcome
+
+DONE: Final = 0
+FAILED: Final = 1
+NOTHING_TO_TRAIN: Final = 3
+
+
+class Spread(Struct, frozen=True):
+    """Rewards of all sessions that have one."""
+
+    mean: float | None
+    """None: there is none."""
+    deviation: float | None
+    """Standard deviation within a group, the mean over groups of two or more. 0: nothing to learn."""
+
+
+class RunSummary(Struct, frozen=True, kw_only=True):
+    """The last line of `evener run` where nobody watches. Keys stay; more may come."""
+
+    run: str
+    tasks: int
+    outcomes: dict[str, int]
+    """Tasks by how they ended: `merged`, `kept`, `failed`, `cancelled`."""
+    sessions: int
+    ends: dict[str, int]
+    """Sessions by how they ended."""
+    rewards: Spread
+    sampled: int
+    """Tokens of all groups that ended."""
+    delivered: int
+    """Of these: to be trained."""
+    left_out: dict[str, int]
+    """The others, by reason."""
+
+
+def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
+    """Return the figures of a run's tasks."""
+    tasks = tuple(views)
+    ends: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    books = [task.accounting for task in tasks if task.accounting is not None]
+    for task in tasks:
+        ends.update({end.value: count for end, count in task.ends.items()})
+    for book in books:
+        left_out.update({reason.value: count for reason, count in book.left_out.items()})
+    return RunSummary(
+        run=run_id,
+        tasks=len(tasks),
+        outcomes=dict(Counter(task.outcome.value if task.outcome else "open" for task in tasks)),
+        sessions=sum(task.samples for task in tasks),
+        ends=dict(ends),
+        rewards=spread([[reward for reward in task.rewards if reward is not None] for task in tasks]),
+        sampled=sum(book.sampled for book in books),
+        delivered=sum(book.delivered for book in books),
+        left_out=dict(left_out),
+    )
+
+
+def spread(groups: Iterable[list[float]]) -> Spread:
+    """Return mean and spread of the rewards of groups."""
+    known = [rewards for rewards in groups if rewards]
+    deviations = [statistics.pstdev(rewards) for rewards in known if len(rewards) > 1]
+    return Spread(
+        mean=statistics.fmean(reward for rewards in known for reward in rewards) if known else None,
+        deviation=statistics.fmean(deviations) if deviations else None,
+    )
+
+
+def exit_code(views: Collection[TaskView]) -> int:
+    """Return 0 if every group was delivered, 1 if one was not, 3 if one was delivered for training with nothing to train."""
+    if not all(view.outcome in GOOD for view in views):
+        return FAILED
+    return NOTHING_TO_TRAIN if any(empty(view) for view in views) else DONE
+
+
+def empty(view: TaskView) -> bool:
+    """Return whether a group went to the trainers without a token to train."""
+    merged = view.outcome is TaskOutcome.MERGED and view.purpose is Purpose.TRAIN
+    return merged and view.accounting is not None and not view.accounting.delivered
+
+
+def tell_summary(summary: RunSummary) -> None:
+    """Write some lines on a terminal, else one line of JSON."""
+    out = console()
+    if out.is_terminal:
+        out.print(lines(summary))
+    else:
+        tell(summary)
+
+
+def lines(summary: RunSummary) -> Table:
+    """Return the summary as people read it."""
+    grid = Table.grid(padding=(0, 2))
+    rewards = summary.rewards
+    mean = "none" if rewards.mean is None else f"mean {rewards.mean:.3g}"
+    deviation = "" if rewards.deviation is None else f", spread within a group {rewards.deviation:.3g}"
+    left_out = f"{sum(summary.left_out.values())} left out: {listed(summary.left_out) or 'none'}"
+    facts = (
+        ("run", summary.run),
+        ("groups", f"{summary.tasks}: {listed(summary.outcomes)}"),
+        ("sessions", f"{summary.sessions}: {listed(summary.ends)}"),
+        ("rewards", mean + deviation),
+        ("tokens", f"{summary.sampled} sampled = {summary.delivered} to train + {left_out}"),
+    )
+    for name, fact in facts:
+        grid.add_row(Text(name, "bold"), Text(fact))
+    return grid
+
+
+def listed(counts: dict[str, int]) -> str:
+    """Return counts as people read them, the largest first."""
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))

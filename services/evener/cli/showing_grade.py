@@ -1,0 +1,112 @@
+"""What a session was worth, for a terminal: reward, grader's output, and whether it was trained."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct, structs
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.text import Text
+
+from evener.client.client import Client
+from evener.client.errors import ClientError, Unavailable
+from evener.client.session_views import ScoreView, SessionView
+from evener.proto.sessions import Artifact
+from evener.proto.spec import Purpose
+
+TAIL_LINES: Final = 20
+"""Of each output, unless all is asked for."""
+MOST_BYTES: Final = 1 << 20
+"""Of each output, at the most: its end."""
+
+
+class Output(Struct, frozen=True, kw_only=True):
+    """What a grading left, as text."""
+
+    name: str
+    bytes: int
+    text: str
+    """Its end, where it is large; or why it cannot be read."""
+
+
+class Graded(Struct, frozen=True, kw_only=True):
+    """What is known of a session's worth: `score` in `evener show --json`."""
+
+    score: ScoreView
+    outputs: tuple[Output, ...]
+
+
+async def graded(client: Client, session_id: str) -> Graded | None:
+    """Return what a session was worth. None: nobody can tell now."""
+    try:
+        view = await client.score(session_id)
+    except Unavailable:
+        return None
+    evidence = view.score.evidence if view.score else ()
+    return Graded(score=view, outputs=tuple([await _output(client, artifact) for artifact in evidence]))
+
+
+def grade_facts(view: SessionView, known: Graded | None) -> list[tuple[str, str]]:
+    """Return reward and use, as lines of the heading."""
+    if view.trajectory is None or known is None:
+        return []
+    return [("reward", _reward(known.score)), ("trained", _trained(view, known.score))]
+
+
+def outputs(known: Graded | None, *, whole: bool) -> RenderableType:
+    """Return what the grading left: the last lines of each, or all of it."""
+    parts: list[RenderableType] = []
+    for output in known.outputs if known else ():
+        lines = output.text.splitlines()
+        shown = lines if whole else lines[-TAIL_LINES:]
+        more = f", the last {len(shown)} of {len(lines)} lines: --grader shows all" if len(shown) < len(lines) else ""
+        parts += [Rule(f"grader: {output.name}, {output.bytes} bytes{more}", align="left"), Text("\n".join(shown))]
+    if whole and not parts:
+        parts.append(Text("the grader left nothing"))
+    return Group(*parts)
+
+
+async def _output(client: Client, artifact: Artifact) -> Output:
+    try:
+        text = (await client.get_blob(artifact.blob))[-MOST_BYTES:].decode(errors="replace")
+    except ClientError as error:
+        text = f"cannot be read: {error}"
+    return Output(name=artifact.name, bytes=artifact.blob.size, text=text)
+
+
+def _reward(view: ScoreView) -> str:
+    score = view.score
+    if score is None:
+        return "not graded yet"
+    by = f"by {score.grader}" + (f" in {score.grading_seconds:.1f} s" if score.tries else "")
+    tries = f", {score.tries} tries" if score.tries > 1 else ""
+    if score.reward is None:
+        return f"none, {by}{tries}: {score.ungraded}"
+    others = ", ".join(f"{name} {value:g}" for name, value in score.rewards.items() if name != "reward")
+    return f"{score.reward:g}{f' ({others})' if others else ''}, {by}{tries}"
+
+
+def _trained(view: SessionView, score: ScoreView) -> str:
+    """Return whether trainers got the session, and why not."""
+    use, books = score.use, view.told.accounting
+    if use is None:
+        return "not yet: its group has not ended"
+    if not use.delivered:
+        return f"no: its group failed: {use.reason}"
+    if use.left_out is not None:
+        return f"no: it was left out of its group: {use.left_out.value.replace('_', ' ')}"
+    if not books.delivered:
+        return f"no: {_reasons(view) or 'no token was sampled'}"
+    if use.purpose is not Purpose.TRAIN:
+        return f"no: it was kept for {use.purpose.value}"
+    return f"{books.delivered} tokens"
+
+
+def _reasons(view: SessionView) -> str:
+    left_out: Sequence[tuple[str, int]] = [(reason.value, count) for reason, count in view.told.accounting.left_out.items()]
+    return ", ".join(f"{count} tokens {reason.replace('_', ' ')}" for reason, count in left_out)
+
+
+def with_score(view: SessionView, known: Graded | None) -> dict[str, object]:
+    """Return the session for JSON, with what it was worth under `score`."""
+    return {**structs.asdict(view), "score": known}

@@ -1,0 +1,134 @@
+"""What `evener run` says at its end, and its exit code."""
+
+import json
+from typing import Any
+
+import pytest
+
+from evener.cli.foreseeing import untrainable
+from evener.cli.progress import SHOWN_TASKS, console, overview, tell_troubles
+from evener.cli.run_summary import exit_code, lines, summarize_run, tell_summary
+from evener.client.views import ServedEngine, TaskView
+from evener.proto.ends import End, LeftOut
+from evener.proto.spec import Purpose, Sampling
+from evener.proto.state import Stage
+from evener.proto.tasks import TaskOutcome
+from evener.proto.trajectories import Accounting
+
+TRAINED = Accounting(sampled=10, delivered=8, left_out={LeftOut.ORPHAN: 2})
+CONSTRAINED = Accounting(sampled=10, left_out={LeftOut.CONSTRAINED: 10})
+
+
+def view(name: str = "t", books: Accounting | None = TRAINED, **given: Any) -> TaskView:
+    """Return a task that was merged, where nothing else is said."""
+    fields: dict[str, Any] = {
+        "cursor": 1,
+        "task_id": f"run.{name}",
+        "run_id": "run",
+        "name": name,
+        "harness": "script",
+        "purpose": Purpose.TRAIN,
+        "samples": 2,
+        "stages": {Stage.SEALED: 2},
+        "ends": {End.FINISHED: 2},
+        "attempts": 2,
+        "rewards": (1.0, 0.0),
+        "accounting": books,
+        "outcome": TaskOutcome.MERGED,
+        "submitted_at": 1.0,
+    }
+    return TaskView(**fields | given)
+
+
+def engine(*, any_temperature: bool = False, filters: bool = False) -> ServedEngine:
+    return ServedEngine(engine_id="e", policy="policy", context_length=4096, any_temperature=any_temperature, filters=filters)
+
+
+@pytest.mark.parametrize(
+    ("views", "code"),
+    [
+        ([view()], 0),
+        ([view(), view(books=CONSTRAINED)], 3),
+        ([view(books=Accounting())], 3),
+        ([view(books=CONSTRAINED), view(outcome=TaskOutcome.FAILED)], 1),
+        ([view(outcome=TaskOutcome.CANCELLED, books=None)], 1),
+        ([view(outcome=TaskOutcome.KEPT, purpose=Purpose.EVAL, books=CONSTRAINED)], 0),
+        ([view(books=None)], 0),
+    ],
+)
+def test_exit_code_tells_failed_groups_and_groups_with_nothing_to_train(views: list[TaskView], code: int) -> None:
+    """A run that is merged and delivers nothing is no success; evaluation may sample as it likes."""
+    assert exit_code(views) == code
+
+
+def test_groups_with_nothing_to_train_are_told_once_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_troubles([view("a", CONSTRAINED), view("b", CONSTRAINED), view("c"), view("d", Accounting())])
+
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert told[0] == (
+        "evener: task run.a and 1 more merged, but nothing of it can be trained: all sampled tokens were left out: constrained "
+        "(their logprobs are not those of what was sampled; sample at temperature 1 without filters)"
+    )
+    assert told[1] == "evener: task run.d merged, but nothing of it can be trained: no token was sampled"
+
+
+def test_last_line_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """For programs that read it."""
+    tell_summary(summarize_run("run", [view("a"), view("b", CONSTRAINED, rewards=(1.0, None)), view("c", None, outcome=None, rewards=())]))
+
+    assert json.loads(capsys.readouterr().out) == {
+        "run": "run",
+        "tasks": 3,
+        "outcomes": {"merged": 2, "open": 1},
+        "sessions": 6,
+        "ends": {"finished": 6},
+        "rewards": {"mean": 2 / 3, "deviation": 0.5},
+        "sampled": 20,
+        "delivered": 8,
+        "left_out": {"orphan": 2, "constrained": 10},
+    }
+
+
+def test_summary_without_a_reward_is_readable() -> None:
+    out = console()
+    with out.capture() as shown:
+        out.print(lines(summarize_run("run", [view(rewards=(None, None))])))
+
+    assert "rewards   none" in shown.get()
+
+
+def test_many_tasks_are_a_screenful_with_their_counts() -> None:
+    """Sixty tasks are not sixty lines."""
+    ended = [view(f"e{number}", ended_at=float(number)) for number in range(40)]
+    going = [view(f"g{number}", None, outcome=None, stages={Stage.RUNNING: 2}, ends={}, rewards=()) for number in range(4)]
+    waiting = [view(f"w{number}", None, outcome=None, stages={Stage.QUEUED: 2}, ends={}, rewards=()) for number in range(16)]
+    out = console()
+    with out.capture() as shown:
+        out.print(overview([*ended, *going, *waiting], 60))
+    said = shown.get()
+
+    assert len(said.splitlines()) == SHOWN_TASKS + 3
+    assert all(f"g{number} " in said for number in range(4))
+    assert "and 44 more tasks" in said
+    assert "60 tasks: 40 merged; 80 of 120 sessions, mean reward 0.5" in said
+
+
+@pytest.mark.parametrize(
+    ("sampling", "engines", "told"),
+    [
+        (Sampling(), [engine()], None),
+        (Sampling(temperature=0.7), [], None),
+        (Sampling(temperature=0.7), [engine(any_temperature=True)], None),
+        (Sampling(temperature=0.7), [engine(), engine(any_temperature=True)], None),
+        (Sampling(temperature=0.7), [engine()], "with temperature 0.7 the logprobs that engine e reports are not those of what it samples"),
+        (Sampling(top_p=0.9, top_k=4), [engine(any_temperature=True)], "with top-p 0.9, top-k 4 the logprobs"),
+        (Sampling(temperature=0.0), [engine(any_temperature=True)], "They are at any --sampling.temperature above 0, without top-p"),
+    ],
+)
+def test_settings_that_no_engine_is_exact_for_are_told_beforehand(
+    sampling: Sampling, engines: list[ServedEngine], told: str | None
+) -> None:
+    warning = untrainable(sampling, engines)
+
+    assert (warning is None) if told is None else (warning is not None and told in warning)
