@@ -168,7 +168,7 @@ def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
 
     told = [errors.splitlines()[-1] for _, _, errors in (policy, held, port, unknown, unwritable, token)]
     assert [each[0] for each in (policy, held, port, unknown, ungraded, unwritable, token)] == [1] * 7
-    assert "no gateway knows the policy 'nope': there are policy" in told[0]
+    assert "no gateway knows the policy 'nope' (known: policy)" in told[0]
     assert "is held by process" in told[1]
     assert f"port {url.rpartition(':')[2]} of 127.0.0.1 is in use" in told[2]
     assert "no session 'nope.0'" in told[3]

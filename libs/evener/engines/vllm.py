@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal
-from evener.engines.port import PROBE, Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
+from evener.engines.port import PROBE, Chunk, ContextOverflow, EngineError, EngineFacts, EngineRefused, EngineUnreachable, GenerateRequest
 from evener.proto.prepared import Converter
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
@@ -28,6 +28,7 @@ CONTEXT_LENGTH: Final = re.compile(r"maximum (?:model length of|context length i
 """What an error says of a prompt that does not fit: by ids, and by messages."""
 LARGEST_ID: Final = 999_999
 """Larger ones, which no vocabulary has, are written the slow way."""
+NO_SUCH_ENDPOINT: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
 DONE: Final = b"[DONE]"
 """The data of the event that ends a stream."""
 FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
@@ -43,6 +44,13 @@ NEUTRAL: Final[dict[str, Any]] = {
     "detokenize": False,
     "skip_special_tokens": False,
 }
+
+
+class NotAnEngine(EngineRefused):
+    """What listens there has no token endpoint, as an ordinary OpenAI-compatible server has none: it takes text and gives none of the ids.
+
+    Serve the model by `vllm serve MODEL --enable-scale-out`, which has POST /inference/v1/generate: ids in, ids and logprobs out.
+    """
 
 
 class _Token(Struct):
@@ -98,8 +106,8 @@ class VllmEngine:
         await self._http.health()
 
     async def facts(self) -> EngineFacts:
-        model, context = await served_model(self._http, self._model)
         label = await self._label()
+        model, context = await served_model(self._http, self._model)
         with self._http.reading(GENERATE, label):
             version = version_number(label)
         return EngineFacts(kind=self._kind, model=model, context_length=context, reports_versions=True, version=version, label=label)
@@ -132,7 +140,14 @@ class VllmEngine:
 
     async def _label(self) -> str:
         """Return what the weights are called, which only an answer tells."""
-        answer = await self._probe(self._body(np.zeros(1, np.int32), Sampling(), 1))
+        try:
+            answer = await self._probe(self._body(np.zeros(1, np.int32), Sampling(), 1))
+        except HttpRefusal as refusal:
+            if refusal.status not in NO_SUCH_ENDPOINT:
+                raise
+            if self._model is not None and self._model in refusal.body:
+                await served_model(self._http, self._model)  # which names those that there are
+            raise NotAnEngine(str(refusal.args[0])) from refusal
         with self._http.reading(GENERATE, answer):
             return _spans.convert(answer["choices"][0]["weight_versions"])[-1].version
 

@@ -1,6 +1,7 @@
 """What `evener up` is told besides the configuration of its services."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -9,6 +10,7 @@ from msgspec import Meta, structs
 
 from evener.service.config import ServiceConfig
 
+ENGINES: Final = re.compile(r"embedded|vllm|none|https?://.+")
 EMBEDDED_SLOTS: Final = 4
 SLOTS: Final = 64
 
@@ -23,7 +25,7 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 8700
     """Port to listen on. 0: any free one."""
-    engine: Annotated[str, Meta(pattern=r"^(embedded|vllm|none|https?://.+)$")] = "embedded"
+    engine: str = "embedded"
     """What samples: `embedded` (llama.cpp in a child process), `vllm` (`vllm serve` in a child process, from your own installation),
     `none` (engines join by `POST /engines`), or an engine's base URL.
 
@@ -55,7 +57,10 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.slots or (EMBEDDED_SLOTS if self.engine == "embedded" else SLOTS)
 
     def __post_init__(self) -> None:
-        """Put the state folder in its place, and the home folder."""
+        """Put the state folder in its place, and the home folder. Raises ValueError for an engine that there is not."""
         super().__post_init__()
+        if not ENGINES.fullmatch(self.engine):
+            msg = f"--engine {self.engine!r} is none of embedded, vllm, none and a base URL such as http://127.0.0.1:8000"
+            raise ValueError(msg)
         if self.model is not None:
             structs.force_setattr(self, "model", str(Path(self.model).expanduser().absolute()))

@@ -53,6 +53,12 @@ def check_model(config: Config) -> None:
             raise ConfigError(msg)
         return
     model = Path(config.model)
+    if not model.exists():
+        msg = (
+            f"model {model}: No such file or directory. Names of a model hub are not taken: name a GGUF file, or, for --engine vllm or a "
+            "URL, a folder as the hub has it (config.json, tokenizer.json, *.safetensors)"
+        )
+        raise ConfigError(msg)
     if config.engine == "vllm" or model.is_dir():
         _check_folder(model, config.engine)
     else:

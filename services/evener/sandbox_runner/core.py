@@ -70,8 +70,9 @@ def allow(harness: HarnessSpec, *, has_tools: bool, trust_local: bool) -> None:
         raise NoStart(msg)
     if has_tools and not trust_local:
         msg = (
-            f"harness {harness.name} has tools, and a `local` sandbox would run what the model writes on this machine with your "
-            "rights: start the runner with --trust-local if you trust the tasks and the model"
+            f"harness {harness.name} has tools and would run what the model writes with your rights, and the running services were started "
+            "without --trust-local. If you trust tasks and model, stop them; then `evener up --trust-local`, or let `evener run "
+            "--trust-local` start its own"
         )
         raise NoStart(msg)
 

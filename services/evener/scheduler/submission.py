@@ -99,7 +99,7 @@ def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
     targets = {f"options.models.{model}": target.policy for model, target in options.models.items()}
     for field, policy in {"options.policy": options.policy, **targets}.items():
         if known and policy is not None and policy not in known:
-            _refuse(f"no gateway knows the policy {policy!r}: there are {', '.join(sorted(known))}", field)
+            _refuse(f"no gateway knows the policy {policy!r} (known: {', '.join(sorted(known))})", field)
 
 
 def check_archive(data: bytes, options: TaskOptions) -> None:

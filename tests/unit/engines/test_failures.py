@@ -13,7 +13,7 @@ from evener.engines.answers import whole
 from evener.engines.llama import LlamaEngine
 from evener.engines.open import open_engine
 from evener.engines.port import Engine, EngineError, EngineUnreachable, GenerateRequest
-from evener.engines.vllm import VllmEngine, version_number
+from evener.engines.vllm import NotAnEngine, VllmEngine, version_number
 from evener.engines.vllm_chat import VllmChatEngine
 from evener.proto.fleet import EngineJoined
 from evener.proto.spec import Sampling
@@ -92,6 +92,14 @@ async def test_rubbish_is_an_error_that_names_it(opened: Callable[[str], Engine]
         with pytest.raises(EngineError, match=named) as error:
             await sample(opened(url))
         assert not isinstance(error.value, EngineUnreachable)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_an_ordinary_openai_compatible_server_is_told_which_endpoint_is_needed(status: int) -> None:
+    """And what it answered: it takes text and gives no ids."""
+    async with answering(http('{"detail": "Not Found"}', status=status)) as url, aclosing(VllmEngine(url)) as engine:
+        with pytest.raises(NotAnEngine, match=rf"/inference/v1/generate answered {status}: .*--enable-scale-out"):
+            await engine.facts()
 
 
 @pytest.mark.parametrize("opened", OPENERS)

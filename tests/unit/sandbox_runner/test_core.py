@@ -8,6 +8,7 @@ from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
 from evener.sandbox_runner import core
 from evener.sandbox_runner.core import Held, NoStart, allow, one_line
+from evener.scheduler.core import cut
 from evener.tokens.session import START_LIMIT_SECONDS
 
 
@@ -60,8 +61,9 @@ def test_local_asks_for_trust_when_the_harness_has_tools() -> None:
     """What a model writes would run on the user's machine."""
     allow(HarnessSpec(name="script"), has_tools=False, trust_local=False)
     allow(HarnessSpec(name="pi"), has_tools=True, trust_local=True)
-    with pytest.raises(NoStart, match="--trust-local"):
-        allow(HarnessSpec(name="pi"), has_tools=True, trust_local=False)
+    with pytest.raises(NoStart, match=r"services were started without --trust-local.*; then `evener up --trust-local`") as refused:
+        allow(HarnessSpec(name="openclaw"), has_tools=True, trust_local=False)
+    assert cut(str(refused.value.args[0])) == str(refused.value.args[0])  # whoever gave the flag to `evener run` reads it to its end
 
 
 def test_details_are_one_bounded_line() -> None:

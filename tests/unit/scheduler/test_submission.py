@@ -18,7 +18,7 @@ def gateway(*policies: str) -> Heartbeat:
 
 def test_policy_that_no_gateway_renders_is_refused() -> None:
     """Its sessions could not make one call, and their harnesses would look as if they had failed."""
-    with pytest.raises(Refused, match="no gateway knows the policy 'c': there are a, b") as refused:
+    with pytest.raises(Refused, match=r"no gateway knows the policy 'c' \(known: a, b\)") as refused:
         check_policies(options("c"), [gateway("a"), gateway("b")])
     with pytest.raises(Refused) as mapped:
         check_policies(options("a", judge=Target(policy="c")), [gateway("a")])
