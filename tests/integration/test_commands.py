@@ -253,6 +253,21 @@ def test_cancelled_run_ends_and_keeps_what_was_delivered(shell: Shell, tmp_path:
     assert shell.lines("groups", "export", "--run-id", "enough", "--out", str(tmp_path / "x.jsonl"))[0]["rows"] == 0
 
 
+def test_report_of_any_run_lists_its_sessions(shell: Shell, tmp_path: Path) -> None:
+    """Not the demo's alone. A run that is not there, and a folder that is not there, are told."""
+    words = ("run", str(TASK), "--harness", "script", "--samples", "3", "--run-id", "told", "--sampling.max-tokens", "8")
+    (task_id,) = {line["task_id"] for line in shell.lines(*words)[1:-1]}
+    (reported,) = shell.lines("report", "told", "--out", str(tmp_path / "report.html"))
+    page = (tmp_path / "report.html").read_text()
+    unknown = shell.run("report", "tolt", "--out", str(tmp_path / "x.html"), code=1)
+    nowhere = shell.run("report", "told", "--out", str(tmp_path / "nosuch/x.html"), code=1)
+
+    assert (reported["groups"], reported["not_ended"], reported["bytes"]) == (1, 0, len(page.encode()))
+    assert all(f"{task_id}.{index}</a>" in page for index in range(3))
+    assert "there is no run 'tolt'; did you mean 'told'?" in unknown
+    assert f"there is no folder {tmp_path}/nosuch" in nowhere
+
+
 def test_unknown_session_is_told(shell: Shell) -> None:
     """By the one who looked for it."""
     assert "no session 'nothing.0' in the log" in shell.run("show", "nothing.0", code=1)

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "session; its exit code is the command's. Without a program the session stays open until Ctrl-C, for whatever uses the printed "
     "base URL and key.",
     "show": "Show what happened in a session.",
+    "report": "Write a run as one HTML page.",
     "rebuild": "Build stored sessions again, and compare them with what was recorded.",
     "groups": "Export what trainers get.",
     "engine": "Serve an engine that says what a script says, for tests and trials.",

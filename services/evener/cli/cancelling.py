@@ -35,7 +35,7 @@ async def cancel_run(client: Client, run_id: str, seconds: float = END_SECONDS) 
     """Cancel all tasks of a run that have not ended, and wait for their end. Raises NoSuchRun."""
     tasks = await client.tasks(run_id)
     if not tasks:
-        raise NoSuchRun(_unknown(run_id, await client.tasks()))
+        raise no_such_run(run_id, await client.tasks())
     going = [task.task_id for task in tasks if task.outcome is None]
     for task_id in going:
         await client.cancel(task_id, "cancelled by its user")
@@ -46,7 +46,8 @@ async def cancel_run(client: Client, run_id: str, seconds: float = END_SECONDS) 
     return Cancelled(run=run_id, cancelled=len(going), ended_before=len(tasks) - len(going), ending=ending)
 
 
-def _unknown(run_id: str, tasks: Iterable[TaskView]) -> str:
+def no_such_run(run_id: str, tasks: Iterable[TaskView]) -> NoSuchRun:
+    """Return the error for a run that has no task; `tasks`: those of all runs, among which the nearest is named."""
     runs = list(dict.fromkeys(task.run_id for task in tasks))
     near = difflib.get_close_matches(run_id, runs, n=1)
-    return f"there is no run {run_id!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return NoSuchRun(f"there is no run {run_id!r}" + (f"; did you mean {near[0]!r}?" if near else ""))

@@ -10,11 +10,10 @@ import msgspec
 
 from evener.cli.exporting import fetch, write_bytes, write_groups
 from evener.cli.progress import console, tell, tell_troubles, watch
+from evener.cli.reporting import page_of
 from evener.cli.running import evener
 from evener.cli.submitting import Wish, harness_spec, plan, submit, trusting
 from evener.client.client import Client
-from evener.formats.report.conversation import wanted_ids
-from evener.formats.report.render import render
 from evener.formats.summary import Outcome, Summary, summarize
 from evener.proto.spec import Budgets, Purpose, Sampling
 from evener.tasks.directory import bundled
@@ -52,12 +51,10 @@ async def demonstrate(harness: str, samples: int, out: Path, *, trust_local: boo
 
 async def _leave(client: Client, out: Path, wish: Wish, groups: Sequence[Outcome], summary: Summary, *, wall_seconds: float) -> None:
     """Write all files."""
-    ids = wanted_ids(groups)
-    pieces = dict(zip(ids, await client.pieces(POLICY, ids), strict=True)) if ids else {}
     facts = {"harness": wish.harness.name, "samples": str(wish.samples), "run": wish.run_id, "wall time": f"{wall_seconds:.0f} s"}
-    page = render(groups, pieces, title="Evener demo", facts=facts, submitted=summary.groups.submitted)
+    page = await page_of(client, groups, title="Evener demo", facts=facts, submitted=summary.groups.submitted)
     write_bytes(out / "summary.json", msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
-    write_bytes(out / "report.html", page.encode())
+    write_bytes(out / "report.html", page)
     await write_groups(out / "groups.jsonl", "jsonl", groups)
     await write_groups(out / "groups.parquet", "parquet", groups)
 

@@ -17,6 +17,7 @@ HELPS = (
     "up --help",
     "run --help",
     "cancel --help",
+    "report --help",
     "harness show --help",
     "demo --help",
     "record --help",

@@ -4,16 +4,18 @@ import re
 from html.parser import HTMLParser
 
 import msgspec
+import pytest
 from tests.builders import T0, built, group, scored
 
-from evener.formats.report.conversation import chosen, conversation, wanted_ids
-from evener.formats.report.render import render
+from evener.formats.report import sessions as sessions_module
+from evener.formats.report.conversation import chosen, conversation
+from evener.formats.report.render import render, wanted_ids
 from evener.formats.report.timelines import timelines
 from evener.formats.report.view import group_card
 from evener.formats.summary import Outcome
 from evener.proto.arrays import int32s, pack_int32
 from evener.proto.ends import End
-from evener.proto.trajectories import TrajectoryScored
+from evener.proto.trajectories import Accounting, TrajectoryScored
 from evener.trainer_bridge.core import fold, outcome
 
 
@@ -65,7 +67,8 @@ def test_page_is_well_formed_and_asks_nobody_for_anything() -> None:
     html = page(ended(group()), ended(group((None, None), name="lost")))
     tags = parsed(html).tags
 
-    assert not [tag for tag, attributes in tags if {"src", "href", "action", "data"} & attributes.keys()]
+    assert not [tag for tag, attributes in tags if {"src", "action", "data"} & attributes.keys()]
+    assert all((attributes.get("href") or "#").startswith("#") for _, attributes in tags)
     assert "http://" not in html
     assert "https://" not in html
     assert "default-src 'none'" in html
@@ -87,6 +90,38 @@ def test_group_without_spread_is_marked() -> None:
     """Equal rewards teach nothing."""
     assert "no spread" in page(ended(group((1.0, 1.0))))
     assert "no spread" not in page(ended(group((1.0, 0.0))))
+
+
+def test_group_with_nothing_to_train_is_marked() -> None:
+    """It was merged, and trainers get nothing of it."""
+    assert "nothing to train" in page(ended(group((1.0, 0.0), given={"rows": (), "accounting": Accounting()})))
+    assert "nothing to train" not in page(ended(group((1.0, 0.0))))
+
+
+def test_all_sessions_are_listed_with_links_to_their_tokens() -> None:
+    """With end, reward and why nothing of one is trained; each link leads to something on the page."""
+    nothing = {"detail": "13000 tokens do not fit 4096", "rows": (), "accounting": Accounting()}
+    full = built(index=2, end=End.CONTEXT_OVERFLOW, given=nothing)
+    html = page(ended((scored(), scored(built(index=1), reward=None), scored(full), scored(built(index=3)))))
+    tags = parsed(html).tags
+    links = [str(attributes["href"])[1:] for tag, attributes in tags if tag == "a"]
+
+    assert len(links) == 2
+    assert {attributes.get("id") for tag, attributes in tags if tag == "details"} >= set(links)
+    assert all(f"fix-the-bug.{index}" in html for index in range(4))
+    assert "13000 tokens do not fit 4096" in html
+    assert "no token was sampled" in html
+    assert "ungraded: the grader gave no reward" in html
+
+
+def test_page_of_many_sessions_stays_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of as many as fit; all are listed."""
+    monkeypatch.setattr(sessions_module, "MAX_SHOWN_TOKENS", 60)
+    html = page(ended(group((1.0, 0.0, 0.5))))
+
+    assert "2 of 3 sessions, each by its main branch" in html
+    assert html.count('<details class="session"') == 2
+    assert len(re.findall(r'<th scope="row">', html)) == 3
 
 
 def test_bars_stand_on_zero_also_below_it() -> None:

@@ -3,7 +3,7 @@
 import codecs
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -65,6 +65,8 @@ class Conversation(Struct, frozen=True):
     """Geometric mean over the sampled tokens."""
     hidden: int
     """Tokens that are not shown."""
+    other_rows: int
+    """Rows of the session that are not shown."""
 
 
 def chosen(outcomes: Sequence[Outcome]) -> TrajectoryScored | None:
@@ -88,10 +90,10 @@ def main_row(scored: TrajectoryScored) -> Row:
     return next((row for row in rows if row.kind.value == "main"), rows[0])
 
 
-def wanted_ids(outcomes: Sequence[Outcome]) -> list[int]:
-    """Return the ids whose bytes the page needs, sorted."""
-    scored = chosen(outcomes)
-    return [] if scored is None else [int(each) for each in np.unique(int32s(main_row(scored).ids)[:MAX_TOKENS])]
+def ids_of(sessions: Iterable[TrajectoryScored]) -> list[int]:
+    """Return the ids whose bytes the conversations of these sessions need, sorted."""
+    found = [int32s(main_row(scored).ids)[:MAX_TOKENS] for scored in sessions]
+    return [int(each) for each in np.unique(np.concatenate(found))] if found else []
 
 
 def conversation(scored: TrajectoryScored, pieces: Mapping[int, bytes]) -> Conversation:
@@ -111,6 +113,7 @@ def conversation(scored: TrajectoryScored, pieces: Mapping[int, bytes]) -> Conve
         trained=int(np.sum(uint8s(row.mask))),
         mean_probability=float(np.exp(np.mean(known))) if known.size else None,
         hidden=max(0, len(call_of) - MAX_TOKENS),
+        other_rows=len(trajectory.rows) - 1,
     )
 
 

@@ -7,10 +7,16 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from evener.formats.report.conversation import HEATS, chosen, conversation
+from evener.formats.report.conversation import HEATS, conversation, ids_of
+from evener.formats.report.sessions import anchor_of, listing, shown
 from evener.formats.report.timelines import timelines
 from evener.formats.report.view import group_card, result_counts, shares
 from evener.formats.summary import Outcome, seen, summarize
+
+
+def wanted_ids(outcomes: Sequence[Outcome]) -> list[int]:
+    """Return the ids whose bytes the page needs, sorted."""
+    return ids_of(shown(sorted(outcomes, key=_began)))
 
 
 def render(
@@ -24,14 +30,14 @@ def render(
 ) -> str:
     """Return the page as HTML.
 
-    `pieces` are the bytes of `conversation.wanted_ids(outcomes)`; `facts` stand under the title (policy, harness, engine, ...).
+    `pieces` are the bytes of `wanted_ids(outcomes)`; `facts` stand under the title (policy, harness, engine, ...).
     Raises TypeError where the groups' blobs were not fetched.
     """
     folder = files(__package__)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     ordered = sorted(outcomes, key=_began)
     summary = summarize(ordered, submitted)
-    scored = chosen(ordered)
+    on_page = shown(ordered)
     return environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8")).render(
         title=title,
         facts=dict(facts),
@@ -40,7 +46,8 @@ def render(
         timelines=timelines(ordered),
         shares=shares(summary),
         seconds=summary.seconds,
-        conversation=None if scored is None else conversation(scored, pieces),
+        sessions=listing(ordered, on_page),
+        conversations=[(anchor_of(number), conversation(scored, pieces)) for number, scored in enumerate(on_page)],
         heats=HEATS,
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)),
         # Our own files, not text of a model: the only unescaped parts of the page.

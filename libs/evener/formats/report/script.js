@@ -17,6 +17,16 @@
     detail.textContent = parts.join("  ·  ");
   };
 
+  const open = () => {
+    const named = document.getElementById(location.hash.slice(1));
+    if (!(named instanceof HTMLDetailsElement)) return;
+    named.open = true;
+    named.scrollIntoView();
+  };
+  window.addEventListener("hashchange", open);
+  document.addEventListener("click", (event) => { if (event.target.closest("a[href='" + location.hash + "']")) open(); });
+  open();
+
   talk.addEventListener("change", (event) => { talk.dataset.colour = event.target.value; });
   talk.addEventListener("pointerover", (event) => show(event.target.closest("pre span")));
   talk.addEventListener("keydown", (event) => {

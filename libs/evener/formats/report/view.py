@@ -42,6 +42,8 @@ class Group(Struct, frozen=True):
     """Standard deviation of the rewards. Empty: fewer than two."""
     flat: bool
     """All rewards are equal."""
+    empty: bool
+    """It went to the trainers, and has no token to train."""
     spoken: str
     """The chart in words."""
 
@@ -72,6 +74,7 @@ def group_card(event: Outcome) -> Group:
         mean_at=None if mean is None else _percent(mean - low, high - low),
         spread=number(spread) if len(rewards) > 1 else "",
         flat=len(rewards) > 1 and spread < NO_SPREAD,
+        empty=not failed and event.purpose.value == "train" and not event.accounting.delivered,
         spoken=f"Rewards by sample: {told}." + ("" if mean is None else f" Mean {number(mean)}."),
     )
 

@@ -1,0 +1,98 @@
+"""The table of all sessions, and which of them are shown token by token. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from evener.formats.report.conversation import MAX_TOKENS, chosen, main_row
+from evener.formats.report.view import NO_NUMBER, number
+from evener.formats.summary import NOT_ENDED, Outcome, seen
+from evener.proto.arrays import int32s
+from evener.proto.trajectories import GroupFailed, Member, TrajectoryScored
+
+MAX_SHOWN_TOKENS: Final = 60_000
+"""Of all conversations together: a page of some megabytes."""
+MAX_LISTED: Final = 2_000
+"""Sessions in the table. More are counted."""
+
+
+class Line(Struct, frozen=True):
+    """One session in the table."""
+
+    session_id: str
+    anchor: str | None
+    """Of its conversation on the page. None: it is not there."""
+    end: str
+    detail: str
+    reward: str
+    calls: int
+    sampled: int
+    trained: int
+    why_not: str
+    """Why no token of it is trained. Empty: some are."""
+
+
+class Listing(Struct, frozen=True):
+    """All sessions."""
+
+    lines: tuple[Line, ...]
+    hidden: int
+    """Sessions that are not in the table."""
+
+
+def shown(outcomes: Sequence[Outcome]) -> list[TrajectoryScored]:
+    """Return the sessions that are shown token by token: the most telling one, then the others in their order, while there is room."""
+    first = chosen(outcomes)
+    with_rows = [scored for event in outcomes for _, scored in seen(event.members) if scored.trajectory.rows]
+    ordered = [] if first is None else [first, *(scored for scored in with_rows if scored is not first)]
+    left, found = MAX_SHOWN_TOKENS, list[TrajectoryScored]()
+    for scored in ordered:
+        tokens = min(len(int32s(main_row(scored).ids)), MAX_TOKENS)
+        if tokens <= left:
+            found.append(scored)
+            left -= tokens
+    return found
+
+
+def listing(outcomes: Iterable[Outcome], on_page: Iterable[TrajectoryScored]) -> Listing:
+    """Return the table, groups in their order. `on_page`: the sessions whose conversations the page has."""
+    anchors = {scored.trajectory.session_id: anchor_of(number) for number, scored in enumerate(on_page)}
+    lines = list(_lines(outcomes, anchors))
+    return Listing(tuple(lines[:MAX_LISTED]), max(0, len(lines) - MAX_LISTED))
+
+
+def anchor_of(number: int) -> str:
+    """Return the name of the n-th conversation on the page."""
+    return f"conversation-{number}"
+
+
+def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[Line]:
+    for event in outcomes:
+        for member in event.members:
+            trajectory = member.scored.trajectory if member.scored else None
+            books = trajectory.accounting if trajectory else None
+            yield Line(
+                session_id=member.session_id,
+                anchor=anchors.get(member.session_id),
+                end=(member.end.value if member.end else NOT_ENDED).replace("_", " "),
+                detail=trajectory.detail if trajectory else "",
+                reward=NO_NUMBER if member.reward is None else number(member.reward),
+                calls=len(trajectory.calls) if trajectory else 0,
+                sampled=books.sampled if books else 0,
+                trained=books.delivered if books else 0,
+                why_not=_why_not(event, member),
+            )
+
+
+def _why_not(event: Outcome, member: Member) -> str:
+    """Return why nothing of a session is trained."""
+    if isinstance(event, GroupFailed):
+        return "its group failed"
+    if member.left_out is not None:
+        reason = member.left_out.value.replace("_", " ")
+        return f"{reason}: {member.scored.ungraded}" if member.scored and member.scored.ungraded else reason
+    books = member.scored.trajectory.accounting if member.scored else None
+    if books is None or books.delivered:
+        return ""
+    return ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in books.left_out.items()) or "no token was sampled"
