@@ -36,6 +36,18 @@ class Up:
         """What all the processes wrote."""
         return (self._state / LOG).read_text()
 
+    @property
+    def pid(self) -> int:
+        """The last process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def ended(self) -> int | None:
+        """How the last process ended. None: it runs."""
+        assert self._process is not None
+        return self._process.returncode
+
     async def start(self, faults: str = "") -> None:
         """Start it, with faults for this process alone."""
         self._state.mkdir(parents=True, exist_ok=True)
