@@ -226,6 +226,14 @@ def open_calls(number: str) -> None:
     os._exit(0)
 
 
+def then_wait(behaviour: str, *arguments: str) -> None:
+    """Behave so, say that it is done, and wait for the worst."""
+    here = Path.cwd()
+    globals()[behaviour](*arguments)
+    (here / "left").touch()
+    time.sleep(60)
+
+
 def main() -> None:
     """Ask once, then misbehave."""
     behaviour, *arguments = sys.argv[1:]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from tests.hostile.site import Site
+    from tests.hostile.running import Site
 
 
 class Kind(StrEnum):

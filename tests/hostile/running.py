@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.client.client import Client
+from evener.client.errors import ClientError
 from evener.client.views import EngineRequest, TaskDetail
 from evener.engines.scripted import Rule, Script, ScriptedServer, ToolCall, scripted_engine
 from evener.proto.ids import session_of
@@ -50,9 +51,12 @@ OPTIONS: Final[dict[str, str | float]] = {
 }
 POLL_SECONDS: Final = 0.05
 BEAT_SECONDS: Final = 5.0
+LAST_SECONDS: Final = 2.0
+"""For the exit of a session whose input has failed."""
 NEST: Final = "NEST THE CALL"
 NESTED: Final = 150
 """Levels of the tool call that the engine says then: more than a parser of JSON may follow."""
+VOTE: Final = "CAST YOUR VOTE"
 SLOWLY: Final = "TAKE YOUR TIME"
 ANSWER: Final = "The answer is 42."
 TEST_SH: Final = "echo 1 > /logs/verifier/reward.txt\n"
@@ -72,6 +76,7 @@ SCRIPT: Final = Script(
         Rule(regex=r"step (\d) of \1\.", tail=120, say="All steps are taken, the answer is 42."),
         Rule(match="step by step", say="I take a step.", tool_calls=(STEP,)),
         Rule(match=NEST, tail=200, say="Deeper.", tool_calls=(ToolCall(name="dig", arguments=nested(NESTED)),)),
+        Rule(match=VOTE, tail=200, say=ANSWER, delay_ms=20),
         Rule(match=SLOWLY, tail=200, say="word " * 400, per_token_ms=10),
     ),
     default=Rule(say=ANSWER),
@@ -187,9 +192,14 @@ class Site:
         beating = asyncio.create_task(self._beat(session_id))
         try:
             yield Session(session_id, opened.base_url, opened.key, self.http)
+        except BaseException:
+            with suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(LAST_SECONDS):
+                    await self.client.recording_exited(session_id, exit_code=exit_code)
+            raise
         finally:
             beating.cancel()
-            await self.client.recording_exited(session_id, exit_code=exit_code)
+        await self.client.recording_exited(session_id, exit_code=exit_code)
         await self.ended(task_id)
 
     async def work(
@@ -240,7 +250,8 @@ class Site:
             raise Unexpected(msg) from None
         view = detail.task
         if view.outcome is not TaskOutcome.MERGED or view.rewards != (1.0,):
-            msg = f"an ordinary session ended as {view.outcome}, rewards {view.rewards}: {view.reason}"
+            session = detail.sessions[0]
+            msg = f"an ordinary session ended as {session.end} {session.detail!r}, {view.outcome}, rewards {view.rewards}: {view.reason}"
             raise Unexpected(msg)
 
     async def healthy(self, seconds: float) -> None:
