@@ -248,6 +248,9 @@ class Site:
         except TimeoutError:
             msg = f"an ordinary session had not ended after {time.monotonic() - began:.0f} s"
             raise Unexpected(msg) from None
+        except ClientError as refused:
+            msg = f"an ordinary session was refused: {refused}"
+            raise Unexpected(msg) from refused
         view = detail.task
         if view.outcome is not TaskOutcome.MERGED or view.rewards != (1.0,):
             session = detail.sessions[0]

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -77,11 +77,9 @@ async def named(_: Site, name: str) -> None:
     """Start an Evener of an odd name: it works, or says in a line what is wrong with it."""
     async with own_site(instance=name) as own:
         await own.up.start()
-        async with asyncio.timeout(START_SECONDS):
-            while own.up.ended is None and '"listening"' not in own.up.log:
-                await asyncio.sleep(0.05)
-        if own.up.ended is None:
+        with suppress(AssertionError):  # it ended
             await own.up.ready()
+        if own.up.ended is None:
             await own.canary(CANARY_SECONDS)
             await own.up.stop()
         elif "Traceback" in own.up.log or "evener: " not in own.up.log:

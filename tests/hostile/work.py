@@ -89,7 +89,7 @@ def reward(name: str, script: str, worth: Worth) -> Input:
 
 
 def _text(content: str) -> str:
-    return f"printf '{content}' > /logs/verifier/reward.txt\n"
+    return f"printf -- '{content}' > /logs/verifier/reward.txt\n"
 
 
 def _json(content: str) -> str:
@@ -169,8 +169,8 @@ REWARDS: Final = (
     reward("infinity", _text("inf"), None),
     reward("1e309", _text("1e309"), None),
     reward("-0", _text("-0"), -0.0),
-    reward("digits of another script", _text("\u0661"), None),
-    reward("an underscore between digits", _text("1_0"), None),
+    reward("digits of another script", _text("\u0661"), ...),
+    reward("an underscore between digits", _text("1_0"), ...),
     reward("two numbers", _text("1 2"), None),
     reward("what is no UTF-8", _text("\\377\\376"), None),
     reward("a number with blanks around it", _text("  0.5\\n"), 0.5),
