@@ -52,6 +52,8 @@ _view: Final = msgspec.json.Decoder(TaskView)
 _task: Final = msgspec.json.Decoder(TaskDetail)
 _tasks: Final = msgspec.json.Decoder(TaskList)
 _fleet: Final = msgspec.json.Decoder(FleetView)
+_engines: Final = msgspec.json.Decoder(ServedEngines)
+_score: Final = msgspec.json.Decoder(ScoreView)
 _session: Final = msgspec.json.Decoder(SessionView)
 _policies: Final = msgspec.json.Decoder(PolicyList)
 _policy: Final = msgspec.json.Decoder(PolicyView)
@@ -139,7 +141,7 @@ class Client:
     async def served_engines(self) -> tuple[ServedEngine, ...]:
         """Return the engines that a gateway has checked, with what they can do."""
         at = await self._instance("provider_gateway")
-        return (await self._connection.call("GET", "/engines", ServedEngines, at=at)).engines
+        return (await self._connection.call("GET", "/engines", _engines, at=at)).engines
 
     async def join_engine(self, engine: EngineRequest) -> FleetView:
         """Register an engine."""
@@ -184,7 +186,7 @@ class Client:
     async def score(self, session_id: str) -> ScoreView:
         """Return what a session was worth, what its grader left, and what became of it in its group."""
         at = await self._instance("trainer_bridge")
-        return await self._connection.call("GET", f"/scores/{session_id}", ScoreView, at=at)
+        return await self._connection.call("GET", f"/scores/{session_id}", _score, at=at)
 
     async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt]:
         """Build stored sessions again; yield each as it is done."""

@@ -89,8 +89,9 @@ async def test_new_attempt_has_a_history_of_its_own() -> None:
     first = played.live.history
     start = played.live.session.starts[1]
     played.live.session.apply(structs.replace(start, attempt=2, start_id="again"), offset=99, record_at=100.0)
-    assert first.has_answers
-    assert not played.live.history.has_answers
+    (asked,) = played.live.session.forest.calls
+    assert first.conversation_of(asked)
+    assert not played.live.history.conversation_of(asked)
 
 
 async def heard(flight: Flight) -> list[Step]:
