@@ -6,13 +6,14 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from evener.bus import kafka_producer, kafka_sender
@@ -202,3 +203,51 @@ async def test_broker_that_is_not_there_is_named() -> None:
     with pytest.raises(BusUnreachable, match=r"no broker answers at 127\.0\.0\.1:9"):
         async with open_kafka("127.0.0.1:9"):
             pass
+
+
+AHEAD_SECONDS = 61 * 60
+
+
+async def written_ahead(bus: KafkaBus, servers: str, name: str) -> float:
+    """Let a writer append whose clock is 61 minutes ahead; return how far ahead of this clock the record's time is."""
+    producer = AIOKafkaProducer(bootstrap_servers=servers)
+    await producer.start()
+    try:
+        at_ms = int((time.time() + AHEAD_SECONDS) * 1000)
+        told = await producer.send_and_wait(name, b"early", key=b"s1", partition=0, timestamp_ms=at_ms)
+    finally:
+        await producer.stop()
+    (found,) = [one async for one in bus.read(CALLS, 0, told.offset)]
+    return found.timestamp_ms / 1000 - time.time()
+
+
+async def test_record_time_is_the_brokers(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
+    """A runner whose clock is ahead would lose every start: its records would seem to come too late."""
+    assert abs(await written_ahead(bus, kafka_servers, prefix + CALLS)) < 60
+
+
+async def test_topics_of_an_earlier_version_get_the_brokers_time(kafka_servers: str, prefix: str) -> None:
+    """What else an operator set of them stays."""
+    name = prefix + CALLS
+    async with admin_of(kafka_servers) as admin:
+        configs = {"message.timestamp.type": "CreateTime", "retention.ms": "86400000"}
+        await admin.create_topics([NewTopic(name, 4, 1, topic_configs=configs)])
+        async with open_kafka(kafka_servers, FEW, 4, prefix) as bus:
+            async with asyncio.timeout(20):
+                while abs(await written_ahead(bus, kafka_servers, name)) > 60:  # noqa: ASYNC110 - the broker keeps to it a moment later
+                    await asyncio.sleep(0.1)
+        (described,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+    entries = {entry[0]: entry[1] for entry in described.resources[0][4]}
+    assert entries["message.timestamp.type"] == "LogAppendTime"
+    assert entries["retention.ms"] == "86400000"
+
+
+@asynccontextmanager
+async def admin_of(servers: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Open an operator's client."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()

@@ -28,6 +28,7 @@ from evener.proto.fleet import Heartbeat, Running
 from evener.proto.sessions import HarnessExited, SessionCancelled, SessionDispatched, SessionStarted
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, SessionSpec, TaskRef
 from evener.proto.topics import Topic
+from evener.sandbox_runner import sessions as sessions_module
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.service import open_service
 from evener.sandboxes.local import open_local
@@ -35,6 +36,7 @@ from evener.service.auth import load_secrets, open_capability
 from evener.service.events import EventLog
 from evener.service.parts import Parts, Service
 from evener.tasks.pack import pack
+from evener.tokens.session import too_late
 
 E = TypeVar("E")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "self_made" / "agent.py"
@@ -284,18 +286,43 @@ async def test_a_cancelled_session_ends_its_harness(tmp_path: Path) -> None:
 
 
 async def test_a_repeated_dispatch_starts_nothing(tmp_path: Path) -> None:
-    """Neither while the attempt runs nor after its end; one that is too old does not either."""
+    """Neither while the attempt runs nor after its end."""
     async with bench(tmp_path) as b:
         await b.dispatch()
         await b.dispatch()
         await b.until(HarnessExited)
         await b.dispatch()
-        await b.dispatch("t.1", dispatched_at=time.time() - 4000)
         await b.dispatch("t.2")
         await b.until(HarnessExited, "t.2")
 
         assert len([event for event in await b.log() if isinstance(event, SessionStarted)]) == 1
-        assert await b.log("t.1") == []
+
+
+@pytest.mark.parametrize("behind_seconds", [-61 * 60, 61 * 60])
+async def test_a_scheduler_whose_clock_is_wrong_loses_no_start(tmp_path: Path, behind_seconds: float) -> None:
+    """How late a start is follows from the log's own times: that of the dispatch comes with the start."""
+    async with bench(tmp_path) as b:
+        before = time.time()
+        await b.dispatch(dispatched_at=before - behind_seconds)
+        started = await b.until(SessionStarted)
+
+        assert started.dispatch_recorded_at is not None
+        assert before - 1 < started.dispatch_recorded_at < time.time() + 1
+        assert not too_late(started, time.time())
+
+
+async def test_a_start_that_would_be_void_is_left_to_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session waited too long for a place or its harness; another attempt may run elsewhere."""
+    monkeypatch.setattr(sessions_module, "START_LIMIT_SECONDS", -1.0)
+    async with bench(tmp_path) as b:
+        await b.dispatch()
+        async with asyncio.timeout(20):
+            while not b.service.heartbeat().running:  # noqa: ASYNC110 - the runner is asked
+                await asyncio.sleep(0.01)
+            while b.service.heartbeat().running:  # noqa: ASYNC110 - the runner is asked
+                await asyncio.sleep(0.01)
+
+        assert await b.log() == []
 
 
 async def test_a_further_attempt_ends_the_one_before(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ ID_BYTES: Final = 4
 NO_SANDBOX: Final = "none"
 """The sandbox of a session whose process somebody else runs."""
 START_LIMIT_SECONDS: Final = 3600.0
-"""A SessionStarted whose record is later than this after its dispatch is void."""
+"""A SessionStarted whose record is later than this after that of its dispatch is void."""
 
 
 class Session:
@@ -129,7 +129,7 @@ class Session:
                 return self._doubt(f"record {offset} does not belong here: {tag_of(event)}")
 
     def _start(self, event: SessionStarted, record_at: float) -> bool:
-        if event.attempt <= self.attempt or record_at - event.dispatched_at > START_LIMIT_SECONDS:
+        if event.attempt <= self.attempt or too_late(event, record_at):
             return False
         self.starts[event.attempt] = event
         return True
@@ -179,6 +179,12 @@ class Session:
         """Note what does not fit: it does not count."""
         self.doubts.append(doubt)
         return False
+
+
+def too_late(event: SessionStarted, record_at: float) -> bool:
+    """Return whether a start is void. `record_at` is its record time, Unix seconds."""
+    dispatched = event.dispatched_at if event.dispatch_recorded_at is None else event.dispatch_recorded_at
+    return record_at - dispatched > START_LIMIT_SECONDS
 
 
 def _whole(ids: Bulk) -> bool:

@@ -51,7 +51,10 @@ class SessionStarted(Event, frozen=True, kw_only=True, tag="session_started.v1")
     runner_id: str
     dispatched_at: float
     started_at: float
-    """More than the start limit after `dispatched_at`: void for every reader."""
+    """By the runner's clock."""
+    dispatch_recorded_at: float | None = None
+    """Record time of the dispatch. A start whose own record time is more than the start limit after it is void for every reader: both times
+    are the log's, whatever clocks scheduler and runner have. None: an older runner wrote it, and `dispatched_at` is compared."""
     harness_version: str | None = None
     """The pinned version of the harness that runs. None: not known (a recording)."""
     quirks: Quirks = Quirks()

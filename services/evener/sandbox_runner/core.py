@@ -9,7 +9,6 @@ from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
 from evener.sandboxes.port import Changes
-from evener.tokens.session import START_LIMIT_SECONDS
 
 REMEMBERED: Final = 10_000
 """Attempts that are remembered after their end."""
@@ -42,11 +41,11 @@ class Held:
         """Attempts that are held now, those that wait for a place included."""
         return tuple(self._held)
 
-    def take(self, event: SessionDispatched, *, runner_id: str, now: float) -> bool:
+    def take(self, event: SessionDispatched, *, runner_id: str) -> bool:
         """Return whether to start what was dispatched; then it is held. A repeated dispatch starts nothing."""
         attempt = Running(session_id=event.session_id, attempt=event.attempt)
         known = attempt in self._held or attempt in self._past
-        if event.runner_id != runner_id or known or now - event.dispatched_at > START_LIMIT_SECONDS:
+        if event.runner_id != runner_id or known:
             return False
         self._held[attempt] = None
         return True

@@ -96,17 +96,17 @@ class Runner:
             await self._site.events.dead_letter(NAME, record, str(bad))
             return
         match event:
-            case SessionDispatched() if not self._stopping and self._held.take(event, runner_id=self._site.runner_id, now=time.time()):
-                self._begin(event)
+            case SessionDispatched() if not self._stopping and self._held.take(event, runner_id=self._site.runner_id):
+                self._begin(event, record.timestamp_ms / 1000)
             case SessionCancelled():
                 self._end_all(event.session_id)
             case _:
                 pass
 
-    def _begin(self, event: SessionDispatched) -> None:
+    def _begin(self, event: SessionDispatched, recorded_at: float) -> None:
         for lower in self._held.superseded(event):
             self._sessions[lower][0].end(Ending.STOPPED)
-        attempt, session = Running(session_id=event.session_id, attempt=event.attempt), Session(event, self._site)
+        attempt, session = Running(session_id=event.session_id, attempt=event.attempt), Session(event, recorded_at, self._site)
         task = asyncio.create_task(self._run(session, attempt), name=f"session {event.session_id}")
         self._sessions[attempt] = (session, task)
 

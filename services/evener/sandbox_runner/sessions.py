@@ -28,6 +28,7 @@ from evener.sandbox_runner.site import Site
 from evener.sandboxes.port import HOME, ChangesTooLarge, Program, ProgramMissing, Sandbox, SandboxError
 from evener.service.auth import Capability, seal_capability
 from evener.service.faults import point
+from evener.tokens.session import START_LIMIT_SECONDS
 
 SEND_SECONDS: Final = 600.0
 """How long an event of a session is sent again while the log cannot be written. Then its lease ends it."""
@@ -62,8 +63,10 @@ class Exit(Struct, kw_only=True):
 class Session:
     """One attempt, from its dispatch to its HarnessExited."""
 
-    def __init__(self, event: SessionDispatched, site: Site) -> None:
+    def __init__(self, event: SessionDispatched, recorded_at: float, site: Site) -> None:
+        """`recorded_at`: when the log took the dispatch, by its own clock, in Unix seconds."""
         self._event = event
+        self._recorded_at = recorded_at
         self._spec = event.spec
         self._site = site
         self._start_id = new_start_id()
@@ -82,6 +85,9 @@ class Session:
         await point("runner.dispatched")
         async with AsyncExitStack() as stack:
             prepared, harness, failed = await self._prepare(stack)
+            if time.monotonic() - self._arrived > START_LIMIT_SECONDS:
+                log.warning("start_too_late", session_id=self._event.session_id, attempt=self._event.attempt)
+                return  # it would be void; its lease has ended it, or will
             position = await self._send(self._started(harness))
             await point("runner.started")
             found = failed or await self._live(prepared, position)
@@ -231,6 +237,7 @@ class Session:
             runner_id=self._site.runner_id,
             dispatched_at=self._event.dispatched_at,
             started_at=time.time(),
+            dispatch_recorded_at=self._recorded_at,
             harness_version=None if harness is None else harness.version,
             quirks=declared(self._spec.harness, harness),
             spec=self._spec,

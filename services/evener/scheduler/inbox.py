@@ -13,7 +13,7 @@ from evener.proto.state import TaskState
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.scheduler.core import Draft
 from evener.service.events import EventLog, header
-from evener.tokens.session import START_LIMIT_SECONDS
+from evener.tokens.session import too_late
 
 LENGTH: Final = 64
 """Items that wait for the writer; more make their senders wait."""
@@ -106,5 +106,5 @@ async def _event(events: EventLog, record: Record) -> AnyEvent | None:
     except BadRecord as bad:
         await events.dead_letter("scheduler", record, str(bad))
         return None
-    void = isinstance(event, SessionStarted) and record.timestamp_ms / 1000 - event.dispatched_at > START_LIMIT_SECONDS
+    void = isinstance(event, SessionStarted) and too_late(event, record.timestamp_ms / 1000)
     return None if void else event

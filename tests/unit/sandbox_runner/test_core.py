@@ -9,7 +9,6 @@ from evener.proto.spec import HarnessSpec
 from evener.sandbox_runner import core
 from evener.sandbox_runner.core import Held, NoStart, allow, one_line
 from evener.scheduler.core import cut
-from evener.tokens.session import START_LIMIT_SECONDS
 
 
 def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r") -> SessionDispatched:
@@ -19,28 +18,26 @@ def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r") ->
 def test_an_attempt_is_taken_once_for_ever() -> None:
     """While it is held, and after it."""
     held = Held()
-    assert held.take(dispatched(), runner_id="r", now=T0)
-    assert not held.take(dispatched(), runner_id="r", now=T0)
+    assert held.take(dispatched(), runner_id="r")
+    assert not held.take(dispatched(), runner_id="r")
     assert held.running == (Running(session_id="s", attempt=1),)
 
     held.release(Running(session_id="s", attempt=1))
 
-    assert not held.take(dispatched(), runner_id="r", now=T0)
-    assert held.take(dispatched(attempt=2), runner_id="r", now=T0)
+    assert not held.take(dispatched(), runner_id="r")
+    assert held.take(dispatched(attempt=2), runner_id="r")
 
 
-def test_what_is_for_others_or_too_old_is_left_alone() -> None:
-    """A start so late would be void for every reader."""
-    held = Held()
-    assert not held.take(dispatched(runner_id="other"), runner_id="r", now=T0)
-    assert not held.take(dispatched(), runner_id="r", now=T0 + START_LIMIT_SECONDS + 1)
+def test_what_is_for_others_is_left_alone() -> None:
+    """All runners read one topic."""
+    assert not Held().take(dispatched(runner_id="other"), runner_id="r")
 
 
 def test_a_further_attempt_names_those_that_it_ends() -> None:
     """Of its own session only."""
     held = Held()
-    held.take(dispatched(), runner_id="r", now=T0)
-    held.take(dispatched("other"), runner_id="r", now=T0)
+    held.take(dispatched(), runner_id="r")
+    held.take(dispatched("other"), runner_id="r")
 
     assert held.superseded(dispatched(attempt=2)) == (Running(session_id="s", attempt=1),)
 
@@ -50,11 +47,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "REMEMBERED", 2)
     held = Held()
     for number in range(5):
-        held.take(dispatched(f"s{number}"), runner_id="r", now=T0)
+        held.take(dispatched(f"s{number}"), runner_id="r")
         held.release(Running(session_id=f"s{number}", attempt=1))
 
-    assert held.take(dispatched("s0"), runner_id="r", now=T0)
-    assert not held.take(dispatched("s4"), runner_id="r", now=T0)
+    assert held.take(dispatched("s0"), runner_id="r")
+    assert not held.take(dispatched("s4"), runner_id="r")
 
 
 def test_local_asks_for_trust_when_the_harness_has_tools() -> None:
