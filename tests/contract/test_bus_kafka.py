@@ -1,6 +1,7 @@
 """What happens on a real broker only: records that it refuses, transactions that stay open, owners that change in between."""
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
@@ -15,11 +16,12 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.client import ConnectionGroup
 
 from evener.bus import kafka_producer, kafka_sender
 from evener.bus.kafka import KafkaBus, open_kafka
 from evener.bus.kafka_client import Cluster, discard, start_producer
-from evener.bus.port import BusUnreachable, Fenced, NotCommitted, Outgoing, RecordTooLarge
+from evener.bus.port import BusUnreachable, Fenced, GroupOffset, NotCommitted, Outgoing, Position, RecordTooLarge
 from evener.proto.topics import TOPICS, Topic
 
 pytestmark = pytest.mark.kafka
@@ -167,6 +169,22 @@ def own_broker() -> Iterator[tuple[str, int]]:
             script.terminate()
 
 
+async def stop(process: int) -> None:
+    """Stop a process; return when none of its threads runs any more: until then it may still answer."""
+    os.kill(process, signal.SIGSTOP)
+    async with asyncio.timeout(10):
+        while not stopped(process):  # noqa: ASYNC110 - the kernel is asked
+            await asyncio.sleep(0.005)
+
+
+def stopped(process: int) -> bool:
+    try:
+        states = [stat.read_text().rpartition(") ")[2][0] for stat in Path(f"/proc/{process}/task").glob("*/stat")]
+    except FileNotFoundError:  # a thread ended meanwhile
+        return False
+    return set(states) == {"T"}
+
+
 async def test_silent_broker_fails_calls_in_time_and_the_holder_goes_on_afterwards(
     kafka_servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +197,7 @@ async def test_silent_broker_fails_calls_in_time_and_the_holder_goes_on_afterwar
             producer = await bus.producer("gateway-0")
             await producer.commit([record(b"before")])
             await bus.send([record(b"before", 1)])
-            os.kill(java, signal.SIGSTOP)
+            await stop(java)
             commits = [producer.commit([record(b"never %d" % number)]) for number in range(3)]
             lost = await asyncio.gather(*commits, bus.send([record(b"perhaps")]), return_exceptions=True)
             os.kill(java, signal.SIGCONT)
@@ -203,6 +221,38 @@ async def test_broker_that_is_not_there_is_named() -> None:
     with pytest.raises(BusUnreachable, match=r"no broker answers at 127\.0\.0\.1:9"):
         async with open_kafka("127.0.0.1:9"):
             pass
+
+
+async def test_connection_that_opens_while_its_producer_is_closed_is_closed_too(bus: KafkaBus) -> None:
+    """A fenced producer leaves requests running, and each may open a connection after all were closed: nobody would close that one."""
+    producer = await start_producer(bus._cluster)
+    client = producer.client
+    opening = asyncio.ensure_future(client.ready(client.get_random_node(), group=ConnectionGroup.COORDINATION))
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(discard(producer))
+    await asyncio.sleep(0)
+    await late
+    await asyncio.gather(opening, client.ready(client.get_random_node(), group=ConnectionGroup.COORDINATION), return_exceptions=True)
+
+    assert [conn for conn in client._conns.values() if conn.connected()] == []
+
+
+async def test_fenced_commit_with_offsets_leaves_no_error_unseen(bus: KafkaBus) -> None:
+    """aiokafka notes the fencing in a future that it would await at the transaction's end only."""
+    unseen: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unseen.append(f"{told['message']}: {told.get('exception')!r}"))
+    first = await bus.producer("gateway-0")
+    await first.commit([record(b"mine")])
+    await bus.producer("gateway-0")
+    with pytest.raises(Fenced):
+        await first.commit([], [GroupOffset("group", Position(CALLS, 0, 1))])
+    await first.aclose()
+    bus._producers.remove(first)
+    del first
+    gc.collect()
+    await asyncio.sleep(0)
+
+    assert unseen == []
 
 
 AHEAD_SECONDS = 61 * 60

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 from aiokafka.structs import RecordMetadata
 from msgspec import Struct
@@ -109,7 +110,7 @@ async def put(producer: AIOKafkaProducer, cluster: Cluster, record: Outgoing) ->
         partition=cluster.partition_of(record),
         headers=[(header.name, header.value) for header in record.headers],
     )
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, also if nobody waits for it any more
+    _see(future)
     return future
 
 
@@ -127,4 +128,24 @@ async def discard(producer: AIOKafkaProducer) -> None:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await producer.stop()
     finally:
-        await producer.client.close()
+        await _cut_off(producer.client)
+        if producer._txn_manager is not None:  # noqa: SLF001
+            _see(producer._txn_manager.wait_for_transaction_end())  # noqa: SLF001 - a fencing is noted there, too
+
+
+async def _cut_off(client: AIOKafkaClient) -> None:
+    """Close a client for good. A fenced producer leaves requests running, which would open connections that nobody closes."""
+
+    async def none(*_: object, **__: object) -> None: ...
+
+    client._get_conn = none  # noqa: SLF001 - aiokafka has no other way
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS), client._get_conn_lock:  # noqa: SLF001 - one that opens now is closed with the others
+            pass
+    await client.close()
+
+
+def _see(future: "asyncio.Future[Any] | None") -> None:
+    """Take note of what a future failed of, also if nobody waits for it any more."""
+    if future is not None:
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
