@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.builders import T0, built, spec
+from tests.outage import Outage
 from tests.parts import MISSING, RUBBISH, open_parts
 
 from evener.blobs import waited as waited_module
 from evener.bus.port import Header, Outgoing
+from evener.evaluator import grading as grading_module
 from evener.evaluator.config import Config
 from evener.evaluator.service import open_service
 from evener.proto.codec import decode
@@ -183,6 +185,26 @@ async def test_grader_that_crashes_leaves_its_traceback(tmp_path: Path, config: 
     assert score.ungraded is not None
     assert score.ungraded.startswith("the grader crashed: JSONDecodeError")
     assert b"Traceback" in output["crash.txt"]
+
+
+async def test_a_store_that_is_away_costs_a_grading_no_try(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the task's archive nor the evidence is the grader's fault; the session has its one try left when the store is back."""
+    monkeypatch.setattr(grading_module, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.01)
+    async with open_parts(tmp_path) as opened:
+        store = Outage(opened.blobs)
+        parts = msgspec.structs.replace(opened, blobs=store)
+        task = await task_of(parts, tmp_path / "task", "mkdir -p /logs/verifier; echo 0.5 > /logs/verifier/reward.txt")
+        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
+        store.away = True
+        async with running(parts, config):
+            while store.refused < 5:  # the archive was asked for again and again
+                store.met.clear()
+                await store.met.wait()
+            store.away = False
+            (score,) = await scores(parts, 1)
+
+    assert (score.reward, score.tries, score.ungraded) == (0.5, 1, None)
 
 
 async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path, config: Config) -> None:

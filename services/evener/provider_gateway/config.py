@@ -24,6 +24,6 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     known_seconds: Seconds = 20.0
     """How long a call waits for its SessionStarted to be read before it is refused."""
     unseen_seconds: Seconds = 120.0
-    """How long a call waits for an engine that answers, or for a log that can be written, before its harness is told."""
+    """How long a call waits for an engine that answers, or for a log and a blob store that can be written, before its harness is told."""
     lonely_seconds: Seconds = 10.0
     """How long an open call goes on whose relay is gone, before its sampling is aborted."""
