@@ -3,10 +3,12 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
+from msgspec import Struct
 
+from evener.dialects.bodies import as_utf8, check_values, mended
 from evener.dialects.canonical import RequestError, Wish
 from evener.proto.ends import CallFailure
 
@@ -15,8 +17,19 @@ MAX_DEPTH: Final = 100
 NO_JSON: Final = (json.JSONDecodeError, UnicodeError)
 """What reading raises for what is no JSON anywhere; every other ValueError is a limit of ours."""
 
+NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What reading raises for bodies that are none."""
+
+Read = TypeVar("Read")
+
+
+class _Wished(Struct):
+    stream: msgspec.Raw = msgspec.Raw(b"false")
+    model: msgspec.Raw = msgspec.Raw(b"null")
+
+
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_wishes: Final = msgspec.json.Decoder(Wish)
+_wishes: Final = msgspec.json.Decoder(_Wished)
 
 
 def refuse(path: str, why: str, *, reason: CallFailure = CallFailure.REFUSED) -> NoReturn:
@@ -43,9 +56,12 @@ def read_body(body: bytes) -> dict[str, Any]:
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     """Return the fields of the JSON object in a request body, each as it stands there. Raises RequestError."""
     try:
-        return _fields.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # half a surrogate pair, or no JSON at all
-        return {name: msgspec.Raw(json.dumps(value).encode()) for name, value in read_body(body).items()}
+        plain = as_utf8(body)
+        check_values(plain)
+        return _decoded(_fields, plain)
+    except NOT_JSON as cause:
+        read_body(body)  # mostly knows better what is wrong
+        refuse("", f"the body is not JSON: {cause}")
 
 
 def read_field(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
@@ -64,20 +80,15 @@ def read_raw(raw: bytes | msgspec.Raw, path: str) -> Any:
 
 
 def read_wish(body: bytes) -> Wish:
-    """Return whether a stream is asked for, and of which model, where both stand in the body."""
+    """Return whether a stream is asked for, and of which model, where both can be read. What cannot, the gateway refuses."""
     try:
-        return _wishes.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # not readable at once, as the gateway reads it all the same
-        return _patient_wish(body)
-
-
-def _patient_wish(body: bytes) -> Wish:
-    try:
-        fields = read_fields(body)
-        stream, model = read_field(fields, "stream"), read_field(fields, "model")
-    except RequestError:
+        plain = as_utf8(body)
+        check_values(plain)
+        wished = _decoded(_wishes, plain)
+        model = read_json(bytes(wished.model))
+    except (*NOT_JSON, RequestError):
         return Wish()
-    return Wish(stream=stream is True, model=model if isinstance(model, str) else "")
+    return Wish(stream=bytes(wished.stream) == b"true", model=model if isinstance(model, str) else "")
 
 
 def read_json(text: str | bytes) -> Any:
@@ -90,6 +101,17 @@ def read_json(text: str | bytes) -> Any:
     except RecursionError as cause:
         msg = "nested too deeply"
         raise ValueError(msg) from cause
+
+
+def _decoded(decoder: msgspec.json.Decoder[Read], body: bytes) -> Read:
+    """Decode a body, or the body without what this decoder refuses although it can be mended."""
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError:
+        whole = mended(body)
+        if whole == body:
+            raise
+        return decoder.decode(whole)
 
 
 def as_object(value: Any, path: str) -> dict[str, Any]:

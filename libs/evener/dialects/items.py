@@ -11,12 +11,17 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from evener.dialects.bodies import values_in
 from evener.dialects.fields import as_list, read_raw, refuse
 
 MOST_BYTES: Final = 64 << 20
 """What one cache holds at most: raw JSON, and what is made of it."""
 PARSED_BYTES: Final = 2048
-"""What a parsed item weighs at least, beside its text."""
+"""What a parsed item weighs at least."""
+VALUE_BYTES: Final = 128
+"""What each value in it weighs at most, its letters apart."""
+LETTER_BYTES: Final = 4
+"""What a letter takes at most: all of a text, where one of them is no common one."""
 MOST_ITEM_BYTES: Final = 256 << 10
 """A larger item is parsed each time."""
 MOST_ITEMS: Final = 20_000
@@ -52,14 +57,14 @@ class Items(Generic[Parsed]):
         return [self._one(bytes(item), path, index) for index, item in enumerate(raws)]
 
     def _one(self, raw: bytes, path: str, index: int) -> Parsed:
-        known = self._kept.get(raw)
-        if known is not None:
-            return known
         at = f"{path}[{index}]"
-        parsed = self._parse(read_raw(raw, at), at)
-        if len(raw) <= MOST_ITEM_BYTES:
-            self._keep(raw, parsed)
-        return parsed
+        if len(raw) > MOST_ITEM_BYTES:
+            return self._parse(read_raw(raw, at), at)
+        known = self._kept.get(raw)
+        if known is None:
+            known = self._parse(read_raw(raw, at), at)
+            self._keep(raw, known)
+        return known
 
     def _keep(self, raw: bytes, parsed: Parsed) -> None:
         with self._keeping:
@@ -73,4 +78,5 @@ class Items(Generic[Parsed]):
 
 
 def _weight(raw: bytes) -> int:
-    return 2 * len(raw) + PARSED_BYTES
+    letter = 1 if raw.isascii() and b"\\u" not in raw else LETTER_BYTES
+    return PARSED_BYTES + (1 + letter) * len(raw) + VALUE_BYTES * (values_in(raw) + raw.count(b":"))

@@ -27,9 +27,10 @@ from evener.provider_gateway.live import Live
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.owners import Owners
 from evener.provider_gateway.policies import Policy
+from evener.provider_gateway.threads import READING
 from evener.service.auth import Capability, CapabilityRefused, Secrets, open_capability, operator_route
 
-READ_AT_ONCE_BYTES: Final = 512 << 10
+READ_AT_ONCE_BYTES: Final = 32 << 10
 """A larger body is read in a thread."""
 GONE_STATUS: Final = 499
 """For nobody: the relay left."""
@@ -203,7 +204,7 @@ async def _only(answer: Answer) -> AsyncGenerator[AnyFrame, None]:
 async def read(dialect: Dialect, path: str, body: bytes) -> tuple[CanonicalRequest, str]:
     """Return the request in a body, and the digest of it. Raises RequestError. No other call waits for a large one."""
     if len(body) > READ_AT_ONCE_BYTES:
-        return await asyncio.to_thread(_read, dialect, path, body)
+        return await READING.run(_read, dialect, path, body)
     return _read(dialect, path, body)
 
 

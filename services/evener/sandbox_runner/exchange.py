@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from evener.dialects.canonical import Dialect, Head, RequestError
+from evener.dialects.canonical import Dialect, Head, RequestError, Wish
 from evener.proto.ends import CallFailure
 from evener.proto.ids import answer_identity
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
@@ -36,7 +36,7 @@ class Exchange:
     """Answers one request: what gateways say, in the harness's dialect."""
 
     def __init__(
-        self, request: web.Request, call: Call, dialect: Dialect, client: GatewayClient, *, wait: CallWait, limits: Limits
+        self, request: web.Request, call: Call, dialect: Dialect, client: GatewayClient, *, wish: Wish, wait: CallWait, limits: Limits
     ) -> None:
         self.sent_again = 0
         self.failure: CallFailure | None = None
@@ -55,7 +55,7 @@ class Exchange:
         self._began_at = time.monotonic()
         self._admitted = False
         """A gateway has placed it: from then on the log says what becomes of it."""
-        self._wish = dialect.wish(call.path, call.body)
+        self._wish = wish
         self._stream: web.StreamResponse | None = None
         """Open: the headers are out."""
         self._prompt_tokens = 0

@@ -23,7 +23,7 @@ from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import JSON, Exchange, Limits
 from evener.sandbox_runner.relay_client import Call, GatewayClient
-from evener.sandbox_runner.request_body import read_body
+from evener.sandbox_runner.request_body import read_body, read_wish
 from evener.sandbox_runner.unserved import Unserved
 from evener.service.telemetry import Metrics
 
@@ -158,7 +158,8 @@ class Relay:
 
     async def _exchange(self, request: web.Request, call: Call, dialect: Dialect) -> web.StreamResponse:
         with self._clock.call() as wait:
-            exchange = Exchange(request, call, dialect, client=self._client, wait=wait, limits=self._limits)
+            wish = await read_wish(dialect, call.path, call.body)
+            exchange = Exchange(request, call, dialect, client=self._client, wish=wish, wait=wait, limits=self._limits)
             call.repeats = self._unserved.original(call)
             try:
                 response = await exchange.run()

@@ -1,21 +1,24 @@
 """The body of a harness's request as its dialect reads it. Whatever is wrong with it is told in the dialect."""
 
-import asyncio
 import zlib
 from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 
-from evener.dialects.canonical import RequestError
+from evener.dialects.canonical import Dialect, RequestError, Wish
 from evener.dialects.fields import malformed, refuse
 from evener.proto.ends import CallFailure
+from evener.service.off_loop import Threads
 
 HEADER: Final = "content-encoding"
 PLAIN: Final = ("", "identity")
 INFLATED: Final = ("gzip", "deflate")
 GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 """Which of the two it is, its first bytes say."""
+READING: Final = Threads("relay", 2)
+"""Bodies are inflated and looked at here."""
+SHORT_BYTES: Final = 64 << 10
 MOST_MEMBERS: Final = 100
 """Compressed bodies one after the other in one: each costs a copy of the rest."""
 
@@ -29,7 +32,12 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge as cause:
         raise _too_large(most_bytes) from cause
-    return body if encoding in PLAIN else await asyncio.to_thread(_inflated, body, encoding, most_bytes)
+    return body if encoding in PLAIN else await READING.run(_inflated, body, encoding, most_bytes)
+
+
+async def read_wish(dialect: Dialect, path: str, body: bytes) -> Wish:
+    """Return what the relay must know of a request: that of a large body is read in a thread."""
+    return dialect.wish(path, body) if len(body) <= SHORT_BYTES else await READING.run(dialect.wish, path, body)
 
 
 def _inflated(body: bytes, encoding: str, most_bytes: int) -> bytes:

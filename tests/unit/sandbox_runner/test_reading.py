@@ -1,0 +1,36 @@
+"""What the relay reads of a body."""
+
+import asyncio
+import threading
+
+import pytest
+
+from evener.dialects.canonical import Wish
+from evener.dialects.openai_chat import OpenAIChat
+from evener.sandbox_runner.request_body import SHORT_BYTES, read_wish
+
+PATH = "/v1/chat/completions"
+
+
+class Unhurried(OpenAIChat):
+    """Reads nothing before the loop has done something else."""
+
+    def __init__(self) -> None:
+        self.meanwhile = threading.Event()
+
+    def wish(self, path: str, body: bytes) -> Wish:
+        assert self.meanwhile.wait(10), "the loop waits for the body"
+        return super().wish(path, body)
+
+
+@pytest.mark.parametrize("key", [b"text", b"\\ud800"])
+async def test_loop_goes_on_while_a_large_body_is_looked_at(key: bytes) -> None:
+    """Other harnesses' streams do not wait for it."""
+    dialect = Unhurried()
+    body = b'{"' + key + b'": "' + b"x" * SHORT_BYTES + b'", "stream": true, "model": "m"}'
+    reading = asyncio.create_task(read_wish(dialect, PATH, body))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    dialect.meanwhile.set()
+
+    assert await reading == Wish(stream=True, model="m")
