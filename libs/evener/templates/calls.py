@@ -21,6 +21,8 @@ HERMES, HERMES_END = "<tool_call>", "</tool_call>"
 DEEPSEEK, DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
 PYTHON: Final = "<|python_tag|>"
 SPACE: Final = re.compile(r"\s*")
+MOST_NESTED: Final = 64
+"""Objects and lists within each other in what is a call: it must come back within a request, which may nest 100 deep."""
 
 
 class Calls(Protocol):
@@ -102,13 +104,13 @@ def deepseek() -> Blocks:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
-    """Return the JSON value at a place, white space apart, and its end; None where there is none or it is no text."""
+    """Return the JSON value at a place, white space apart, and its end; None where there is none, or none that can be sent back."""
     try:
         value, end = _decoder.raw_decode(text, _skip(text, at))
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is valid JSON, but no text
     except (ValueError, RecursionError):
         return None
-    return value, _skip(text, end)
+    return None if _nests(value, MOST_NESTED) else (value, _skip(text, end))
 
 
 def before(mark: str, text: str) -> str:
@@ -220,6 +222,12 @@ def _schemas(tools: Sequence[Message]) -> dict[str, Mapping[str, Any]]:
         properties = parameters.get("properties") if isinstance(parameters, dict) else None
         read[str(tool.get("name"))] = properties if isinstance(properties, dict) else {}
     return read
+
+
+def _nests(value: Any, levels: int) -> bool:
+    """Return whether more than so many objects and lists are within each other."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (levels == 0 or any(_nests(one, levels - 1) for one in inner))
 
 
 def _skip(text: str, at: int) -> int:
