@@ -12,6 +12,7 @@ import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from yarl import URL
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import Blobs
@@ -165,7 +166,7 @@ class Hand:
     ) -> AsyncIterator[AnyFrame]:
         """Ask as the relay does, the harness's own headers passed on; yield the frames."""
         headers = {**passed_on, CAPABILITY: capability, REQUEST_ID: request_id or new_request_id()}
-        async with self.http.post(f"{self.url}/serve{path}", json=body, headers=headers) as answer:
+        async with self.http.post(URL(f"{self.url}/serve{path}", encoded=True), json=body, headers=headers) as answer:
             assert answer.status == 200, await answer.text()
             while head := await answer.content.read(4):
                 head += await answer.content.readexactly(4 - len(head)) if len(head) < 4 else b""

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import pytest
@@ -371,3 +372,17 @@ async def _asked_as_the_relay_asks(hand: Hand, capability: str, text: str) -> st
             assert answer.status == 200, answer.body
             return answer.body.decode()
         await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", ["a%3Fb", "a%2Fb", "a/b", "a%0Ab", "a%25b", "%F0%9F%98%80"])
+async def test_name_of_a_model_in_the_path_is_what_was_sent(hand: Hand, name: str) -> None:
+    """The gateway sees the path that the relay saw: an escaped question mark began no query there."""
+    capability = await hand.start("s1")
+    body = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+    path = f"/v1beta/models/{name}:generateContent?key=x%26y"
+    frames = [frame async for frame in hand.frames(capability, body, path=path)]
+
+    assert isinstance(frames[-1], Answer)
+    assert frames[-1].status == 200, frames[-1].body
+    opened = await hand.until("s1", CallOpened)
+    assert opened.model == unquote(name)

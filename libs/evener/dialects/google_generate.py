@@ -17,7 +17,9 @@ from evener.dialects.google_generate_answer import (
 )
 from evener.dialects.google_generate_request import parse_request
 
-PATH: Final = re.compile(r"(?:v1/|v1alpha/|v1beta/)?models/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)")
+PATH: Final = re.compile(
+    r"(?:v1/|v1alpha/|v1beta/)?models/(?P<model>.*):(?P<verb>generateContent|streamGenerateContent|countTokens)", re.DOTALL
+)
 STREAM: Final = "streamGenerateContent"
 
 
@@ -36,10 +38,11 @@ class GoogleGenerate:
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:
         found = _match(path) or refuse("", f"{path} is not served")
+        model = found["model"] or refuse("model", "must not be empty")
         stream = found["verb"] == STREAM
         if stream and not _asks_for_events(path):
             refuse("alt", "streams are served as events: add ?alt=sse")
-        return parse_request(self.name, found["model"], body, stream=stream, count_only=found["verb"] == "countTokens")
+        return parse_request(self.name, model, body, stream=stream, count_only=found["verb"] == "countTokens")
 
     def answer(self, request: CanonicalRequest, answer: CanonicalAnswer) -> bytes:  # noqa: ARG002 (part of the port)
         return answer_body(answer)

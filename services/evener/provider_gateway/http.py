@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from evener.bus.port import Bus
@@ -86,6 +86,15 @@ class Frames(StreamingResponse):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class RawRoute(Route):
+    """A route whose path is matched and given as it was sent: an escaped `?` or `/` in the name of a model stays one."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] != "http":
+            return Match.NONE, {}
+        return super().matches({**scope, "path": scope["raw_path"].decode("latin-1")})
+
+
 class Endpoints:
     """Routes over the partitions that this gateway owns."""
 
@@ -102,14 +111,15 @@ class Endpoints:
     def routes(self) -> list[BaseRoute]:
         """Return the routes to mount."""
         return [
-            Route(SERVE_PREFIX + "/{path:path}", self.serve, methods=["POST"]),
+            RawRoute(SERVE_PREFIX + "/{path:path}", self.serve, methods=["POST"]),
             Route(LEFT_PATH, self.left, methods=["POST"]),
             Route("/tokens/pieces", operator_route(self._secrets, self.pieces), methods=["POST"]),
         ]
 
     async def serve(self, request: Request) -> Response:
         """Answer a harness's request as frames; what is answered without them is for the relay (`evener.proto.relay`)."""
-        path = "/" + request.path_params["path"] + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope["query_string"].decode("latin-1")
+        path = "/" + request.path_params["path"] + (f"?{query}" if query else "")
         dialect = dialect_for(path)
         if dialect is None:
             return _refused(404, f"no dialect serves {path}")

@@ -287,9 +287,18 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
         GOOGLE.parse(WHOLE, body)
 
 
+def test_model_without_a_name_is_refused_in_the_dialect() -> None:
+    """Not by a 404 that is in no dialect's shape."""
+    path = "/v1beta/models/:generateContent"
+    assert dialect_for(path) is not None
+    with pytest.raises(RequestError, match="model: must not be empty"):
+        parse(LIKE_CURL, path)
+
+
 @pytest.mark.parametrize(
     ("path", "model", "stream"),
     [
+        ("/v1beta/models/a%3Fb%0Ac:generateContent", "a?b\nc", False),
         ("/v1beta/models/policy:streamGenerateContent?alt=sse", "policy", True),
         ("/models/policy:streamGenerateContent?key=k&alt=sse", "policy", True),
         ("/v1/models/gemini-2.5-pro:generateContent", "gemini-2.5-pro", False),
