@@ -80,6 +80,7 @@ class Hand:
         sampling: Sampling | None = None,
         streaming: Streaming = Streaming.HOLD,
         models: dict[str, Target] | None = None,
+        policy: str = "policy",
     ) -> str:
         """Start an attempt as a runner would; return its capability."""
         spec = SessionSpec(
@@ -91,7 +92,7 @@ class Hand:
             purpose=Purpose.TRAIN,
             task=None,
             harness=HarnessSpec(name="script"),
-            policy="policy",
+            policy=policy,
             models=models or {},
             budgets=budgets or Budgets(),
             sampling=sampling or Sampling(max_tokens=64),

@@ -28,6 +28,7 @@ from evener.provider_gateway.calls import UNSEEN_TRIES
 from evener.provider_gateway.config import Config
 from evener.service import faults
 from evener.service.published import proven_label
+from evener.templates.config import PolicyConfig
 from evener.templates.gguf import load_tokenizer, package_file
 from evener.tokens.session import Session
 from evener.tokens.trajectory import build
@@ -371,6 +372,25 @@ async def test_names_of_the_model_map_go_where_it_says(hand: Hand) -> None:
         accounting = build(session).accounting
         assert accounting.left_out == {LeftOut.FROZEN: len(second.ledger[0].sampled_ids)}
         assert accounting.delivered == len(hand.engine.ledger[0].sampled_ids)
+
+
+@pytest.mark.parametrize("other_first", [True, False])
+async def test_frozen_engine_serves_runs_of_the_policies_whose_tokenizer_it_has(
+    tmp_path: Path, tiny_model: Path, *, other_first: bool
+) -> None:
+    """Whichever policy the gateway knows first: ids of another tokenizer would be another text there."""
+    other = PolicyConfig(name="other", source=f"hf:{tiny_model}", template="chatml_tools")
+    policies = (other, POLICY) if other_first else (POLICY, other)
+    async with gateway(tmp_path, SLOWLY, config=Config(policies=policies)) as hand:
+        await hand.join("h1", hand.engine.url, policy=None)
+        models = {"helper": Target(frozen="h1")}
+        assert (await hand.ask(await hand.start("s1", models=models), HI, model="helper")).status == 200
+        refused = await hand.ask(await hand.start("s2", models=models, policy="other"), HI, model="helper")
+        assert refused.status == 400
+        message = json.loads(refused.body)["error"]["message"]
+        assert message.startswith("engine h1 cannot serve a run of policy other: the tokenizers differ on 'Plain words")
+        assert (await hand.until("s2", CallFailed)).reason is CallFailure.REFUSED
+        assert len(hand.engine.ledger) == 1
 
 
 async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_call(hand: Hand) -> None:

@@ -58,7 +58,7 @@ async def check_engine(engine: Engine, renderer: Renderer) -> LogprobRule:
     """
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            await _compare_tokenizers(engine, renderer)
+            await compare_tokenizers(engine, renderer)
             prompts = [renderer.encode(text, special=True) for text in OPEN_ENDED]
             await _compare_reports(engine, prompts[0])
             rule = await _find_rule(engine, prompts[0])
@@ -71,7 +71,8 @@ async def check_engine(engine: Engine, renderer: Renderer) -> LogprobRule:
         raise EngineUnreachable(msg) from cause
 
 
-async def _compare_tokenizers(engine: Engine, renderer: Renderer) -> None:
+async def compare_tokenizers(engine: Engine, renderer: Renderer) -> None:
+    """See that an engine has a policy's tokenizer. Raises EngineRefused naming what differs, and what the engine raises."""
     ends = b"|".join(renderer.pieces(renderer.stop_ids)).decode(errors="replace")
     for text in (*AWKWARD, f"a{ends}b {ends}"):
         ours, theirs = renderer.encode(text, special=True), await engine.tokenize(text)

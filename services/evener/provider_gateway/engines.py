@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
 
 from evener.bus.port import Bus, Record
-from evener.engines.check import check_engine
+from evener.engines.check import check_engine, compare_tokenizers
 from evener.engines.open import open_engine, open_weights
 from evener.engines.port import Engine, EngineError, EngineFacts, EngineRefused, LogprobRule
 from evener.proto.codec import BadRecord
@@ -127,15 +128,17 @@ class EnginePool:
         joined = member.joined
         try:
             async with aclosing(open_engine(joined)) as engine, aclosing(Pauses(open_weights(joined))) as pauses:
-                facts, rule = await self._check(member, engine)
+                facts, rule, unfit = await self._check(member, engine)
                 log.info("engine_joined", engine_id=joined.engine_id, kind=joined.kind, policy=joined.policy, version=facts.version)
-                await self._serve(Pooled(member, engine, facts, rule, pauses))
+                await self._serve(Pooled(member, engine, facts, rule, pauses, unfit=unfit))
         except EvenerError as refused:
             self._refuse(member, str(refused))
 
-    async def _check(self, member: Member, engine: Engine) -> tuple[EngineFacts, LogprobRule]:
+    async def _check(self, member: Member, engine: Engine) -> tuple[EngineFacts, LogprobRule, dict[str, str]]:
+        """Return what an engine is, which logprobs of it are exact, and the policies that it does not fit, with the reasons."""
         joined = member.joined
-        name = joined.policy or next(iter(self._renderers))
+        unfit = await self._unfit(joined, engine) if joined.policy is None else {}
+        name = joined.policy or next((one for one in self._renderers if one not in unfit), next(iter(self._renderers)))
         renderer = self._renderers.get(name)
         if renderer is None:
             msg = f"engine {joined.engine_id} samples policy {name!r}, which this gateway has no template for"
@@ -148,7 +151,18 @@ class EnginePool:
                 if (await self._patiently(joined, engine.facts)).version == before.version:
                     raise
                 continue  # its weights were exchanged under the check
-            return await self._patiently(joined, engine.facts), rule
+            return await self._patiently(joined, engine.facts), rule, unfit
+
+    async def _unfit(self, joined: EngineJoined, engine: Engine) -> dict[str, str]:
+        """Return the policies whose tokenizer a frozen engine has not, and what differs: runs of any may name it."""
+        unfit: dict[str, str] = {}
+        for name, renderer in self._renderers.items():
+            try:
+                await self._patiently(joined, partial(compare_tokenizers, engine, renderer))
+            except EngineRefused as differs:
+                unfit[name] = str(differs)
+                log.warning("engine_unfit", engine_id=joined.engine_id, policy=name, error=str(differs))
+        return unfit
 
     async def _current(self, joined: EngineJoined, engine: Engine) -> EngineFacts:
         """Return what the engine says of itself. Raises Behind until it has proven the newest version of its policy."""

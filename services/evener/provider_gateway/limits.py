@@ -1,9 +1,9 @@
 """What limits a call: its session's budgets, before it waits for an engine, then its engine's context. Raises Failure."""
 
-from evener.dialects.canonical import Overflow
+from evener.dialects.canonical import Overflow, RequestError
 from evener.proto.ends import CallFailure, End
 from evener.provider_gateway.asked import Asked, Failure, too_long
-from evener.provider_gateway.core import answer_tokens, stop, unsupported
+from evener.provider_gateway.core import STOP_STATUS, answer_tokens, stop, unsupported
 from evener.provider_gateway.live import Live
 from evener.provider_gateway.looping import looping
 from evener.provider_gateway.open_call import OpenCall, Way
@@ -23,6 +23,14 @@ def limit(call: OpenCall) -> int:
     request, facts, used = call.asked.request, call.pooled.facts, call.opened.prompt_tokens
     if (error := unsupported(request, "the engine of this policy", vision=facts.vision)) is not None:
         raise Failure(CallFailure.REFUSED, error)
+    if (differs := call.pooled.unfit.get(call.spec.policy)) is not None:
+        engine_id = call.pooled.joined.engine_id
+        raise Failure(
+            CallFailure.REFUSED,
+            RequestError(
+                f"engine {engine_id} cannot serve a run of policy {call.spec.policy}: {differs}", field="model", status=STOP_STATUS
+            ),
+        )
     if facts.context_length - used < 1:
         text = f"this model's maximum context length is {facts.context_length} tokens; the messages have {used}"
         raise Failure(CallFailure.CONTEXT_OVERFLOW, too_long(call.asked, text, Overflow(asked=used, limit=facts.context_length)))

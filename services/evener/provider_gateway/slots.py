@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Final
 
 from evener.engines.port import Engine, EngineFacts, EngineUnreachable, LogprobRule
@@ -37,10 +38,21 @@ class Member:
 class Pooled:
     """One checked engine, with its limit."""
 
-    def __init__(self, member: Member, engine: Engine, facts: EngineFacts, rule: LogprobRule, pauses: Pauses) -> None:
+    def __init__(
+        self,
+        member: Member,
+        engine: Engine,
+        facts: EngineFacts,
+        rule: LogprobRule,
+        pauses: Pauses,
+        *,
+        unfit: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.engine = engine
         self.facts = facts
         self.rule = rule
+        self.unfit = unfit
+        """Of a frozen engine: the policies whose runs may not name it, and why."""
         self.pauses = pauses
         self.open = 0
         """Places that calls have: one for each answer that is sampled."""
