@@ -46,7 +46,7 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: conformance bench-bus bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos learn
+.PHONY: conformance swaps bench-bus bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m tests.bench.bus
 
@@ -64,6 +64,9 @@ merge-effect: $(READY) ## Measure what sessions of real CLIs cost to train: rows
 
 conformance: $(READY) ## Run the real CLIs through whole Eveners (ONLY=codex,pi CASES=linear,refused SLOW=1; npm, Python 3.12, Kafka; 13 minutes, SLOW 35)
 	$(BIN)/python -m tests.conformance --only "$(ONLY)" --cases "$(CASES)" $(if $(SLOW),--slow)
+
+swaps: $(READY) ## Swap weights every 2 s by pauses that end all answers, under three real CLIs (2 minutes; npm)
+	$(BIN)/python -m tests.bench.swaps
 
 chaos: $(READY) ## Kill everything many times, at named points and at random, and audit what is left (STORMS=20)
 	$(BIN)/python -m tests.chaos --storms $(STORMS)

@@ -324,6 +324,9 @@ class TestVllmEngine(EngineContract):
     async def test_versions_follow_an_update_inside_an_answer(self, vllm: RunningVllm, engine: Engine, prompt: Prompt) -> None:
         await follows_an_update(vllm.url, engine, prompt)
 
+    async def test_answer_that_a_pause_ends_goes_on_from_its_ids(self, vllm: RunningVllm, engine: Engine, prompt: Prompt) -> None:
+        await goes_on_after_a_pause(vllm.url, engine, prompt)
+
 
 @pytest.mark.vllm
 @pytest.mark.slow
@@ -361,6 +364,18 @@ class TestVersions:
             await engine.aclose()
 
 
+class TestPauses:
+    """On the scripted engine; real vLLM has the same test above."""
+
+    async def test_answer_that_a_pause_ends_goes_on_from_its_ids(self, play: Play) -> None:
+        server = await play(Script(), tokens_per_second=400)
+        engine = VllmEngine(server.url)
+        try:
+            await goes_on_after_a_pause(server.url, engine, await engine.tokenize(PROMPT))
+        finally:
+            await engine.aclose()
+
+
 async def seen(is_sampling: Callable[[], Awaitable[bool]], *, wanted: bool) -> None:
     """Wait until the server is seen sampling, or idle."""
     async with asyncio.timeout(ABORT_SECONDS):
@@ -382,6 +397,31 @@ async def follows_an_update(url: str, engine: Engine, prompt: Prompt) -> None:
     assert set(versions.tolist()) == {0, 3}
 
 
+async def goes_on_after_a_pause(url: str, engine: Engine, prompt: Prompt) -> None:
+    """End an answer by a pause as vLLM makes it by default. Asked to go on, the engine waits, and says what it would have said."""
+    async with aclosing(engine.generate(request(prompt, sampling=GREEDY, max_tokens=300))) as chunks:
+        undisturbed = await whole(chunks)
+    async with aclosing(engine.generate(request(prompt, sampling=GREEDY, max_tokens=300))) as chunks:
+        parts = [await anext(chunks)]
+        await post(url, "/pause?mode=abort")
+        parts += [part async for part in chunks]
+    first = join(parts)
+    assert first.finish_reason is FinishReason.ABORTED
+    assert 0 < len(first.ids) == len(first.logprobs) == len(first.versions) < 300
+    await publish(url, "step-7")
+    rest = request([*prompt, *first.ids.tolist()], sampling=GREEDY, max_tokens=300 - len(first.ids))
+    async with aclosing(engine.generate(rest)) as chunks:
+        going_on = asyncio.ensure_future(whole(chunks))
+        done, _ = await asyncio.wait({going_on}, timeout=0.3)
+        assert not done
+        await post(url, "/resume")
+        second = await going_on
+    await publish(url, "default")
+    assert [*first.ids.tolist(), *second.ids.tolist()] == undisturbed.ids.tolist()
+    assert set(first.versions.tolist()) == {0}
+    assert set(second.versions.tolist()) == {7}
+
+
 def request(prompt: Prompt, **changes: Any) -> GenerateRequest:
     fields: dict[str, Any] = {"request_id": new_call_id(), "sampling": Sampling(seed=1), "max_tokens": 8}
     return GenerateRequest(ids=np.asarray(prompt, np.int32), **(fields | changes))
@@ -399,6 +439,9 @@ async def get(url: str) -> str:
 
 
 async def publish(url: str, label: str) -> None:
-    body = {"new_version": label}
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/update_weight_version", json=body) as response:
+    await post(url, "/update_weight_version", {"new_version": label})
+
+
+async def post(url: str, path: str, body: object = None) -> None:
+    async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as response:
         assert response.status == 200

@@ -40,7 +40,7 @@ class Sampled:
         self._versions += part.versions.tobytes()
         self.finish_reason, self._piece_versions = part.finish_reason, part.answer_versions
         self.cached_tokens = part.cached_tokens if self.cached_tokens is None else self.cached_tokens  # what goes on finds its own tokens
-        self.prompt_ids = self.prompt_ids if part.prompt_ids is None else part.prompt_ids
+        self.prompt_ids = part.prompt_ids if self.prompt_ids is None else self.prompt_ids
 
     def go_on(self) -> None:
         """Take note that the next chunk is of another request, which was given all tokens so far."""

@@ -47,6 +47,27 @@ def test_prompt_and_cache_are_kept_from_the_chunk_that_told_them() -> None:
     assert (whole.prompt_ids.tolist(), whole.cached_tokens) == ([5, 6], 4)
 
 
+def test_pieces_keep_their_versions_and_the_first_one_its_prompt_and_cache() -> None:
+    """Each piece tells the versions of its own tokens: at its end, with each token, or not at all."""
+    sampled = Sampled()
+    versions = ([7, 8], None, [9])
+    for number, told in enumerate(versions):
+        ids = [10 * number + place for place in range(len(told or [0]))]
+        end = chunk(ids, [-1.0] * len(ids), cached_tokens=number, finish_reason=FinishReason.ABORTED)
+        prompt, answer = np.asarray([number], np.int32), None if told is None else np.asarray(told, np.int32)
+        sampled.add(structs.replace(end, answer_versions=answer, prompt_ids=prompt))
+        sampled.go_on()
+        assert sampled.finish_reason is None
+    sampled.go_on()  # a piece without a token
+    assert sampled.continued_at == (2, 3, 4)
+    sampled.add(chunk([30], [-1.0], version=4, finish_reason=FinishReason.STOP))
+    whole = sampled.whole()
+    assert whole.versions.tolist() == [7, 8, -1, 9, 4]
+    assert whole.ids.tolist() == [0, 1, 10, 20, 30]
+    assert whole.prompt_ids is not None
+    assert (whole.prompt_ids.tolist(), whole.cached_tokens) == ([0], 0)
+
+
 def test_an_answer_without_an_end_is_none() -> None:
     """Whoever sampled it is gone."""
     with pytest.raises(EngineUnreachable):
