@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,14 +35,19 @@ from evener.templates.gguf import load_tokenizer
 
 TARGET: Final = "swaps"
 HARNESSES: Final = ("pi chat", "codex", "claude_code lean")
-EVERY_SECONDS: Final = 2.0
-PAUSED_SECONDS: Final = 0.3
-TOKEN_MS: Final = 50.0
-"""An answer of some 100 tokens takes 5 s."""
 TURNS: Final = 3
 WORDS_A_TURN: Final = 50
 DELIVERED: Final = 0.99
 """Of the sampled tokens at least."""
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """How fast answers come, and how often they are ended."""
+
+    every_seconds: float = 2.0
+    paused_seconds: float = 0.3
+    token_ms: float = 50.0
+    """An answer of some 100 tokens takes 5 s."""
 
 
 def long_turns(setup: SetUp, token_ms: float) -> Script:
@@ -53,21 +59,10 @@ def long_turns(setup: SetUp, token_ms: float) -> Script:
     return Script(rules=(Rule(match="conformance case", tail=0, steps=(*turns, last)),), default=Step(say="I do not know this turn."))
 
 
-def undisturbed(setup: SetUp) -> Script:
-    """Return the same without its slowness."""
-    return long_turns(setup, 0.0)
-
-
-def slowly(setup: SetUp) -> Script:
-    """Return the same, an answer in five seconds."""
-    return long_turns(setup, TOKEN_MS)
-
-
-WITHOUT: Final = Case(name="swaps_none", short="", about="undisturbed", script=undisturbed)
-DISTURBED: Final = tuple(
-    Case(name=f"swaps_{streaming.value}", short="", about="swaps", script=slowly, streaming=streaming, limit_seconds=300.0)
-    for streaming in Streaming
-)
+def case_of(streaming: Streaming, token_ms: float) -> Case:
+    """Return a session of such turns."""
+    script = partial(long_turns, token_ms=token_ms)
+    return Case(name=f"swaps_{streaming.value}", short="", about="", script=script, streaming=streaming, limit_seconds=300.0)
 
 
 class Swaps(Struct):
@@ -77,15 +72,15 @@ class Swaps(Struct):
 
 
 @asynccontextmanager
-async def swapping(engine_url: str) -> AsyncIterator[Swaps]:
-    """Swap the weights every two seconds while the block runs."""
+async def swapping(engine_url: str, pace: Pace) -> AsyncIterator[Swaps]:
+    """Swap the weights again and again while the block runs."""
     done = Swaps()
 
     async def swap(http: aiohttp.ClientSession) -> None:
         while True:
-            await asyncio.sleep(EVERY_SECONDS - PAUSED_SECONDS)
+            await asyncio.sleep(pace.every_seconds - pace.paused_seconds)
             await _post(http, engine_url, "/pause?mode=abort")
-            await asyncio.sleep(PAUSED_SECONDS)
+            await asyncio.sleep(pace.paused_seconds)
             done.count += 1
             weights = {"method": "reload_weights", "kwargs": {"weights_path": f"/weights/{done.count}"}}
             await _post(http, engine_url, "/collective_rpc", weights)
@@ -108,19 +103,19 @@ async def _post(http: aiohttp.ClientSession, url: str, path: str, body: object =
         answer.raise_for_status()
 
 
-async def of_harness(setup: SetUp, tokenizer: Tokenizer) -> list[Row]:
+async def of_harness(setup: SetUp, tokenizer: Tokenizer, pace: Pace = Pace()) -> list[Row]:  # noqa: B008 (frozen)
     """Return the figures of a CLI: undisturbed, then disturbed, held and live."""
     await harness(setup.harness).install(cache())
     with tempfile.TemporaryDirectory(prefix="evener-swaps-", ignore_cleanup_errors=True) as made:
         async with site(Path(made), tokenizer) as at:
-            calm, wrong = await run(at, setup, WITHOUT)
+            calm, wrong = await run(at, setup, case_of(Streaming.HOLD, token_ms=0.0))
             rows = [_row(setup, "undisturbed", calm, calm.facts, wrong=wrong, entries=at.engine.ledger, swaps=0)]
-            for case in DISTURBED:
+            for streaming in Streaming:
                 began = len(at.engine.ledger)
-                async with swapping(at.engine.url) as swaps:
-                    found, wrong = await run(at, setup, case)
+                async with swapping(at.engine.url, pace) as swaps:
+                    found, wrong = await run(at, setup, case_of(streaming, pace.token_ms))
                 entries = at.engine.ledger[began:]
-                rows.append(_row(setup, case.streaming.value, found, calm.facts, wrong=wrong, entries=entries, swaps=swaps.count))
+                rows.append(_row(setup, streaming.value, found, calm.facts, wrong=wrong, entries=entries, swaps=swaps.count))
     return rows
 
 
@@ -157,7 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.swaps")
     parser.add_argument("--only", default=",".join(HARNESSES), help="set-ups of the conformance suite, with commas between")
     rows = asyncio.run(measure(named(SETUPS, parser.parse_args().only, "set-up")))
-    report(TARGET, f"Weights swapped every {EVERY_SECONDS:g} s, by pauses that end all answers", rows)
+    report(TARGET, f"Weights swapped every {Pace().every_seconds:g} s, by pauses that end all answers", rows)
     return 1 if any(row["faults"] for row in rows) else 0
 
 

@@ -215,9 +215,9 @@ async def test_wait_for_an_engine_is_not_the_agents_time(tmp_path: Path) -> None
         assert (await other).status == 200
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_pause_of_the_engine_is_not_the_agents_time_and_is_told_while_it_lasts(tmp_path: Path, *, stream: bool) -> None:
-    """New weights are loaded in mid-answer: the agent's clock stands, so that a long update ends nobody."""
+@pytest.mark.parametrize(("stream", "mode"), [(False, "keep"), (True, "keep"), (True, "abort")])
+async def test_pause_of_the_engine_is_not_the_agents_time_and_is_told_while_it_lasts(tmp_path: Path, *, stream: bool, mode: str) -> None:
+    """New weights are loaded in mid-answer, which stays or is ended: the agent's clock stands, so that a long update ends nobody."""
     async with served(tmp_path, SCRIPT) as session:
         control = VllmWeights(session.hand.engine.url)
         asking = asyncio.create_task(
@@ -228,7 +228,8 @@ async def test_pause_of_the_engine_is_not_the_agents_time_and_is_told_while_it_l
             )
         )
         await sampling(session.hand, 1)
-        await control.pause()
+        async with session.hand.http.post(f"{session.hand.engine.url}/pause?mode={mode}") as paused:
+            assert paused.status == 200
         began, spent = time.monotonic(), session.clock.seconds()
         await asyncio.sleep(1.5)
         assert session.clock.seconds() - spent < 0.8
