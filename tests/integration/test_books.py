@@ -1,5 +1,7 @@
 """The books hold every token that an engine was seen to sample, those of failed tries included."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,14 @@ from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
 
 from evener.engines.scripted import Rule, Script
-from evener.proto.ends import CallFailure, End, LeftOut
+from evener.proto.ends import CallFailure, End, ExitCause, LeftOut
 from evener.proto.ids import new_request_id
 from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed
 from evener.proto.spec import Streaming
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(rules=(Rule(match="cut once", say=EIGHT, fail="cut", after=3, times=1),), default=Rule(say="Hello."))
+HI = [{"role": "user", "content": "hi"}]
 CUT = [{"role": "user", "content": "cut once"}]
 
 
@@ -45,6 +48,27 @@ async def test_a_try_that_failed_half_way_is_in_the_books(tmp_path: Path) -> Non
         assert hand.parts.registry.get_sample_value("evener_tokens_sampled_total", {"policy": "policy"}) == books.sampled
 
 
+@pytest.mark.parametrize("answered", [True, False])
+async def test_tries_whose_failure_the_log_did_not_take_are_written_when_it_does(tmp_path: Path, *, answered: bool) -> None:
+    """The disk is full for three tries; then the call is answered, or its harness has gone."""
+    async with gateway(tmp_path, SCRIPT) as hand:
+        capability, request_id = await hand.start("s1"), new_request_id()
+        with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
+            meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+            for _ in range(3):
+                assert (await hand.ask(capability, HI, request_id)).body == b""
+            meddling.execute("DROP TRIGGER full")
+        if answered:
+            assert (await hand.ask(capability, HI, request_id)).status == 200
+        await hand.exit("s1", cause=ExitCause.EXITED if answered else ExitCause.CANCELLED)
+        trajectory, seal = await sealed(hand)
+        books = trajectory.accounting
+        assert books.sampled == seal.sampled_tokens == await ledger_of(hand) > 0
+        assert books.left_out[LeftOut.FAILED_TRY] == books.sampled - books.delivered
+        assert (books.delivered > 0) is answered
+        assert trajectory.doubts == ()
+
+
 @pytest.mark.parametrize("streaming", list(Streaming))
 async def test_all_answers_of_a_failed_call_are_in_the_books(tmp_path: Path, streaming: Streaming) -> None:
     """Also in an attempt that is run again."""
@@ -58,7 +82,7 @@ async def test_all_answers_of_a_failed_call_are_in_the_books(tmp_path: Path, str
         await hand.exit("s1", code=1)
         assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
         hand.engine.play(SCRIPT)
-        assert (await hand.ask(await hand.start("s1", attempt=2), [{"role": "user", "content": "hi"}])).status == 200
+        assert (await hand.ask(await hand.start("s1", attempt=2), HI)).status == 200
         await hand.exit("s1", attempt=2)
         trajectory, _ = await sealed(hand)
         failed = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]

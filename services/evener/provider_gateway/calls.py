@@ -239,6 +239,7 @@ class Calls:
         except Fenced:
             raise
         except (BusError, BlobError) as error:
+            live.owe(opened, failed)
             log.error("failure_not_committed", session_id=live.session.session_id, error=str(error))
             return False
         return True

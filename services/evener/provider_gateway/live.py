@@ -168,6 +168,8 @@ class Live:
         """By request id: tries that an engine failed."""
         self.unwritten_since: dict[str, float] = {}
         """By request id: when the log did not take an answer to it for the first time, by the loop's clock."""
+        self.owed: list[AnyEvent] = []
+        """Tries that failed while the log took nothing: their openings and failures, to be committed before anything else."""
         self.placed = 0
         """Calls placed since the take-over, for seeds that differ."""
         self.warned = False
@@ -227,3 +229,8 @@ class Live:
             self.flights.pop(request_id, None)
         if not flight.told and not flight.broken:
             flight.put(LOST)
+
+    def owe(self, opened: CallOpened, failed: CallFailed) -> None:
+        """Keep a failure that the log did not take, for the books, if tokens were sampled in vain."""
+        if failed.sampled_tokens:
+            self.owed += [failed] if opened.call_id in self.session.forest.calls else [opened, failed]

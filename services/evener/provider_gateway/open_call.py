@@ -169,6 +169,7 @@ class OpenCall:
             ended = await self._read_closed(aborted=True) if self.sampled_tokens else left
             await self.owner.commit(self.live, ending(self.live, self.opened, ended))
         except (BusError, BlobError) as error:
+            self.live.owe(self.opened, msgspec.structs.replace(left, sampled_tokens=self.sampled_tokens))
             log.error("abort_not_committed", session_id=self.opened.session_id, error=str(error))
 
     def _too_long(self, overflow: BaseException) -> RequestError:

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from evener.bus.port import Bus, Fenced, GroupOffset, Outgoing, Position, Producer, Record
+from evener.bus.port import Bus, BusError, Fenced, GroupOffset, Outgoing, Position, Producer, Record
 from evener.proto.codec import AnyEvent, BadRecord, tag_of
 from evener.proto.ends import CONSEQUENCES, CallFailure, End
 from evener.proto.errors import Recoverable
@@ -118,9 +118,15 @@ class Owner:
 
         A cancelled caller waits all the same, once the log was asked: what is in the log must be in the fold.
         """
+        owed, live.owed = live.owed, []
+        due = [*owed, *events]
         session_id = live.session.session_id
-        records = [await self._events.outgoing(Topic.SESSIONS, session_id, event, session_id=session_id) for event in events]
-        await to_its_end(self._commit(live, events, records, offsets))
+        try:
+            records = [await self._events.outgoing(Topic.SESSIONS, session_id, event, session_id=session_id) for event in due]
+        except BaseException:  # a cancelled caller too: what was owed is still owed
+            live.owed = owed + live.owed
+            raise
+        await to_its_end(self._commit(live, due, records, offsets, owed=owed))
 
     async def end_if_due(self, live: Live) -> None:
         """If the attempt or the session has ended: stop what is open, then write AttemptEnded or the seal."""
@@ -133,6 +139,8 @@ class Owner:
             ):
                 return
             await asyncio.gather(*_cancel_flights(live), return_exceptions=True)
+            if live.owed:
+                await self.commit(live, [])
             await self._fail_open_calls(live, CallFailure.CANCELLED, "the session ended")
             found = verdict(session, enforced(session))
             if found is not None:
@@ -146,7 +154,15 @@ class Owner:
         await asyncio.gather(*(flight.task for flight in flights if flight.task is not None), return_exceptions=True)
         await self._producer.aclose()
 
-    async def _commit(self, live: Live, events: Sequence[AnyEvent], records: Sequence[Outgoing], offsets: Sequence[GroupOffset]) -> None:
+    async def _commit(
+        self,
+        live: Live,
+        events: Sequence[AnyEvent],
+        records: Sequence[Outgoing],
+        offsets: Sequence[GroupOffset],
+        *,
+        owed: list[AnyEvent],
+    ) -> None:
         await point("gateway.commit")
         began = time.perf_counter()
         try:
@@ -154,6 +170,9 @@ class Owner:
         except Fenced as lost:
             if not self._broken.done():
                 self._broken.set_exception(lost)
+            raise
+        except BusError:
+            live.owed = owed + live.owed
             raise
         self._metrics.commit_seconds.observe(time.perf_counter() - began)
         async with live.changing:
