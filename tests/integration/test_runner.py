@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from structlog.testing import capture_logs
 from tests.integration.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, reply
 from tests.integration.gateway import serving
 from tests.unit.sandboxes.trees import scratch
@@ -424,6 +425,28 @@ async def test_bug_that_a_tree_finds_in_us_costs_no_session(tmp_path: Path, monk
         assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 0)
         assert "changed files were not kept: they could not be read (RecursionError: )" in exited.detail
         assert [artifact.name for artifact in exited.artifacts] == ["harness.log"]
+
+
+async def test_artifacts_wait_for_a_blob_store_that_is_away(tmp_path: Path) -> None:
+    """The agent's work is done: it is not thrown away and done again."""
+    go, away = tmp_path / "go", tmp_path / "away"
+    argv = ["sh", "-c", f"until [ -e {go} ]; do sleep 0.01; done; echo x > left"]
+    with capture_logs() as logs:
+        async with bench(tmp_path, trust_local=True) as b:
+            await b.dispatch(harness=HarnessSpec(name="command", options={"argv": json.dumps(argv)}))
+            await b.until(SessionStarted)
+            async with asyncio.timeout(30):
+                while not list((tmp_path / "sandboxes" / "test").glob("t.0*/app")):  # noqa: ASYNC110 - the runner makes it
+                    await asyncio.sleep(0.01)
+                (tmp_path / "blobs").rename(away)
+                go.touch()
+                while not [entry for entry in logs if entry["event"] == "send_again"]:  # noqa: ASYNC110 - the runner says it
+                    await asyncio.sleep(0.01)
+            away.rename(tmp_path / "blobs")
+            exited = await b.until(HarnessExited)
+
+            assert exited.cause is ExitCause.EXITED
+            assert await b.changed(exited) == {"app/left": b"x\n"}
 
 
 RECORDING = HarnessSpec(name="external", sandbox="none")

@@ -19,6 +19,8 @@ IGNORED: Final = frozenset({"__pycache__", ".git", ".DS_Store"})
 MAX_FILES: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Of all files together."""
+MAX_DEPTH: Final = 50
+"""Folders in folders."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -82,6 +84,9 @@ def entries(path: Path) -> list[Path]:
     found: list[Path] = []
     size = 0
     for folder, names, files in os.walk(path):
+        if len(Path(folder).relative_to(path).parts) > MAX_DEPTH:
+            msg = f"has folders nested deeper than {MAX_DEPTH}"
+            raise TaskError(msg)
         names[:] = [name for name in names if name not in IGNORED]
         for name in (*names, *(name for name in files if name not in IGNORED)):
             entry = Path(folder, name)

@@ -65,7 +65,8 @@ class Artifact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file that an attempt or a grading left."""
 
     name: str
-    """`changes.tar` (the changed files), `removed.json` (the removed ones), `harness.log`, ..."""
+    """`changes.tar` (the changed files), `removed.json` (the removed ones), `left_out.json` (names of what was not kept, with the reasons),
+    `harness.log`, ..."""
     blob: BlobRef
 
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.unit.sandboxes.trees import dig, scratch
 
 from evener.proto.spec import GraderSpec
 from evener.tasks.directory import MAX_BYTES, bundled, find, load
@@ -152,6 +153,18 @@ def test_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(written(tmp_path, instruction="Go.", test="true") / "pipe")
 
     assert "pipe is neither a file nor a folder" in refused(tmp_path)
+
+
+def test_task_deeper_than_the_stack_is_refused() -> None:
+    """Walking it once ended in a RecursionError."""
+    with scratch() as folder:
+        (folder / "instruction.md").write_text("Do it.")
+        (folder / "tests").mkdir()
+        (folder / "tests" / "test.sh").touch()
+        (folder / "environment").mkdir()
+        dig(folder / "environment", 1_100)
+        with pytest.raises(TaskError, match="nested deeper than 50"):
+            load(folder)
 
 
 def test_huge_task_is_refused(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path, members: list
     assert not any(path.is_symlink() for path in into.rglob("*"))
 
 
+def test_archive_deeper_than_the_stack_is_refused(tmp_path: Path) -> None:
+    """Neither a runner nor an evaluator ends with a RecursionError over it."""
+    with pytest.raises(TaskError, match="nested deeper than 50"):
+        unpack(archive(member("d/" * 1_100 + "file")), tmp_path)
+
+
 def test_bytes_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="packed task of 7 bytes"):
         unpack(b"rubbish", tmp_path)
