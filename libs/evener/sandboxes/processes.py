@@ -1,4 +1,4 @@
-"""Processes of `local` sandboxes: each program under a keeper (`launch.py`) that adopts and kills all that it starts.
+"""Processes of `local` sandboxes: each program under a keeper (`keeper.py`) that adopts and kills all that it starts.
 
 A mark in the environment finds what has no keeper any more: where the keeper itself was killed, by the program or with the runner.
 What clears its environment and loses its keeper is not found: `local` is for trusted tasks.
@@ -23,7 +23,7 @@ from evener.sandboxes.port import ProgramMissing, SandboxError
 
 MARKER: Final = "EVENER_SANDBOX"
 """Environment variable of everything that runs in a `local` sandbox: the sandbox's folder."""
-LAUNCHER: Final = Path(__file__).with_name("launch.py")
+KEEPER: Final = Path(__file__).with_name("keeper.py")
 OUTPUT_SECONDS: Final = 2.0
 """After a program's end its output is read for so long: a survivor may keep the pipe open."""
 KEEPER_SECONDS: Final = 15.0
@@ -122,7 +122,7 @@ async def start(
                 sys.executable,
                 "-I",
                 "-S",
-                str(LAUNCHER),
+                str(KEEPER),
                 *argv,
                 cwd=folder,
                 env={**environment, MARKER: marker},
