@@ -1,8 +1,9 @@
-"""A harness double with a ledger: `python agent.py [--stream] [--leave-orphan] LEDGER INSTRUCTION_FILE`. Standard library only.
+"""A harness double with a ledger: `python agent.py [--stream] [--leave-key] LEDGER INSTRUCTION_FILE`. Standard library only.
 
 It takes as many steps as its instruction says ("... in 3 steps"), one tool call each, and leaves its last answer in answer.txt.
 Requests that fail for a passing reason are sent again as they were. Whatever it receives it appends to the ledger, one JSON line
-at a time, before it acts on it. `--leave-orphan` leaves a process behind that nobody can find, and that uses this one's key.
+at a time, before it acts on it. `--leave-key` notes its key too: who runs `--as-orphan` with it stands for a process that it left and
+that nobody could find.
 """
 
 import argparse
@@ -11,7 +12,6 @@ import http.client
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 import urllib.error
@@ -109,17 +109,6 @@ def work(ledger: Path, instruction: str, *, stream: bool) -> str:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": told})
 
 
-def leave_orphan() -> None:
-    """Start a process in a session of its own whose parent is gone and whose environment names no sandbox."""
-    if os.fork() == 0:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_")}
-        command = [sys.executable, __file__, "--as-orphan", *sys.argv[-2:]]
-        quiet = subprocess.DEVNULL
-        subprocess.Popen(command, env=environment, cwd="/", start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
-        os._exit(0)
-    os.wait()
-
-
 def haunt(ledger: Path) -> None:
     """Wait until the relay is gone; then go on asking at its address, with its key."""
     note(ledger, "orphaned")
@@ -145,7 +134,7 @@ def main() -> None:
     """Work, or haunt."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--stream", action="store_true")
-    parser.add_argument("--leave-orphan", action="store_true")
+    parser.add_argument("--leave-key", action="store_true")
     parser.add_argument("--as-orphan", action="store_true")
     parser.add_argument("ledger", type=Path)
     parser.add_argument("instruction", type=Path)
@@ -154,8 +143,8 @@ def main() -> None:
         haunt(options.ledger)
         return
     note(options.ledger, "began")
-    if options.leave_orphan:
-        leave_orphan()
+    if options.leave_key:
+        note(options.ledger, "keyed", key=KEY)
     try:
         answer = work(options.ledger, options.instruction.read_text(), stream=options.stream)
     except Failed as failed:

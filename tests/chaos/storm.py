@@ -81,7 +81,7 @@ class Noted(Struct, frozen=True, kw_only=True):
     """A line of a harness double's ledger."""
 
     kind: str
-    """`began`, `answered`, `refused` (a status), `broken` (a connection), `orphaned`, `haunted`."""
+    """`began`, `answered`, `refused` (a status), `broken` (a connection), `keyed`, `orphaned`, `haunted`."""
     pid: int
     url: str
     body_digest: str = ""
@@ -89,6 +89,7 @@ class Noted(Struct, frozen=True, kw_only=True):
     answer_id: str = ""
     message: dict[str, Any] | None = None
     status: int = 0
+    key: str = ""
 
 
 class Storm:
@@ -154,6 +155,12 @@ class Storm:
         names = [wanted.task_id for wanted in self._wanted if task_id in {None, wanted.task_id}]
         paths = [path for path in map(self._ledger, names) if path.exists()]
         return [msgspec.json.decode(line, type=Noted) for path in paths for line in path.read_bytes().splitlines()]
+
+    async def orphan(self, keyed: Noted, task_id: str) -> asyncio.subprocess.Process:
+        """Start what a harness might have left behind: a process that nobody finds, with the harness's address and key."""
+        environment = {"OPENAI_BASE_URL": keyed.url.removesuffix("/chat/completions"), "OPENAI_API_KEY": keyed.key}
+        ledger = self._ledger(task_id)
+        return await asyncio.create_subprocess_exec(sys.executable, str(AGENT), "--as-orphan", str(ledger), str(ledger), env=environment)
 
     def prompts(self) -> list[str]:
         """Return what the engine was given, as text."""

@@ -123,11 +123,12 @@ async def test_every_task_ends_although_each_service_crashes_alone(tmp_path: Pat
 
 async def test_orphan_that_keeps_asking_at_a_reused_port_is_refused_and_leaves_no_record(tmp_path: Path) -> None:
     """It holds the key of an attempt that is gone, and meets the relays of others at its old address."""
-    wanted = [Wanted(task_id="t", samples=2, steps=2, flags=("--leave-orphan",))]
+    wanted = [Wanted(task_id="t", samples=2, steps=2, flags=("--leave-key",))]
     program = (PLANTED, "one relay port", str(closed_port()))
     async with storm(tmp_path, wanted, says=script(token_ms=30), program=program, sandbox_runner__capacity=1) as chaos:
         submitting = asyncio.create_task(chaos.submit())
         await chaos.up.start()
+        process = await chaos.orphan(await noted(chaos, "keyed"), "t")
         orphan = await noted(chaos, "orphaned")
         try:
             await noted(chaos, "answered")
@@ -136,9 +137,9 @@ async def test_orphan_that_keeps_asking_at_a_reused_port_is_refused_and_leaves_n
             await submitting
             await chaos.ended()
         finally:
-            for pid in {one.pid for one in chaos.noted() if one.kind == "orphaned"}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
         await chaos.up.stop()
         log = await chaos.log()
 

@@ -123,7 +123,8 @@ class LocalSandbox:
     async def stop(self) -> None:
         """End whatever runs in it."""
         for process in self._started:
-            await process.end(grace_seconds=0)
+            if not process.ended:
+                await process.end(grace_seconds=0)
         await self._sweep()
 
     async def _sweep(self) -> None:

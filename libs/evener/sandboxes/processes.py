@@ -74,6 +74,11 @@ class LocalProcess:
         self._log = log
         self._sweep = sweep
 
+    @property
+    def ended(self) -> bool:
+        """Whether somebody has waited for its end."""
+        return self._control.closed
+
     async def wait(self) -> int:
         code = await self._keeper.wait()
         self._control.close()
