@@ -242,7 +242,7 @@ async def open_local(root: Path) -> AsyncIterator[LocalSandboxes]:
 
     Raises SandboxHeld where a living process has it open, SandboxError where the folder cannot be used.
     """
-    root = await asyncio.to_thread(root.absolute)
+    root = await asyncio.to_thread(root.resolve)
     if found := UNSAFE.search(str(root)):
         msg = f"sandboxes cannot be kept in {root}: {found[0]!r} in its path would break the shell scripts of tests. Keep them elsewhere"
         raise SandboxError(msg)

@@ -16,6 +16,17 @@ from evener.sandboxes.port import ChangeLimits, Changes, Process, Program, Progr
 LIMITS = ChangeLimits()
 STRAY = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' </dev/null >/dev/null 2>&1 & until [ -s {pid} ]; do sleep 0.01; done;"
 """Starts what leaves the group and the session, and stays."""
+ABANDONED = """
+export KEEPER=$PPID
+setsid sh -c '
+  while grep -q "State:.[^Z]" /proc/$KEEPER/status; do sleep 0.01; done
+  echo $$ > {pid}
+  exec sleep 1000
+' </dev/null >/dev/null 2>&1 &
+kill -STOP $(sed -n s/PPid:.//p /proc/$PPID/status)
+kill -9 $PPID
+"""
+"""Starts what outlives its keeper, and lets the runner not see that."""
 RUNNER = """
 import asyncio, sys
 from pathlib import Path
@@ -129,8 +140,7 @@ async def test_a_harness_dies_with_its_runner(tmp_path: Path) -> None:
 async def test_a_starting_runner_kills_and_removes_what_a_dead_one_left(tmp_path: Path) -> None:
     """A grandchild whose keeper was killed too: the next start finds it by its environment."""
     root = tmp_path / "sandboxes"
-    script = f"{STRAY.format(pid=tmp_path / 'pid')} kill -9 $PPID; sleep 1000"
-    [pid] = await killed_runner(root, script, tmp_path / "pid")
+    [pid] = await killed_runner(root, ABANDONED.format(pid=tmp_path / "pid"), tmp_path / "pid")
     assert runs(pid)
 
     async with open_local(root):

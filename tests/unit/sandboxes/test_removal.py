@@ -85,6 +85,17 @@ async def test_what_cannot_be_removed_is_set_aside_told_once_and_tried_again(roo
         assert left_in(root) == []
 
 
+async def test_root_may_be_a_link_of_the_users_own(root: Path) -> None:
+    """To a larger disk, say."""
+    (root.parent / "disk").mkdir()
+    root.symlink_to(root.parent / "disk")  # noqa: ASYNC240
+    async with open_local(root) as sandboxes, sandboxes.open("s") as sandbox:
+        await sandbox.write({"/app/a": b"x"})
+        assert await sandbox.read("/app/a") == b"x"
+
+    assert left_in(root.parent / "disk") == []
+
+
 MAKE: Final[dict[str, Callable[[Path], None]]] = {
     "pipe": os.mkfifo,
     "folder": lambda path: (path / "full").mkdir(parents=True),
