@@ -6,12 +6,12 @@ from typing import Final
 import msgspec
 
 from evener.proto.arrays import inline
-from evener.proto.sessions import MessagePrefix, SegmentRef
+from evener.proto.sessions import SegmentRef
 from evener.tokens.digests import Message
 from evener.tokens.forest import Call, Forest
 
-_messages: Final = msgspec.json.Decoder(Message)
-_lists: Final = msgspec.json.Decoder(list[Message])
+_messages: Final = msgspec.json.Decoder(list[Message])
+_message: Final = msgspec.json.Decoder(Message)
 
 
 def conversation(forest: Forest, branch: Sequence[SegmentRef]) -> list[Message]:
@@ -19,25 +19,30 @@ def conversation(forest: Forest, branch: Sequence[SegmentRef]) -> list[Message]:
     messages: list[Message] = []
     for number, segment in enumerate(branch):
         call = forest.calls[segment.call_id]
-        messages = given_messages(forest, call) if number == 0 else [*messages, *_own(call)]
+        messages = given_messages(forest, call) if number == 0 else [*messages, *own_messages(call)]
         messages.append(_answer(forest, segment))
     return messages
 
 
 def given_messages(forest: Forest, call: Call) -> list[Message]:
-    """Return the whole history that a call was given."""
-    follows = call.opened.follows
-    return [*(_prefix(forest, follows) if follows is not None else ()), *_own(call)]
+    """Return the whole history that a call was given. Raises KeyError, IndexError where a record of it is missing."""
+    pieces: list[list[Message]] = []
+    at, most = call, call.opened.message_count
+    while True:  # not by recursion: a history may follow as many others as it has turns
+        own, follows = own_messages(at), at.opened.follows
+        before = at.opened.message_count - len(own)
+        pieces.append(own[: max(most - before, 0)])
+        if follows is None:
+            return [message for piece in reversed(pieces) for message in piece]
+        if follows.choice is not None and most > follows.count:
+            pieces.append([_answer(forest, SegmentRef(call_id=follows.call_id, choice=follows.choice))])
+        at, most = forest.calls[follows.call_id], min(most, follows.count)
 
 
-def _prefix(forest: Forest, prefix: MessagePrefix) -> list[Message]:
-    held = given_messages(forest, forest.calls[prefix.call_id])[: prefix.count]
-    return held if prefix.choice is None else [*held, _answer(forest, SegmentRef(call_id=prefix.call_id, choice=prefix.choice))]
-
-
-def _own(call: Call) -> list[Message]:
-    return _lists.decode(inline(call.opened.messages))
+def own_messages(call: Call) -> list[Message]:
+    """Return the messages that are recorded with a call: those after what it follows."""
+    return _messages.decode(inline(call.opened.messages))
 
 
 def _answer(forest: Forest, segment: SegmentRef) -> Message:
-    return _messages.decode(inline(forest.calls[segment.call_id].choices[segment.choice].message))
+    return _message.decode(inline(forest.calls[segment.call_id].choices[segment.choice].message))

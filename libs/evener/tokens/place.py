@@ -88,7 +88,7 @@ def place(
     `digests`: of the messages. `sub_agent`: its client says that a sub-agent asks.
     """
     reading = history.read(messages, tools, options, digests)
-    side_call = _side_call(quirks, messages, tools)
+    side_call = side_call_of(quirks, messages, tools)
     bridged = _extend(forest, reading, tools, renderer)
     if bridged is not None and reading.deepest is not None:
         return _child(forest, reading, reading.deepest, bridged, renderer, side_call=side_call)
@@ -238,7 +238,8 @@ def _shared_prefix(forest: Forest, context: Ids) -> PathPrefix | None:
     return best if best.length >= PREFIX_LEAST_TOKENS else None
 
 
-def _side_call(quirks: Quirks, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
+def side_call_of(quirks: Quirks, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
+    """Return the name of the first signature that a call meets. None: it is the agent's work."""
     for signature in quirks.side_calls:
         if signature.tools is not None and signature.tools != bool(tools):
             continue

@@ -91,7 +91,7 @@ FAULTS: dict[str, Plant] = {
         "of_segment",
         lambda of: lambda self, one: [LeftOut.ORPHAN] * len(of(self, one)) if one.choice else of(self, one),
     ),
-    "a side call is trained": changed(place, "_side_call", lambda _: lambda *_: None),
+    "a side call is trained": changed(place, "side_call_of", lambda _: lambda *_: None),
     "any answer at its place is taken for ours": changed(history, "same_answer", lambda _: lambda *_: (MatchedBy.CONTENT, True)),
     "an engine's own prompt is spliced behind the parent": changed(place, "_begins", lambda _: lambda *_: True),
     "a branch is dropped in silence": changed(rows, "_paths", lambda cut: lambda *given: cut(*given)[1:]),

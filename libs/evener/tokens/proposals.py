@@ -1,0 +1,229 @@
+"""What a session's calls say of its harness: quirks that nobody declared, proposed with what was seen. Pure.
+
+A quirk that is not known costs rows, or trains what is no work of the agent. Nothing here is applied: a person decides.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from msgspec import Struct, structs
+
+from evener.proto.ids import answer_key
+from evener.proto.sessions import SegmentRef
+from evener.proto.spec import NOISY_ROLES, Noise, Quirks, Reasoning, SideCall, Tolerance
+from evener.tokens.answers import same_answer
+from evener.tokens.beginnings import LEAST_TURNS, text_of
+from evener.tokens.conversation import own_messages
+from evener.tokens.digests import Message
+from evener.tokens.forest import Call
+from evener.tokens.history import sampled_message
+from evener.tokens.kinds import Conversations
+from evener.tokens.place import side_call_of
+from evener.tokens.session import Session
+from evener.tokens.varying import patterns_of
+
+CALLS: Final = 200
+"""So many calls of a session are looked at: a harness shows its ways early."""
+CANDIDATES: Final = 16
+"""Answers of one turn that a message is compared with."""
+SIGNATURE_CHARACTERS: Final = 60
+NAMES: Final = ("title", "summar", "memory", "rout", "topic")
+"""What a side call may be, by a word in its prompt."""
+SAID: Final = {
+    Tolerance.NUMBERS_LOOSE: "with numbers spelled otherwise in their arguments",
+    Tolerance.TEXT_TRIMMED: "with white space trimmed",
+    Tolerance.BLANK_TEXT_ABSENT: "without their blank text",
+    Tolerance.REASONING_ABSENT: "without their reasoning",
+    Tolerance.CALL_ID_LETTERS: "with other signs in their tool-call ids",
+    Tolerance.CALL_IDS_ABSENT: "without their tool-call ids",
+}
+
+
+class Proposal(Struct, frozen=True, kw_only=True):
+    """Quirks for a harness."""
+
+    because: tuple[str, ...]
+    """A sentence for each thing that was seen."""
+    quirks: Quirks
+    """Those that the session had, and those that are proposed."""
+
+
+def propose(session: Session) -> Proposal | None:
+    """Return what the harness of a session should declare. None: nothing that was seen asks for more than it does.
+
+    Raises KeyError, IndexError or what a decoder raises where a record is missing or damaged.
+    """
+    start = session.starts.get(session.attempt)
+    declared = start.quirks if start is not None else Quirks()
+    calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.ended][:CALLS]
+    seen = _Seen(session, calls, declared)
+    tolerances, noise, side_calls = Counter(seen.tolerances()), tuple(seen.noise()), tuple(seen.side_calls())
+    because = [
+        *(f"{_answers(count)} came back {SAID[tolerance]}" for tolerance, count in sorted(tolerances.items())),
+        *(f"text of {one.where} messages changes without meaning: /{one.pattern}/" for one in noise),
+        *(f"{_calls(count)} beside the agent's work: {one.system or one.last!r}" for one, count in side_calls),
+    ]
+    if not because:
+        return None
+    quirks = structs.replace(
+        declared,
+        tolerances=(*declared.tolerances, *sorted(tolerances)),
+        noise=(*declared.noise, *noise),
+        side_calls=(*declared.side_calls, *(one for one, _ in side_calls)),
+    )
+    return Proposal(because=tuple(because), quirks=quirks)
+
+
+class _Seen:
+    """The calls of one attempt, with what each was given."""
+
+    def __init__(self, session: Session, calls: Sequence[Call], declared: Quirks) -> None:
+        self._forest = session.forest
+        self._declared = declared
+        self._calls = calls
+        self._conversations = Conversations(session)
+        self._answers: dict[SegmentRef, Message] = {}
+        self._given: dict[str, list[Message]] = {}
+        """By call: its whole history. Each message is decoded once, however many histories hold it."""
+        for call in calls:
+            self._given[call.call_id] = self._history(call)
+
+    def tolerances(self) -> Iterator[Tolerance]:
+        """Yield what would make an answer of ours of a message that was taken for the harness's own, for each such message."""
+        by_turn: dict[int, list[SegmentRef]] = {}
+        for call in self._calls:
+            given, follows = self._given[call.call_id], call.opened.follows
+            known = 0 if follows is None else follows.count + (follows.choice is not None)
+            for at in range(known, len(given)):
+                if given[at].get("role") == "assistant":
+                    yield from self._needed(given[at], by_turn.get(_turns(given[:at]), ()))
+            if call.opened.policy is not None:
+                turn = _turns(given)
+                by_turn.setdefault(turn, []).extend(SegmentRef(call_id=call.call_id, choice=at) for at in range(len(call.choices)))
+
+    def noise(self) -> Iterator[Noise]:
+        """Yield what varies in a history between a call and the one that brings its answer back."""
+        found: dict[Noise, None] = {}
+        for name in {self._conversations.of(call.call_id): None for call in self._calls}:
+            calls = [call for call in self._calls if self._conversations.of(call.call_id) == name and call.opened.side_call is None]
+            for one, other in pairwise(calls):
+                if self._answered_in(one, other):
+                    for before, after in zip(self._given[one.call_id], self._given[other.call_id], strict=False):
+                        if before is not after and before != after:
+                            found |= dict.fromkeys(_varying(before, after))
+        yield from (one for one in found if one not in self._declared.noise)
+
+    def side_calls(self) -> Iterator[tuple[SideCall, int]]:
+        """Yield signatures of calls that are no work of the agent, each with their number."""
+        main = self._conversations.main_calls()
+        with_tools = any(call.opened.tool_count for call in main)
+        agents = {_system(self._given[call.call_id]) for call in main if call.call_id in self._given}
+        found: Counter[SideCall] = Counter()
+        for call in self._calls:
+            if len(main) < LEAST_TURNS or not self._beside(call):
+                continue
+            signature = _signature(self._given[call.call_id], agents, with_tools=with_tools)
+            if signature is not None and not self._meets(signature, main):
+                found[signature] += 1
+        yield from found.items()
+
+    def _history(self, call: Call) -> list[Message]:
+        follows = call.opened.follows
+        if follows is None:
+            return own_messages(call)
+        held = self._given[follows.call_id][: follows.count]
+        answer = [] if follows.choice is None else [self._answer(SegmentRef(call_id=follows.call_id, choice=follows.choice))]
+        return [*held, *answer, *own_messages(call)]
+
+    def _answer(self, segment: SegmentRef) -> Message:
+        if segment not in self._answers:
+            self._answers[segment] = sampled_message(self._forest, segment)
+        return self._answers[segment]
+
+    def _needed(self, sent: Message, candidates: Sequence[SegmentRef]) -> frozenset[Tolerance]:
+        for segment in reversed(candidates[-CANDIDATES:]):
+            needed = _least(self._answer(segment), segment, sent) - frozenset(self._declared.tolerances)
+            if needed:
+                return needed
+        return frozenset()
+
+    def _answered_in(self, one: Call, other: Call) -> bool:
+        """Return whether a call's answer stands in another one's history, just behind what the first was given."""
+        at, given = len(self._given[one.call_id]), self._given[other.call_id]
+        if at >= len(given) or given[at].get("role") != "assistant":
+            return False
+        answers = [SegmentRef(call_id=one.call_id, choice=choice) for choice in range(len(one.choices))]
+        return any(_same(self._answer(answer), answer, given[at], frozenset(Tolerance)) for answer in answers)
+
+    def _beside(self, call: Call) -> bool:
+        """Return whether a call may be a side call: without tools, in a conversation of one turn that nobody waited for."""
+        own = call.opened.side_call is None and not call.opened.tool_count and call.answered
+        name = self._conversations.of(call.call_id)
+        apart = name != self._conversations.main and not self._conversations.is_sub_agent(call.call_id)
+        return own and apart and not any(one.placement.parent for one in self._calls if self._conversations.of(one.call_id) == name)
+
+    def _meets(self, signature: SideCall, calls: Sequence[Call]) -> bool:
+        """Return whether the signature would take any of the agent's calls."""
+        quirks = Quirks(side_calls=(signature,))
+        return any(
+            side_call_of(quirks, self._given[call.call_id], [{}] * call.opened.tool_count) for call in calls if call.call_id in self._given
+        )
+
+
+def _least(sampled: Message, segment: SegmentRef, sent: Message) -> frozenset[Tolerance]:
+    """Return the tolerances without which a message is not this answer. Empty: it is not, with all of them."""
+    needed = frozenset(Tolerance)
+    if not _same(sampled, segment, sent, needed):
+        return frozenset()
+    for tolerance in Tolerance:
+        if _same(sampled, segment, sent, needed - {tolerance}):
+            needed -= {tolerance}
+    return needed
+
+
+def _same(sampled: Message, segment: SegmentRef, sent: Message, tolerances: frozenset[Tolerance]) -> bool:
+    return same_answer(sampled, answer_key(segment.call_id, segment.choice), sent, tolerances, Reasoning.REINSTATE) is not None
+
+
+def _varying(before: Message, after: Message) -> list[Noise]:
+    role = "system" if before.get("role") == "developer" else str(before.get("role"))
+    if role not in NOISY_ROLES or before.get("role") != after.get("role"):
+        return []
+    return [Noise(where=role, pattern=pattern) for pattern in patterns_of(text_of(before), text_of(after))]
+
+
+def _signature(given: Sequence[Message], agents: set[str], *, with_tools: bool) -> SideCall | None:
+    """Return what a call without tools is told by: its system prompt, where the agent has another; else its last message."""
+    system, last = _system(given), text_of(given[-1]) if given else ""
+    named = next((name for name in NAMES if name in f"{system} {last}".lower()), "side")
+    name = {"summar": "summary", "rout": "router"}.get(named, named)
+    tools = False if with_tools else None
+    if system and system not in agents:
+        return SideCall(name=name, system=_beginning(system), tools=tools)
+    return SideCall(name=name, last=_beginning(last), tools=tools) if with_tools and last.strip() else None
+
+
+def _beginning(text: str) -> str:
+    """Return a pattern of the first words of a text."""
+    line = text.strip().partition("\n")[0]
+    words = line if len(line) <= SIGNATURE_CHARACTERS else line[:SIGNATURE_CHARACTERS].rpartition(" ")[0] or line[:SIGNATURE_CHARACTERS]
+    return rf"^\s*{re.escape(words)}".replace("\\ ", " ")
+
+
+def _system(given: Sequence[Message]) -> str:
+    return next((text_of(message) for message in given if message.get("role") in {"system", "developer"}), "")
+
+
+def _turns(messages: Sequence[Message]) -> int:
+    return sum(message.get("role") == "assistant" for message in messages)
+
+
+def _answers(count: int) -> str:
+    return "an answer" if count == 1 else f"{count} answers"
+
+
+def _calls(count: int) -> str:
+    return "a call" if count == 1 else f"{count} calls"
