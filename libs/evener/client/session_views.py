@@ -79,6 +79,15 @@ class Preview(Struct, frozen=True, kw_only=True):
     doubts: tuple[str, ...]
 
 
+class Proposed(Struct, frozen=True, kw_only=True):
+    """What the session's harness should declare, by what was seen of it."""
+
+    because: tuple[str, ...]
+    """A sentence for each thing that was seen."""
+    toml: str
+    """A file of quirks: those that the session had, and those that are proposed."""
+
+
 class Source(StrEnum):
     """Where a session was read."""
 
@@ -100,7 +109,9 @@ class SessionView(Struct, frozen=True, kw_only=True):
     preview: Preview | None = None
     """None: it has ended."""
     messages: tuple[tuple[dict[str, Any], ...], ...]
-    """Per row: the canonical messages of its branch; empty where they cannot be read. Without rows: those of the main branch."""
+    """Per row: the canonical messages of its branch; empty where they cannot be read. Without rows: those up to the agent's last."""
+    proposed: Proposed | None = None
+    """None: nothing that was seen asks for more than its harness declares."""
 
     @property
     def told(self) -> "TrajectoryBuilt | Preview":

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from evener.proto.sessions import RootReason
 from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryScored
 
 Outcome = GroupMerged | GroupFailed
@@ -66,6 +67,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     rows_per_session: float
     """Per session with at least one row."""
     fidelity: FidelityCounts
+    thinking_stripped: int
+    """Calls that began a row because the template drops earlier reasoning; `thinking = "all"` keeps it."""
     seconds: dict[str, float]
     """Mean per session of each stage: `queue` (the wait for an engine: of calls for admission, a slot of an
     engine, or a weight update; not of sessions for a runner), `prepare`, `agent` (the agent's
@@ -90,6 +93,7 @@ def summarize(outcomes: Iterable[Outcome], submitted: int | None = None) -> Summ
         rows=len(rows),
         rows_per_session=round(len(rows) / trained, 4) if trained else 0.0,
         fidelity=FidelityCounts(fed=fidelity["fed"], matched=fidelity["matched"]),
+        thinking_stripped=sum(call.root is RootReason.THINKING_STRIPPED for _, scored in seen(members) for call in scored.trajectory.calls),
         seconds=_seconds(ended),
     )
 

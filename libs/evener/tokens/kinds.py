@@ -43,7 +43,7 @@ class Conversations:
             name = self._name(call)
             if call.placement.root is RootReason.SUB_AGENT:
                 self._sub_agents.add(name)
-            if call.opened.attempt == session.attempt and call.answered and call.opened.side_call is None:
+            if call.opened.attempt == session.attempt and call.answered and call.choices and call.opened.side_call is None:
                 self._found.setdefault(name, Conversation([])).calls.append(call)
         self.main = self._main()
         """Its name. None: nothing was answered."""

@@ -8,12 +8,15 @@ from rich.table import Table
 
 from evener.cli.progress import console, tell
 from evener.proto.errors import ConfigError
+from evener.proto.sessions import RootReason
 from evener.proto.spec import Thinking
 from evener.provider_gateway.config import Config as GatewayConfig
 from evener.service.config import load
 from evener.templates.config import PolicyConfig
 from evener.templates.conformance import CASES, FAMILY, REFUSED, RENDERS, Conformance, examine
+from evener.tokens.remarks import KEEP_THINKING
 
+STRIPPED: Final = RootReason.THINKING_STRIPPED.value
 STYLES: Final = {FAMILY: "green", RENDERS: "green", REFUSED: "red"}
 
 
@@ -69,4 +72,8 @@ def _report(config: PolicyConfig, found: Conformance) -> None:
     for what, outcomes in rows.items():
         table.add_row(what, *outcomes)
     out.print(table)
+    if any(STRIPPED in one.outcome and one.thinking is Thinking.TEMPLATE for one in found.followings):
+        out.print(
+            f"\n{STRIPPED}: the template drops earlier reasoning there, and a row begins; {KEEP_THINKING}", style="yellow", highlight=False
+        )
     out.print("\nextends: at the same cost for any length; two renders: extends, at a cost that grows with the history", style="dim")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import ExistingDirectory
+from cyclopts.types import ExistingDirectory, ExistingFile
 
 from evener.proto.spec import Streaming
 
@@ -16,6 +16,8 @@ async def record(
     policy: str = "policy",
     sampling: Annotated[dict[str, str] | None, Parameter(negative="")] = None,
     streaming: Streaming = Streaming.LIVE,
+    harness: str | None = None,
+    quirks: ExistingFile | None = None,
     state: Path | None = None,
 ) -> int:
     """Record the model calls of a program: `evener record -- python agent.py`.
@@ -37,6 +39,10 @@ async def record(
         Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ... The program's own wishes are recorded only.
     streaming
         `live`: text leaves as it is sampled, for people who watch. `hold`: answers leave whole, after their commit.
+    harness
+        The program is this harness (`evener harness list`): what is special about it is known.
+    quirks
+        A TOML file that says what is special about the program: docs/harnesses.md, Quirks.
     state
         State folder of the Evener to use.
     """
@@ -45,4 +51,14 @@ async def record(
     from evener.proto.spec import Sampling
 
     wanted = read(Sampling, sampling or {}, "sampling")
-    return await record_session(command, task=task, reward=reward, policy=policy, sampling=wanted, streaming=streaming, state=state)
+    return await record_session(
+        command,
+        task=task,
+        reward=reward,
+        policy=policy,
+        sampling=wanted,
+        streaming=streaming,
+        harness=harness,
+        quirks=quirks,
+        state=state,
+    )

@@ -13,10 +13,13 @@ from typing import Final
 
 from evener.cli.errors import Usage
 from evener.cli.progress import tell
+from evener.cli.recorded import line, words
 from evener.cli.running import evener
+from evener.cli.submitting import known_quirks
 from evener.client.client import Client
 from evener.client.errors import ClientError
 from evener.client.views import TaskView
+from evener.harnesses.provider import CONTRARY
 from evener.proto.ids import session_of
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, Streaming, TaskRef
 from evener.proto.tasks import TaskOptions
@@ -41,9 +44,15 @@ async def record_session(
     policy: str,
     sampling: Sampling,
     streaming: Streaming,
+    harness: str | None,
+    quirks: Path | None,
     state: Path | None,
 ) -> int:
     """Record one session; return the program's exit code."""
+    if harness is not None and quirks is not None:
+        msg = "--harness and --quirks contradict each other: a file says all that is special about a harness"
+        raise Usage(msg)
+    recorded = HarnessSpec(name=harness or "none", sandbox="none", quirks=known_quirks(harness, quirks))
     if task is not None and reward is not None:
         msg = "--reward and --task contradict each other: a task has its own grader"
         raise Usage(msg)
@@ -60,7 +69,7 @@ async def record_session(
         options = TaskOptions(
             run_id=task_id,
             purpose=Purpose.COLLECT,
-            harness=HarnessSpec(name="none", sandbox="none"),
+            harness=recorded,
             policy=policy,
             sampling=sampling,
             streaming=streaming,
@@ -73,9 +82,12 @@ async def record_session(
         tell({"session": session_id, "base_url": recording.base_url, "key": recording.key})
         async with _heartbeats(client, session_id):
             code = await (_run(command, recording.environment) if command else _until_interrupted())
-        await client.recording_exited(session_id, exit_code=code, reward=reward)
-        view = await _ended(client, task_id)
-        tell({"session": session_id, "exit_code": code, "rewards": view.rewards, "show": f"evener show {session_id}"})
+        await _exited(client, session_id, code, reward)
+        task_view = await _ended(client, task_id)
+        view = await client.session(session_id)
+        tell(line(view, task_view, code))
+        for sentence in words(view):
+            complain(sentence)
     return code if code >= 0 else 128 - code
 
 
@@ -87,7 +99,8 @@ async def _put(client: Client, task: Path) -> TaskRef:
 
 async def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the program with the session's variables; Ctrl-C reaches it, and it decides. Negative: ended by that signal."""
-    program = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment})
+    own = {name: value for name, value in os.environ.items() if name not in CONTRARY}
+    program = await asyncio.create_subprocess_exec(*command, env={**own, **environment})
     with _on_signals(lambda number: program.terminate() if number == signal.SIGTERM else None):
         return await program.wait()
 
@@ -136,7 +149,19 @@ async def _heartbeats(client: Client, session_id: str) -> AsyncIterator[None]:
         await asyncio.wait({beating})
 
 
-async def _ended(client: Client, task_id: str) -> TaskView:
-    """Wait until the recording was rebuilt and graded."""
-    async with asyncio.timeout(END_SECONDS):
-        return await anext(view async for view in client.watch(task_id) if view.outcome is not None)
+async def _exited(client: Client, session_id: str, code: int, reward: float | None) -> None:
+    """Tell the runner of the exit; where it has ended the session before, say so, and that the reward has no place any more."""
+    try:
+        await client.recording_exited(session_id, exit_code=code, reward=reward)
+    except ClientError as error:
+        complain(f"session {session_id} ended before its program did: {error}{'; its reward is lost' if reward is not None else ''}")
+
+
+async def _ended(client: Client, task_id: str) -> TaskView | None:
+    """Wait until the recording was rebuilt and graded. None: that takes longer than anybody waits."""
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            return await anext(view async for view in client.watch(task_id) if view.outcome is not None)
+    except TimeoutError:
+        complain(f"task {task_id} was not graded and kept within {END_SECONDS:g} s; it goes on, where `evener up` runs")
+        return None

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-from cyclopts.types import ExistingDirectory
+from cyclopts.types import ExistingDirectory, ExistingFile
 from cyclopts.validators import Number
 
 from evener.harnesses.registry import names
@@ -23,6 +23,7 @@ async def run(
     run_id: str | None = None,
     policy: str = "policy",
     option: Keys = None,
+    quirks: ExistingFile | None = None,
     sampling: Keys = None,
     budgets: Keys = None,
     streaming: Streaming = Streaming.HOLD,
@@ -48,6 +49,9 @@ async def run(
         The policy that samples.
     option
         Options of the harness: `--option.turns ...`.
+    quirks
+        A TOML file that says what is special about the program of `command`, or of another harness instead of what it declares:
+        docs/harnesses.md, Quirks.
     sampling
         Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ...
     budgets
@@ -65,7 +69,7 @@ async def run(
 
     wish = Wish(
         run_id=run_name(run_id, "run"),
-        harness=harness_spec(harness, option or {}),
+        harness=harness_spec(harness, option or {}, quirks),
         samples=samples,
         purpose=purpose,
         policy=policy,

@@ -47,6 +47,7 @@ async def show(
     from evener.cli.running import evener
     from evener.cli.showing import accounts, conversations, heading
     from evener.cli.showing_grade import grade_facts, graded, outputs, with_score
+    from evener.cli.showing_notes import notes
     from evener.cli.showing_tokens import token_rows, token_table
     from evener.cli.showing_tree import forest
     from evener.proto.spec import Strategy
@@ -67,6 +68,7 @@ async def show(
                 out.print(conversations(view))
             elif not grader:
                 out.print(forest(view), soft_wrap=not out.is_terminal)
+                out.print(notes(view), soft_wrap=not out.is_terminal)
             out.print(accounts(view))
             if grader or not (messages or tokens is not None):
                 out.print(outputs(known, whole=grader))

@@ -11,9 +11,10 @@ from msgspec import Struct, structs
 from evener.cli.errors import Usage
 from evener.client.client import Client
 from evener.harnesses.port import Harness, HarnessError
+from evener.harnesses.quirks_file import read_quirks
 from evener.harnesses.registry import harness
 from evener.proto.errors import EvenerError
-from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling, Streaming
+from evener.proto.spec import Budgets, HarnessSpec, Purpose, Quirks, Sampling, Streaming
 from evener.proto.tasks import TaskOptions
 from evener.service.exits import complain
 from evener.service.settings import Setting, Text, convert, known
@@ -87,14 +88,24 @@ def task_id_of(run_id: str, name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{run_id}.{name}")[:100]
 
 
-def harness_spec(name: str, options: Mapping[str, str]) -> HarnessSpec:
-    """Return a harness by name, with its options. Raises Usage where it is unknown, or an option of it is."""
+def harness_spec(name: str, options: Mapping[str, str], quirks: Path | None = None) -> HarnessSpec:
+    """Return a harness by name, with its options and quirks in a file. Raises Usage where it is unknown, or an option of it is."""
     found = known_harness(name)
     try:
         found.check(options)
     except HarnessError as cause:
         raise Usage(str(cause.args[0])) from cause
-    return HarnessSpec(name=name, options=dict(options))
+    return HarnessSpec(name=name, options=dict(options), quirks=known_quirks(None, quirks))
+
+
+def known_quirks(name: str | None, file: Path | None) -> Quirks | None:
+    """Return what is special about a harness: as a file says, or as the harness of this name declares. None: neither is given."""
+    try:
+        if file is not None:
+            return read_quirks(file)
+        return None if name is None else harness(name).quirks
+    except HarnessError as cause:
+        raise Usage(str(cause.args[0])) from cause
 
 
 def known_harness(name: str) -> Harness:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from evener.client.session_views import AttemptView, CallView, Preview, SegmentView, SessionView, Source
+from evener.client.session_views import AttemptView, CallView, Preview, Proposed, SegmentView, SessionView, Source
+from evener.harnesses.quirks_file import quirks_toml
 from evener.proto.codec import NOT_AN_EVENT
 from evener.proto.ends import End
 from evener.proto.sessions import SegmentRef
@@ -12,6 +13,7 @@ from evener.tokens.conversation import conversation
 from evener.tokens.doubts import doubtful
 from evener.tokens.forest import Call, Forest
 from evener.tokens.kinds import main_branch
+from evener.tokens.proposals import propose
 from evener.tokens.rows import Cut, cut
 from evener.tokens.session import Session
 from evener.tokens.trajectory import build
@@ -34,7 +36,16 @@ def view_of(session: Session, source: Source, strategy: Strategy) -> SessionView
         trajectory=build(session, strategy=strategy) if seal else None,
         preview=None if seal else preview,
         messages=tuple(_said(session.forest, branch) for branch in branches if branch),
+        proposed=_proposed(session),
     )
+
+
+def _proposed(session: Session) -> Proposed | None:
+    try:
+        proposal = propose(session)
+    except (KeyError, IndexError, *NOT_AN_EVENT):  # damaged, or what it follows is missing
+        return None
+    return None if proposal is None else Proposed(because=proposal.because, toml=quirks_toml(proposal.quirks))
 
 
 def _attempts(session: Session) -> tuple[AttemptView, ...]:

@@ -1,0 +1,46 @@
+"""What became of a recording, in a line; and a word for everything that is not in its rows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from evener.cli.showing_notes import remarks
+from evener.client.session_views import SessionView
+from evener.client.views import TaskView
+
+
+def line(view: SessionView, task: TaskView | None, exit_code: int) -> dict[str, Any]:
+    """Return the last line of `evener record`. `task`: None where its end was not seen."""
+    told = view.told
+    books = told.accounting
+    return {
+        "session": view.session_id,
+        "exit_code": exit_code,
+        "end": view.trajectory.end if view.trajectory is not None else "open",
+        "rewards": task.rewards if task is not None else (),
+        "calls": len(view.calls),
+        "rows": len(told.rows),
+        "tokens": books.sampled,
+        "left_out": books.left_out,
+        "show": f"evener show {view.session_id}",
+    }
+
+
+def words(view: SessionView) -> Iterator[str]:
+    """Yield a sentence for each thing that the line alone would hide."""
+    told, name = view.told, f"session {view.session_id}"
+    if view.trajectory is None:
+        yield f"{name} has not ended yet: what is said of it is as it would be if it ended now"
+    elif view.trajectory.detail:
+        yield f"{name} ended as {view.trajectory.end}: {view.trajectory.detail}"
+    failed = [f"{call.failure}{f' ({call.detail})' if call.detail else ''}" for call in view.calls if call.failure is not None]
+    if failed:
+        yield f"{len(failed)} of its {len(view.calls)} calls had no answer: {', '.join(dict.fromkeys(failed))}"
+    if left := sum(told.accounting.left_out.values()):
+        reasons = ", ".join(f"{tokens} {reason}" for reason, tokens in told.accounting.left_out.items())
+        yield f"{left} of its {told.accounting.sampled} sampled tokens are in no row: {reasons}"
+    if not view.calls:
+        yield f"{name} has no call: the program asked no model, or not at the base URL that it was given"
+    yield from told.doubts
+    yield from remarks(view)
+    if view.proposed is not None:
+        yield f"`evener show {view.session_id}` has these as a file to give with --quirks"

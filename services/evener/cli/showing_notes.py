@@ -1,0 +1,31 @@
+"""What costs a session rows, and what its harness should declare: below its tree, and after a recording."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from evener.client.session_views import SessionView
+from evener.tokens.remarks import thinking_stripped
+
+
+def remarks(view: SessionView) -> Iterator[str]:
+    """Yield what a person may want to change, a sentence each."""
+    if (stripped := thinking_stripped(call.placement.root for call in view.calls if call.side_call is None)) is not None:
+        yield stripped
+    if view.proposed is not None:
+        yield from (f"{sentence[0].upper()}{sentence[1:]}" for sentence in view.proposed.because)
+
+
+def notes(view: SessionView) -> RenderableType:
+    """Return the remarks, and the quirks that they propose as a file to give. Empty where all is well."""
+    parts = [Text(remark, "yellow") for remark in remarks(view)]
+    if view.proposed is not None:
+        parts += [Text(f"For {how_to_give(view)}:", "yellow"), Text(view.proposed.toml.rstrip())]
+    return Group(*parts)
+
+
+def how_to_give(view: SessionView) -> str:
+    """Return the option that takes the proposed file."""
+    command = "evener record" if view.told.spec.harness.sandbox == "none" else f"evener run --harness {view.told.spec.harness.name}"
+    return f"a file that `{command} --quirks FILE` takes"
