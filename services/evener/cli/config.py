@@ -34,8 +34,8 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine_kind: Literal["vllm", "scripted"] = "vllm"
     """What listens at the engine's URL: `vllm` or `scripted`."""
     model: str | None = None
-    """What the engine serves, with the policy's tokenizer and template: a GGUF file for `embedded`, a Hugging Face folder for `vllm` or a
-    URL. None: SmolLM2-135M-Instruct, as `embedded` has it."""
+    """What the engine serves, with the policy's tokenizer and template: a GGUF file for `embedded`, a Hugging Face folder for `vllm`; for a
+    URL a folder with the tokenizer and template alone will do. None: SmolLM2-135M-Instruct, as `embedded` has it."""
     vllm: str | None = None
     """The `vllm` program, or a Python that has vLLM. None: found in PATH, else the one that `scripts/vllm_cpu.py install` brought."""
     vllm_options: tuple[str, ...] = ()

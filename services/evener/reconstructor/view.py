@@ -43,7 +43,7 @@ def view_of(session: Session, source: Source, strategy: Strategy) -> SessionView
 def _proposed(session: Session) -> Proposed | None:
     try:
         proposal = propose(session)
-    except (KeyError, IndexError, *NOT_AN_EVENT):  # damaged, or what it follows is missing
+    except (KeyError, IndexError, AttributeError, *NOT_AN_EVENT):  # damaged, or what it follows is missing
         return None
     return None if proposal is None else Proposed(because=proposal.because, toml=quirks_toml(proposal.quirks))
 
