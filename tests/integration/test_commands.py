@@ -136,6 +136,20 @@ def test_recorded_program_gives_a_trajectory(shell: Shell, tmp_path: Path) -> No
     assert pq.read_table(tmp_path / "rows.parquet").num_rows == rows["parquet"][0]["rows"]
 
 
+def test_recording_with_quirks_names_what_is_in_no_row(shell: Shell, tmp_path: Path) -> None:
+    """The file says that the program's one call is not the agent's work; the last line counts it, and a sentence says why."""
+    (tmp_path / "mine.toml").write_text('[[side_calls]]\nname = "greeting"\nlast = "^Say hello"\n')
+    process = shell.start("record", "--quirks", str(tmp_path / "mine.toml"), "--", sys.executable, "-c", ASKS)
+    out, errors = process.communicate(timeout=60)
+    ended = json.loads(out.splitlines()[-1])
+
+    assert process.returncode == 0, errors
+    assert (ended["end"], ended["calls"], ended["rows"]) == ("finished", 1, 0)
+    assert ended["left_out"] == {"side_call": ended["tokens"]}
+    assert f"{ended['tokens']} of its {ended['tokens']} sampled tokens are in no row: {ended['tokens']} side_call" in errors
+    assert "greeting" in shell.run("show", ended["session"])
+
+
 def test_rebuilt_sessions_are_as_recorded(shell: Shell, tmp_path: Path) -> None:
     """By name, since a time, of a run; what was built can be kept. One that is not there is told, and the others are rebuilt."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "again", "--sampling.max-tokens", "8")

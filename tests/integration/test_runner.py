@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
@@ -23,11 +24,12 @@ from tests.unit.sandboxes.trees import scratch
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
+from evener.harnesses.registry import harness as harness_named
 from evener.proto.codec import AnyEvent, decode
 from evener.proto.ends import ExitCause
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.sessions import HarnessExited, SessionCancelled, SessionDispatched, SessionStarted
-from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, SessionSpec, TaskRef
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, SessionSpec, TaskRef
 from evener.proto.topics import Topic
 from evener.sandbox_runner import sessions as sessions_module
 from evener.sandbox_runner.config import Config
@@ -505,6 +507,25 @@ async def test_the_smallest_harness_of_the_examples_can_be_recorded(tmp_path: Pa
 
         assert (agent.returncode, said) == (0, b"blue\nin short: blue\n")
         assert len(b.gateway.seen[1].body["messages"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("harness", "quirks"),
+    [
+        (RECORDING, Quirks()),
+        (structs.replace(RECORDING, name="hermes"), harness_named("hermes").quirks),
+        (structs.replace(RECORDING, quirks=Quirks(compacted="^Summary")), Quirks(compacted="^Summary")),
+        (structs.replace(RECORDING, name="hermes", quirks=Quirks()), Quirks()),
+    ],
+    ids=["nothing_known", "a_known_harness", "given", "given_instead"],
+)
+async def test_a_recording_starts_with_the_quirks_of_its_harness(tmp_path: Path, harness: HarnessSpec, quirks: Quirks) -> None:
+    """Those that its run gives, else those of the harness of its name."""
+    async with bench(tmp_path, recording_seconds=0.1) as b:
+        await b.dispatch(harness=harness)
+        started = await b.until(SessionStarted)
+
+        assert started.quirks == quirks
 
 
 async def test_a_recording_without_a_sign_of_life_ends(tmp_path: Path) -> None:

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from evener.cli.conforming import _report
+from evener.proto.spec import Thinking
+from evener.templates.config import PolicyConfig
+from evener.templates.conformance import Conformance, Following
+
 
 def doctor(*words: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": "/usr/bin:/bin", "EVENER_CONFIG": str(config)} if config else {"PATH": "/usr/bin:/bin"}
@@ -69,3 +74,18 @@ def test_source_that_is_not_there_is_one_line() -> None:
 
     assert ended.returncode == 1
     assert ended.stderr.startswith("evener: reading /nowhere/tokenizer.json")
+
+
+@pytest.mark.parametrize("outcome", ["root: thinking_stripped", "two renders"])
+def test_stripped_reasoning_is_named_with_what_keeps_it(
+    outcome: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, below the table; where nothing is stripped nothing is said."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    following = Following(what="a user turn", reasoning=True, thinking=Thinking.TEMPLATE, outcome=outcome)
+    found = Conformance(family=None, tool_parser="hermes", followings=(following,), forged_stay_text=True)
+    _report(PolicyConfig(name="policy", source="hf:x"), found)
+    told = " ".join(capsys.readouterr().out.split())
+
+    assert ("the template drops earlier reasoning there" in told) is (outcome != "two renders")
+    assert ('`thinking = "all"` in the policy' in told) is (outcome != "two renders")

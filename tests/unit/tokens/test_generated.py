@@ -11,6 +11,7 @@ from tests.unit.tokens.toy import plain, replay
 from evener.proto.codec import encode
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Strategy
+from evener.proto.trajectories import RowKind
 from evener.tokens.trajectory import build
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
@@ -28,6 +29,7 @@ def test_whatever_a_harness_does_rows_hold_what_the_engine_sampled(plan: list[St
     assert harness.misjudged(trajectory) == set()
     assert trajectory.accounting.left_out == harness.left_out(trajectory)
     assert trajectory.doubts == ()
+    assert [row.kind for row in trajectory.rows].count(RowKind.MAIN) <= 1
     assert encode(replay(harness.world.log)) == encode(trajectory)
     twice = [record for record in harness.world.log for _ in range(2)]
     assert replay(twice).rows == trajectory.rows
