@@ -24,7 +24,7 @@ from evener.proto.topics import Topic
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import GATEWAY, Owners
-from evener.sandbox_runner.relay import Report, Opening, open_relay
+from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from evener.blobs.port import BlobError, Blobs, NotRead
+from evener.blobs.port import Blobs
 from evener.graders.port import Context, Grade, GraderError, GraderRefused, graded
 from evener.proto.spec import TaskRef
 from evener.proto.trajectories import TrajectoryBuilt
@@ -67,9 +67,7 @@ async def _grade(context: Context, ref: TaskRef, folder: Path, left: grading.Gra
         await grading.grade(context.sandboxes, work, left)
     except TaskError as cause:
         raise GraderRefused(str(cause.args[0])) from cause
-    except NotRead:
-        raise  # nobody's fault, and no try of the grader
-    except (BlobError, SandboxError) as cause:
+    except SandboxError as cause:
         raise GraderError(str(cause)) from cause
 
 

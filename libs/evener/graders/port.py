@@ -58,7 +58,7 @@ class Grader(Protocol):
     """A way to score a session. Knows nothing of groups, retries or topics."""
 
     async def grade(self, context: Context) -> Grade:
-        """Return the session's grade. Raises GraderError; any other exception is a crash of the grader."""
+        """Return the session's grade. Raises GraderError, BlobError; any other exception is a crash of the grader."""
         ...
 
 

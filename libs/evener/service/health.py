@@ -1,7 +1,7 @@
 """What platforms probe: /healthz (the loop lives), /readyz (every named condition holds), /metrics; /health is /healthz."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from evener.blobs.port import Blobs
 from evener.bus.port import Bus
 from evener.proto.errors import EvenerError
 from evener.service.http import json_response
@@ -20,14 +19,14 @@ CHECK_SECONDS: Final = 2.0
 Conditions = Callable[[], dict[str, dict[str, bool]]]
 
 
-def health_routes(bus: Bus, blobs: Blobs, registry: CollectorRegistry, conditions: Conditions) -> Sequence[BaseRoute]:
+def health_routes(bus: Bus, registry: CollectorRegistry, conditions: Conditions, store_usable: Callable[[], bool]) -> Sequence[BaseRoute]:
     """Return the routes; `conditions` gives service name to its named conditions."""
 
     async def alive(_: Request) -> Response:
         return json_response({"alive": True})
 
     async def ready(_: Request) -> Response:
-        named = {"host": await _host(bus, blobs), **conditions()}
+        named = {"host": {"bus": await _reachable(bus), "blobs": store_usable()}, **conditions()}
         good = all(all(of_service.values()) for of_service in named.values())
         return json_response({"ready": good, "services": named}, 200 if good else 503)
 
@@ -37,14 +36,9 @@ def health_routes(bus: Bus, blobs: Blobs, registry: CollectorRegistry, condition
     return (Route("/healthz", alive), Route("/health", alive), Route("/readyz", ready), Route("/metrics", series))
 
 
-async def _host(bus: Bus, blobs: Blobs) -> dict[str, bool]:
-    reached = await asyncio.gather(_reached(bus.check()), _reached(blobs.check()))
-    return dict(zip(("bus", "blobs"), reached, strict=True))
-
-
-async def _reached(check: Awaitable[None]) -> bool:
+async def _reachable(bus: Bus) -> bool:
     try:
-        await asyncio.wait_for(check, CHECK_SECONDS)
+        await asyncio.wait_for(bus.check(), CHECK_SECONDS)
     except (EvenerError, TimeoutError):
         return False
     return True

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -29,8 +29,10 @@ from evener.service.exits import complain, exit_code
 from evener.service.health import health_routes
 from evener.service.listener import Mounts, Server, address_of, bind, listen
 from evener.service.loop_watch import watch_loop
+from evener.service.neighbours import Neighbours
 from evener.service.parts import Parts
 from evener.service.replay import replay_routes
+from evener.service.store import Store
 from evener.service.supervisor import Supervisor, Wanted
 from evener.service.telemetry import metrics, set_up_logs, set_up_traces
 
@@ -87,8 +89,11 @@ async def run_services(
     async with _signals(config.stop_seconds) as stop, AsyncExitStack() as stack:
         listening = stack.enter_context(bind(config))
         mounts = Mounts()
-        parts = await _open_parts(config, address_of(config, listening), stack)
+        parts, store = await _open_parts(config, address_of(config, listening), stack)
         stack.enter_context(watch_loop(metrics(parts.registry)))
+        names = [f"{parts.instance_id}-{one.name}" for one in wanted]
+        neighbours = Neighbours(parts.bus, parts.secrets, store, boot_id=parts.boot_id, names=names)
+        await neighbours.fit()
         supervisors: list[Supervisor] = []
 
         def remount() -> None:
@@ -97,7 +102,7 @@ async def run_services(
             if not mounts.missing:
                 opened()
 
-        supervisors += [Supervisor(one, parts, remount) for one in wanted]
+        supervisors += [Supervisor(one, parts, remount, neighbours.marked) for one in wanted]
         remount()
         server = await stack.enter_async_context(listen(mounts, listening))
         log.info("listening", url=parts.address, services=[one.name for one in wanted])
@@ -105,41 +110,53 @@ async def run_services(
             await stack.enter_async_context(opening(parts))
         if state_file:
             stack.enter_context(_told(Path(config.state) / STATE_FILE, parts.address))
-        await _run_all(supervisors, server, stop, config.stop_seconds)
+        await _run_all(supervisors, [neighbours.watch(), store.watch()], server, stop, config.stop_seconds)
 
 
-async def _open_parts(config: ServiceConfig, address: str, stack: AsyncExitStack) -> Parts:
+async def _open_parts(config: ServiceConfig, address: str, stack: AsyncExitStack) -> tuple[Parts, Store]:
     state = Path(config.state)
     secrets = load_secrets(state, operator_token=config.operator_token, capability_key=config.capability_key)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics(registry)  # all series are there from the start
     bus = await stack.enter_async_context(open_bus(config.bus, partitions=config.partitions))
-    return Parts(
+    blobs, boot_id = open_blobs(config.blobs), new_id("b")
+    store = Store(blobs, boot_id)
+    await store.look()
+    parts = Parts(
         bus=bus,
-        blobs=open_blobs(config.blobs),
+        blobs=blobs,
         secrets=secrets,
         registry=registry,
         instance_id=config.instance,
-        boot_id=new_id("b"),
+        boot_id=boot_id,
         address=address,
+        store_usable=lambda: store.usable,
     )
+    return parts, store
 
 
 def _routes(parts: Parts, supervisors: Sequence[Supervisor]) -> list[BaseRoute]:
     def conditions() -> dict[str, dict[str, bool]]:
         return {supervisor.name: supervisor.conditions() for supervisor in supervisors}
 
-    routes = [*health_routes(parts.bus, parts.blobs, parts.registry, conditions), *replay_routes(parts.bus, parts.secrets)]
+    routes = [*health_routes(parts.bus, parts.registry, conditions, parts.store_usable), *replay_routes(parts.bus, parts.secrets)]
     for supervisor in supervisors:
         if supervisor.service is not None:
             routes += supervisor.service.routes
     return routes
 
 
-async def _run_all(supervisors: Sequence[Supervisor], server: Server, stop: asyncio.Event, stop_seconds: float) -> None:
+async def _run_all(
+    supervisors: Sequence[Supervisor],
+    watches: Sequence[Coroutine[Any, Any, None]],
+    server: Server,
+    stop: asyncio.Event,
+    stop_seconds: float,
+) -> None:
     """Run until the signal, then drain, end the requests, close the services. What fails for good is raised."""
-    running = [asyncio.create_task(supervisor.run(), name=supervisor.name) for supervisor in supervisors]
+    running = [asyncio.create_task(watch) for watch in watches]
+    running += [asyncio.create_task(supervisor.run(), name=supervisor.name) for supervisor in supervisors]
     stopping = asyncio.create_task(stop.wait())
     try:
         done, _ = await asyncio.wait({stopping, *running}, return_when=asyncio.FIRST_COMPLETED)

@@ -26,6 +26,8 @@ class Parts(Struct, frozen=True, kw_only=True, eq=False):
     boot_id: str
     address: str
     """Base URL under which this process's HTTP endpoints are reached."""
+    store_usable: Callable[[], bool] = lambda: True
+    """Whether the blob store can be used now: while it cannot, no work is taken that needs it."""
 
 
 class Service(Struct, frozen=True, kw_only=True, eq=False):

@@ -9,6 +9,7 @@ import structlog
 from msgspec import Struct
 
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
+from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.service import faults
 from evener.service.config import ServiceConfig
@@ -46,7 +47,10 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
 class Supervisor:
     """Owns one service of the process. `service` is None while it is not open."""
 
-    def __init__(self, wanted: Wanted, parts: Parts, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, wanted: Wanted, parts: Parts, changed: Callable[[], None], marked: Callable[[Heartbeat], Heartbeat] = lambda beat: beat
+    ) -> None:
+        """`marked`: what the process adds to the service's heartbeats."""
         self.name = wanted.name
         self.service: Service | None = None
         self._trouble = ""
@@ -54,6 +58,7 @@ class Supervisor:
         self._parts = parts
         self._events = EventLog(parts.bus, parts.blobs)
         self._changed = changed
+        self._marked = marked
         self._opened = False
         self._stopping = False
 
@@ -124,7 +129,7 @@ class Supervisor:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _beat(self, service: Service) -> None:
-        beat = service.heartbeat()
+        beat = self._marked(service.heartbeat())
         try:
             await self._events.send(Topic.FLEET, beat.instance_id, beat)
         except EvenerError as error:

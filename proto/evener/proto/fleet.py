@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from evener.proto.blobs import Bulk
+from evener.proto.blobs import BlobRef, Bulk
 from evener.proto.sessions import Event
 
 
@@ -39,6 +39,11 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Policies that it can render for (gateways)."""
     policies_without_tools: tuple[str, ...] = ()
     """Those of them whose chat template renders no tools (gateways)."""
+    key: str = ""
+    """Fingerprint of its capability key: all of a deployment have the same. Empty: an older process."""
+    probe: BlobRef | None = None
+    """A blob that its process has put into its store: who does not find it has another store. None: it cannot be used
+    now."""
     stopping: bool = False
     at: float
 

@@ -30,6 +30,8 @@ class SessionDispatched(Event, frozen=True, kw_only=True, tag="session_dispatche
     dispatched_at: float
     lease_seconds: float
     """Without a sign of it in the runner's heartbeats for so long, the attempt counts as lost."""
+    boot_id: str | None = None
+    """Of the runner's process: another of the same name leaves the attempt alone. None: written by an older scheduler."""
     spec: SessionSpec
 
 

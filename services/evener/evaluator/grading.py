@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from evener.blobs.port import Blobs, NotRead
+from evener.blobs.port import BlobError, Blobs, NotRead
 from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.evaluator.config import Config
 from evener.evaluator.core import CRASH, Next, after_failure, not_graded, of_try, pause_seconds, score
@@ -37,32 +37,43 @@ class Gradings:
         reason = not_graded(trajectory)
         if reason is not None:
             return score(trajectory, Grade(reward=None, ungraded=reason), (), seconds=0.0, tries=0, now=time.time())
-        async with self._room:
-            began = time.monotonic()
-            grade, evidence, tries = await self._tried(trajectory, name)
-            seconds = time.monotonic() - began
+        grade, evidence, tries, seconds = await self._tried(trajectory, name)
         grader = trajectory.spec.grader.name
         self._metrics.grading_seconds.labels(grader).observe(seconds)
         self._metrics.gradings.labels(grader, "ungraded" if grade.reward is None else "graded").inc()
         return score(trajectory, grade, await self._kept(evidence), seconds=seconds, tries=tries, now=time.time())
 
-    async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, dict[str, bytes], int]:
-        """Return the grade, or the reason after the last failed try; the evidence of all tries; and their number."""
-        tries, earlier = 0, dict[str, bytes]()
+    async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, dict[str, bytes], int, float]:
+        """Return the grade, or the reason after the last failed try; the evidence of all tries, their number, and their seconds.
+
+        A try whose blobs could not be read is none of the grader's: the store may come back, or get what it lacks.
+        """
+        tries = unread = 0
+        earlier = dict[str, bytes]()
+        seconds, deadline = 0.0, time.monotonic() + self._config.blob_seconds
         while True:
-            tries += 1
-            context = Context(trajectory=trajectory, blobs=self._asked, sandboxes=self._sandboxes, name=f"{name}-{tries}")
-            try:
-                return await self._try(context), context.evidence | earlier, tries
-            except NotRead as away:  # nobody's fault: it costs no try, and the time limit begins anew
-                log.warning("grading_waits", session_id=trajectory.session_id, error=str(away))
-                tries -= 1
-            except GraderError as error:
-                log.warning("grading_failed", session_id=trajectory.session_id, tries=tries, error=error.what)
-                if after_failure(trajectory, error, tries) is Next.GIVE_UP:
-                    return Grade(reward=None, ungraded=error.what), context.evidence | earlier, tries
-                earlier |= of_try(tries, context.evidence, error.what)
-            await asyncio.sleep(pause_seconds(max(tries, 1), self._config.retry_seconds))
+            context = Context(trajectory=trajectory, blobs=self._asked, sandboxes=self._sandboxes, name=f"{name}-{tries + unread + 1}")
+            async with self._room:
+                began, grade = time.monotonic(), None
+                try:
+                    grade = await self._try(context)
+                    tries += 1
+                except BlobError as failed:
+                    unread += 1
+                    log.warning("blob_not_read_for_grading", session_id=trajectory.session_id, error=str(failed))
+                    if not isinstance(failed, NotRead) and time.monotonic() > deadline:
+                        grade = Grade(reward=None, ungraded=str(failed))
+                except GraderError as error:
+                    tries += 1
+                    log.warning("grading_failed", session_id=trajectory.session_id, tries=tries, error=error.what)
+                    if after_failure(trajectory, error, tries) is Next.GIVE_UP:
+                        grade = Grade(reward=None, ungraded=error.what)
+                    else:
+                        earlier |= of_try(tries, context.evidence, error.what)
+                seconds += time.monotonic() - began
+            if grade is not None:
+                return grade, context.evidence | earlier, max(tries, 1), seconds
+            await asyncio.sleep(pause_seconds(tries + unread, self._config.retry_seconds))
 
     async def _try(self, context: Context) -> Grade:
         """Grade once. Whatever a grader raises is a crash of the grader: the one broad except of this service."""
@@ -70,7 +81,7 @@ class Gradings:
         try:
             async with asyncio.timeout(self._config.grading_seconds):
                 return await grader_for(trajectory.spec.grader.name).grade(context)
-        except (GraderError, NotRead):
+        except (GraderError, BlobError):
             raise
         except TimeoutError as cause:
             msg = f"no grade within {self._config.grading_seconds:g} s"

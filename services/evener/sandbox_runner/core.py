@@ -4,6 +4,8 @@ from collections import OrderedDict
 from enum import StrEnum
 from typing import Final
 
+from msgspec import Struct
+
 from evener.proto.ends import ExitCause
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
@@ -29,6 +31,17 @@ class Ending(StrEnum):
     STOPPED = ExitCause.STOPPED
 
 
+class Me(Struct, frozen=True, kw_only=True):
+    """Who takes dispatches."""
+
+    runner_id: str
+    boot_id: str
+
+    def meant(self, event: SessionDispatched) -> bool:
+        """Return whether a dispatch is for this very process, not for another of its name."""
+        return event.runner_id == self.runner_id and event.boot_id in {None, self.boot_id}
+
+
 class Held:
     """The attempts that this runner holds, and those that it held."""
 
@@ -41,11 +54,11 @@ class Held:
         """Attempts that are held now, those that wait for a place included."""
         return tuple(self._held)
 
-    def take(self, event: SessionDispatched, *, runner_id: str) -> bool:
+    def take(self, event: SessionDispatched, me: Me) -> bool:
         """Return whether to start what was dispatched; then it is held. A repeated dispatch starts nothing."""
         attempt = Running(session_id=event.session_id, attempt=event.attempt)
         known = attempt in self._held or attempt in self._past
-        if event.runner_id != runner_id or known:
+        if not me.meant(event) or known:
             return False
         self._held[attempt] = None
         return True

@@ -18,7 +18,7 @@ from evener.proto.sessions import SessionCancelled, SessionDispatched
 from evener.proto.topics import Topic
 from evener.sandbox_runner.bundles import Bundles
 from evener.sandbox_runner.config import Config
-from evener.sandbox_runner.core import Ending, Held
+from evener.sandbox_runner.core import Ending, Held, Me
 from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.recordings import Recordings
 from evener.sandbox_runner.relay_client import GatewayClient
@@ -43,6 +43,7 @@ class Runner:
         self._owners = owners
         self._start = start
         self._held = Held()
+        self._me = Me(runner_id=site.runner_id, boot_id=parts.boot_id)
         self._places = asyncio.Semaphore(site.config.capacity)
         self._sessions: dict[Running, tuple[Session, asyncio.Task[None]]] = {}
         self._stopping = False
@@ -73,7 +74,7 @@ class Runner:
             service=NAME,
             address=self._parts.address,
             boot_id=self._parts.boot_id,
-            capacity=self._site.config.capacity,
+            capacity=self._site.config.capacity if self._parts.store_usable() else 0,
             running=self._held.running,
             stopping=self._stopping,
             at=time.time(),
@@ -81,7 +82,7 @@ class Runner:
 
     def ready(self) -> dict[str, bool]:
         """Return whether dispatches are taken."""
-        return {"taking": not self._stopping}
+        return {"taking": not self._stopping and self._parts.store_usable()}
 
     async def _follow(self) -> None:
         async for batch in self._parts.bus.follow(Topic.DISPATCH, 0, self._start):
@@ -96,7 +97,7 @@ class Runner:
             await self._site.events.dead_letter(NAME, record, str(bad))
             return
         match event:
-            case SessionDispatched() if not self._stopping and self._held.take(event, runner_id=self._site.runner_id):
+            case SessionDispatched() if not self._stopping and self._held.take(event, self._me):
                 self._begin(event, record.timestamp_ms / 1000)
             case SessionCancelled():
                 self._end_all(event.session_id)

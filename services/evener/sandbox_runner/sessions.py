@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
 
@@ -15,12 +15,12 @@ from evener.bus.port import Position
 from evener.harnesses.port import Context, Harness
 from evener.harnesses.provider import variables
 from evener.proto.ends import CallFailure, ExitCause
-from evener.proto.errors import Recoverable
 from evener.proto.ids import new_nonce, new_start_id
 from evener.proto.sessions import Artifact, Event, Failures, HarnessExited, SessionDispatched, SessionStarted
 from evener.proto.topics import Topic
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.core import NONE, Ending, NoStart, one_line, told_left_out
+from evener.sandbox_runner.insisting import insist
 from evener.sandbox_runner.preparing import Prepared, chosen, declared, prepare
 from evener.sandbox_runner.recordings import RecordingOpened
 from evener.sandbox_runner.relay import Opening, Report, open_relay
@@ -30,10 +30,6 @@ from evener.service.auth import Capability, seal_capability
 from evener.service.faults import point
 from evener.tokens.session import START_LIMIT_SECONDS
 
-SEND_SECONDS: Final = 600.0
-"""How long an event of a session is sent again while the log cannot be written. Then its lease ends it."""
-FIRST_PAUSE_SECONDS: Final = 0.2
-LONGEST_PAUSE_SECONDS: Final = 5.0
 TICK_SECONDS: Final = 0.05
 """The agent's clock is looked at no more often."""
 
@@ -214,7 +210,7 @@ class Session:
         found.artifacts = tuple([await self._kept(name, data) for name, data in kept.items()])
 
     async def _kept(self, name: str, data: bytes) -> Artifact:
-        return Artifact(name=name, blob=await _insist(lambda: self._site.blobs.put(data)))
+        return Artifact(name=name, blob=await insist(lambda: self._site.blobs.put(data)))
 
     def _say(self, found: Exit, what: str) -> None:
         """Add to the exit's detail, and to the log."""
@@ -267,7 +263,7 @@ class Session:
 
     async def _send(self, event: Event) -> Position:
         session_id = self._event.session_id
-        return await _insist(lambda: self._site.events.send(Topic.SESSIONS, session_id, event, session_id=session_id))
+        return await insist(lambda: self._site.events.send(Topic.SESSIONS, session_id, event, session_id=session_id))
 
 
 async def _spent(clock: AgentClock, limit: float | None) -> None:
@@ -279,17 +275,3 @@ async def _spent(clock: AgentClock, limit: float | None) -> None:
     while left > 0:
         await asyncio.sleep(max(left, TICK_SECONDS))
         left = limit - clock.seconds()
-
-
-async def _insist(send: Callable[[], Awaitable[T]]) -> T:
-    """Try again what may pass, up to a limit."""
-    deadline, pause = time.monotonic() + SEND_SECONDS, FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            return await send()
-        except Recoverable as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("send_again", error=str(error))
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

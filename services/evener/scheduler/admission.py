@@ -27,14 +27,19 @@ class Slots:
         """Return whether some runner has a free place."""
         return any(free > 0 for free in self._free.values())
 
-    def take(self, harness: str) -> str | None:
-        """Return the runner with the most free places that can run the harness, one place fewer. None: there is none."""
-        able = [runner_id for runner_id, runner in self._runners.items() if not runner.harnesses or harness in runner.harnesses]
-        runner_id = max(able, key=lambda runner_id: self._free[runner_id], default=None)
-        if runner_id is None or self._free[runner_id] <= 0:
+    def take(self, harness: str, *, after: str | None = None) -> Heartbeat | None:
+        """Return the runner with the most free places that can run the harness, one place fewer. None: there is none.
+
+        `after` is the runner of the attempt before, if any: another one is waited for where there is one, or a runner that fails at
+        once, and so is always free, would get all the attempts of all sessions.
+        """
+        able = [runner for runner in self._runners.values() if not runner.harnesses or harness in runner.harnesses]
+        others = [runner for runner in able if runner.instance_id != after and runner.capacity]
+        runner = max(others or able, key=lambda runner: self._free[runner.instance_id], default=None)
+        if runner is None or self._free[runner.instance_id] <= 0:
             return None
-        self._free[runner_id] -= 1
-        return runner_id
+        self._free[runner.instance_id] -= 1
+        return runner
 
 
 class Queue:
@@ -45,18 +50,18 @@ class Queue:
         self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
         """Sessions of the run that have a runner's place."""
         self._waiting = (
-            (session.session_id, task.submitted.options.harness.name)
+            (session.session_id, task.submitted.options.harness.name, session.runner_id)
             for task in tasks
             for session in task.sessions
             if session.stage is Stage.QUEUED and may_start_at(session) <= now
         )
 
-    def take(self, slots: Slots) -> tuple[str, str] | None:
+    def take(self, slots: Slots) -> tuple[str, Heartbeat] | None:
         """Take a place for the first session for which there is one; return it with its runner. None: there is none for any."""
-        for session_id, harness in self._waiting:
-            if (runner_id := slots.take(harness)) is not None:
+        for session_id, harness, before in self._waiting:
+            if (runner := slots.take(harness, after=before)) is not None:
                 self.held += 1
-                return session_id, runner_id
+                return session_id, runner
         return None
 
 
@@ -74,7 +79,8 @@ def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *
     while turns and slots.any():
         _, number, queue = heappop(turns)
         if (taken := queue.take(slots)) is not None:
-            draft.dispatch(*taken, lease_seconds=lease_seconds)
+            session_id, runner = taken
+            draft.dispatch(session_id, runner.instance_id, lease_seconds=lease_seconds, boot_id=runner.boot_id)
             heappush(turns, (queue.held, number, queue))
 
 

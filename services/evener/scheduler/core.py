@@ -120,8 +120,8 @@ class Draft:
         """Take into account that a lease ran out: the attempt counts as lost with its runner."""
         self._attempt_over(session_id, attempt, HELD, "its runner gave no sign of it")
 
-    def dispatch(self, session_id: str, runner_id: str, *, lease_seconds: float) -> None:
-        """Hand the next attempt of a queued session to a runner."""
+    def dispatch(self, session_id: str, runner_id: str, *, lease_seconds: float, boot_id: str | None = None) -> None:
+        """Hand the next attempt of a queued session to a runner: to its process of this boot id, where it is known."""
         task, index = self._session(session_id)
         if task is None or task.sessions[index].stage is not Stage.QUEUED:
             return
@@ -141,6 +141,7 @@ class Draft:
             runner_id=runner_id,
             dispatched_at=self._now,
             lease_seconds=lease_seconds,
+            boot_id=boot_id,
             spec=session_spec(task.submitted, group_of(task.submitted.task_id), index),
         )
         self.writes.append(Write(Topic.DISPATCH, runner_id, dispatched))

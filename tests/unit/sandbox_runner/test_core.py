@@ -7,37 +7,47 @@ from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
 from evener.sandbox_runner import core
-from evener.sandbox_runner.core import Held, NoStart, allow, one_line
+from evener.sandbox_runner.core import Held, Me, NoStart, allow, one_line
 from evener.scheduler.core import cut
 
+ME = Me(runner_id="r", boot_id="b2")
 
-def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r") -> SessionDispatched:
-    return SessionDispatched(session_id=session_id, attempt=attempt, runner_id=runner_id, dispatched_at=T0, lease_seconds=10, spec=spec())
+
+def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r", boot_id: str | None = None) -> SessionDispatched:
+    return SessionDispatched(
+        session_id=session_id, attempt=attempt, runner_id=runner_id, boot_id=boot_id, dispatched_at=T0, lease_seconds=10, spec=spec()
+    )
 
 
 def test_an_attempt_is_taken_once_for_ever() -> None:
     """While it is held, and after it."""
     held = Held()
-    assert held.take(dispatched(), runner_id="r")
-    assert not held.take(dispatched(), runner_id="r")
+    assert held.take(dispatched(), ME)
+    assert not held.take(dispatched(), ME)
     assert held.running == (Running(session_id="s", attempt=1),)
 
     held.release(Running(session_id="s", attempt=1))
 
-    assert not held.take(dispatched(), runner_id="r")
-    assert held.take(dispatched(attempt=2), runner_id="r")
+    assert not held.take(dispatched(), ME)
+    assert held.take(dispatched(attempt=2), ME)
 
 
 def test_what_is_for_others_is_left_alone() -> None:
     """All runners read one topic."""
-    assert not Held().take(dispatched(runner_id="other"), runner_id="r")
+    assert not Held().take(dispatched(runner_id="other"), ME)
+
+
+def test_of_two_runners_of_one_name_only_the_one_that_is_meant_takes_a_dispatch() -> None:
+    """Two processes called `local` ran every session twice."""
+    assert not Held().take(dispatched(boot_id="b1"), ME)
+    assert Held().take(dispatched(boot_id="b2"), ME)
 
 
 def test_a_further_attempt_names_those_that_it_ends() -> None:
     """Of its own session only."""
     held = Held()
-    held.take(dispatched(), runner_id="r")
-    held.take(dispatched("other"), runner_id="r")
+    held.take(dispatched(), ME)
+    held.take(dispatched("other"), ME)
 
     assert held.superseded(dispatched(attempt=2)) == (Running(session_id="s", attempt=1),)
 
@@ -47,11 +57,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "REMEMBERED", 2)
     held = Held()
     for number in range(5):
-        held.take(dispatched(f"s{number}"), runner_id="r")
+        held.take(dispatched(f"s{number}"), ME)
         held.release(Running(session_id=f"s{number}", attempt=1))
 
-    assert held.take(dispatched("s0"), runner_id="r")
-    assert not held.take(dispatched("s4"), runner_id="r")
+    assert held.take(dispatched("s0"), ME)
+    assert not held.take(dispatched("s4"), ME)
 
 
 def test_local_asks_for_trust_when_the_harness_has_tools() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from evener.proto.ends import End
 from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat, Running
-from evener.proto.sessions import SessionDispatched, SessionSealed
+from evener.proto.sessions import AttemptEnded, SessionDispatched, SessionSealed
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.state import TaskState
 from evener.proto.tasks import TaskOptions, TaskSubmitted
@@ -45,6 +45,38 @@ def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.
 def ended(session_id: str) -> SessionSealed:
     """Return the seal of a session's first attempt."""
     return SessionSealed(session_id=session_id, attempt=1, end=End.FINISHED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0)
+def again(known: dict[str, TaskState], session_id: str, *, attempt: int = 1) -> None:
+    """End an attempt so that the next one is due."""
+    draft = Draft(known, now=1.0)
+    draft.read(AttemptEnded(session_id=session_id, attempt=attempt, end=End.SANDBOX_LOST, ended_at=1.0))
+    known.update(draft.changed)
+
+
+def test_further_attempt_waits_for_another_runner_than_the_one_that_failed() -> None:
+    """A runner that fails at once is always free, and would use up the attempts of every session."""
+    known = tasks(t=2)
+    assert dispatched(known, runner("hole"), now=1.0) == [("t.0", "hole"), ("t.1", "hole")]
+    again(known, "t.0")
+    again(known, "t.1")
+    full = runner("good", capacity=1, running=(Running(session_id="of-another-scheduler.0", attempt=1),))
+    assert dispatched(known, runner("hole"), full, now=10.0) == []
+    assert dispatched(known, runner("hole"), runner("good", capacity=1), now=10.0) == [("t.0", "good")]
+    assert dispatched(known, runner("hole"), now=10.0) == [("t.1", "hole")]  # there is no other
+
+
+def test_runner_without_a_usable_store_is_no_other_runner() -> None:
+    """It has no capacity, so nobody waits for it."""
+    known = tasks(t=1)
+    assert dispatched(known, runner("r"), now=1.0) == [("t.0", "r")]
+    again(known, "t.0")
+    assert dispatched(known, runner("r"), runner("storeless", capacity=0), now=10.0) == [("t.0", "r")]
+
+
+def test_dispatch_names_the_process_that_it_is_for() -> None:
+    known = tasks(t=1)
+    draft = Draft(known, now=1.0)
+    admit(draft, known, [runner("r")], now=1.0, lease_seconds=10)
+    assert [write.event.boot_id for write in draft.writes if isinstance(write.event, SessionDispatched)] == ["b"]
 
 
 def test_attempt_without_a_sign_for_a_lease_is_lost() -> None:

@@ -1,0 +1,135 @@
+"""The other processes of the deployment, as `fleet` tells of them: each has a name of its own, and all share one store and one key.
+
+Of two that do not fit together the one that was started later ends, and names the other: what runs goes on.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import structlog
+from msgspec import structs
+
+from evener.bus.port import Bus, Record
+from evener.proto.blobs import BlobRef
+from evener.proto.codec import BadRecord, decode
+from evener.proto.errors import EvenerError, Hopeless
+from evener.proto.fleet import Heartbeat
+from evener.proto.topics import Topic
+from evener.service.auth import Secrets
+from evener.service.store import Store
+
+FRESH_SECONDS: Final = 10.0
+"""A heartbeat that is older, by this machine's clock, is that of a process that is gone."""
+SIGN_SECONDS: Final = 5.0
+"""So long a start waits for a further sign of a process that it does not fit to: more than two heartbeats."""
+SIGNS: Final = 2
+"""Signs of the same trouble before it is believed: one may have been on its way when its sender was killed."""
+
+log = structlog.get_logger()
+
+
+class NameTaken(Hopeless):
+    """Give each process of a deployment a name of its own (`instance`), or end the other one first."""
+
+
+class NotShared(Hopeless):
+    """All processes of a deployment need the same blob store (`blobs`) and key (`capability_key`): correct the one that is wrong."""
+
+
+class Neighbours:
+    """Compares the heartbeats of others with what this process is and has."""
+
+    def __init__(self, bus: Bus, secrets: Secrets, store: Store, *, boot_id: str, names: Collection[str]) -> None:
+        """`names` are the instance ids of this process's services."""
+        self._bus = bus
+        self._store = store
+        self._boot_id = boot_id
+        self._names = frozenset(names)
+        self._key = fingerprint(secrets)
+        self._next: int | None = None
+        self._signs: dict[tuple[str, str], int] = {}
+        """By boot id and trouble: how often it was seen."""
+        self._fits: set[tuple[str, BlobRef]] = set()
+        """Probes that are here."""
+
+    def marked(self, beat: Heartbeat) -> Heartbeat:
+        """Return a heartbeat of this process with what others compare."""
+        return structs.replace(beat, key=self._key, probe=self._store.probe if self._store.usable else None)
+
+    async def fit(self) -> None:
+        """Return where nobody who is alive stands against this process's start. Raises NameTaken, NotShared.
+
+        Only a fresh heartbeat that does not fit makes it wait, for the next ones of its sender.
+        """
+        self._next = await self._bus.end(Topic.FLEET, 0)
+        found = [beat for beat in _beats((await self._bus.last_values(Topic.FLEET, 0)).values()) if time.time() - beat.at < FRESH_SECONDS]
+        if any([await self._trouble(beat) is not None for beat in found if beat.instance_id not in self._names]):
+            try:
+                async with asyncio.timeout(SIGN_SECONDS):
+                    await self.watch()
+            except TimeoutError:
+                pass
+
+    async def watch(self) -> None:
+        """Look at every heartbeat from the start on, for ever. Raises NameTaken, NotShared."""
+        start = await self._bus.end(Topic.FLEET, 0) if self._next is None else self._next
+        async for records in self._bus.follow(Topic.FLEET, 0, start):
+            for beat in _beats(records):
+                await self._look(beat)
+            self._next = records[-1].offset + 1
+
+    async def _look(self, beat: Heartbeat) -> None:
+        trouble = await self._trouble(beat)
+        if trouble is None:
+            return
+        signs = self._signs[beat.boot_id, str(trouble)] = self._signs.get((beat.boot_id, str(trouble)), 0) + 1
+        if signs >= SIGNS and beat.boot_id < self._boot_id:
+            raise trouble
+        if signs == SIGNS:
+            log.error("neighbour_does_not_fit", trouble=str(trouble.args[0]))
+
+    async def _trouble(self, beat: Heartbeat) -> EvenerError | None:
+        """Return what stands between a heartbeat's sender and this process. None: nothing, or it is this one, or leaves."""
+        if beat.boot_id == self._boot_id or beat.stopping:
+            return None
+        other = f"{beat.instance_id} at {beat.address or 'an unknown address'}"
+        if beat.instance_id in self._names:
+            return NameTaken(f"another process has this one's name: {other}")
+        if beat.key and beat.key != self._key:
+            return NotShared(f"this process has another capability_key than {other}")
+        if beat.probe is not None and await self._lacks(beat.boot_id, beat.probe):
+            return NotShared(f"this process has another blob store than {other}: what that one wrote is not here")
+        return None
+
+    async def _lacks(self, boot_id: str, probe: BlobRef) -> bool:
+        if (boot_id, probe) in self._fits or not self._store.usable:
+            return False
+        try:
+            lacks = await self._store.lacks(probe)
+        except (EvenerError, TimeoutError) as failed:
+            log.warning("probe_not_looked_for", error=str(failed))
+            return False
+        if not lacks:
+            self._fits.add((boot_id, probe))
+        return lacks
+
+
+def fingerprint(secrets: Secrets) -> str:
+    """Return what tells two capability keys apart, and nothing of either."""
+    return hmac.new(secrets.capability_key, b"fleet", hashlib.sha256).hexdigest()[:16]
+
+
+def _beats(records: Iterable[Record]) -> list[Heartbeat]:
+    found: list[Heartbeat] = []
+    for record in records:
+        try:
+            event = decode(record.value or b"")
+        except BadRecord:
+            continue
+        if isinstance(event, Heartbeat):
+            found.append(event)
+    return found

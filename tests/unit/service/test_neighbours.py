@@ -1,0 +1,171 @@
+"""Processes that do not fit together: the later one ends, and names the other; what runs goes on."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.service.services import open_parts
+
+from evener.blobs.open import open_blobs
+from evener.blobs.port import NotRead
+from evener.proto.blobs import BlobRef
+from evener.proto.errors import EvenerError
+from evener.proto.fleet import Heartbeat
+from evener.proto.topics import Topic
+from evener.service import neighbours
+from evener.service.auth import Secrets
+from evener.service.events import EventLog
+from evener.service.neighbours import NameTaken, Neighbours, NotShared
+from evener.service.parts import Parts
+from evener.service.store import Store
+
+SOON = 10.0
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
+    async with open_parts(tmp_path) as parts:
+        yield parts
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "SIGN_SECONDS", 1.0)
+
+
+class Process:
+    """One process of a deployment, as far as the others see it."""
+
+    def __init__(self, parts: Parts, boot_id: str, instance: str, store: Store, *, key: str = "key") -> None:
+        secrets = Secrets(operator_token="operator", capability_key=key.encode())
+        self.name = f"{instance}-sandbox_runner"
+        self.neighbours = Neighbours(parts.bus, secrets, store, boot_id=boot_id, names=[self.name])
+        self._boot_id = boot_id
+        self._events = EventLog(parts.bus, parts.blobs)
+
+    async def beat(self, **fields: Any) -> None:
+        """Give a sign of life."""
+        beat = Heartbeat(
+            instance_id=self.name,
+            service="sandbox_runner",
+            boot_id=self._boot_id,
+            address=f"http://{self.name}",
+            **({"at": time.time()} | fields),
+        )
+        await self._events.send(Topic.FLEET, self.name, self.neighbours.marked(beat))
+
+    async def ended_by(self, other: "Process", signs: int) -> EvenerError | None:
+        """Start, then let another give so many signs of life; return what ends this process. None: nothing does."""
+        await self.neighbours.fit()
+        watching = asyncio.create_task(self.neighbours.watch())
+        for _ in range(signs):
+            await other.beat()
+        done, _ = await asyncio.wait([watching], timeout=SOON if signs > 1 else 0.3)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        error = watching.exception() if done else None
+        assert error is None or isinstance(error, EvenerError)
+        return error
+
+
+async def store(folder: Path | str, boot_id: str) -> Store:
+    """Open a blob store as a process does."""
+    opened = Store(open_blobs(str(folder)), boot_id)
+    await opened.look()
+    assert opened.usable
+    return opened
+
+
+async def test_later_process_of_the_same_name_ends_and_names_the_other(parts: Parts, tmp_path: Path) -> None:
+    earlier = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    later = Process(parts, "b2", "local", await store(tmp_path / "blobs", "b2"))
+    error = await later.ended_by(earlier, 2)
+    assert isinstance(error, NameTaken)
+    assert "another process has this one's name: local-sandbox_runner at http://local-sandbox_runner. Give each process" in str(error)
+
+
+async def test_earlier_process_of_the_same_name_goes_on(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.service.test_neighbours.SOON", 0.5)
+    earlier = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    later = Process(parts, "b2", "local", await store(tmp_path / "blobs", "b2"))
+    assert await earlier.ended_by(later, 4) is None
+
+
+async def test_last_words_of_a_killed_process_of_the_same_name_stop_no_successor(parts: Parts, tmp_path: Path) -> None:
+    """One heartbeat may have been on its way, and an old one stands in the topic."""
+    killed = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    await killed.beat()
+    successor = Process(parts, "b2", "local", await store(tmp_path / "blobs", "b2"))
+    assert await successor.ended_by(killed, 1) is None
+
+
+@pytest.mark.parametrize(("folder", "key", "what"), [("other", "key", "blob store"), ("blobs", "another", "capability_key")])
+async def test_process_with_another_store_or_key_does_not_start_beside_a_living_one(
+    parts: Parts, tmp_path: Path, folder: str, key: str, what: str
+) -> None:
+    """It opens nothing before it has waited for a sign of the other."""
+    living = Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    await living.beat()
+    wrong = Process(parts, "b2", "run-2", await store(tmp_path / folder, "b2"), key=key)
+    fitting = asyncio.create_task(wrong.neighbours.fit())
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        await living.beat()
+    with pytest.raises(NotShared, match=f"another {what} than gw-1-sandbox_runner at http://gw-1-sandbox_runner"):
+        await fitting
+
+
+async def test_process_with_another_store_starts_where_the_other_gives_no_sign(parts: Parts, tmp_path: Path) -> None:
+    """It was killed a moment ago, and the store was changed."""
+    killed = Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    await killed.beat()
+    await Process(parts, "b2", "run-2", await store(tmp_path / "other", "b2")).neighbours.fit()
+
+
+async def test_start_does_not_wait_where_all_fit(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old heartbeats, those of who is leaving, and of who shares all."""
+    monkeypatch.setattr(neighbours, "SIGN_SECONDS", 3600.0)
+    await Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1")).beat()
+    await Process(parts, "b0", "old", await store(tmp_path / "other", "b0")).beat(at=time.time() - 60)
+    await Process(parts, "b3", "leaving", await store(tmp_path / "other", "b3")).beat(stopping=True)
+    async with asyncio.timeout(SOON):
+        await Process(parts, "b2", "run-2", await store(tmp_path / "blobs", "b2")).neighbours.fit()
+
+
+class Away:
+    """A blob store that does not answer."""
+
+    async def put(self, data: bytes) -> BlobRef:
+        raise NotRead(str(len(data)))
+
+    async def get(self, ref: BlobRef) -> bytes:
+        raise NotRead(ref.digest)
+
+    async def has(self, ref: BlobRef) -> bool:
+        raise NotRead(ref.digest)
+
+
+async def test_store_that_is_away_is_not_another_store(parts: Parts, tmp_path: Path) -> None:
+    """That it cannot be used, /readyz says."""
+    living = Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    await living.beat()
+    away = Store(Away(), "b2")
+    await away.look()
+    assert (away.usable, away.probe) == (False, None)
+    async with asyncio.timeout(SOON):
+        await Process(parts, "b2", "run-2", away).neighbours.fit()
+
+
+async def test_store_is_looked_at_again(tmp_path: Path) -> None:
+    """A folder that is gone, as a mount is, cannot be used; once it is back it can."""
+    folder = tmp_path / "blobs"
+    opened = await store(folder, "b1")
+    folder.rename(tmp_path / "elsewhere")
+    await opened.look()
+    assert not opened.usable
+    (tmp_path / "elsewhere").rename(folder)
+    await opened.look()
+    assert opened.usable
