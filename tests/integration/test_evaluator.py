@@ -240,3 +240,32 @@ async def test_unreadable_trajectory_is_counted_from_the_log(
     assert score.trajectory.accounting.left_out == {LeftOut.DEAD_LETTER: 9}
     assert letter.value is not None
     assert isinstance(decode(letter.value), DeadLetter)
+
+
+async def test_blob_that_is_missing_is_waited_for_and_is_no_failure_of_the_grader(tmp_path: Path, config: Config) -> None:
+    """More tries than the task allows its grader: the store may be another one for a while."""
+    patient = msgspec.structs.replace(config, blob_seconds=60.0)
+    async with open_parts(tmp_path) as parts:
+        task = await task_of(parts, tmp_path / "task", "echo 1 > /logs/verifier/reward.txt")
+        (tmp_path / "blobs").rename(tmp_path / "away")
+        (tmp_path / "blobs").mkdir()
+        await write(parts, built(index=0, task=task, grader=GraderSpec(name="harbor", tries=1)), built(index=1))
+        async with running(parts, patient):
+            assert [score.trajectory.session_id for score in await scores(parts, 1)] == ["fix-the-bug.1"]
+            await asyncio.sleep(0.3)
+            (tmp_path / "blobs").rmdir()
+            (tmp_path / "away").rename(tmp_path / "blobs")
+            found = {score.trajectory.session_id: score for score in await scores(parts, 2)}
+    assert (found["fix-the-bug.0"].ungraded, found["fix-the-bug.0"].tries) == (None, 1)
+
+
+async def test_blob_that_stays_missing_leaves_the_session_ungraded_with_the_reason(tmp_path: Path, config: Config) -> None:
+    hasty = msgspec.structs.replace(config, blob_seconds=0.2)
+    async with open_parts(tmp_path) as parts:
+        task = await task_of(parts, tmp_path / "task", "exit 0")
+        (tmp_path / "blobs").rename(tmp_path / "away")
+        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
+        async with running(parts, hasty):
+            (score,) = await scores(parts, 1)
+    assert score.ungraded is not None
+    assert score.ungraded.startswith(f"blob {task.archive.digest} is not in {tmp_path / 'blobs'}")

@@ -6,7 +6,7 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,7 +18,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
-from tests.integration.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, reply
+from tests.integration.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, refuse, reply, told
 from tests.integration.gateway import serving
 from tests.unit.sandboxes.trees import scratch
 
@@ -26,11 +26,12 @@ from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.harnesses.registry import harness as harness_named
 from evener.proto.codec import AnyEvent, decode
-from evener.proto.ends import ExitCause
+from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.fleet import Heartbeat, Running
-from evener.proto.sessions import HarnessExited, SessionCancelled, SessionDispatched, SessionStarted
+from evener.proto.sessions import Failures, HarnessExited, SessionCancelled, SessionDispatched, SessionStarted
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, SessionSpec, TaskRef
 from evener.proto.topics import Topic
+from evener.sandbox_runner import exchange
 from evener.sandbox_runner import sessions as sessions_module
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.service import open_service
@@ -44,6 +45,16 @@ from evener.tokens.session import too_late
 E = TypeVar("E")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "self_made" / "agent.py"
 DEEP = "import os\nfor _ in range(1_100):\n    os.mkdir('d')\n    os.chdir('d')"
+GIVES_UP = """
+import sys, urllib.request
+url, key, code = sys.argv[1:]
+try:
+    urllib.request.urlopen(urllib.request.Request(url, b"{}", {"authorization": "Bearer " + key}), timeout=1)
+except OSError:
+    sys.exit(int(code))
+sys.exit(9)
+"""
+"""A harness that waits a second for an answer."""
 SLEEP = {"argv": '["sleep", "1000"]'}
 
 
@@ -121,7 +132,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, **settings: Any) -> AsyncIterator[Bench]:
+async def bench(folder: Path, *, store_usable: Callable[[], bool] = lambda: True, **settings: Any) -> AsyncIterator[Bench]:
     """Open a runner whose state lies in `folder`."""
     task = folder / "task"
     (task / "environment").mkdir(parents=True)
@@ -143,6 +154,7 @@ async def bench(folder: Path, **settings: Any) -> AsyncIterator[Bench]:
             instance_id="test",
             boot_id="b",
             address="http://127.0.0.1:1",
+            store_usable=store_usable,
         )
         packed = pack(task)
         await parts.blobs.put(packed.data)
@@ -541,3 +553,50 @@ async def test_recordings_want_the_operators_token(tmp_path: Path) -> None:
     """They hand out a key."""
     async with bench(tmp_path) as b, aiohttp.ClientSession() as http, http.get(f"{b.url}/recordings/t.0") as response:
         assert response.status == 401
+
+
+async def test_runner_that_cannot_use_the_blob_store_offers_no_place(tmp_path: Path) -> None:
+    """It would fail every session that it gets, faster than any other runner serves its own."""
+    usable = [True]
+    async with bench(tmp_path, store_usable=lambda: usable[0], capacity=3) as b:
+        assert (b.service.heartbeat().capacity, b.service.ready()) == (3, {"taking": True})
+        usable[0] = False
+        assert (b.service.heartbeat().capacity, b.service.ready()) == (0, {"taking": False})
+
+
+async def test_blob_store_that_is_away_while_a_session_is_prepared_costs_no_attempt(tmp_path: Path) -> None:
+    """It is asked again until it answers."""
+    folder, away = tmp_path / "blobs", tmp_path / "away"
+    async with bench(tmp_path) as b:
+        folder.rename(away)
+        folder.write_text("no folder: reading fails, and does not say that the object is missing")
+        await b.dispatch()
+        await asyncio.sleep(0.5)
+        assert not any(isinstance(event, HarnessExited) for event in await b.log())
+        folder.unlink()
+        away.rename(folder)
+        assert (await b.until(HarnessExited)).cause is ExitCause.EXITED
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_harness_that_gives_up_a_request_that_no_gateway_admits_failed_for_a_reason_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Its own time-out is shorter than the relay's. One that ends well all the same did not need the answer."""
+    monkeypatch.setattr(exchange, "IN_VAIN_SECONDS", 0.1)
+    argv = [sys.executable, "-c", GIVES_UP, "{base_url}/v1/chat/completions", "{key}", str(code)]
+    async with bench(tmp_path, trust_local=True) as b:
+        b.gateway.script = [told(401, "capability with a wrong signature")]
+        await b.dispatch(harness=HarnessSpec(name="command", options={"argv": msgspec.json.encode(argv).decode()}))
+        exited = await b.until(HarnessExited)
+        assert (exited.exit_code, exited.unanswered) == (code, CallFailure.OVERLOADED if code else None)
+
+
+async def test_requests_that_got_no_answer_are_reported_with_the_exit(tmp_path: Path) -> None:
+    """What was refused before it was placed stands nowhere else."""
+    async with bench(tmp_path) as b:
+        b.gateway.script = [refuse(400, "stop: not served", failure=CallFailure.REFUSED)]
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+        assert exited.exit_code != 0
+        assert exited.failures == (Failures(reason=CallFailure.REFUSED, count=1, detail="stop: not served"),)

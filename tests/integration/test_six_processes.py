@@ -178,7 +178,7 @@ async def _probes(six: Deployment) -> None:
                 assert answer.status == 200
             status, said = await program.readiness(http)
             conditions = dict.fromkeys({"running", *CONDITIONS[name]}, True)
-            assert (status, said) == (200, {"host": {"bus": True}, name: conditions})
+            assert (status, said) == (200, {"host": {"bus": True, "blobs": True}, name: conditions})
             async with http.get(f"{program.url}/metrics") as answer:
                 _counts(await answer.text(), COUNTED[name])
 

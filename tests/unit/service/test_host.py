@@ -118,7 +118,7 @@ def test_health_readiness_and_metrics_are_there(process: Process) -> None:
     """What platforms probe."""
     ready = until_ready(process.url)
 
-    assert ready == {"ready": True, "services": {"host": {"bus": True}, "toy": {"running": True, "warm": True}}}
+    assert ready == {"ready": True, "services": {"host": {"bus": True, "blobs": True}, "toy": {"running": True, "warm": True}}}
     assert get(f"{process.url}/healthz") == get(f"{process.url}/health") == (200, {"alive": True})
     with urlopen(f"{process.url}/metrics", timeout=5) as answer:  # noqa: S310
         text = answer.read()
@@ -131,7 +131,7 @@ def test_service_that_opens_slowly_is_alive_and_not_ready(tmp_path: Path) -> Non
     toy = Process(tmp_path, "slow")
 
     assert get(f"{toy.url}/healthz")[0] == 200
-    assert get(f"{toy.url}/readyz") == (503, {"ready": False, "services": {"host": {"bus": True}, "toy": {"running": False}}})
+    assert get(f"{toy.url}/readyz") == (503, {"ready": False, "services": {"host": {"bus": True, "blobs": True}, "toy": {"running": False}}})
     assert get(f"{toy.url}/hello")[0] == 503
     assert toy.stop()[0] == 0
 
