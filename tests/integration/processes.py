@@ -70,6 +70,11 @@ class Program:
             msg = f"{self.name} did not stop within {STOP_SECONDS} s:\n{self.log[-4000:]}"
             raise AssertionError(msg) from None
 
+    async def ended(self) -> int:
+        """Wait for its end; return the exit code."""
+        assert self._process is not None
+        return await self._process.wait()
+
     async def readiness(self, http: aiohttp.ClientSession) -> tuple[int, dict[str, dict[str, bool]]]:
         """Return what /readyz says: the status, and the named conditions by service."""
         self.assert_running()
