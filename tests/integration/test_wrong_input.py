@@ -285,6 +285,21 @@ def test_full_disk_under_a_command_with_its_own_up(disk: Path, tmp_path: Path) -
     assert "never retrieved" not in (shell.state / "up.log").read_text()
 
 
+def test_disk_that_stays_full_under_a_command_with_its_own_up_is_told_once(disk: Path, tmp_path: Path) -> None:
+    """In one line that names it, in some seconds, and not once for each service after minutes."""
+    shell = Shell(disk)
+    running = shell.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
+    assert running.stdout is not None
+    running.stdout.readline()
+    fill(disk / "filler")
+    _, errors = running.communicate(timeout=90)
+    told = [line for line in errors.splitlines() if "full" in line]
+
+    assert running.returncode == 1
+    assert len(told) == 1
+    assert told[0].startswith(f"evener: the disk of {shell.state} is full. Make room, and give the command again")
+
+
 def test_end_on_a_full_disk_is_told_as_such(disk: Path, tmp_path: Path) -> None:
     """Whatever the log lost, and wherever it was cut."""
     shell = Shell(disk)

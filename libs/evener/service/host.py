@@ -33,7 +33,7 @@ from evener.service.neighbours import Neighbours
 from evener.service.parts import Parts
 from evener.service.replay import replay_routes
 from evener.service.store import Store
-from evener.service.supervisor import Supervisor, Wanted
+from evener.service.supervisor import Supervisor, Wanted, not_open
 from evener.service.telemetry import metrics, set_up_logs, set_up_traces
 
 CLOSE_SECONDS: Final = 15.0
@@ -98,7 +98,7 @@ async def run_services(
 
         def remount() -> None:
             mounts.replace(_routes(parts, supervisors))
-            mounts.missing = tuple(supervisor.told() for supervisor in supervisors if supervisor.service is None)
+            mounts.missing = not_open(supervisors)
             if not mounts.missing:
                 opened()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -53,7 +53,8 @@ class Supervisor:
         """`marked`: what the process adds to the service's heartbeats."""
         self.name = wanted.name
         self.service: Service | None = None
-        self._trouble = ""
+        self.trouble = ""
+        """Why it crashed last. Empty: it never did."""
         self._wanted = wanted
         self._parts = parts
         self._events = EventLog(parts.bus, parts.blobs)
@@ -65,10 +66,6 @@ class Supervisor:
     def conditions(self) -> dict[str, bool]:
         """Return the service's named conditions of readiness."""
         return {"running": False} if self.service is None else {"running": True, **self.service.ready()}
-
-    def told(self) -> str:
-        """Return the service's name, and why it crashed last."""
-        return f"{self.name} ({self._trouble})" if self._trouble else self.name
 
     async def run(self) -> None:
         """Keep the service running until cancelled. Raises what its first opening raises, CrashLoop (neither if Recoverable), Hopeless."""
@@ -140,13 +137,22 @@ class Supervisor:
         self._changed()
 
     def _note(self, error: Exception, crashes: int) -> None:
-        self._trouble = str(error)
+        self.trouble = str(error)
         self._changed()
         metrics(self._parts.registry).crashes.labels(self.name).inc()
         log.error("service_crashed", service=self.name, crashes=crashes, error=str(error), exc_info=not isinstance(error, EvenerError))
         if crashes >= MAX_RAPID_CRASHES and not isinstance(error, Recoverable):  # a full disk gets room again
             msg = f"{self.name} failed {crashes} times in a row, last: {type(error).__name__}: {error}"
             raise CrashLoop(msg) from error
+
+
+def not_open(supervisors: Iterable[Supervisor]) -> tuple[str, ...]:
+    """Return the names of the services that are not open, each trouble once: a full disk is one, whatever it stops."""
+    by_trouble: dict[str, list[str]] = {}
+    for one in supervisors:
+        if one.service is None:
+            by_trouble.setdefault(one.trouble, []).append(one.name)
+    return tuple(", ".join(names) + (f" ({trouble})" if trouble else "") for trouble, names in by_trouble.items())
 
 
 def back_off(crashes: int) -> float:

@@ -11,6 +11,7 @@ import msgspec
 from evener.cli.exporting import fetch, write_bytes, write_groups
 from evener.cli.progress import console, tell, tell_troubles, watch
 from evener.cli.reporting import page_of
+from evener.cli.run_summary import exit_code
 from evener.cli.running import evener
 from evener.cli.submitting import Wish, harness_spec, plan, submit, trusting
 from evener.client.client import Client
@@ -46,7 +47,7 @@ async def demonstrate(harness: str, samples: int, out: Path, *, trust_local: boo
         await _leave(client, out, wish, groups, summary, wall_seconds=time.monotonic() - began)
     _say(out, summary, time.monotonic() - began)
     tell_troubles(views.values())
-    return 0 if summary.groups.merged == len(planned) else 1
+    return exit_code(views.values())
 
 
 async def _leave(client: Client, out: Path, wish: Wish, groups: Sequence[Outcome], summary: Summary, *, wall_seconds: float) -> None:

@@ -28,6 +28,10 @@ HINTS: Final = {LeftOut.CONSTRAINED: "their logprobs are not those of what was s
 """What can be done about tokens that were left out."""
 
 
+ALL_ENDED: Final = {End.HARNESS_FAILED: "the harness failed", End.CONTEXT_OVERFLOW: "the context was too short"}
+"""Ends that are worth a line where all sessions of a group had them."""
+
+
 class Look(Protocol):
     """What looks ahead once more when the first session has ended."""
 
@@ -79,8 +83,9 @@ def _trouble(view: TaskView) -> tuple[str, str] | None:
         return view.outcome.value if view.outcome else "is open", view.reason or "its sessions were not usable"
     if view.purpose is not Purpose.EVAL and view.accounting is not None and not view.accounting.delivered:
         return f"{view.outcome.value}, but nothing of it can be trained", _left_out(view)
-    if view.ends.get(End.HARNESS_FAILED, 0) == view.samples:
-        return f"{view.outcome.value}, but the harness failed in all its sessions", ""
+    for end, what in ALL_ENDED.items():
+        if view.ends.get(end, 0) == view.samples:
+            return f"{view.outcome.value}, but {what} in all its sessions", ""
     return None
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -26,10 +27,13 @@ START_SECONDS: Final = 180.0
 STOP_SECONDS: Final = 40.0
 PING_SECONDS: Final = 2.0
 POLL_SECONDS: Final = 0.1
+LOOK_SECONDS: Final = 1.0
 LOG_FILE: Final = "up.log"
 COMPLAINT: Final = "evener: "
 FULL_SECONDS: Final = 10.0
-"""How long a child that is not ready may find room on a full disk."""
+"""How long the services that a command started may find no room on their disk."""
+OTHERS_FULL_SECONDS: Final = 30.0
+"""The same for services that it found running: others may make room."""
 ENDED_SECONDS: Final = 2.0
 """How much later than its connections break a child's end may be seen."""
 
@@ -46,6 +50,10 @@ _told_of_up: Final = msgspec.json.Decoder(RunningUp)
 
 class NotStarted(EvenerError):
     """`evener up` could not be started for this command. Its log is up.log in the state folder; `evener doctor` says what is missing."""
+
+
+class DiskFull(EvenerError):
+    """Make room, and give the command again, with its run id if it has one: what was acknowledged is kept."""
 
 
 class UpEnded(EvenerError):
@@ -66,7 +74,7 @@ async def evener(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *,
     elif found := await running(folder):
         if sampling and (lacking := await _lacks(found.url)):
             complain(f"warning: the evener at {found.url} is not ready, and this waits for it: {lacking}")
-        async with Client(found.url, _token(folder)) as client:
+        async with Client(found.url, _token(folder)) as client, _while_room(folder, OTHERS_FULL_SECONDS):
             yield client
     else:
         async with _started(folder, up()) as url, Client(url, _token(folder)) as client:
@@ -147,7 +155,7 @@ async def _started(folder: Path, up: Sequence[str]) -> AsyncIterator[str]:
         )
     try:
         url = await _ready(child, folder, start)
-        async with _while_running(child, folder, start):
+        async with _while_running(child, folder, start), _while_room(folder, FULL_SECONDS):
             yield url
     finally:
         await _stop(child)
@@ -178,6 +186,31 @@ async def _while_running(child: Process, folder: Path, log_start: int) -> AsyncI
         if watching.done() and not watching.cancelled():
             block.uncancel()
         watching.cancel()
+
+
+@asynccontextmanager
+async def _while_room(folder: Path, seconds: float) -> AsyncIterator[None]:
+    """End this block with DiskFull when the disk under the services has had no room for so long: they wait for it, and say nothing."""
+    block = cast("asyncio.Task[object]", asyncio.current_task())
+
+    async def look() -> None:
+        full_since: float | None = None
+        while full_since is None or time.monotonic() - full_since < seconds:
+            await asyncio.sleep(LOOK_SECONDS)
+            full_since = None if not await asyncio.to_thread(is_full, folder) else full_since or time.monotonic()
+        block.cancel()
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    except asyncio.CancelledError as cause:
+        if not looking.done() or looking.cancelled():
+            raise
+        block.uncancel()
+        msg = f"the disk of {folder} is full"
+        raise DiskFull(msg) from cause
+    finally:
+        looking.cancel()
 
 
 def _log_of(folder: Path) -> BinaryIO:

@@ -27,12 +27,20 @@ def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> Renderab
         ("harness", f"{told.spec.harness.name} {(trajectory.harness_version if trajectory else None) or ''}"),
         (
             "end",
-            f"{trajectory.end.value} {trajectory.detail}" if trajectory else "still open: what follows is as it would be if it ended now",
+            f"{trajectory.end.value} {trajectory.detail or _last_failure(view)}"
+            if trajectory
+            else "still open: what follows is as it would be if it ended now",
         ),
     ]
     if exited:
         facts.append(("time", f"{exited.agent_seconds:.1f} s on the agent's clock, {exited.wall_seconds:.1f} s in all"))
     return _facts([*facts, *more])
+
+
+def _last_failure(view: SessionView) -> str:
+    """Return what the last call failed of; empty where it did not."""
+    last = view.calls[-1] if view.calls else None
+    return f"(last call: {last.detail})" if last is not None and last.failure is not None and last.detail else ""
 
 
 def accounts(view: SessionView) -> RenderableType:

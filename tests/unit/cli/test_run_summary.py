@@ -73,6 +73,12 @@ def test_groups_with_nothing_to_train_are_told_once_with_the_reason(capsys: pyte
     assert told[1] == "evener: task run.d merged, but nothing of it can be trained: no token was sampled"
 
 
+def test_context_that_was_too_short_for_all_sessions_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_troubles([view("a", ends={End.CONTEXT_OVERFLOW: 2}), view("b", ends={End.CONTEXT_OVERFLOW: 1, End.FINISHED: 1})])
+
+    assert capsys.readouterr().err == "evener: task run.a merged, but the context was too short in all its sessions: evener show run.a.0\n"
+
+
 def test_last_line_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     """For programs that read it."""
     tell_summary(summarize_run("run", [view("a"), view("b", CONSTRAINED, rewards=(1.0, None)), view("c", None, outcome=None, rewards=())]))

@@ -23,7 +23,7 @@ from evener.client.views import TaskView
 from evener.proto.arrays import pack_float32, pack_int32, pack_uint8
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
-from evener.proto.ends import End, LeftOut
+from evener.proto.ends import CallFailure, End, LeftOut
 from evener.proto.sessions import Artifact
 from evener.proto.spec import Purpose, Strategy
 from evener.proto.state import Stage
@@ -139,6 +139,18 @@ def test_session_without_rows_shows_what_was_said() -> None:
 
     assert "no row" in (shown := printed(conversations(rowless)))
     assert "Look" in shown
+
+
+def test_end_by_a_call_that_failed_is_shown_with_its_words() -> None:
+    """Prompt tokens and context, for example, where the end itself says nothing."""
+    view = recorded_view()
+    assert view.trajectory is not None
+    told = "this model's maximum context length is 4096 tokens; the messages have 13000"
+    last = msgspec.structs.replace(view.calls[-1], failure=CallFailure.CONTEXT_OVERFLOW, detail=told)
+    over = msgspec.structs.replace(view.trajectory, end=End.CONTEXT_OVERFLOW, detail="")
+    view = msgspec.structs.replace(view, calls=(*view.calls[:-1], last), trajectory=over)
+
+    assert f"context_overflow (last call: {told})" in " ".join(printed(heading(view)).split())
 
 
 def test_reward_use_and_graders_output_are_shown() -> None:

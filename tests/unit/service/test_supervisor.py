@@ -15,7 +15,7 @@ from evener.proto.topics import Topic
 from evener.service import faults, supervisor
 from evener.service.config import ServiceConfig
 from evener.service.parts import Parts
-from evener.service.supervisor import CrashLoop, Supervisor, Wanted, back_off
+from evener.service.supervisor import CrashLoop, Supervisor, Wanted, back_off, not_open
 
 SOON = 5.0
 
@@ -156,8 +156,17 @@ async def test_service_whose_trouble_may_pass_is_never_given_up(parts: Parts) ->
     running = asyncio.create_task(keeper.run())
     await eventually(lambda: toy.openings > 2 * supervisor.MAX_RAPID_CRASHES and keeper.service is not None)
 
-    assert keeper.told().startswith("toy (the disk is full. ")
+    assert keeper.trouble.startswith("the disk is full. ")
     running.cancel()
+
+
+async def test_one_trouble_of_several_services_is_told_once(parts: Parts) -> None:
+    """A full disk stops them all, and is one thing to mend."""
+    services = [supervised(Toy(for_ever), parts) for _ in range(4)]
+    for one, name, trouble in zip(services, "abcd", ("disk full", "disk full", "", "other"), strict=True):
+        one.name, one.trouble = name, trouble
+
+    assert not_open(services) == ("a, b (disk full)", "c", "d (other)")
 
 
 async def test_service_without_hope_ends_the_process_at_once(parts: Parts) -> None:
