@@ -93,9 +93,9 @@ def task(folder: Path, test: str = "echo 1 > /logs/verifier/reward.txt\n") -> Pa
 
 
 def runs(path: Path, program: str, *words: str) -> tuple[str, ...]:
-    """Return the words that run a shell program as the harness: it calls no model."""
+    """Return the words that run a shell program as the harness. It calls no model, so nothing of it could be trained."""
     argv = json.dumps(["sh", "-c", program])
-    return ("run", str(path), "--harness", "command", "--option.argv", argv, "--trust-local", *words)
+    return ("run", str(path), "--harness", "command", "--option.argv", argv, "--trust-local", "--purpose", "eval", *words)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from evener.service.room import is_full
 
 START_SECONDS: Final = 180.0
 STOP_SECONDS: Final = 40.0
+FULL_STOP_SECONDS: Final = 2.0
+"""On a full disk nothing can be handed back, and nothing that was acknowledged is lost."""
 PING_SECONDS: Final = 2.0
 POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
@@ -158,7 +160,7 @@ async def _started(folder: Path, up: Sequence[str]) -> AsyncIterator[str]:
         async with _while_running(child, folder, start), _while_room(folder, FULL_SECONDS):
             yield url
     finally:
-        await _stop(child)
+        await _stop(child, FULL_STOP_SECONDS if is_full(folder) else STOP_SECONDS)
 
 
 @asynccontextmanager
@@ -243,13 +245,13 @@ def _why(folder: Path, log_start: int, code: int) -> str:
     return said or f"exit status {code}"
 
 
-async def _stop(child: Process) -> None:
-    """Let the child drain; survives a cancellation."""
+async def _stop(child: Process, seconds: float) -> None:
+    """Let the child drain, for so long; survives a cancellation."""
     if child.returncode is not None:
         return
     child.terminate()
     try:
-        await asyncio.wait_for(asyncio.shield(child.wait()), STOP_SECONDS)
+        await asyncio.wait_for(asyncio.shield(child.wait()), seconds)
     except TimeoutError:
         child.kill()
         await child.wait()
