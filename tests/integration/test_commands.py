@@ -228,6 +228,20 @@ def test_run_with_its_own_services_stops_where_it_is_and_goes_on(tmp_path: Path)
     assert shell.lines(*words)[-1]["outcomes"] == {"merged": 1}
 
 
+def test_ctrl_c_before_anything_was_submitted_says_so(tmp_path: Path) -> None:
+    """While the services of the command's own start."""
+    shell = Shell(tmp_path)
+    process = shell.start("run", str(TASK), "--harness", "script")
+    end = time.monotonic() + START_SECONDS
+    while not (shell.state / "up.log").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, errors) == (130, "evener: left before anything was submitted\n")
+
+
 def test_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     """And its services with it."""
     shell = Shell(tmp_path)

@@ -14,13 +14,15 @@ COMMANDS: Final = {
     "Talks to the running `evener up`; where there is none, starts one for its own time. Exits with 0 if every group was delivered, 1 if "
     "one was not, 3 if one has nothing to train.\n\n"
     "Ctrl-C leaves the run; the same command with its --run-id goes on with it.",
-    "cancel": "End a run.",
+    "cancel": "End a run.\n\nIts sessions are ended, and its groups that are not complete fail. What was delivered stays.",
     "record": "Record a program's model calls, or open a session for one.\n\n"
     "`evener record -- python agent.py` runs the program here, with the base URL and key variables of every provider set to a fresh "
     "session; its exit code is the command's. Without a program the session stays open until Ctrl-C, for whatever uses the printed "
     "base URL and key.",
     "show": "Show what happened in a session.",
-    "report": "Write a run as one HTML page.",
+    "runs": "List runs.",
+    "report": "Write a run as one HTML page.\n\n"
+    "Groups, time lines, a table of all sessions, and the tokens of as many as fit. It asks nobody for anything.",
     "rebuild": "Build stored sessions again, and compare them with what was recorded.",
     "groups": "Export what trainers get.",
     "engine": "Serve an engine that says what a script says, for tests and trials.",

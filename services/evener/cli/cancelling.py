@@ -18,7 +18,7 @@ END_SECONDS: Final = 60.0
 
 
 class NoSuchRun(EvenerError):
-    """`evener run` names its run in its first line; GET /tasks has them all."""
+    """`evener runs` lists those that there are."""
 
 
 class Cancelled(Struct, frozen=True, kw_only=True):

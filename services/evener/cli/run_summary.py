@@ -70,6 +70,14 @@ def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
     )
 
 
+def summarize_runs(views: Iterable[TaskView]) -> list[RunSummary]:
+    """Return the figures of each run, in the order of their first tasks."""
+    by_run: dict[str, list[TaskView]] = {}
+    for view in sorted(views, key=lambda view: view.submitted_at):
+        by_run.setdefault(view.run_id, []).append(view)
+    return [summarize_run(run_id, tasks) for run_id, tasks in by_run.items()]
+
+
 def spread(groups: Iterable[list[float]]) -> Spread:
     """Return mean and spread of the rewards of groups."""
     known = [rewards for rewards in groups if rewards]
@@ -100,6 +108,20 @@ def tell_summary(summary: RunSummary) -> None:
         out.print(lines(summary))
     else:
         tell(summary)
+
+
+def tell_runs(summaries: Iterable[RunSummary]) -> None:
+    """Write a table on a terminal, else a line of JSON for each run."""
+    out = console()
+    if not out.is_terminal:
+        for summary in summaries:
+            tell(summary)
+        return
+    table = Table("run", "tasks", "sessions", "mean reward", "tokens to train", box=None, header_style="bold", pad_edge=False)
+    for summary in summaries:
+        mean = "" if summary.rewards.mean is None else f"{summary.rewards.mean:.3g}"
+        table.add_row(Text(summary.run), listed(summary.outcomes), listed(summary.ends), mean, str(summary.delivered))
+    out.print(table)
 
 
 def lines(summary: RunSummary) -> Table:

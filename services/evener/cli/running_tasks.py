@@ -1,6 +1,7 @@
 """Runs planned tasks to their end and shows them."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,7 @@ from evener.cli.leaving import leaving
 from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_summary import exit_code, summarize_run, tell_summary
 from evener.cli.running import evener
-from evener.cli.submitting import Wish, plan, submit, trusting
+from evener.cli.submitting import Planned, Wish, plan, submit, trusting
 from evener.client.client import Client
 from evener.service.exits import complain
 
@@ -17,26 +18,19 @@ from evener.service.exits import complain
 async def run_tasks(tasks: Path, wish: Wish, *, trust_local: bool, state: Path | None) -> int:
     """Submit, watch, and return the exit code. Whoever leaves before the end is told how the run goes on."""
     planned = await asyncio.to_thread(plan, tasks, wish)  # before anything is started: wrong tasks are told at once
-    brought: list[str] = []
+    brought = reached = False
 
     def up() -> tuple[str, ...]:
-        brought.extend(("up", *trusting(wish, trust_local=trust_local)))
-        return tuple(brought[1:])
-
-    async def run(client: Client) -> int:
-        foresight = Foresight(client, wish)
-        await foresight.look()
-        await submit(client, planned)
-        views = await watch(client, wish.run_id, {each.task_id for each in planned}, foresight)
-        tell_troubles(views.values())
-        tell_summary(summarize_run(wish.run_id, views.values()))
-        return exit_code(views.values())
+        nonlocal brought
+        brought = True
+        return trusting(wish, trust_local=trust_local)
 
     with leaving() as asked:
         try:
             async with evener(state, up, sampling=True) as client:
+                reached = True
                 try:
-                    return await run(client)
+                    return await _run(client, wish, planned)
                 except asyncio.CancelledError:
                     if asked.number is not None:
                         complain(left(wish.run_id, None if brought else client.url, state))
@@ -44,8 +38,20 @@ async def run_tasks(tasks: Path, wish: Wish, *, trust_local: bool, state: Path |
         except asyncio.CancelledError:
             if asked.number is None:
                 raise
+            if not reached:
+                complain("left before anything was submitted")
             cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
             return asked.code
+
+
+async def _run(client: Client, wish: Wish, planned: Sequence[Planned]) -> int:
+    foresight = Foresight(client, wish)
+    await foresight.look()
+    await submit(client, planned)
+    views = await watch(client, wish.run_id, {each.task_id for each in planned}, foresight)
+    tell_troubles(views.values())
+    tell_summary(summarize_run(wish.run_id, views.values()))
+    return exit_code(views.values())
 
 
 def left(run_id: str, url: str | None, state: Path | None) -> str:

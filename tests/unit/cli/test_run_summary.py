@@ -7,7 +7,7 @@ import pytest
 
 from evener.cli.foreseeing import untrainable
 from evener.cli.progress import SHOWN_TASKS, console, overview, tell_troubles
-from evener.cli.run_summary import exit_code, lines, summarize_run, tell_summary
+from evener.cli.run_summary import exit_code, lines, summarize_run, summarize_runs, tell_runs, tell_summary
 from evener.client.views import ServedEngine, TaskView
 from evener.proto.ends import End, LeftOut
 from evener.proto.spec import Purpose, Sampling
@@ -94,6 +94,13 @@ def test_last_line_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str]
         "delivered": 8,
         "left_out": {"orphan": 2, "constrained": 10},
     }
+
+
+def test_runs_are_listed_in_the_order_of_their_submission(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_runs(summarize_runs([view("b", run_id="second", submitted_at=2.0), view("a"), view("c", submitted_at=3.0)]))
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert [(one["run"], one["tasks"], one["delivered"]) for one in told] == [("run", 2, 16), ("second", 1, 8)]
 
 
 def test_summary_without_a_reward_is_readable() -> None:

@@ -18,6 +18,7 @@ HELPS = (
     "run --help",
     "cancel --help",
     "report --help",
+    "runs --help",
     "harness show --help",
     "demo --help",
     "record --help",
