@@ -197,7 +197,7 @@ def test_recording_without_a_program_stays_open_until_ctrl_c(shell: Shell) -> No
 def test_left_run_goes_on_and_the_same_command_shows_it_again(shell: Shell, number: signal.Signals) -> None:
     """Ctrl-C ends the waiting, and nothing else: the same sessions come to their end."""
     run_id = f"left-{number.name}"
-    words = ("run", str(TASK), "--harness", "script", "--samples", "8", "--run-id", run_id, "--sampling.max-tokens", "32")
+    words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", run_id, "--sampling.max-tokens", "24")
     process = shell.start(*words)
     assert process.stdout
     process.stdout.readline()
@@ -208,8 +208,8 @@ def test_left_run_goes_on_and_the_same_command_shows_it_again(shell: Shell, numb
     assert process.returncode == 128 + number
     assert f"evener: run {run_id} goes on in the services at http://127.0.0.1:" in errors
     assert f"the same command with --run-id {run_id} shows it again, `evener cancel {run_id}` ends it" in errors
-    assert (again[-1]["outcomes"], again[-1]["ends"]) == ({"merged": 1}, {"finished": 8})
-    assert again[-2]["attempts"] == 8
+    assert (again[-1]["outcomes"], again[-1]["ends"]) == ({"merged": 1}, {"finished": 4})
+    assert again[-2]["attempts"] == 4
 
 
 def test_run_with_its_own_services_stops_where_it_is_and_goes_on(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     sampled: int
     """Tokens of all groups that ended."""
     delivered: int
-    """Of these: to be trained."""
+    """Of these: in rows, to be trained where the purpose is `train`."""
     left_out: dict[str, int]
     """The others, by reason."""
 
@@ -117,7 +117,7 @@ def tell_runs(summaries: Iterable[RunSummary]) -> None:
         for summary in summaries:
             tell(summary)
         return
-    table = Table("run", "tasks", "sessions", "mean reward", "tokens to train", box=None, header_style="bold", pad_edge=False)
+    table = Table("run", "tasks", "sessions", "mean reward", "tokens delivered", box=None, header_style="bold", pad_edge=False)
     for summary in summaries:
         mean = "" if summary.rewards.mean is None else f"{summary.rewards.mean:.3g}"
         table.add_row(Text(summary.run), listed(summary.outcomes), listed(summary.ends), mean, str(summary.delivered))
@@ -136,7 +136,7 @@ def lines(summary: RunSummary) -> Table:
         ("groups", f"{summary.tasks}: {listed(summary.outcomes)}"),
         ("sessions", f"{summary.sessions}: {listed(summary.ends)}"),
         ("rewards", mean + deviation),
-        ("tokens", f"{summary.sampled} sampled = {summary.delivered} to train + {left_out}"),
+        ("tokens", f"{summary.sampled} sampled = {summary.delivered} delivered + {left_out}"),
     )
     for name, fact in facts:
         grid.add_row(Text(name, "bold"), Text(fact))

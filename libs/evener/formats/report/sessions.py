@@ -28,9 +28,10 @@ class Line(Struct, frozen=True):
     reward: str
     calls: int
     sampled: int
-    trained: int
+    delivered: int
+    """Tokens."""
     why_not: str
-    """Why no token of it is trained. Empty: some are."""
+    """Why none of its tokens is delivered. Empty: some are."""
 
 
 class Listing(Struct, frozen=True):
@@ -80,13 +81,13 @@ def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[Lin
                 reward=NO_NUMBER if member.reward is None else number(member.reward),
                 calls=len(trajectory.calls) if trajectory else 0,
                 sampled=books.sampled if books else 0,
-                trained=books.delivered if books else 0,
+                delivered=books.delivered if books else 0,
                 why_not=_why_not(event, member),
             )
 
 
 def _why_not(event: Outcome, member: Member) -> str:
-    """Return why nothing of a session is trained."""
+    """Return why nothing of a session is delivered."""
     if isinstance(event, GroupFailed):
         return "its group failed"
     if member.left_out is not None:
