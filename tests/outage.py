@@ -34,10 +34,6 @@ class Outage:
             self._look()
         return await self._blobs.has(ref)
 
-    async def check(self) -> None:
-        self._look()
-        await self._blobs.check()
-
     def _look(self) -> None:
         if self.away or self.silent:
             self._meet()

@@ -32,7 +32,3 @@ class Blobs(Protocol):
     async def has(self, ref: BlobRef) -> bool:
         """Return whether the object is there. Raises NotRead."""
         ...
-
-    async def check(self) -> None:
-        """Return if the store answers (readiness). Raises NotRead."""
-        ...

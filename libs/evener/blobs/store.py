@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
@@ -37,10 +37,6 @@ def verified(data: bytes, ref: BlobRef) -> bytes:
     return data
 
 
-NOTHING: Final = ref_of(b"")
-"""What a store is asked for to see that it answers."""
-
-
 class LocalBlobs:
     """A folder. Files are written here and not by obstore, which does not sync: an event must never outlive its object."""
 
@@ -62,10 +58,6 @@ class LocalBlobs:
     async def has(self, ref: BlobRef) -> bool:
         with self._reading("was not looked up"):
             return await asyncio.to_thread(self._has, ref)
-
-    async def check(self) -> None:
-        with self._reading("cannot be used"):
-            await asyncio.to_thread(os.listdir, self._folder)
 
     def _put(self, data: bytes) -> BlobRef:
         ref = ref_of(data)
@@ -145,9 +137,6 @@ class ObjectBlobs:
         except (BaseError, OSError) as cause:
             msg = f"{self._name} did not answer: {cause}"
             raise NotRead(msg) from cause
-
-    async def check(self) -> None:
-        await self.has(NOTHING)
 
     async def _has(self, ref: BlobRef) -> bool:
         try:

@@ -64,10 +64,6 @@ class Waited:
         """Return whether the object is there. Raises NotRead after the limit."""
         return await self._waited(lambda: self._blobs.has(ref), self._seconds)
 
-    async def check(self) -> None:
-        """Return if the store answers now. Raises NotRead."""
-        await self._blobs.check()
-
     async def _waited(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
         pause = FIRST_PAUSE_SECONDS
         while True:

@@ -87,6 +87,12 @@ class LogprobRule(Struct, frozen=True, kw_only=True):
     filters: bool
     """True: after top-p, top-k and min-p too. False: exact only with all of them off."""
 
+    def exact_for(self, sampling: Sampling) -> bool:
+        """Return whether the reported logprobs are those of the distribution that these parameters sample from."""
+        filtered = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+        heated = sampling.temperature != 1
+        return (not heated or (self.any_temperature and sampling.temperature > 0)) and (not filtered or self.filters)
+
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
     """What an engine says of itself."""

@@ -8,7 +8,6 @@ from evener.client.errors import ClientError
 from evener.client.views import ServedEngine
 from evener.engines.port import LogprobRule
 from evener.proto.spec import Purpose, Sampling
-from evener.provider_gateway.core import exact
 from evener.service.exits import complain
 
 
@@ -37,7 +36,7 @@ class Foresight:
 def untrainable(sampling: Sampling, engines: Iterable[ServedEngine]) -> str | None:
     """Return why nothing that these engines sample with these settings can be trained. None: something can, or there is no engine."""
     found = tuple(engines)
-    if not found or any(exact(rule_of(engine), sampling) for engine in found):
+    if not found or any(rule_of(engine).exact_for(sampling) for engine in found):
         return None
     return (
         f"nothing of this run can be trained: with {_settings(sampling)} the logprobs that engine {found[0].engine_id} reports are not "

@@ -19,7 +19,7 @@ from evener.proto.sessions import CallOpened
 from evener.provider_gateway.admission import Ticket
 from evener.provider_gateway.answering import flight_frames, lost, recorded_frames
 from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
-from evener.provider_gateway.core import FromRecord, Refuse, Sample, decide, exact, refusal, resent, stop, targets_of
+from evener.provider_gateway.core import FromRecord, Refuse, Sample, decide, refusal, resent, stop, targets_of
 from evener.provider_gateway.limits import admit, limit
 from evener.provider_gateway.live import LOST, Flight, Live, Refused
 from evener.provider_gateway.open_call import OpenCall, Way, ending, failing, opening, undelivered
@@ -247,7 +247,7 @@ class Calls:
     def _warn_of_inexact(self, call: OpenCall) -> None:
         """Tell the operator once a session that nothing of it can be trained at these settings."""
         sampling, rule = call.opened.sampling, call.pooled.rule
-        if not call.live.warned and not exact(rule, sampling):
+        if not call.live.warned and not rule.exact_for(sampling):
             call.live.warned = True
             log.warning(
                 "tokens_will_be_masked",

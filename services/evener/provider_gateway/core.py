@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Struct
 
 from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, RequestError
-from evener.engines.port import LogprobRule
 from evener.proto.arrays import inline, length
 from evener.proto.ends import CallFailure, End
 from evener.proto.ids import answer_identity, answer_key
@@ -200,13 +199,6 @@ def seed_of(sampling: Sampling, session_id: str, call_number: int, choice: int) 
         return sampling
     drawn = hashlib.blake2b(f"{sampling.seed}/{session_id}/{call_number}/{choice}".encode(), digest_size=4).digest()
     return msgspec.structs.replace(sampling, seed=int.from_bytes(drawn, "big") & 0x7FFFFFFF)
-
-
-def exact(rule: LogprobRule, sampling: Sampling) -> bool:
-    """Return whether the engine's logprobs are those of the distribution that these parameters sample from."""
-    filtered = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
-    heated = sampling.temperature != 1
-    return (not heated or (rule.any_temperature and sampling.temperature > 0)) and (not filtered or rule.filters)
 
 
 def body_digest(request: CanonicalRequest) -> str:

@@ -27,7 +27,7 @@ from evener.proto.ids import answer_identity, answer_key
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, Choice, Fidelity, FinishReason, MaskRange
 from evener.proto.spec import SessionSpec, Streaming, Target
 from evener.provider_gateway.asked import Asked, Failure, overloaded, too_long
-from evener.provider_gateway.core import STOP_STATUS, exact, seed_of
+from evener.provider_gateway.core import STOP_STATUS, seed_of
 from evener.provider_gateway.live import Done, Flight, Live
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.pieces import sample_answer
@@ -316,7 +316,7 @@ class OpenCall:
         whole = sampled.partial() if aborted else sampled.whole()
         ids = whole.ids
         versions = whole.versions if pooled.facts.reports_versions else np.full(len(ids), self._version, np.int32)
-        why = LeftOut.IMAGE if self.asked.request.images else None if exact(pooled.rule, self.opened.sampling) else LeftOut.CONSTRAINED
+        why = LeftOut.IMAGE if self.asked.request.images else None if pooled.rule.exact_for(self.opened.sampling) else LeftOut.CONSTRAINED
         return Choice(
             sampled_ids=pack_int32(ids),
             logprobs=pack_float32(whole.logprobs),

@@ -83,7 +83,9 @@ def test_stripped_reasoning_is_named_with_what_keeps_it(
     """On a terminal, below the table; where nothing is stripped nothing is said."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     following = Following(what="a user turn", reasoning=True, thinking=Thinking.TEMPLATE, outcome=outcome)
-    found = Conformance(family=None, tool_parser="hermes", followings=(following,), forged_stay_text=True)
+    found = Conformance(
+        family=None, template="own", renders_tools=True, tool_parser="hermes", followings=(following,), forged_stay_text=True
+    )
     _report(PolicyConfig(name="policy", source="hf:x"), found)
     told = " ".join(capsys.readouterr().out.split())
 

@@ -45,6 +45,8 @@ def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.
 def ended(session_id: str) -> SessionSealed:
     """Return the seal of a session's first attempt."""
     return SessionSealed(session_id=session_id, attempt=1, end=End.FINISHED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0)
+
+
 def again(known: dict[str, TaskState], session_id: str, *, attempt: int = 1) -> None:
     """End an attempt so that the next one is due."""
     draft = Draft(known, now=1.0)

@@ -169,9 +169,6 @@ class Failing:
             raise self._error(msg)
         return await self._blobs.get(ref)
 
-    async def check(self) -> None:
-        await self._blobs.check()
-
 
 async def claimed(parts: Parts) -> Record:
     """Return a record whose event is in the blob store whole."""

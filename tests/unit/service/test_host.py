@@ -131,7 +131,10 @@ def test_service_that_opens_slowly_is_alive_and_not_ready(tmp_path: Path) -> Non
     toy = Process(tmp_path, "slow")
 
     assert get(f"{toy.url}/healthz")[0] == 200
-    assert get(f"{toy.url}/readyz") == (503, {"ready": False, "services": {"host": {"bus": True, "blobs": True}, "toy": {"running": False}}})
+    assert get(f"{toy.url}/readyz") == (
+        503,
+        {"ready": False, "services": {"host": {"bus": True, "blobs": True}, "toy": {"running": False}}},
+    )
     assert get(f"{toy.url}/hello")[0] == 503
     assert toy.stop()[0] == 0
 
