@@ -15,6 +15,7 @@ from evener.engines.scripted import Rule, Script
 from evener.engines.scripted.script import Wait
 from evener.proto.blobs import BlobRef
 from evener.proto.ids import new_request_id
+from evener.proto.relay import Answer, Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, SessionSealed
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
@@ -101,6 +102,22 @@ async def test_call_and_seal_wait_for_a_store_that_is_away(hand: Hand, store: Ou
     await hand.exit("s1")
     seal = await hand.until("s1", SessionSealed)
     assert (seal.calls, seal.sampled_tokens) == (1, len(hand.engine.ledger[0].sampled_ids))
+
+
+async def test_what_an_outage_takes_is_not_the_agents_time(hand: Hand, store: Outage) -> None:
+    """The relay hears of it as it passes, or the agent's clock would end a harness that waits for us."""
+    capability = await hand.start("s1")
+    store.away = True
+    began, waited, last = time.monotonic(), 0.0, None
+    async for frame in hand.frames(capability, {"model": "m", "messages": [{"role": "user", "content": LARGE}]}):
+        last = frame
+        if isinstance(frame, Waiting):
+            waited += frame.seconds
+            store.away = waited < 1.0
+
+    assert isinstance(last, Answer)
+    assert last.status == 200
+    assert 1.0 <= waited <= time.monotonic() - began
 
 
 async def test_take_over_waits_for_what_it_must_read(tmp_path: Path, store: Outage) -> None:

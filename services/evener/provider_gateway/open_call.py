@@ -30,6 +30,7 @@ from evener.provider_gateway.asked import Asked, Failure, overloaded, too_long
 from evener.provider_gateway.core import STOP_STATUS, seed_of
 from evener.provider_gateway.live import Done, Flight, Live
 from evener.provider_gateway.owner import Owner
+from evener.provider_gateway.pauses import waits_told
 from evener.provider_gateway.pieces import sample_answer
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.slots import Pooled
@@ -152,7 +153,8 @@ class OpenCall:
     async def close(self) -> None:
         """Commit the call with what it sampled, then let the answer go."""
         closed = await self._read_closed(aborted=False)
-        await self.owner.commit(self.live, ending(self.live, self.opened, closed))
+        async with waits_told(self.flight):
+            await self.owner.commit(self.live, ending(self.live, self.opened, closed))
         await point("gateway.committed")
         self.flight.put(Done(opened=self.opened, closed=closed, streamed=self.flight.streamed))
 

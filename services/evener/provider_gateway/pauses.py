@@ -1,8 +1,8 @@
-"""Pauses of an engine, as for new weights: noticed while its calls are silent, and told to their relays as they pass."""
+"""Waits that are not the agent's time, told to relays as they pass: pauses of an engine, as for new weights, and slow commits."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, Protocol
 
 from evener.engines.port import EngineError, WeightControl
@@ -17,6 +17,26 @@ class Listener(Protocol):
     """Whom a pause keeps waiting."""
 
     def put(self, step: Waiting, /) -> None: ...
+
+
+@asynccontextmanager
+async def waits_told(call: Listener) -> AsyncIterator[None]:
+    """Tell a call, as it passes, of the time that this block takes beyond a moment: of a log or a blob store that cannot be written."""
+    telling = asyncio.create_task(_tell_for_ever(call))
+    try:
+        yield
+    finally:
+        telling.cancel()
+
+
+async def _tell_for_ever(call: Listener) -> None:
+    loop = asyncio.get_running_loop()
+    told = loop.time()
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        now = loop.time()
+        call.put(Waiting(seconds=now - told))
+        told = now
 
 
 class Pauses:

@@ -17,7 +17,6 @@ from evener.provider_gateway.core import (
     answer_tokens,
     decide,
     enforced,
-    exact,
     refusal,
     resent,
     seed_of,
@@ -203,13 +202,13 @@ def test_answer_is_limited_by_the_run_else_by_the_wish_and_always_by_the_room(li
 def test_logprobs_are_trusted_only_for_settings_that_the_check_proved() -> None:
     """Raw logprobs are those of temperature 1 without filters."""
     raw = LogprobRule(any_temperature=False, filters=False)
-    assert exact(raw, Sampling())
-    assert not exact(raw, Sampling(temperature=0.7))
-    assert not exact(raw, Sampling(top_p=0.9))
+    assert raw.exact_for(Sampling())
+    assert not raw.exact_for(Sampling(temperature=0.7))
+    assert not raw.exact_for(Sampling(top_p=0.9))
     after = LogprobRule(any_temperature=True, filters=False)
-    assert exact(after, Sampling(temperature=0.7))
-    assert not exact(after, Sampling(temperature=0))
-    assert not exact(after, Sampling(top_k=5))
+    assert after.exact_for(Sampling(temperature=0.7))
+    assert not after.exact_for(Sampling(temperature=0))
+    assert not after.exact_for(Sampling(top_k=5))
 
 
 def test_seeds_differ_by_session_call_and_choice_and_repeat() -> None:
