@@ -398,6 +398,7 @@ HOSTILE: Final[dict[str, tuple[str, str]]] = {
     "many": ("i=0; while [ $i -lt 60 ]; do : > $i; i=$((i+1)); done", "more than 50 files and folders"),
     "pipe": ("mkfifo pipe", "'app/pipe': a pipe"),
     "name": ("mkdir -p $(printf 'n%.0s' $(seq 250)); touch $(printf '\\377'); mkfifo $(printf '\\376')", "'app/\\udcfe': a pipe"),
+    "itself": ('rm -rf "${HOME%/home/agent}"', "is gone. The program removed or moved its own sandbox"),
     "places": ("rm -rf ../logs ../app; mkfifo ../logs", "'logs': a pipe"),
 }
 """What an agent leaves, and what is said of it."""

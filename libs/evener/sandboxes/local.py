@@ -43,6 +43,7 @@ from evener.sandboxes.port import (
     Program,
     SandboxError,
     SandboxHeld,
+    SandboxRemoved,
 )
 from evener.sandboxes.processes import LocalProcess
 from evener.sandboxes.removal import Removal
@@ -108,6 +109,9 @@ class LocalSandbox:
 
     async def changes(self, limits: ChangeLimits) -> Changes:
         with door("cannot read the changed files"):
+            if not await self._work.run(self._is_there):
+                msg = f"{self._folder} is gone"
+                raise SandboxRemoved(msg)
             return await self._work.run(changes_since, self._folder, self._state, tracked, limits, self._work.called_off)
 
     async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:
@@ -132,6 +136,9 @@ class LocalSandbox:
 
     def _path(self, place: str) -> Path:
         return self._folder / place.removeprefix("/")
+
+    def _is_there(self) -> bool:
+        return self._folder.is_dir() and not self._folder.is_symlink()
 
     def _environment(self) -> dict[str, str]:
         home = self.inside(HOME)

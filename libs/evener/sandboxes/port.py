@@ -46,6 +46,10 @@ class ChangesTooLarge(SandboxError):
     """The program left more than is kept. Have it work in its home or in /tmp, or raise the runner's limits `changes_...`."""
 
 
+class SandboxRemoved(SandboxError):
+    """The program removed or moved its own sandbox. Nothing of its work is left to keep."""
+
+
 class NotAFile(SandboxError):
     """A place holds something that is not read: a link, a pipe, a folder, or a file above the limit. Have a plain file written there."""
 
@@ -133,7 +137,7 @@ class Sandbox(Protocol):
         ...
 
     async def changes(self, limits: ChangeLimits) -> Changes:
-        """Return what changed since `settle`. No program may run. Raises ChangesTooLarge, SandboxError."""
+        """Return what changed since `settle`. No program may run. Raises ChangesTooLarge, SandboxRemoved, SandboxError."""
         ...
 
     async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:

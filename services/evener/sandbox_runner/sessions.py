@@ -25,7 +25,7 @@ from evener.sandbox_runner.preparing import Prepared, chosen, declared, prepare
 from evener.sandbox_runner.recordings import RecordingOpened
 from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandbox_runner.site import Site
-from evener.sandboxes.port import HOME, ChangesTooLarge, Program, ProgramMissing, Sandbox, SandboxError
+from evener.sandboxes.port import HOME, ChangesTooLarge, Program, ProgramMissing, Sandbox, SandboxError, SandboxRemoved
 from evener.service.auth import Capability, seal_capability
 from evener.service.faults import point
 from evener.tokens.session import START_LIMIT_SECONDS
@@ -189,7 +189,7 @@ class Session:
             await asyncio.gather(exited, timer, return_exceptions=True)
 
     async def _gather(self, found: Exit, sandbox: Sandbox, output: bytes) -> None:
-        """Keep what the harness left. Raises BlobError; SandboxError where the sandbox itself is gone: another attempt may keep its work.
+        """Keep what the harness left. Raises BlobError; SandboxError where the sandbox cannot be read: another attempt may keep its work.
 
         What cannot be kept is the agent's doing: its exit stands, with the reason.
         """
@@ -200,8 +200,8 @@ class Session:
             if changes.left_out_count:
                 kept["left_out.json"] = json.dumps(changes.left_out).encode()
                 self._say(found, told_left_out(changes))
-        except ChangesTooLarge as large:
-            self._say(found, f"changed files were not kept: {large}")
+        except (ChangesTooLarge, SandboxRemoved) as reason:
+            self._say(found, f"changed files were not kept: {reason}")
         except (BlobError, SandboxError):
             raise
         except Exception as bug:  # what a tree of the agent makes of our code must not cost its session
