@@ -17,6 +17,10 @@ from evener.dialects.canonical import RequestError
 
 MOST_VALUES: Final = 200_000
 """Members of objects and lists in a request: hundreds of turns and tools have a few thousand."""
+MOST_LETTERS: Final = 4 << 20
+"""Letters that cost a parser most: longer texts are no prompt, and images have none."""
+FIRST_OF_LETTER: Final = 0xC0
+"""The first byte of a letter that is no ASCII is not below."""
 SLICE: Final = 1 << 20
 ESCAPE: Final = ord("\\")
 HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -35,11 +39,17 @@ def as_utf8(body: bytes) -> bytes:
     return b"".join([piece.encode("utf-8", "surrogatepass") for piece in pieces])
 
 
-def check_values(body: bytes) -> None:
-    """Refuse a body with more values than are served, or with as much before whatever is no JSON. Raises RequestError."""
-    if _opened(body) > MOST_VALUES and values_in(body) > MOST_VALUES:
+def check_size(body: bytes) -> None:
+    """Refuse a UTF-8 body with more in it than is served, before anything is parsed. Raises RequestError."""
+    codes = np.frombuffer(body, np.uint8)
+    slices = [codes[low : low + SLICE] for low in range(0, len(codes), SLICE)]
+    if sum(int(np.count_nonzero(_separates(one))) for one in slices) > MOST_VALUES and values_in(body) > MOST_VALUES:
         msg = f"the body has more than {MOST_VALUES} JSON values; send fewer messages or tools, or smaller schemas"
         raise RequestError(msg)
+    letters = sum(int(np.count_nonzero(one >= FIRST_OF_LETTER)) + int(np.count_nonzero(one == ESCAPE)) for one in slices)
+    if letters > MOST_LETTERS:
+        msg = f"the body has more than {MOST_LETTERS} letters that are escaped or no ASCII; send less text"
+        raise RequestError(msg, kind="context_length_exceeded")
 
 
 def values_in(body: bytes) -> int:
@@ -73,12 +83,6 @@ def mended(body: bytes) -> bytes:
         else:
             made[begin:end] = REPLACEMENT
     return bytes(made)
-
-
-def _opened(body: bytes) -> int:
-    """Return at least as many values as there are: those that texts spell are counted too."""
-    codes = np.frombuffer(body, np.uint8)
-    return sum(int(np.count_nonzero(_separates(codes[low : low + SLICE]))) for low in range(0, len(codes), SLICE))
 
 
 def _separates(codes: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
-from evener.dialects.bodies import as_utf8, check_values, mended
+from evener.dialects.bodies import as_utf8, check_size, mended
 from evener.dialects.canonical import RequestError, Wish
 from evener.proto.ends import CallFailure
 
@@ -57,7 +57,7 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     """Return the fields of the JSON object in a request body, each as it stands there. Raises RequestError."""
     try:
         plain = as_utf8(body)
-        check_values(plain)
+        check_size(plain)
         return _decoded(_fields, plain)
     except NOT_JSON as cause:
         read_body(body)  # mostly knows better what is wrong
@@ -83,7 +83,7 @@ def read_wish(body: bytes) -> Wish:
     """Return whether a stream is asked for, and of which model, where both can be read. What cannot, the gateway refuses."""
     try:
         plain = as_utf8(body)
-        check_values(plain)
+        check_size(plain)
         wished = _decoded(_wishes, plain)
         model = read_json(bytes(wished.model))
     except (*NOT_JSON, RequestError):

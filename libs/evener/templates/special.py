@@ -23,6 +23,8 @@ PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 KEPT_PIECES: Final = 128
 KEPT_CHARACTERS: Final = range(1_000, 200_000)
 """Of a piece whose ids are kept: 50 MB in all at most."""
+MOST_IDS: Final = 1 << 20
+"""Of one text. More are no prompt, and to copy them would keep all threads waiting."""
 AWKWARD: Final = (
     "plain words, 12345 and 3.14159\n",
     "don't we'll I'M\r\n\ttab   spaces \u00a0 no-break  ",
@@ -129,6 +131,9 @@ class SplitEncoder:
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of a text. Of the tokenizer's ways to encode, only those of batches let other threads run meanwhile."""
     (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    if len(encoded) > MOST_IDS:
+        msg = f"a text of {len(text)} characters has {len(encoded)} tokens; at most {MOST_IDS} are served in one"
+        raise TemplateError(msg)
     ids: list[int] = encoded.ids
     return ids
 

@@ -56,6 +56,18 @@ def test_too_many_values_are_refused_before_anything_is_parsed(cell: str, monkey
     assert OpenAIChat().wish(PATH, body) == Wish()
 
 
+@pytest.mark.parametrize("letter", ["\\n", "é", "😀"])
+def test_more_letters_than_any_context_holds_are_refused_before_anything_is_parsed(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harnesses shorten their histories when they read the kind of this error."""
+    monkeypatch.setattr(bodies, "MOST_LETTERS", 1000)
+    served, refused = (f'{{"messages": [{{"role": "user", "content": "{letter * count}"}}]}}'.encode() for count in (1000, 1001))
+    assert read_fields(served)
+
+    with pytest.raises(RequestError, match="more than 1000 letters") as told:
+        read_fields(refused)
+    assert told.value.kind == "context_length_exceeded"
+
+
 def test_as_many_values_as_are_served_are_parsed() -> None:
     body = b'{"a":[' + b",".join([b"{}"] * ((MOST_VALUES - 1) // 2)) + b"]}"
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from evener.templates import special
 from evener.templates.control import SLICE, ControlTokens
 from evener.templates.port import TemplateError
 from evener.templates.source import Source
@@ -152,3 +153,12 @@ def test_other_threads_run_while_a_long_text_is_encoded(encoder: SplitEncoder) -
         time.sleep(0.001)
 
     assert ticks > 5
+
+
+def test_text_of_more_ids_than_any_prompt_is_refused(encoder: SplitEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted before they are copied."""
+    monkeypatch.setattr(special, "MOST_IDS", 3)
+    assert len(encoder.encode_text(" a a a")) == 3
+
+    with pytest.raises(TemplateError, match="has 4 tokens; at most 3 are served"):
+        encoder.encode_text(" a a a a")
