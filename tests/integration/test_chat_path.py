@@ -22,6 +22,7 @@ SCRIPT = Script(
         Rule(match="<tool_response>", say="Done."),
         Rule(match="plainly", tool_calls=(CANONICAL,)),
         Rule(match="oddly", tool_calls=(ODD,)),
+        Rule(match="break off", say="one two three four five six", fail="abort", after=3, times=1),
         Rule(match="wait", say="one two three", wait=(Wait(before=2),)),
     ),
     default=Rule(say="Hello."),
@@ -67,6 +68,20 @@ async def test_prompt_with_other_ids_is_a_new_root_never_a_splice(hand: Hand) ->
     assert closed[0].placement is None
     assert closed[1].placement is not None
     assert trajectory.accounting.left_out == {}
+
+
+async def test_answer_that_the_engine_breaks_off_goes_on_from_the_ids_that_it_reported(hand: Hand) -> None:
+    """Rendered again, the beginning of an answer could be other ids: it is given them, and renders nothing."""
+    capability = await hand.start("s1")
+    said = await hand.say(capability, [{"role": "user", "content": "break off"}], tools=TOOLS)
+    assert said["content"] == "one two three four five six"
+    first, second = hand.engine.ledger
+    assert second.fed_ids == (*first.fed_ids, *first.sampled_ids)
+    await hand.exit("s1")
+    await hand.until("s1", SessionSealed)
+    trajectory = await rebuilt(hand, "s1")
+    assert [row.fidelity for row in trajectory.rows] == [Fidelity.MATCHED]
+    assert trajectory.accounting.delivered == trajectory.accounting.sampled == len(first.sampled_ids) + len(second.sampled_ids)
 
 
 async def test_tokens_of_unknown_version_are_kept_and_not_trained(hand: Hand) -> None:

@@ -18,6 +18,7 @@ from evener.provider_gateway.slots import Member, Pooled
 
 FACTS = EngineFacts(kind="scripted", model="policy", context_length=4096, reports_versions=True, version=0)
 BREAKS = 4
+TOKENS = 400
 
 
 def pooled(server: ScriptedServer) -> Pooled:
@@ -30,12 +31,12 @@ async def test_pieces_draw_other_numbers_each_and_have_one_limit(play: Play) -> 
     server = await play(Script(), tokens_per_second=400)
     engine, sampled, http = pooled(server), Sampled(), EngineHttp(server.url)
     request = GenerateRequest(
-        request_id="c1-0", ids=np.arange(20, dtype=np.int32), sampling=Sampling(seed=3), max_tokens=150, stop_ids=(), together=1
+        request_id="c1-0", ids=np.arange(20, dtype=np.int32), sampling=Sampling(seed=3), max_tokens=TOKENS, stop_ids=(), together=1
     )
 
     def take(chunk: Chunk) -> bool:
         sampled.add(chunk)
-        if len(sampled.continued_at) < BREAKS and len(sampled) >= 25 * (len(sampled.continued_at) + 1):
+        if len(breaks) < BREAKS and len(sampled) >= 25 * (len(breaks) + 1):
             breaks.add(asyncio.create_task(http.post("/abort_requests", {})))
         return True
 
@@ -45,8 +46,8 @@ async def test_pieces_draw_other_numbers_each_and_have_one_limit(play: Play) -> 
     await http.aclose()
     await engine.engine.aclose()
     entries = server.ledger
-    assert len(entries) > BREAKS
-    assert sum(len(entry.sampled_ids) for entry in entries) == 150
+    assert len(entries) > 2
+    assert sum(len(entry.sampled_ids) for entry in entries) == TOKENS
     firsts = [tuple(np.round(entry.logprobs[:5], 6)) for entry in entries if len(entry.sampled_ids) > 5]
-    assert len(firsts) == len(set(firsts)) > 2
+    assert len(firsts) == len(set(firsts)) > 1
     assert [entry.request_id for entry in entries][:2] == ["c1-0", "c1-0.1"]
