@@ -12,7 +12,7 @@ from tests.unit.engines.conftest import Connect
 from tests.unit.engines.scripted_client import Client
 
 from evener.engines.port import EngineError, EngineUnreachable
-from evener.engines.scripted import Script, Step, Wait
+from evener.engines.scripted import Rule, Script, Step, Wait
 from evener.proto.sessions import FinishReason
 
 WORDS = "one two three four five six"
@@ -178,6 +178,17 @@ async def test_broken_answers_on_demand(play: Play, client: Connect, step: Step,
 async def test_an_abort_after_some_tokens_is_an_answer(play: Play, client: Connect) -> None:
     answer = await client(await play(Script(default=Step(say=WORDS, fail="abort", after=3)))).ask("Go")
     assert (len(answer.ids), answer.finish_reason) == (3, FinishReason.ABORTED)
+
+
+async def test_an_aborted_answer_goes_on_where_it_stopped_whoever_says_it(play: Play, client: Connect) -> None:
+    """Asked with its prompt and tokens; no rule is used up by that, and the answer after it is the next one of its conversation."""
+    said = Rule(key="Go", steps=(Step(say="one two three four", fail="abort", after=2), Step(say="The next.")))
+    asking = client(await play(Script(rules=(said,), default=Step(say="Nobody."))))
+    first = await asking.ask("Go")
+    second = await asking.ask("Go" + asking.tokenizer.decode(first.ids.tolist()))
+    assert [first.finish_reason, second.finish_reason] == [FinishReason.ABORTED, FinishReason.STOP]
+    assert asking.tokenizer.decode([*first.ids.tolist(), *second.ids.tolist()]) == "one two three four"
+    assert await asking.text("Go") == "The next.<|im_end|>"
 
 
 async def test_lies_are_told_and_the_ledger_has_the_truth(play: Play, client: Connect) -> None:
