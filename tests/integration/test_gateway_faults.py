@@ -56,6 +56,7 @@ async def test_policy_that_this_gateway_does_not_have_is_not_told_to_the_harness
     capability = await hand.start("s1", models={"other": Target(policy="elsewhere")})
     answer = await hand.ask(capability, HI, model="other")
     assert (answer.status, answer.body, answer.failure) == (503, b"", None)
+    assert answer.detail == "policy 'elsewhere' of run 'run' is not known to this gateway"
     await hand.exit("s1", code=1, unanswered=CallFailure.OVERLOADED)
     assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
 

@@ -70,7 +70,7 @@ async def test_no_session_pays_for_processes_that_are_configured_wrongly(kafka_s
         open_bus(bus, partitions=PARTITIONS) as opened,
     ):
         with (tmp_path / "evener.toml").open("a") as config:
-            config.write("\n[sandbox_runner]\ntrust_local = true\nadmission_seconds = 1.0\n")
+            config.write("\n[sandbox_runner]\ntrust_local = true\nadmission_seconds = 1.0\ncall_seconds = 5.0\n")
         await six.start()
         await six.ready("scheduler")
         async with six.client() as client:

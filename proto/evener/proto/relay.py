@@ -63,7 +63,7 @@ class Answer(Frame, frozen=True, kw_only=True, tag="answer"):
     failure: CallFailure | None = None
     """Why there is no answer. None: there is one, or the session has ended."""
     detail: str = ""
-    """With `failure`: what the harness is told."""
+    """With `failure`: what the harness is told. In a 503 without a body, which is for the relay alone: what is wrong with the gateway."""
 
 
 def is_marked(headers: Mapping[str, str], name: str | None) -> bool:

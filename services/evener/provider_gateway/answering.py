@@ -30,14 +30,14 @@ async def flight_frames(owner: Owner, live: Live, flight: Flight, asked: Asked) 
                 case Refused():
                     yield refuse(asked, step.error, admitted=admitted)
                 case Lost():
-                    yield lost()
+                    yield lost(step.detail)
                 case _:
                     pass
 
 
-def lost() -> Answer:
+def lost(detail: str) -> Answer:
     """Return what the relay alone is told: the call was not served, and is to be sent again."""
-    return Answer(status=OVERLOADED_STATUS, headers=(RETRY_AFTER,), body=b"")
+    return Answer(status=OVERLOADED_STATUS, headers=(RETRY_AFTER,), body=b"", detail=detail)
 
 
 async def recorded_frames(owner: Owner, live: Live, call: Call, asked: Asked) -> AsyncIterator[AnyFrame]:

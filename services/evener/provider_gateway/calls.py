@@ -21,7 +21,7 @@ from evener.provider_gateway.answering import flight_frames, lost, recorded_fram
 from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
 from evener.provider_gateway.core import FromRecord, Refuse, Sample, decide, refusal, resent, stop, targets_of
 from evener.provider_gateway.limits import admit, limit
-from evener.provider_gateway.live import LOST, Flight, Live, Refused
+from evener.provider_gateway.live import LOST, Flight, Live, Lost, Refused
 from evener.provider_gateway.open_call import OpenCall, Way, ending, failing, opening, undelivered
 from evener.provider_gateway.owner import Owner
 from evener.provider_gateway.placing import Placing, PolicyUnknown
@@ -54,6 +54,8 @@ class Calls:
         self._metrics = metrics
         self._lonely_seconds = lonely_seconds
         self._unseen_seconds = unseen_seconds
+        self._told: set[str] = set()
+        """Policies that are not known here, by run."""
 
     async def ticket(self, live: Live, start_id: str, request_id: str, seconds: float) -> Ticket | None:
         """Wait until a request can come in, before anything of it is read. None: engines and queue are full for longer than `seconds`."""
@@ -107,8 +109,15 @@ class Calls:
         except RequestError as error:
             return refuse(asked, error)
         except PolicyUnknown as ours:
-            log.error("policy_unknown", session_id=live.session.session_id, error=str(ours))
-            return lost()
+            return lost(self._tell(ours))
+
+    def _tell(self, unknown: PolicyUnknown) -> str:
+        """Tell the operator once a run; return what is wrong in short."""
+        short = str(unknown.args[0])
+        if short not in self._told:
+            self._told.add(short)
+            log.error("policy_unknown", error=str(unknown))
+        return short
 
     async def _fly(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, sample: Sample, ticket: Ticket) -> None:
         """Run one call to its end."""
@@ -121,8 +130,7 @@ class Calls:
         except RequestError as error:
             flight.put(Refused(error))
         except PolicyUnknown as ours:
-            log.error("policy_unknown", session_id=live.session.session_id, error=str(ours))
-            flight.put(LOST)
+            flight.put(Lost(self._tell(ours)))
         except Fenced:
             flight.break_off()
         except BlobError as away:  # an image was not stored

@@ -46,6 +46,9 @@ class Refused(Struct, frozen=True):
 class Lost(Struct, frozen=True):
     """The call has no answer, and the relay alone is told: it sends the request again, and the harness does not notice."""
 
+    detail: str = ""
+    """What is wrong with this gateway, where it knows."""
+
 
 LOST: Final = Lost()
 Happening = Admitted | Waiting | Done | Refused | Lost

@@ -46,7 +46,7 @@ LEFT_SECONDS: Final = 5.0
 MOST_DETAIL: Final = 500
 """Characters that are kept of what a harness was told."""
 MODEL_CALLS: Final = re.compile(
-    r"/(completions|embeddings|responses|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|:\w+$"
+    r"/(completions|embeddings|responses|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
 )
 """Paths at which some provider has a model answer. What a harness posts elsewhere (telemetry, logins) it does not need for its work."""
 
@@ -152,7 +152,7 @@ class Relay:
             body = await read_body(request, self._limits.body_bytes)
         except RequestError as error:
             self._report.failed(error.reason, error.message)
-            self._report.unanswered = error.reason
+            self._report.unanswered = error.reason if error.reason is CallFailure.CONTEXT_OVERFLOW else None
             return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
         return await self._exchange(request, self._call(request, path, body), dialect)
 

@@ -134,7 +134,7 @@ class GatewayClient:
             async with _moves(self._owners, call.partition, known) as moved:
                 while (frame := await _either(_read_frame(response.content), moved)) is not None:
                     if isinstance(frame, Answer) and frame.status in PASSING and not frame.body:
-                        break  # it lost the session before it could say anything in the harness's dialect
+                        raise Broken(frame.detail or f"status {frame.status}")
                     yield frame
         msg = f"{address} ended its stream without an answer"
         raise Broken(msg)
