@@ -126,6 +126,7 @@ async def test_refusals_are_counted_by_reason_with_what_the_last_one_was_told(ga
         ("/v1/completions", "identity", b"{}", CallFailure.REFUSED),
         ("/openai/v1/completions", "identity", b"{}", CallFailure.REFUSED),
         ("/v1beta/models/m:embedContent", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1/responses/compact", "identity", b"{}", CallFailure.REFUSED),
         ("/api/chat", "identity", b"{}", CallFailure.REFUSED),
         ("/api/event_logging/batch", "identity", b"{}", None),
         ("/v1/traces", "identity", b"{}", None),

@@ -46,7 +46,7 @@ LEFT_SECONDS: Final = 5.0
 MOST_DETAIL: Final = 500
 """Characters that are kept of what a harness was told."""
 MODEL_CALLS: Final = re.compile(
-    r"/(completions|embeddings|responses|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
+    r"/(completions|embeddings|responses(/compact)?|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
 )
 """Paths at which some provider has a model answer. What a harness posts elsewhere (telemetry, logins) it does not need for its work."""
 

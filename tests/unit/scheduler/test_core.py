@@ -273,6 +273,11 @@ def test_second_cancel_changes_nothing() -> None:
     ("event", "outcome", "reason"),
     [
         (merged(), TaskOutcome.MERGED, ""),
+        (
+            structs.replace(merged(), reason="left out: 1 refused (stop: not served)"),
+            TaskOutcome.MERGED,
+            "left out: 1 refused (stop: not served)",
+        ),
         (merged(purpose=Purpose.EVAL), TaskOutcome.KEPT, ""),
         (merged(purpose=Purpose.COLLECT), TaskOutcome.KEPT, ""),
         (failed(), TaskOutcome.FAILED, "too few"),
