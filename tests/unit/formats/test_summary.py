@@ -4,10 +4,13 @@ import json
 
 import msgspec
 import pytest
+from msgspec import structs
 from tests.builders import T0, built, group, scored
 
+from evener.formats.report.view import result_counts
 from evener.formats.summary import Outcome, summarize
 from evener.proto.ends import End
+from evener.proto.sessions import RootReason
 from evener.proto.trajectories import TrajectoryScored
 from evener.trainer_bridge.core import fold, outcome
 
@@ -35,6 +38,18 @@ def test_summary_counts_groups_sessions_tokens_and_time() -> None:
     assert summary["seconds"]["engine"] == pytest.approx(1.5)
     assert summary["seconds"]["merge"] == pytest.approx(0.5)
     assert set(summary["seconds"]) == {"queue", "prepare", "agent", "engine", "reconstruct", "grade", "merge"}
+
+
+def test_calls_that_stripped_reasoning_cost_a_row_are_counted_and_shown() -> None:
+    """So that a person sees what `thinking` does to a run."""
+    one = scored(built("g", 0, size=1))
+    calls = (structs.replace(one.trajectory.calls[0], root=RootReason.THINKING_STRIPPED), *one.trajectory.calls[1:])
+    stripped = structs.replace(one, trajectory=structs.replace(one.trajectory, calls=calls))
+    summary = summarize([ended((stripped,))])
+
+    assert summary.thinking_stripped == 1
+    assert result_counts(summary)[-1][-1].endswith(", 1 begun by stripped reasoning")
+    assert result_counts(summarize([ended((one,))]))[-1][-1] == "1 fed, 0 matched"
 
 
 def test_nothing_at_all_has_a_summary_too() -> None:
