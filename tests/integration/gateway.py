@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import uvicorn
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from yarl import URL
@@ -81,6 +82,7 @@ class Hand:
         streaming: Streaming = Streaming.HOLD,
         models: dict[str, Target] | None = None,
         policy: str = "policy",
+        **of_spec: Any,
     ) -> str:
         """Start an attempt as a runner would; return its capability."""
         spec = SessionSpec(
@@ -99,6 +101,7 @@ class Hand:
             streaming=streaming,
             grader=GraderSpec(name="none"),
         )
+        spec = structs.replace(spec, **of_spec)
         now = time.time()
         started = SessionStarted(
             session_id=session_id,
