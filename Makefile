@@ -46,7 +46,7 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: conformance swaps bench-bus bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos learn
+.PHONY: conformance swaps bench-bus bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m tests.bench.bus
 
@@ -70,6 +70,9 @@ swaps: $(READY) ## Swap weights every 2 s by pauses that end all answers, under 
 
 chaos: $(READY) ## Kill everything many times, at named points and at random, and audit what is left (STORMS=20)
 	$(BIN)/python -m tests.chaos --storms $(STORMS)
+
+hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives, answers and keeps its books (10 minutes; ONLY=gzip KINDS=files,http)
+	$(BIN)/python -m tests.hostile --only "$(ONLY)" --kinds "$(KINDS)"
 
 fuzz: $(READY) ## Generate more sessions and check every row of them against the engine's ledger (FUZZ_EXAMPLES=20000)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest tests/unit/tokens/test_generated.py

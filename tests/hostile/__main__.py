@@ -15,7 +15,7 @@ from tests.hostile.stops import BAR_MS
 from tests.hostile.suite import Outcome, Report, run_all
 
 HOW_STOPS_ARE_MEASURED: Final = (
-    "how late a task wakes that sleeps 4 ms in the process of gateway and runner, without the time that the loop's thread waited for a core "
+    "how late a task wakes that sleeps 4 ms in the process of gateway and runner, without the time that its thread waited for a core "
     "(schedstat); an input above the bar and below a second is done up to three times, and the shortest of its longest stops counts"
 )
 
@@ -56,7 +56,15 @@ def row(one: Outcome) -> Row:
     """Return an input as a row of the table."""
     stops = " ".join(f"{stop:.0f}" for stop in one.stops_ms)
     said = " ".join(word for word, holds in (("died", one.died), ("hung", one.hung), ("fault", bool(one.fault))) if holds)
-    return {"kind": one.kind, "input": one.name, "review": one.review, "seconds": one.seconds, "stops_ms": stops, "stop_ms": one.stop_ms, "wrong": said}
+    return {
+        "kind": one.kind,
+        "input": one.name,
+        "review": one.review,
+        "seconds": one.seconds,
+        "stops_ms": stops,
+        "stop_ms": one.stop_ms,
+        "wrong": said,
+    }
 
 
 def main() -> int:

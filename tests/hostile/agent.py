@@ -90,7 +90,15 @@ def device() -> None:
 
 def links() -> None:
     """Leave links: outwards, to nothing, to themselves, to an endless file, one to another in a ring."""
-    for name, target in (("out", "/etc"), ("none", "nowhere"), ("self", "self"), ("zero", "/dev/zero"), ("a", "b"), ("b", "a"), ("up", "..")):
+    for name, target in (
+        ("out", "/etc"),
+        ("none", "nowhere"),
+        ("self", "self"),
+        ("zero", "/dev/zero"),
+        ("a", "b"),
+        ("b", "a"),
+        ("up", ".."),
+    ):
         Path(name).symlink_to(target)
 
 
@@ -144,8 +152,7 @@ def hard_links() -> None:
 def large() -> None:
     """Leave a real file of some size."""
     with Path("large.bin").open("wb") as file:
-        for _ in range(64):
-            file.write(os.urandom(1 << 20))
+        file.writelines(os.urandom(1 << 20) for _ in range(64))
 
 
 def orphan(told: str) -> None:

@@ -18,7 +18,7 @@ from evener.proto.spec import Sampling
 
 MIB: Final = 1 << 20
 LONG_WORDS: Final = 60_000
-WRONG: Final = (None, [], {}, "", -1, 1e308, True, "\x00")
+WRONG: Final[tuple[Any, ...]] = (None, [], {}, "", -1, 1e308, True, "\x00")
 """What is put in the place of every field."""
 MORE_AT_ONCE: Final = 4
 
@@ -71,7 +71,7 @@ def long_prompt(salt: str) -> str:
 
 def braces() -> bytes:
     """Return 8 MB of empty objects in a tool's schema."""
-    return raw("tools", f'[{{"type":"function","function":{{"name":"f","parameters":{{"x":[{"{},"* (8 * MIB // 3)}{{}}]}}}}}}]')
+    return raw("tools", f'[{{"type":"function","function":{{"name":"f","parameters":{{"x":[{"{}," * (8 * MIB // 3)}{{}}]}}}}}}]')
 
 
 def surrogates() -> bytes:
@@ -183,7 +183,9 @@ def _continued(dialect: Dialect, asked: dict[str, Any], answer: dict[str, Any]) 
         told = [{"role": "tool", "tool_call_id": call["id"], "content": "dug"} for call in message.get("tool_calls") or ()]
         more: dict[str, Any] = {"messages": [*asked["messages"], message, *told, {"role": "user", "content": "Go on."}]}
     elif dialect is RESPONSES:
-        told = [{"type": "function_call_output", "call_id": item["call_id"], "output": "dug"} for item in answer["output"] if "call_id" in item]
+        told = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": "dug"} for item in answer["output"] if "call_id" in item
+        ]
         first = {"type": "message", "role": "user", "content": asked["input"]}
         more = {"input": [first, *answer["output"], *told, {"type": "message", "role": "user", "content": "Go on."}]}
     elif dialect is ANTHROPIC:
@@ -218,11 +220,26 @@ BODIES: Final = (
     _made(Kind.BODIES, "OpenAI Chat: a prompt beyond the context", overflow),
     *(_made(Kind.BODIES, f"OpenAI Chat: n = {n} at an engine for 1", partial(votes, number=n), review="1.8") for n in (64, 128)),
     *(
-        _made(Kind.BODIES, f"{d.name}: a sampled call nested in {NESTED} levels, sent back", partial(nested_calls, dialect=d), review="1.14")
+        _made(
+            Kind.BODIES, f"{d.name}: a sampled call nested in {NESTED} levels, sent back", partial(nested_calls, dialect=d), review="1.14"
+        )
         for d in DIALECTS
     ),
-    body("%3F in a model's name", text("hi", GOOGLE), dialect=GOOGLE, path="/v1beta/models/a%3Fb:generateContent", refused=EITHER, review="1.14"),
-    body("%2F, %00 and %25 in a model's name", text("hi", GOOGLE), dialect=GOOGLE, path="/v1beta/models/a%2Fb%00%25c:generateContent", refused=EITHER),
+    body(
+        "%3F in a model's name",
+        text("hi", GOOGLE),
+        dialect=GOOGLE,
+        path="/v1beta/models/a%3Fb:generateContent",
+        refused=EITHER,
+        review="1.14",
+    ),
+    body(
+        "%2F, %00 and %25 in a model's name",
+        text("hi", GOOGLE),
+        dialect=GOOGLE,
+        path="/v1beta/models/a%2Fb%00%25c:generateContent",
+        refused=EITHER,
+    ),
     _made(Kind.BODIES, "OpenAI Chat: the only request is refused, and the harness fails", refused_harness, review="1.12"),
     *(every_place(dialect) for dialect in DIALECTS),
     *(
@@ -256,12 +273,23 @@ BODIES: Final = (
         refused=EITHER,
         seconds=40,
     ),
-    body("100,000 fields that nobody knows", lambda: json.dumps({**CHAT.valid, **{f"x{n}": n for n in range(100_000)}}).encode(), refused=EITHER),
+    body(
+        "100,000 fields that nobody knows",
+        lambda: json.dumps({**CHAT.valid, **{f"x{n}": n for n in range(100_000)}}).encode(),
+        refused=EITHER,
+    ),
     body("one text of 31 MB", lambda: text("a" * (31 * MIB)), refused=EITHER, seconds=40),
     body("one text of 31 MB without blanks in another script", lambda: text("\u4e00" * (10 * MIB)), refused=EITHER, seconds=60),
-    body("a million escapes", lambda: b'{"model":"policy","messages":[{"role":"user","content":"' + b"\\u0041" * MIB + b'"}]}', refused=EITHER),
+    body(
+        "a million escapes",
+        lambda: b'{"model":"policy","messages":[{"role":"user","content":"' + b"\\u0041" * MIB + b'"}]}',
+        refused=EITHER,
+    ),
     body("8 MB of numbers", lambda: raw("metadata", "[" + "1e9," * (2 * MIB) + "0]"), refused=EITHER),
-    body("an image of rubbish", fields(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,@@"}}]}])),
+    body(
+        "an image of rubbish",
+        fields(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,@@"}}]}]),
+    ),
     body(
         "an image's address on this machine",
         fields(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]),

@@ -25,7 +25,7 @@ ODD: Final = {
 }
 
 
-def checked(answered: Answered, refused: bool | None, doing: str) -> None:
+def checked(answered: Answered, *, refused: bool | None, doing: str) -> None:
     """Raise Unexpected for a fault of ours, for the wrong of success and refusal, and for a refusal that says nothing."""
     said = f"{doing}: {answered.status} {answered.body[:300]!r}"
     is_refused = answered.status >= BAD_REQUEST
@@ -45,12 +45,14 @@ def endpoint(name: str, method: str, path: str, body: Any = None, *, refused: bo
 
     async def act(site: Site) -> None:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        checked(await site.control(method, path, data), refused, name)
+        checked(await site.control(method, path, data), refused=refused, doing=name)
 
     return Input(kind=kind, name=name, act=act)
 
 
-def submission(name: str, kind: Kind, changes: Mapping[str, Any] | str, *, refused: bool | None = REFUSED, task_id: str | None = None) -> Input:
+def submission(
+    name: str, kind: Kind, changes: Mapping[str, Any] | str, *, refused: bool | None = REFUSED, task_id: str | None = None
+) -> Input:
     """Return the input that submits a recording with other options. `changes` as text: JSON, put into the options as it is.
 
     What is taken in is cancelled, and has to end.
@@ -62,10 +64,10 @@ def submission(name: str, kind: Kind, changes: Mapping[str, Any] | str, *, refus
         written = json.dumps({"task_id": own, "options": options if isinstance(changes, str) else {**options, **changes}})
         data = written[:-2] + f", {changes}}}}}" if isinstance(changes, str) else written
         answered = await site.control("POST", "/tasks", data.encode())
-        checked(answered, refused, name)
+        checked(answered, refused=refused, doing=name)
         if answered.status < BAD_REQUEST:
             site.tasks.append(own)
-            checked(await site.control("DELETE", f"/tasks/{own}"), TAKEN, f"{name}: cancelled")
+            checked(await site.control("DELETE", f"/tasks/{own}"), refused=TAKEN, doing=f"{name}: cancelled")
             await site.ended(own)
 
     return Input(kind=kind, name=f"submitted: {name}", act=act)
@@ -78,22 +80,25 @@ def engine(name: str, url: str, *, refused: bool | None = REFUSED, **fields: Any
         wanted = {"engine_id": "odd", "kind": "scripted", "url": url.format(port=closed_port()), "policy": None, **fields}
         answered = await site.control("POST", "/engines", json.dumps(wanted).encode())
         try:
-            checked(answered, refused, name)
+            checked(answered, refused=refused, doing=name)
         finally:
             if answered.status < BAD_REQUEST:
-                checked(await site.control("DELETE", f"/engines/{wanted['engine_id']}"), TAKEN, f"{name}: leaves")
+                checked(await site.control("DELETE", f"/engines/{wanted['engine_id']}"), refused=TAKEN, doing=f"{name}: leaves")
 
     return Input(kind=Kind.CONTROL, name=f"an engine {name}", act=act)
 
 
 async def repeated(site: Site) -> None:
     """Submit the same task a hundred times, and another under its id."""
-    body = {"task_id": site.name("same"), "options": {"harness": {"name": "x", "sandbox": "none"}, "grader": {"name": "none"}, "purpose": "collect"}}
+    body = {
+        "task_id": site.name("same"),
+        "options": {"harness": {"name": "x", "sandbox": "none"}, "grader": {"name": "none"}, "purpose": "collect"},
+    }
     for _ in range(100):
-        checked(await site.control("POST", "/tasks", json.dumps(body).encode()), TAKEN, "the same again")
+        checked(await site.control("POST", "/tasks", json.dumps(body).encode()), refused=TAKEN, doing="the same again")
     site.tasks.append(str(body["task_id"]))
     body["options"]["samples"] = 2  # type: ignore[index]
-    checked(await site.control("POST", "/tasks", json.dumps(body).encode()), REFUSED, "another under its id")
+    checked(await site.control("POST", "/tasks", json.dumps(body).encode()), refused=REFUSED, doing="another under its id")
     await site.control("DELETE", f"/tasks/{body['task_id']}")
     await site.ended(str(body["task_id"]))
 
@@ -101,15 +106,24 @@ async def repeated(site: Site) -> None:
 async def wrong_tokens(site: Site) -> None:
     """Ask everything without the operator's token."""
     for token in ("", "Bearer", "Bearer x", f"Basic {site.token}", "Bearer \u00fc", f"Bearer {site.token}x"):
-        for method, path in (("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/fleet"), ("GET", "/groups"), ("POST", "/policies/policy/versions")):
+        for method, path in (
+            ("GET", "/tasks"),
+            ("POST", "/tasks"),
+            ("GET", "/fleet"),
+            ("GET", "/groups"),
+            ("POST", "/policies/policy/versions"),
+        ):
             answered = await site.control(method, path, None, {"authorization": token})
-            if answered.status != 401:  # noqa: PLR2004 - HTTP
+            if answered.status != 401:
                 msg = f"{method} {path} with {token[:10]!r}: {answered.status}"
                 raise Unexpected(msg)
 
 
 def _rows(rows: Sequence[tuple[str, str, Any]], *, refused: bool | None = REFUSED, kind: Kind = Kind.CONTROL) -> tuple[Input, ...]:
-    return tuple(endpoint(f"{method} {path[:60]} {str(body)[:60] if body else ''}", method, path, body, refused=refused, kind=kind) for method, path, body in rows)
+    return tuple(
+        endpoint(f"{method} {path[:60]} {str(body)[:60] if body else ''}", method, path, body, refused=refused, kind=kind)
+        for method, path, body in rows
+    )
 
 
 def _made(name: str, act: Callable[[Site], Awaitable[None]]) -> Input:
@@ -179,7 +193,7 @@ CONTROL: Final = (
             ("POST", VERSIONS, {"path": "/nosuch", "version": 7}),
             ("POST", VERSIONS, {"path": "/dev/zero", "version": 7}),
             ("POST", VERSIONS, {"path": "/proc/self/mem", "version": 7}),
-            ("POST", VERSIONS, {"path": "/tmp/a\x00b", "version": 7}),
+            ("POST", VERSIONS, {"path": "/nosuch/a\x00b", "version": 7}),
             ("POST", VERSIONS, b'{"path": "/\\ud800", "version": 7}'),
             ("POST", VERSIONS, {"path": "/" + "n" * 5000, "version": 7}),
             ("POST", VERSIONS, {"path": "/" + "../" * 1000, "version": 7}),
@@ -224,9 +238,14 @@ CONTROL: Final = (
     _made("the same task a hundred times", repeated),
     _made("tokens that open nothing", wrong_tokens),
 )
+SAMPLES: Final[tuple[Any, ...]] = (0, -1, 10**9, 2**70, 1.5, "1", None, True, [])
 SUBMITTED: Final = (
-    *(submission(f"samples = {value}", Kind.NUMBERS, {"samples": value}) for value in (0, -1, 10**9, 2**70, 1.5, "1", None, True, [])),
-    *(submission(f"{name} = {value}", Kind.NUMBERS, {name: value}) for name in ("early_at", "at_least", "max_lag") for value in (-1, 2**70, "x")),
+    *(submission(f"samples = {value}", Kind.NUMBERS, {"samples": value}) for value in SAMPLES),
+    *(
+        submission(f"{name} = {value}", Kind.NUMBERS, {name: value})
+        for name in ("early_at", "at_least", "max_lag")
+        for value in (-1, 2**70, "x")
+    ),
     *(submission(f"early_at = {value}", Kind.NUMBERS, {"early_at": value}) for value in (0, 2)),
     *(
         submission(f"sampling.{field} = {value[:30]}", Kind.NUMBERS, f'"sampling": {{"{field}": {value}}}', refused=refused)
@@ -262,12 +281,22 @@ SUBMITTED: Final = (
     *(submission(f"a policy {what}", Kind.NAMES, {"policy": name}) for what, name in ODD.items()),
     *(submission(f"a harness {what}", Kind.NAMES, {"harness": {"name": name}}) for what, name in ODD.items()),
     *(
-        submission(f"a recorded harness {what}", Kind.NAMES, {"harness": {"name": name, "sandbox": "none", "options": {name: name}}}, refused=EITHER)
+        submission(
+            f"a recorded harness {what}",
+            Kind.NAMES,
+            {"harness": {"name": name, "sandbox": "none", "options": {name: name}}},
+            refused=EITHER,
+        )
         for what, name in ODD.items()
     ),
     *(submission(f"a sandbox {what}", Kind.NAMES, {"harness": {"name": "script", "sandbox": name}}) for what, name in ODD.items()),
     *(submission(f"a model {what}", Kind.NAMES, {"models": {name: {"refuse": name}}}, refused=EITHER) for what, name in ODD.items()),
     *(submission(f"a grader {what}", Kind.NAMES, {"grader": {"name": name}}) for what, name in ODD.items()),
     submission("a lone surrogate as run id", Kind.NAMES, '"run_id": "\\ud800"'),
-    submission("a grader's expression that never ends", Kind.NAMES, {"grader": {"name": "answer", "options": {"expected": "(", "match": "regex"}}}, refused=EITHER),
+    submission(
+        "a grader's expression that never ends",
+        Kind.NAMES,
+        {"grader": {"name": "answer", "options": {"expected": "(", "match": "regex"}}},
+        refused=EITHER,
+    ),
 )

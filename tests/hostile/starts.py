@@ -1,4 +1,4 @@
-"""What an Evener meets when it starts: trees that a harness left behind, and a name of its own that is odd. Each has an Evener of its own."""
+"""What an Evener meets when it starts: trees that a harness left, and an odd name of its own. Each input has an Evener of its own."""
 
 import asyncio
 import tempfile
@@ -44,7 +44,7 @@ async def killed_over(_: Site, behaviour: Sequence[str]) -> None:
         working = asyncio.create_task(own.work(["then_wait", *behaviour], budgets=budgets))
         try:
             async with asyncio.timeout(START_SECONDS):
-                while not any((own.state / "sandboxes").glob("*/*/app/left")):
+                while not any((own.state / "sandboxes").glob("*/*/app/left")):  # noqa: ASYNC110 - a file of other processes
                     await asyncio.sleep(0.05)
         finally:
             working.cancel()
@@ -89,7 +89,14 @@ async def named(_: Site, name: str) -> None:
 
 STARTS: Final = (
     *(
-        Input(kind=Kind.STARTS, name=f"killed over {what}", act=partial(killed_over, behaviour=behaviour), seconds=60, timed=False, review=review)
+        Input(
+            kind=Kind.STARTS,
+            name=f"killed over {what}",
+            act=partial(killed_over, behaviour=behaviour),
+            seconds=60,
+            timed=False,
+            review=review,
+        )
         for what, behaviour, review in (
             ("a tree of directories 1,100 deep", ("deep", "1100"), "1.2"),
             ("a folder that may not be opened", ("locked",), ""),

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Final
 
 from tests.hostile.dialect import CHAT, DIALECTS, GOOGLE, Dialect
-from tests.hostile.wire import BODY, check, head, request
 from tests.hostile.input import Input, Kind, Unexpected
 from tests.hostile.running import SLOWLY, Session, Site
+from tests.hostile.wire import BODY, check, head, request
 
 from evener.proto.spec import Sampling, Streaming
 
@@ -22,7 +22,9 @@ STREAM_PATH: Final = "/v1beta/models/policy:streamGenerateContent?alt=sse"
 def streamed(dialect: Dialect) -> tuple[str, bytes]:
     """Return path and body of a request for a slow stream."""
     asked = dialect.text(SLOWLY)
-    return (STREAM_PATH, json.dumps(asked).encode()) if dialect is GOOGLE else (dialect.path, json.dumps({**asked, "stream": True}).encode())
+    return (
+        (STREAM_PATH, json.dumps(asked).encode()) if dialect is GOOGLE else (dialect.path, json.dumps({**asked, "stream": True}).encode())
+    )
 
 
 async def leaves(site: Site, dialect: Dialect, streaming: Streaming) -> None:

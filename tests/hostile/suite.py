@@ -14,7 +14,7 @@ import aiohttp
 from msgspec import Struct
 from tests.hostile.books import Books, read_books
 from tests.hostile.input import Input, Kind, Unexpected
-from tests.hostile.running import Site, site
+from tests.hostile.running import STOPS, WATCHED, Site, site
 from tests.hostile.starts import removed
 from tests.hostile.stops import BAR_MS, Stop, longest, read_stops
 
@@ -93,7 +93,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return all(one.right for one in self.outcomes) and not self.ending and self.books is not None and not self.books.faults
 
 
-async def run_all(inputs: Sequence[Input], *, program: Sequence[str] | None = None, timed: bool = True) -> Report:
+async def run_all(inputs: Sequence[Input], *, program: Sequence[str] = (WATCHED, STOPS), timed: bool = True) -> Report:
     """Run all of them. `timed`: stops are measured, and judged."""
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="evener-hostile-"))
@@ -101,7 +101,9 @@ async def run_all(inputs: Sequence[Input], *, program: Sequence[str] | None = No
         async with site(folder, program=program) as at:
             await at.start()
             await at.canary(2 * CANARY_SECONDS)
-            baseline = await _baseline(at) if timed else Baseline(idle_ms=0, idle_wall_ms=0, canary_ms=0, canary_wall_ms=0, canary_seconds=0)
+            baseline = (
+                await _baseline(at) if timed else Baseline(idle_ms=0, idle_wall_ms=0, canary_ms=0, canary_wall_ms=0, canary_seconds=0)
+            )
             outcomes = []
             for number, each in enumerate(inputs):
                 outcomes.append(await _judged(at, each, after=each.kind not in CHEAP or number % CHEAP_CANARIES == 0, timed=timed))
@@ -158,7 +160,8 @@ def _own(stop: Stop | None) -> float:
 
 async def _judged(at: Site, each: Input, *, after: bool, timed: bool) -> Outcome:
     """Do it, again where it stopped the loop for too long, and return what came of it."""
-    outcome, stops = await _once(at, each, after=after), ()
+    stops: tuple[float, ...] = ()
+    outcome = await _once(at, each, after=after)
     while timed and each.timed:
         stops = (*stops, *outcome.stops_ms)
         if outcome.died or outcome.hung or outcome.fault or len(stops) == TRIES or not BAR_MS < outcome.stop_ms < HOPELESS_MS:
@@ -230,22 +233,21 @@ async def _acted(at: Site, each: Input, faults: list[str]) -> bool:
 
 async def _lives_on(at: Site, faults: list[str], *, beside: "asyncio.Task[None] | None", after: bool) -> bool:
     """Wait until it is healthy and ordinary sessions end as they should; note what was not right, and return whether they ended."""
+    ended = True
     try:
         async with asyncio.timeout(RECOVERY_SECONDS):
-            if at.up.ended is None:
-                await at.healthy(RECOVERY_SECONDS)
+            await at.healthy(RECOVERY_SECONDS)
+            if after:
+                await at.canary(CANARY_SECONDS)
             if beside is not None:
                 await beside
-            if after and at.up.ended is None:
-                await at.canary(CANARY_SECONDS)
     except (Unexpected, TimeoutError, ClientError, aiohttp.ClientError, OSError) as cause:
         faults.append(f"afterwards: {_said(cause)}")
-        return "had not ended" not in str(cause) and not isinstance(cause, TimeoutError)
-    finally:
-        if beside is not None and not beside.done():
-            beside.cancel()
-            await asyncio.wait([beside])
-    return True
+        ended = at.up.ended is not None or not ("had not ended" in str(cause) or isinstance(cause, TimeoutError))
+    if beside is not None:
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
+    return ended
 
 
 def _said(error: BaseException) -> str:

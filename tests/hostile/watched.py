@@ -78,12 +78,12 @@ class Watch:
 
 
 def _places(frame: FrameType | None) -> Iterator[str]:
-    """Yield the innermost functions of Evener, or of whatever runs where none is of Evener."""
+    """Yield the innermost function, and the innermost ones of Evener around it."""
     stack = []
     while frame is not None:
         stack.append(frame.f_code)
         frame = frame.f_back
-    ours = [code for code in stack if "/evener/" in code.co_filename] or stack
+    ours = stack[:1] + [code for code in stack[1:] if "/evener/" in code.co_filename]
     yield from (f"{Path(code.co_filename).parent.name}/{Path(code.co_filename).name}:{code.co_qualname}" for code in ours[:FRAMES])
 
 

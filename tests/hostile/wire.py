@@ -162,7 +162,7 @@ async def forged(site: Site) -> None:
         for name, value in (("x-evener-capability", "forged.forged"), ("x-evener-capability", ""), ("x-evener-capability", "." * 5000)):
             straight = {name: value, "x-evener-request-id": "r" + "0" * 26}
             answered = await site.control("POST", f"/serve{CHAT.path}", BODY, straight)
-            if answered.status != 401:  # noqa: PLR2004 - HTTP
+            if answered.status != 401:
                 msg = f"a forged capability: {answered.status} {answered.body[:200]!r}"
                 raise Unexpected(msg)
         CHAT.check(await other.post(CHAT.path, BODY), refused=False)
@@ -180,48 +180,46 @@ def _made(name: str, act: Callable[[Site], Awaitable[None]], **given: Any) -> In
     return Input(kind=Kind.HTTP, name=name, act=act, **given)
 
 
+DRIPS: Final[Sequence[Piece]] = (b"x" * 1000, 0.02) * 50
+PIECES: Final[tuple[tuple[str, Sequence[Piece]], ...]] = (
+    ("a body that is shorter than it says", [request(length=len(BODY) + 10)]),
+    ("a body that is longer than it says", [request(length=len(BODY) - 10)]),
+    ("a negative length", [request(length=-1)]),
+    ("a length of 5000 digits", [request(length="9" * 5000)]),
+    ("a length in another script", [request(length="\u0661\u0660")]),
+    ("two lengths", [request("content-length: 5\r\n")]),
+    ("a length and chunks", [request("transfer-encoding: chunked\r\n")]),
+    ("chunks of rubbish", [request("transfer-encoding: chunked\r\n", b"zz\r\nhi\r\n", length="")]),
+    ("a chunk of 2^64 bytes", [request("transfer-encoding: chunked\r\n", b"FFFFFFFFFFFFFFFF\r\nhi", length="")]),
+    ("chunks of one byte", [request("transfer-encoding: chunked\r\n", b"1\r\n{\r\n" * 20_000 + b"0\r\n\r\n", length="")]),
+    ("100 requests at once on one connection", [request() * 100]),
+    ("10,000 headers", [request("".join(f"x-{n}: {n}\r\n" for n in range(10_000)))]),
+    ("a header of 1 MB", [request(f"x: {'x' * MIB}\r\n")]),
+    ("a header that never ends", (b"@HEAD@x: ", *DRIPS)),
+    ("headers of control characters", [request("x: a\x01\x00b\r\ncontent-type: x/\x01\r\n")]),
+    ("headers that are no UTF-8", [b"@HEAD@x: \xff\xfe\r\ncontent-length: 0\r\n\r\n"]),
+    ("a header without a name", [request(": x\r\n")]),
+    ("a folded header", [request("x: a\r\n b\r\n")]),
+    ("a line of 1 MB as address", [b"POST /" + b"a" * MIB + b" HTTP/1.1\r\nhost: x\r\n\r\n"]),
+    ("an address of control characters", [b"POST /v1/\x01\xff HTTP/1.1\r\nhost: x\r\n\r\n"]),
+    ("an address above the root", [b"GET /../../../etc/passwd HTTP/1.1\r\nhost: x\r\n\r\n"]),
+    ("an absolute address elsewhere", [b"GET http://127.0.0.1:9/ HTTP/1.1\r\nhost: x\r\n\r\n"]),
+    ("CONNECT", [b"CONNECT 127.0.0.1:9 HTTP/1.1\r\nhost: x\r\n\r\n"]),
+    ("a method of its own", [b"BREW /tasks HTTP/1.1\r\nhost: x\r\n\r\n"]),
+    ("no host", [b"GET / HTTP/1.1\r\n\r\n"]),
+    ("HTTP/0.9", [b"GET /\r\n"]),
+    ("HTTP/9.9", [b"GET / HTTP/9.9\r\nhost: x\r\n\r\n"]),
+    ("the preface of HTTP/2", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(100)]),
+    ("TLS", [bytes.fromhex("16030100a5010000a10303") + bytes(200)]),
+    ("a megabyte of zeros", [bytes(MIB)]),
+    ("nothing", [0.2]),
+    ("a websocket", [b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"]),
+    ("Expect: 100-continue, and no body", [request("expect: 100-continue\r\n", b"", length=10), 0.5]),
+    ("Expect of rubbish", [request("expect: the worst\r\n")]),
+    ("40 MB", [request(body=b'{"x": "' + b"a" * (40 * MIB) + b'"}')]),
+)
 WIRE: Final = (
-    *(
-        made
-        for name, pieces in (
-            ("a body that is shorter than it says", [request(length=len(BODY) + 10)]),
-            ("a body that is longer than it says", [request(length=len(BODY) - 10)]),
-            ("a negative length", [request(length=-1)]),
-            ("a length of 5000 digits", [request(length="9" * 5000)]),
-            ("a length in another script", [request(length="\u0661\u0660")]),
-            ("two lengths", [request("content-length: 5\r\n")]),
-            ("a length and chunks", [request("transfer-encoding: chunked\r\n")]),
-            ("chunks of rubbish", [request("transfer-encoding: chunked\r\n", b"zz\r\nhi\r\n", length="")]),
-            ("a chunk of 2^64 bytes", [request("transfer-encoding: chunked\r\n", b"FFFFFFFFFFFFFFFF\r\nhi", length="")]),
-            ("chunks of one byte", [request("transfer-encoding: chunked\r\n", b"1\r\n{\r\n" * 20_000 + b"0\r\n\r\n", length="")]),
-            ("100 requests at once on one connection", [request() * 100]),
-            ("10,000 headers", [request("".join(f"x-{n}: {n}\r\n" for n in range(10_000)))]),
-            ("a header of 1 MB", [request(f"x: {'x' * MIB}\r\n")]),
-            ("a header that never ends", [b"@HEAD@x: ", *([b"x" * 1000, 0.02] * 50)]),
-            ("headers of control characters", [request("x: a\x01\x00b\r\ncontent-type: x/\x01\r\n")]),
-            ("headers that are no UTF-8", [b"@HEAD@x: \xff\xfe\r\ncontent-length: 0\r\n\r\n"]),
-            ("a header without a name", [request(": x\r\n")]),
-            ("a folded header", [request("x: a\r\n b\r\n")]),
-            ("a line of 1 MB as address", [b"POST /" + b"a" * MIB + b" HTTP/1.1\r\nhost: x\r\n\r\n"]),
-            ("an address of control characters", [b"POST /v1/\x01\xff HTTP/1.1\r\nhost: x\r\n\r\n"]),
-            ("an address above the root", [b"GET /../../../etc/passwd HTTP/1.1\r\nhost: x\r\n\r\n"]),
-            ("an absolute address elsewhere", [b"GET http://127.0.0.1:9/ HTTP/1.1\r\nhost: x\r\n\r\n"]),
-            ("CONNECT", [b"CONNECT 127.0.0.1:9 HTTP/1.1\r\nhost: x\r\n\r\n"]),
-            ("a method of its own", [b"BREW /tasks HTTP/1.1\r\nhost: x\r\n\r\n"]),
-            ("no host", [b"GET / HTTP/1.1\r\n\r\n"]),
-            ("HTTP/0.9", [b"GET /\r\n"]),
-            ("HTTP/9.9", [b"GET / HTTP/9.9\r\nhost: x\r\n\r\n"]),
-            ("the preface of HTTP/2", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(100)]),
-            ("TLS", [bytes.fromhex("16030100a5010000a10303") + bytes(200)]),
-            ("a megabyte of zeros", [bytes(MIB)]),
-            ("nothing", [0.2]),
-            ("a websocket", [b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"]),
-            ("Expect: 100-continue, and no body", [request("expect: 100-continue\r\n", b"", length=10), 0.5]),
-            ("Expect of rubbish", [request("expect: the worst\r\n")]),
-            ("40 MB", [request(body=b'{"x": "' + b"a" * (40 * MIB) + b'"}')]),
-        )
-        for made in wire(name, pieces)
-    ),
+    *(made for name, pieces in PIECES for made in wire(name, pieces)),
     _made("relay: 500 idle connections", partial(idle_connections, address=lambda _, session: session.address)),
     _made("control: 500 idle connections", partial(idle_connections, address=lambda site, _: _address(site))),
     _made("relay: twenty bodies, a byte a time", slow_bodies),

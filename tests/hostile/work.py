@@ -110,7 +110,7 @@ HARNESS: Final = (
     work(Kind.HARNESS, "exits with 255", "exit_code", "255", ends=FAILED),
     work(Kind.HARNESS, "exits while 20 calls are open", "open_calls", "20"),
     work(Kind.HARNESS, "is a program that is not there", argv=["/no/such/program"], ends=(End.NO_START,), reward=None),
-    work(Kind.HARNESS, "is a folder", argv=["/tmp"], ends=(End.NO_START, *FAILED), reward=None),
+    work(Kind.HARNESS, "is a folder", argv=["/"], ends=(End.NO_START, *FAILED), reward=None),
     work(Kind.HARNESS, "has an empty name", argv=["", "x"], ends=(End.NO_START,), reward=None),
     work(Kind.HARNESS, "has NUL in its arguments", argv=["true", "a\x00b"], ends=(End.NO_START, *DONE), reward=...),
     work(Kind.HARNESS, "has NUL in its name", argv=["tr\x00ue"], ends=(End.NO_START,), reward=None),
@@ -188,5 +188,9 @@ REWARDS: Final = (
     reward("JSON of nested objects", _json('{"reward": {"a": 1}}'), None),
     reward("JSON of nothing", _json("{}"), None),
     reward("JSON of 100,000 levels", "head -c 100000 /dev/zero | tr '\\\\0' '[' > /logs/verifier/reward.json\n", None),
-    reward("JSON of ten thousand rewards", 'seq 10000 | sed \'s/.*/"r&": 1,/\' | (echo "{"; cat; echo "\\"reward\\": 1}") > /logs/verifier/reward.json\n', 1.0),
+    reward(
+        "JSON of ten thousand rewards",
+        'seq 10000 | sed \'s/.*/"r&": 1,/\' | (echo "{"; cat; echo "\\"reward\\": 1}") > /logs/verifier/reward.json\n',
+        1.0,
+    ),
 )
