@@ -129,14 +129,14 @@ ARCHIVES: Final = (
     archive("task.toml: a list as table", lambda: manifest("task = [1]")),
     *(
         archive(
-            f"task.toml: a time limit of {value}",
+            f"task.toml: a time limit of {value[:20]}",
             partial(manifest, f"{GOOD['task.toml'].decode()}[agent]\ntimeout_sec = {value}\n"),
         )
         for value in ("nan", "-1", "0", '"soon"', "true")
     ),
     *(
         archive(
-            f"task.toml: a time limit of {value}",
+            f"task.toml: a time limit of {value[:20]}",
             partial(manifest, f"{GOOD['task.toml'].decode()}[verifier]\ntimeout_sec = {value}\n[agent]\ntimeout_sec = {value}\n"),
             refused=None,
         )

@@ -148,7 +148,7 @@ class ProblemAnswer(Struct, frozen=True, kw_only=True):
 class Publish(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """POST /policies/{name}/versions of the trainer-bridge."""
 
-    path: Annotated[str, Meta(pattern="^/")]
+    path: Annotated[str, Meta(pattern="^/[^\\x00]*$")]
     """Folder of the weights, as bridge and engines see it; its own for each version."""
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     """0 is what engines were started with."""

@@ -1,6 +1,8 @@
 """POST /replay/{topic}/{partition}/{offset}: append the record that stands there once more, for whoever gave it up."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -12,12 +14,18 @@ from evener.proto.topics import TOPICS, Topic
 from evener.service.auth import Secrets, operator_route
 from evener.service.http import error_response, json_response
 
+NUMBER: Final = re.compile(r"[0-9]{1,18}")
+
 
 def replay_routes(bus: Bus, secrets: Secrets) -> Sequence[BaseRoute]:
     """Return the route; it answers with the position of the new record."""
 
     async def replay(request: Request) -> Response:
-        topic, partition, offset = (request.path_params[name] for name in ("topic", "partition", "offset"))
+        topic = request.path_params["topic"]
+        given = tuple(request.path_params[name] for name in ("partition", "offset"))
+        if not all(map(NUMBER.fullmatch, given)):
+            return error_response(404, "partitions and offsets are whole numbers of at most 18 digits")
+        partition, offset = map(int, given)
         if topic not in TOPICS or not 0 <= partition < bus.partitions_of(Topic(topic)):
             return error_response(404, f"there is no partition {partition} of topic {topic!r}")
         async for record in bus.read(topic, partition, offset):
@@ -28,4 +36,4 @@ def replay_routes(bus: Bus, secrets: Secrets) -> Sequence[BaseRoute]:
             return json_response(msgspec.structs.asdict(position))
         return error_response(404, f"there is no record at {topic}/{partition}@{offset} any more")
 
-    return (Route("/replay/{topic}/{partition:int}/{offset:int}", operator_route(secrets, replay), methods=["POST"]),)
+    return (Route("/replay/{topic}/{partition}/{offset}", operator_route(secrets, replay), methods=["POST"]),)

@@ -1,7 +1,7 @@
 """A task directory as one checked value."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from msgspec import Struct
@@ -123,7 +123,7 @@ def _load(path: Path) -> Task:
         instruction=_instruction(path / INSTRUCTION),
         environment=environment if environment.is_dir() else None,
         tests=tests,
-        workdir=read.environment.workdir,
+        workdir=_workdir(read.environment.workdir),
         env=read.environment.env,
         agent_seconds=read.agent.timeout_sec,
         verifier_seconds=read.verifier.timeout_sec,
@@ -131,6 +131,14 @@ def _load(path: Path) -> Task:
         grader=_grader(read, tests),
         needs=(*_needs_of_files(path), *manifest.needs(read)),
     )
+
+
+def _workdir(wanted: str | None) -> str | None:
+    """Return where the agent works. Raises TaskError for a place that would lie outside of its sandbox."""
+    if wanted is not None and (not wanted.startswith("/") or "\0" in wanted or ".." in PurePosixPath(wanted).parts):
+        msg = f"task.toml: workdir is {wanted!r}, not an absolute path without '..'"
+        raise TaskError(msg)
+    return wanted
 
 
 def _is_task(path: Path) -> bool:

@@ -13,6 +13,10 @@ from evener.tasks.errors import TaskError
 
 Seconds = Annotated[float, Meta(gt=0)]
 
+MOST_BYTES: Final = 256 * 1024
+MOST_DOTS: Final = 1000
+"""In a line: what a parser takes for a dotted key grows with the square of its parts."""
+
 MATCHES: Final = ("exact", "contains", "regex", "number")
 """How the `answer` grader compares the last message with what is expected."""
 
@@ -89,11 +93,26 @@ _manifests: Final = Converter(Manifest)
 
 def parse(text: str) -> Manifest:
     """Return the manifest in `text`. Raises TaskError with the line of a syntax error, or the key of a wrong value."""
+    _check_size(text)
     try:
         return _manifests.convert(tomllib.loads(text))
+    except RecursionError as cause:
+        msg = "task.toml: its values are nested too deeply"
+        raise TaskError(msg) from cause
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as cause:
         msg = f"task.toml: {cause}"
         raise TaskError(msg) from cause
+
+
+def _check_size(text: str) -> None:
+    """Refuse what a parser would be busy with for minutes."""
+    if len(text) > MOST_BYTES:
+        msg = f"task.toml is larger than {MOST_BYTES // 1024} KiB"
+        raise TaskError(msg)
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MOST_DOTS:
+            msg = f"task.toml: line {number} has more than {MOST_DOTS} dots"
+            raise TaskError(msg)
 
 
 def own_grader(table: OwnGrader) -> GraderSpec:

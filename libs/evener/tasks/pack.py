@@ -50,7 +50,7 @@ def unpack(data: bytes, into: Path) -> None:
                     _write(tar, member, into)
         # Links last: no file is ever written through one.
         _link({into / member.name: member.linkname for member in members if member.issym()}, into)
-    except (tarfile.TarError, OSError) as cause:
+    except (tarfile.TarError, OSError, ValueError) as cause:  # ValueError: numbers in headers that are none
         msg = f"packed task of {len(data)} bytes: {cause}"
         raise TaskError(msg) from cause
 

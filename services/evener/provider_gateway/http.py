@@ -161,7 +161,7 @@ class Endpoints:
         policy = self._policies.get(asked.policy)
         if policy is None:
             return _refused(404, f"policy {asked.policy!r} is not known here; known: {', '.join(self._policies)}")
-        return JSONResponse({"pieces": [base64.b64encode(piece).decode() for piece in policy.renderer.pieces(asked.ids)]})
+        return JSONResponse({"pieces": await asyncio.to_thread(_spelled, policy, asked.ids)})
 
     async def _asked(self, request: Request, dialect: Dialect, path: str, quirks: Quirks) -> Asked:
         """Read a request. Raises RequestError, and ClientDisconnect where its relay is gone."""
@@ -226,6 +226,11 @@ def _read(dialect: Dialect, path: str, body: bytes) -> tuple[CanonicalRequest, s
 async def _body(request: Request) -> bytes:
     """Return the body; the request, which lives as long as its answer, does not keep it."""
     return b"".join([part async for part in request.stream()])
+
+
+def _spelled(policy: Policy, ids: tuple[int, ...]) -> list[str]:
+    """Return the bytes of ids, base64. For a thread: a long row has many."""
+    return [base64.b64encode(piece).decode() for piece in policy.renderer.pieces(ids)]
 
 
 async def _gone(receive: Receive) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
@@ -35,6 +36,8 @@ MAX_BLOB_BYTES: Final = 2 * MAX_BYTES
 """A packed task: its files, and what tar adds."""
 MAX_BODY_BYTES: Final = 256 * 1024
 """Of a submission."""
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+NUMBER: Final = re.compile(r"[0-9]{1,18}")
 RETRY: Final = {"retry-after": "2"}
 
 _submissions: Final = Converter(Submission)
@@ -69,7 +72,7 @@ class Endpoints:
 
     async def put_blob(self, request: Request) -> Response:
         """Store the body under its digest."""
-        digest = request.path_params["digest"]
+        digest = _digest(request)
         data = await _body(request, MAX_BLOB_BYTES)
         if hashlib.sha256(data).hexdigest() != digest:
             msg = "the digest in the path is not the SHA-256 of the body"
@@ -78,7 +81,7 @@ class Endpoints:
 
     async def get_blob(self, request: Request) -> Response:
         """Answer the object; `?size=` is its length in bytes, which readers verify."""
-        ref = BlobRef(digest=request.path_params["digest"], size=_number(request, "size"))
+        ref = BlobRef(digest=_digest(request), size=_number(request, "size"))
         if not await self._blobs.has(ref):
             return error_response(404, f"no object {ref.digest}", "digest")
         return Response(await self._blobs.get(ref), media_type="application/octet-stream")
@@ -257,11 +260,20 @@ async def _body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
+def _digest(request: Request) -> str:
+    """Return the digest in the path: what is none would lead elsewhere in the store."""
+    digest: str = request.path_params["digest"]
+    if not DIGEST.fullmatch(digest):
+        msg = "a digest is a SHA-256: 64 hexadecimal digits in lower case"
+        raise Refused(msg, "digest")
+    return digest
+
+
 def _number(request: Request, name: str, default: int | None = None) -> int:
     given = request.query_params.get(name)
     if given is None and default is not None:
         return default
-    if given is None or not given.isdecimal():
-        msg = f"the query parameter {name} is a whole number"
+    if given is None or not NUMBER.fullmatch(given):
+        msg = f"the query parameter {name} is a whole number of at most 18 digits"
         raise Refused(msg, name)
     return int(given)

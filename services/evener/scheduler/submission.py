@@ -26,6 +26,7 @@ from evener.tasks.pack import unpack
 SANDBOXES: Final = ("local", "none")
 """Backends that there are; `none`: somebody else runs the harness."""
 
+MOST_NUMBER: Final = 2**63
 _FIELD: Final = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 
@@ -44,17 +45,27 @@ def parse(body: bytes, wanted: Converter[BodyT]) -> BodyT:
     """Return the request in a JSON body, every key of it known. Raises Refused."""
     try:
         raw = msgspec.json.decode(body)
+        _check_numbers(raw)
         value = wanted.convert(raw)
     except msgspec.ValidationError as cause:
         what, field = _place(str(cause))
         raise Refused(what, field) from cause
-    except msgspec.DecodeError as cause:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         msg = f"the body is no JSON: {cause}"
         raise Refused(msg) from cause
     if unknown := unknown_field(raw, value):
         msg = f"unknown field {unknown}"
         raise Refused(msg, unknown)
     return value
+
+
+def _check_numbers(raw: Any, path: str = "") -> None:
+    """Refuse whole numbers that no record can hold."""
+    if isinstance(raw, int) and not -MOST_NUMBER <= raw < MOST_NUMBER:
+        _refuse("whole numbers have at most 64 bits, the sign among them", path)
+    parts = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
+    for name, part in parts:
+        _check_numbers(part, f"{path}.{name}".lstrip("."))
 
 
 def unknown_field(raw: Any, value: object, path: str = "") -> str | None:

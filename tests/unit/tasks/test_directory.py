@@ -106,6 +106,12 @@ def test_own_grader_wins_over_the_script(tmp_path: Path) -> None:
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "number"'}, "expected is no number"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\ngrader = "judge"'}, "not 'answer' or 'none'"),
         ({"instruction": "Go.", "manifest": '[[steps]]\nname = "one"', "test": ""}, "several steps"),
+        ({"instruction": "Go.", "manifest": f"a = {'[' * 5000}{']' * 5000}", "test": ""}, "nested too deeply"),
+        ({"instruction": "Go.", "manifest": f"a{'.a' * 5000} = 1", "test": ""}, "line 1 has more than 1000 dots"),
+        ({"instruction": "Go.", "manifest": "#" * 300_000, "test": ""}, "larger than 256 KiB"),
+        ({"instruction": "Go.", "manifest": '[environment]\nworkdir = "app"', "test": ""}, "workdir is 'app'"),
+        ({"instruction": "Go.", "manifest": '[environment]\nworkdir = "/app/../../x"', "test": ""}, "an absolute path without '..'"),
+        ({"instruction": "Go.", "manifest": '[environment]\nworkdir = "/a\\u0000"', "test": ""}, "an absolute path without '..'"),
     ],
 )
 def test_fault_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:

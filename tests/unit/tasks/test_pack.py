@@ -97,6 +97,15 @@ def test_archive_deeper_than_the_stack_is_refused(tmp_path: Path) -> None:
         unpack(archive(member("d/" * 1_100 + "file")), tmp_path)
 
 
+def test_sparse_member_is_refused_unread(tmp_path: Path) -> None:
+    """It may say that it is a terabyte, and its map may be rubbish."""
+    hole = tarfile.TarInfo("hole")
+    hole.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "hole", "GNU.sparse.realsize": str(1 << 40)}
+
+    with pytest.raises(TaskError, match="packed task of"):
+        unpack(archive(hole), tmp_path)
+
+
 def test_bytes_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="packed task of 7 bytes"):
         unpack(b"rubbish", tmp_path)
