@@ -5,6 +5,7 @@ import pytest
 
 from evener.client.views import Submission
 from evener.proto.fleet import Heartbeat
+from evener.proto.prepared import Converter
 from evener.proto.spec import GraderSpec, HarnessSpec, Target
 from evener.proto.tasks import TaskOptions
 from evener.scheduler.submission import Refused, check_policies, parse
@@ -35,6 +36,9 @@ def test_policy_is_taken_on_trust_while_no_gateway_lives() -> None:
     check_policies(options("a", judge=Target(frozen="engine")), [gateway("a")])
 
 
+SUBMISSIONS = Converter(Submission)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("max_lag", 2**63), ("sampling.seed", 2**70), ("sampling.seed", -(2**63) - 1), ("budgets.tokens", 10**4000)],
@@ -45,7 +49,7 @@ def test_number_that_no_record_can_hold_is_refused_by_its_field(field: str, valu
     given = {"harness": {"name": "script"}, "grader": {"name": "none"}, name: {part: 0} if part else 0}
     body = msgspec.json.encode({"options": given}).replace(f'"{part or name}":0'.encode(), f'"{part or name}":{value}'.encode())
     with pytest.raises(Refused, match="64 bits") as refused:
-        parse(body, Submission)
+        parse(body, SUBMISSIONS)
 
     assert refused.value.field == f"options.{field}"
 
@@ -54,4 +58,4 @@ def test_number_that_no_record_can_hold_is_refused_by_its_field(field: str, valu
 def test_body_that_no_parser_reads_is_refused(body: bytes) -> None:
     """Bytes that are no UTF-8, and levels without end."""
     with pytest.raises(Refused, match="the body is no JSON"):
-        parse(body, Submission)
+        parse(body, SUBMISSIONS)
