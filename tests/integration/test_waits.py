@@ -182,10 +182,11 @@ async def ask(session: Served, text: str = "hi", **fields: Any) -> tuple[int, st
 async def test_harness_of_a_call_that_is_not_admitted_hears_503_and_its_attempt_is_run_again(tmp_path: Path) -> None:
     """No prompt is recorded: that the last request had no answer for our reasons stands in HarnessExited."""
     async with crowded(tmp_path, admission_seconds=0.5) as (session, other):
+        spent, began = session.clock.seconds(), time.monotonic()
         status, retry_after, body = await ask(session)
         assert (status, retry_after, body["error"]["type"]) == (503, "5", "overloaded_error")
         assert session.report.unanswered is CallFailure.OVERLOADED
-        assert session.clock.seconds() < 0.5
+        assert session.clock.seconds() - spent < time.monotonic() - began - 0.4  # what the machine takes besides is the agent's
         assert (await other).status == 200
         await session.hand.exit("s1", code=1, unanswered=session.report.unanswered)
         assert (await session.hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
@@ -210,8 +211,9 @@ async def test_wait_for_an_engine_is_not_the_agents_time(tmp_path: Path) -> None
     async with crowded(tmp_path, admission_seconds=5.0) as (session, other):
         spent, began = session.clock.seconds(), time.monotonic()
         assert (await ask(session))[0] == 200
-        assert time.monotonic() - began > 0.5
-        assert session.clock.seconds() - spent < 0.3
+        took = time.monotonic() - began
+        assert took > 0.5
+        assert session.clock.seconds() - spent < took - 0.3
         assert (await other).status == 200
 
 
