@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,8 +24,10 @@ from evener.proto.relay import CAPABILITY, LEFT_PATH, Admitted, Answer
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling
 from evener.proto.topics import Topic
+from evener.provider_gateway import owner
 from evener.provider_gateway.asked import OVERLOADED_STATUS
 from evener.templates.gguf import load_tokenizer, package_file
+from evener.tokens.rows import Cut, cut
 from evener.tokens.session import Session
 from evener.tokens.trajectory import build
 
@@ -386,3 +389,26 @@ async def test_name_of_a_model_in_the_path_is_what_was_sent(hand: Hand, name: st
     assert frames[-1].status == 200, frames[-1].body
     opened = await hand.until("s1", CallOpened)
     assert opened.model == unquote(name)
+
+
+async def test_other_sessions_go_on_while_the_rows_of_one_are_cut(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of many long roots took the loop a tenth of a second, and more."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def unhurried(session: Session, end: End) -> Cut:
+        began.set()
+        assert go_on.wait(20), "the loop waits for the rows"
+        return cut(session, end)
+
+    monkeypatch.setattr(owner, "cut", unhurried)
+    capability, other = await hand.start("s1"), await hand.start("s2")
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    await hand.exit("s1")
+    async with asyncio.timeout(10):
+        while not began.is_set():  # noqa: ASYNC110 (a thread tells)
+            await asyncio.sleep(0.01)
+    await hand.say(other, [{"role": "user", "content": "hi"}])
+    go_on.set()
+
+    seal = await hand.until("s1", SessionSealed)
+    assert seal.rows_digest == (await rebuilt(hand, "s1")).rows_digest
