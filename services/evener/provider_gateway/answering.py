@@ -4,11 +4,13 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing
 
+from evener.proto.arrays import inline
 from evener.proto.relay import Admitted, Answer, AnyFrame, Waiting
 from evener.proto.sessions import CallDelivered, CallOpened
 from evener.provider_gateway.asked import OVERLOADED_STATUS, RETRY_AFTER, Asked, answer_of, delta_of, refuse
 from evener.provider_gateway.live import Done, Flight, Live, Lost, Piece, Refused
 from evener.provider_gateway.owner import Owner
+from evener.provider_gateway.threads import PLACING, SHORT_BYTES
 from evener.tokens.forest import Call
 
 
@@ -26,7 +28,7 @@ async def flight_frames(owner: Owner, live: Live, flight: Flight, asked: Asked) 
                 case Piece() if asked.request.stream:
                     yield delta_of(asked, prompt_tokens, flight, step)
                 case Done() if await _deliver(owner, live, step.opened, asked, left=flight.left):
-                    yield answer_of(asked, step, recorded=False)
+                    yield await _answer(asked, step, recorded=False)
                 case Refused():
                     yield refuse(asked, step.error, admitted=admitted)
                 case Lost():
@@ -44,7 +46,14 @@ async def recorded_frames(owner: Owner, live: Live, call: Call, asked: Asked) ->
     """Yield the frames of a call that was answered before."""
     if call.closed is not None and await _deliver(owner, live, call.opened, asked):
         yield Admitted(prompt_tokens=call.opened.prompt_tokens)
-        yield answer_of(asked, Done(opened=call.opened, closed=call.closed), recorded=True)
+        yield await _answer(asked, Done(opened=call.opened, closed=call.closed), recorded=True)
+
+
+async def _answer(asked: Asked, done: Done, *, recorded: bool) -> Answer:
+    """Return the answer as bytes of its dialect: many or long ones are made in a thread."""
+    if sum(len(inline(choice.message)) for choice in done.closed.choices) > SHORT_BYTES:
+        return await PLACING.run(answer_of, asked, done, recorded=recorded)
+    return answer_of(asked, done, recorded=recorded)
 
 
 async def _deliver(owner: Owner, live: Live, opened: CallOpened, asked: Asked, *, left: Collection[str] = ()) -> bool:

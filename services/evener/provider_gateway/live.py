@@ -14,11 +14,13 @@ from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered
 from evener.proto.spec import Quirks
 from evener.provider_gateway.spending import Spending
-from evener.provider_gateway.threads import PLACING, SHORT_BYTES
+from evener.provider_gateway.threads import PLACING
 from evener.tokens.history import History
 from evener.tokens.session import Session
 
 CALL_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered)
+SHORT_MESSAGES_BYTES: Final = 256 << 10
+"""So much of a call's messages takes two or three milliseconds to index: its commit waits for no thread."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
@@ -209,7 +211,7 @@ class Live:
         for event, offset in events:
             self.session.apply(event, offset=offset, record_at=now)
         called = [event.call_id for event, _ in events if isinstance(event, CALL_EVENTS)]
-        if any(isinstance(event, CallOpened) and len(inline(event.messages)) > SHORT_BYTES for event, _ in events):
+        if any(isinstance(event, CallOpened) and len(inline(event.messages)) > SHORT_MESSAGES_BYTES for event, _ in events):
             await PLACING.run(self._index, called)
         else:
             self._index(called)

@@ -10,8 +10,7 @@ from evener.proto.arrays import inline
 from evener.proto.codec import decode
 from evener.proto.relay import Admitted, Waiting
 from evener.proto.spec import PolicyOptions, Quirks
-from evener.provider_gateway.live import LOST, Flight, Happening, Live, Piece, Refused, Step
-from evener.provider_gateway.threads import SHORT_BYTES
+from evener.provider_gateway.live import LOST, SHORT_MESSAGES_BYTES, Flight, Happening, Live, Piece, Refused, Step
 from evener.tokens.place import place
 
 LONG = "word " * 200
@@ -70,7 +69,7 @@ def test_texts_read_at_a_take_over_are_not_kept_after_the_first_call() -> None:
 async def test_long_messages_are_taken_in_by_a_thread() -> None:
     """They are decoded and hashed again: the loop goes on meanwhile."""
     played = Played(turns=1)
-    played.talk[0] = user("word " * SHORT_BYTES)
+    played.talk[0] = user("words " * (SHORT_MESSAGES_BYTES // 5))
     played.world.ask(played.talk[:1], "b")
     folding = asyncio.create_task(played.fold())
     await asyncio.sleep(0)
