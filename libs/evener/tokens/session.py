@@ -85,6 +85,11 @@ class Session:
         """Return the calls without an end, in the order of the log."""
         return [call for call in self.forest.in_order() if not call.ended]
 
+    def has_ended(self, call_id: str) -> bool:
+        """Return whether a call is known, and has its end."""
+        call = self.forest.calls.get(call_id)
+        return call is not None and call.ended
+
     def sampled_tokens(self) -> int:
         """Return the tokens sampled in all calls of all attempts."""
         return sum(self._strays.values()) + sum(call.sampled_tokens for call in self.forest.calls.values())

@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from evener.dialects.canonical import NOTHING, RequestError, Streamed
 from evener.proto.arrays import inline
-from evener.proto.codec import AnyEvent
 from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered
 from evener.proto.spec import Quirks
@@ -173,7 +172,7 @@ class Live:
         """By request id: tries that an engine failed."""
         self.unwritten_since: dict[str, float] = {}
         """By request id: when the log did not take an answer to it for the first time, by the loop's clock."""
-        self.owed: list[AnyEvent] = []
+        self.owed: list[CallOpened | CallFailed] = []
         """Tries that failed while the log took nothing: their openings and failures, to be committed before anything else."""
         self.placed = 0
         """Calls placed since the take-over, for seeds that differ."""

@@ -163,8 +163,7 @@ class OpenCall:
         await to_its_end(self._abort())
 
     async def _abort(self) -> None:
-        known = self.live.session.forest.calls.get(self.opened.call_id)
-        if (known is not None and known.ended) or self.live.session.sealed is not None:
+        if self.live.session.has_ended(self.opened.call_id) or self.live.session.sealed is not None:
             return
         left = failing(self.opened, CallFailure.CANCELLED, "the harness left", STOP_STATUS)
         try:

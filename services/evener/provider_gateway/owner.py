@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from evener.bus.port import Bus, BusError, Fenced, GroupOffset, Outgoing, Position, Producer, Record
+from evener.bus.port import Bus, Fenced, GroupOffset, Outgoing, Position, Producer, Record
 from evener.proto.codec import AnyEvent, BadRecord, tag_of
 from evener.proto.ends import CONSEQUENCES, CallFailure, End
 from evener.proto.errors import Recoverable
@@ -114,7 +114,7 @@ class Owner:
         return True
 
     async def commit(self, live: Live, events: Sequence[AnyEvent], offsets: Sequence[GroupOffset] = ()) -> None:
-        """Commit a session's events together and fold them in. Raises what the bus raises; then nothing is folded.
+        """Commit a session's events together, after those that it owes. Raises what the bus raises; then nothing is folded in.
 
         A cancelled caller waits all the same, once the log was asked: what is in the log must be in the fold.
         """
@@ -123,10 +123,9 @@ class Owner:
         session_id = live.session.session_id
         try:
             records = [await self._events.outgoing(Topic.SESSIONS, session_id, event, session_id=session_id) for event in due]
-        except BaseException:  # a cancelled caller too: what was owed is still owed
-            live.owed = owed + live.owed
-            raise
-        await to_its_end(self._commit(live, due, records, offsets, owed=owed))
+            await to_its_end(self._commit(live, due, records, offsets))
+        finally:
+            live.owed = [event for event in owed if not live.session.has_ended(event.call_id)] + live.owed
 
     async def end_if_due(self, live: Live) -> None:
         """If the attempt or the session has ended: stop what is open, then write AttemptEnded or the seal."""
@@ -154,15 +153,7 @@ class Owner:
         await asyncio.gather(*(flight.task for flight in flights if flight.task is not None), return_exceptions=True)
         await self._producer.aclose()
 
-    async def _commit(
-        self,
-        live: Live,
-        events: Sequence[AnyEvent],
-        records: Sequence[Outgoing],
-        offsets: Sequence[GroupOffset],
-        *,
-        owed: list[AnyEvent],
-    ) -> None:
+    async def _commit(self, live: Live, events: Sequence[AnyEvent], records: Sequence[Outgoing], offsets: Sequence[GroupOffset]) -> None:
         await point("gateway.commit")
         began = time.perf_counter()
         try:
@@ -170,9 +161,6 @@ class Owner:
         except Fenced as lost:
             if not self._broken.done():
                 self._broken.set_exception(lost)
-            raise
-        except BusError:
-            live.owed = owed + live.owed
             raise
         self._metrics.commit_seconds.observe(time.perf_counter() - began)
         async with live.changing:
