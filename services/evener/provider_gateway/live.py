@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from evener.dialects.canonical import NOTHING, RequestError, Streamed
 from evener.proto.arrays import inline
+from evener.proto.codec import AnyEvent
 from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered
 from evener.proto.spec import Quirks
