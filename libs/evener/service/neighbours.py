@@ -16,7 +16,7 @@ from msgspec import structs
 from evener.bus.port import Bus, Record
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import BadRecord, decode
-from evener.proto.errors import EvenerError, Hopeless
+from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.service.auth import Secrets
@@ -28,6 +28,9 @@ SIGN_SECONDS: Final = 5.0
 """So long a start waits for a further sign of a process that it does not fit to: more than two heartbeats."""
 SIGNS: Final = 2
 """Signs of the same trouble before it is believed: one may have been on its way when its sender was killed."""
+
+PAUSE_SECONDS: Final = 2.0
+"""After the log could not be read."""
 
 log = structlog.get_logger()
 
@@ -63,10 +66,15 @@ class Neighbours:
     async def fit(self) -> None:
         """Return where nobody who is alive stands against this process's start. Raises NameTaken, NotShared.
 
-        Only a fresh heartbeat that does not fit makes it wait, for the next ones of its sender.
+        Only a fresh heartbeat that does not fit makes it wait, for the next ones of its sender. A log that is away is looked at later.
         """
-        self._next = await self._bus.end(Topic.FLEET, 0)
-        found = [beat for beat in _beats((await self._bus.last_values(Topic.FLEET, 0)).values()) if time.time() - beat.at < FRESH_SECONDS]
+        try:
+            self._next = await self._bus.end(Topic.FLEET, 0)
+            told = await self._bus.last_values(Topic.FLEET, 0)
+        except Recoverable as away:
+            log.warning("neighbours_not_seen", error=str(away))
+            return
+        found = [beat for beat in _beats(told.values()) if time.time() - beat.at < FRESH_SECONDS]
         if any([await self._trouble(beat) is not None for beat in found if beat.instance_id not in self._names]):
             try:
                 async with asyncio.timeout(SIGN_SECONDS):
@@ -75,7 +83,17 @@ class Neighbours:
                 pass
 
     async def watch(self) -> None:
-        """Look at every heartbeat from the start on, for ever. Raises NameTaken, NotShared."""
+        """Look at every heartbeat from the start on, for ever, also after times without a log. Raises NameTaken, NotShared."""
+        while True:
+            try:
+                await self._follow()
+            except Hopeless:
+                raise
+            except EvenerError as away:
+                log.warning("neighbours_not_seen", error=str(away))
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _follow(self) -> None:
         start = await self._bus.end(Topic.FLEET, 0) if self._next is None else self._next
         async for records in self._bus.follow(Topic.FLEET, 0, start):
             for beat in _beats(records):

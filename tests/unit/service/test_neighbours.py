@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.unit.service.services import open_parts
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import NotRead
+from evener.bus.port import Bus, BusUnreachable
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Heartbeat
@@ -169,3 +171,33 @@ async def test_store_is_looked_at_again(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").rename(folder)
     await opened.look()
     assert opened.usable
+
+
+class Interrupted:
+    """A bus that is away for the first time that each thing is asked of it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._asked:
+            self._asked.add(name)
+            msg = name
+            raise BusUnreachable(msg)
+        return getattr(self._bus, name)
+
+
+async def test_log_that_is_away_ends_no_process(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the start, and not later; once it is back, what does not fit is found."""
+    monkeypatch.setattr(neighbours, "PAUSE_SECONDS", 0.01)
+    earlier = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    bus: Any = Interrupted(parts.bus)
+    later = Process(structs.replace(parts, bus=bus), "b2", "local", await store(tmp_path / "blobs", "b2"))
+    await later.neighbours.fit()
+    watching = asyncio.create_task(later.neighbours.watch())
+    async with asyncio.timeout(SOON):
+        while not watching.done():
+            await earlier.beat()
+            await asyncio.sleep(0.02)
+    assert isinstance(watching.exception(), NameTaken)
