@@ -10,8 +10,8 @@ from evener.proto.blobs import BlobRef
 
 CHECK_SECONDS: Final = 5.0
 """Between two looks."""
-ANSWER_SECONDS: Final = 5.0
-"""A store that takes longer cannot be used now."""
+ANSWER_SECONDS: Final = 20.0
+"""A store that takes longer cannot be used now; a machine that is merely busy does not."""
 
 log = structlog.get_logger()
 
