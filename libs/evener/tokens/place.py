@@ -125,7 +125,7 @@ def _root(
     match = reading.deepest
     if match is None:
         return root_of(history, reading, quirks, sub_agent=sub_agent, tools=bool(tools))
-    stripped = options.thinking is Thinking.TEMPLATE and _extends_without_reasoning(forest, reading, match, tools, renderer)
+    stripped = options.thinking is Thinking.TEMPLATE and _stripped(forest, reading, match, tools, renderer)
     reason = RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE
     return Root(reason, history.conversation_of(match.segment.call_id))
 
@@ -183,14 +183,20 @@ def _closed(forest: Forest, match: Match, renderer: Renders) -> bool | None:
     return last == renderer.stop_ids[0]
 
 
-def _extends_without_reasoning(forest: Forest, reading: Reading, match: Match, tools: Sequence[Message], renderer: Renders) -> bool:
-    """Return whether nothing but the reasoning of the turns so far keeps the renderer from a bridge: its template drops that."""
-    closed = _closed(forest, match, renderer)
-    turns = list(reading.messages[: match.index + 1])
-    if closed is None or not any(turn.get("reasoning") for turn in turns):
+def _stripped(forest: Forest, reading: Reading, match: Match, tools: Sequence[Message], renderer: Renders) -> bool:
+    """Return whether nothing but the reasoning of the turns so far keeps the renderer from a bridge: its template drops that.
+
+    Tried on an excerpt, however long the history is: its first messages, then from the last turn with reasoning on.
+    """
+    closed, messages = _closed(forest, match, renderer), reading.messages
+    reasoned = next((at for at in range(match.index, -1, -1) if messages[at].get("reasoning")), None)
+    if closed is None or reasoned is None:
         return False
-    *before, answer = [{name: value for name, value in turn.items() if name != "reasoning"} for turn in turns]
-    return renderer.bridge(before, answer, reading.messages[match.index + 1 :], tools or None, closed=closed) is not None
+    excerpt = [*messages[: min(len(reading.head), reasoned)], *messages[reasoned : match.index + 1]]
+    bare = [{name: value for name, value in turn.items() if name != "reasoning"} for turn in excerpt]
+    new = messages[match.index + 1 :]
+    reasons, bridges = (renderer.bridge(turns[:-1], turns[-1], new, tools or None, closed=closed) for turns in (excerpt, bare))
+    return reasons is None and bridges is not None
 
 
 def _child(forest: Forest, reading: Reading, match: Match, bridged: Bridged, renderer: Renders, *, side_call: str | None) -> Placed:
