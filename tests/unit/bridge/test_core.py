@@ -189,3 +189,13 @@ def test_refused_session_is_named_with_what_was_refused() -> None:
     assert isinstance(merged, GroupMerged)
     assert merged.members[3].left_out is LeftOut.END
     assert merged.reason == "left out: 1 refused (stop: stop strings are not supported)"
+
+
+@pytest.mark.parametrize(("purpose", "left_out"), [(Purpose.COLLECT, None), (Purpose.TRAIN, LeftOut.END)])
+def test_collection_keeps_the_rows_of_a_session_that_did_not_end_well(purpose: Purpose, left_out: LeftOut | None) -> None:
+    """Nothing of it is trained, so no end of it is a reason to leave rows out."""
+    alone = built(size=1, purpose=purpose, grader=GraderSpec(name="none"), at_least=1, end=End.ATTEMPTS_USED_UP)
+    event = ended([scored(alone, reward=None)])
+
+    assert event is not None
+    assert event.members[0].left_out is left_out
