@@ -94,6 +94,22 @@ def test_run_with_nothing_to_train_is_told_before_and_after_and_by_its_exit_code
     assert "merged, but nothing of it can be trained: all sampled tokens were left out: constrained" in after
 
 
+def test_prompt_that_does_not_fit_is_told_with_its_numbers(shell: Shell, tmp_path: Path) -> None:
+    """When the first session ends by it, and in `show`; a run that sampled nothing is no success."""
+    (tmp_path / "instruction.md").write_text("word " * 6000)
+    (tmp_path / "task.toml").write_text('[metadata.evener]\ngrader = "answer"\nexpected = "word"\n')
+    process = shell.start("run", str(tmp_path), "--harness", "script", "--samples", "2", "--run-id", "long")
+    out, errors = process.communicate(timeout=60)
+    session = json.loads(out.splitlines()[1])["task_id"] + ".0"
+    shown = shell.run("show", session)
+
+    assert process.returncode != 0
+    numbers = "this model's maximum context length is 4096 tokens; the messages have 6020"
+    assert "ended by context_overflow" in errors
+    assert numbers in errors
+    assert f"failed: context_overflow ({numbers})" in shown
+
+
 def test_evaluated_groups_never_reach_trainers(shell: Shell, tmp_path: Path) -> None:
     """They are kept beside."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "1", "--purpose", "eval", "--run-id", "judged")

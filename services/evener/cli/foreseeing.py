@@ -1,23 +1,39 @@
-"""What can be known of a run before it has sampled anything."""
+"""What is wrong with a run as a whole: told as soon as it can be known, not when its last group has ended."""
 
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
 
 from evener.cli.submitting import Wish
 from evener.client.client import Client
 from evener.client.errors import ClientError
-from evener.client.views import ServedEngine
+from evener.client.views import ServedEngine, TaskView
 from evener.engines.port import LogprobRule
+from evener.proto.ends import CONSEQUENCES, End
 from evener.proto.spec import Purpose, Sampling
+from evener.proto.state import Stage
 from evener.service.exits import complain
+
+TELLING: Final = frozenset({end for end in End if not CONSEQUENCES[end].trainable} - {End.CANCELLED} | {End.CONTEXT_OVERFLOW})
+"""Ends that more sessions of the run will meet, as likely as not."""
 
 
 class Foresight:
-    """Warns once, as soon as the engines are known, that nothing of a run can be trained."""
+    """Warns once that nothing of a run can be trained, as soon as the engines are known, and once of each end that tells."""
 
     def __init__(self, client: Client, wish: Wish) -> None:
         self._client = client
         self._wish = wish
         self._known = wish.purpose is Purpose.EVAL
+        self._told: set[End] = set()
+
+    async def heed(self, view: TaskView) -> None:
+        """Take note of how far a task is."""
+        if view.stages.get(Stage.SEALED):
+            await self.look()
+        for end in sorted(TELLING & view.ends.keys() - self._told):
+            self._told.add(end)
+            await self._tell(view.task_id, end)
 
     async def look(self) -> None:
         """Ask which engines there are, unless that was known before."""
@@ -31,6 +47,14 @@ class Foresight:
         self._known = bool(mine)
         if (warning := untrainable(self._wish.sampling, mine)) is not None:
             complain(f"warning: {warning}")
+
+    async def _tell(self, task_id: str, end: End) -> None:
+        """Name the first session that ended so, and why."""
+        with suppress(ClientError):  # the run's end says it again
+            sessions = (await self._client.task(task_id)).sessions
+            for session in (session for session in sessions if session.end is end):
+                complain(f"warning: session {session.session_id} ended by {end}: {session.detail or f'evener show {session.session_id}'}")
+                return
 
 
 def untrainable(sampling: Sampling, engines: Iterable[ServedEngine]) -> str | None:

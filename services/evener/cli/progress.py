@@ -32,18 +32,21 @@ ALL_ENDED: Final = {End.HARNESS_FAILED: "the harness failed", End.CONTEXT_OVERFL
 """Ends that are worth a line where all sessions of a group had them."""
 
 
-class Look(Protocol):
-    """What looks ahead once more when the first session has ended."""
+class Heed(Protocol):
+    """What is told of each change."""
 
-    async def look(self) -> None: ...
-
-
-def console(file: TextIO | None = None) -> Console:
-    """Return where a command writes for people, stdout where nothing else is said; without colours where NO_COLOR says so."""
-    return Console(file=file or sys.stdout, no_color="NO_COLOR" in os.environ)
+    async def heed(self, view: TaskView) -> None: ...
 
 
-async def watch(client: Client, run_id: str, task_ids: Collection[str], foresight: Look | None = None) -> dict[str, TaskView]:
+def console(file: TextIO | None = None, *, width: int | None = None) -> Console:
+    """Return where a command writes for people, stdout where nothing else is said; without colours where NO_COLOR says so.
+
+    `width`: characters of a line. None: the terminal's.
+    """
+    return Console(file=file or sys.stdout, no_color="NO_COLOR" in os.environ, width=width)
+
+
+async def watch(client: Client, run_id: str, task_ids: Collection[str], foresight: Heed | None = None) -> dict[str, TaskView]:
     """Show the tasks until all have ended; return them by id."""
     views: dict[str, TaskView] = {}
     out = console()
@@ -58,9 +61,8 @@ async def watch(client: Client, run_id: str, task_ids: Collection[str], foresigh
                 live.update(overview(list(views.values()), len(task_ids)))
             elif view.outcome is not None and (before is None or before.outcome is None):
                 tell(view)
-            if foresight is not None and view.stages.get(Stage.SEALED):
-                await foresight.look()
-                foresight = None
+            if foresight is not None:
+                await foresight.heed(view)
             if len(views) == len(task_ids) and all(known.outcome is not None for known in views.values()):
                 break
     return views
@@ -82,11 +84,11 @@ def _trouble(view: TaskView) -> tuple[str, str] | None:
     if view.outcome not in GOOD:
         return view.outcome.value if view.outcome else "is open", view.reason or "its sessions were not usable"
     if view.purpose is not Purpose.EVAL and view.accounting is not None and not view.accounting.delivered:
-        return f"{view.outcome.value}, but nothing of it can be trained", _left_out(view)
+        return f"{view.outcome.value}, but nothing of it can be trained", view.reason or _left_out(view)
     for end, what in ALL_ENDED.items():
         if view.ends.get(end, 0) == view.samples:
-            return f"{view.outcome.value}, but {what} in all its sessions", ""
-    return None
+            return f"{view.outcome.value}, but {what} in all its sessions", view.reason
+    return (view.outcome.value, view.reason) if view.reason else None
 
 
 def _left_out(view: TaskView) -> str:

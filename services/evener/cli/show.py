@@ -1,10 +1,12 @@
 """`evener show`: what happened in a session."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 
+WHOLE_LINES: Final = 4096
+"""Characters of a line where nobody watches: nothing is cut."""
 Flag = Annotated[bool, Parameter(negative="")]
 
 
@@ -67,7 +69,7 @@ async def show(
             elif messages:
                 out.print(conversations(view))
             elif not grader:
-                out.print(forest(view), soft_wrap=not out.is_terminal)
+                (out if out.is_terminal else console(width=WHOLE_LINES)).print(forest(view), soft_wrap=not out.is_terminal)
                 out.print(notes(view), soft_wrap=not out.is_terminal)
             out.print(accounts(view))
             if grader or not (messages or tokens is not None):

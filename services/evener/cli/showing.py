@@ -76,7 +76,7 @@ def conversations(view: SessionView) -> RenderableType:
 def _facts(facts: Sequence[tuple[str, str]], doubts: Sequence[str] = ()) -> Table:
     grid = Table.grid(padding=(0, 2))
     for name, fact in facts:
-        grid.add_row(name, Text(fact.strip()))
+        grid.add_row(name, Text(fact.strip(), overflow="fold"))
     for doubt in doubts:
         grid.add_row(Text("doubt", "red"), Text(doubt))
     return grid

@@ -50,7 +50,7 @@ class Queue:
         self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
         """Sessions of the run that have a runner's place."""
         self._waiting = (
-            (session.session_id, task.submitted.options.harness.name, session.runner_id)
+            (session, task.submitted.options.harness.name)
             for task in tasks
             for session in task.sessions
             if session.stage is Stage.QUEUED and may_start_at(session) <= now
@@ -58,10 +58,10 @@ class Queue:
 
     def take(self, slots: Slots) -> tuple[str, Heartbeat] | None:
         """Take a place for the first session for which there is one; return it with its runner. None: there is none for any."""
-        for session_id, harness, before in self._waiting:
-            if (runner := slots.take(harness, after=before)) is not None:
+        for session, harness in self._waiting:
+            if (runner := slots.take(harness, after=session.runner_id)) is not None:
                 self.held += 1
-                return session_id, runner
+                return session.session_id, runner
         return None
 
 
