@@ -12,6 +12,8 @@ from tests.hostile.input import Input, Kind, Unexpected
 from tests.hostile.running import Answered, Site
 from tests.integration.outside import closed_port
 
+SHOWN: Final = 60
+"""Characters of a long name, from each end."""
 BAD_REQUEST, SERVER_ERROR = 400, 500
 REFUSED, TAKEN, EITHER = True, False, None
 ODD: Final = {
@@ -121,9 +123,16 @@ async def wrong_tokens(site: Site) -> None:
 
 def _rows(rows: Sequence[tuple[str, str, Any]], *, refused: bool | None = REFUSED, kind: Kind = Kind.CONTROL) -> tuple[Input, ...]:
     return tuple(
-        endpoint(f"{method} {path[:60]} {str(body)[:60] if body else ''}", method, path, body, refused=refused, kind=kind)
+        endpoint(
+            f"{method} {_short(path)} {'' if body is None else _short(str(body))}".strip(), method, path, body, refused=refused, kind=kind
+        )
         for method, path, body in rows
     )
+
+
+def _short(text: str) -> str:
+    """Return a text that is long by its ends."""
+    return text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]}...{text[-SHOWN:]}"
 
 
 def _made(name: str, act: Callable[[Site], Awaitable[None]]) -> Input:

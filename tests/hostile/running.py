@@ -1,6 +1,7 @@
 """The Evener that lives through all inputs, and how inputs reach it: sessions without a program, programs, and the control endpoints."""
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -52,6 +53,7 @@ OPTIONS: Final[dict[str, str | float]] = {
     "evaluator.retry-seconds": 0.05,
 }
 POLL_SECONDS: Final = 0.05
+STOP_METRIC: Final = "evener_loop_longest_stop_seconds"
 BEAT_SECONDS: Final = 5.0
 LAST_SECONDS: Final = 2.0
 """For the exit of a session whose input has failed."""
@@ -277,6 +279,15 @@ class Site:
             await asyncio.sleep(POLL_SECONDS)
         msg = f"it is not ready: {said[:400]}"
         raise Unexpected(msg)
+
+    async def told_stop_ms(self) -> float | None:
+        """Return the longest stop of its loop since this was last asked, as its own metrics tell it. None: they do not."""
+        try:
+            async with asyncio.timeout(LAST_SECONDS), self.http.get(f"{self.up.url}/metrics") as answer:
+                found = re.search(rf"^{STOP_METRIC} (\S+)$", await answer.text(), re.MULTILINE)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+        return None if found is None else 1000 * float(found[1])
 
     async def log(self) -> Log:
         """Read the log. Nobody else may have it open."""

@@ -18,9 +18,9 @@ PLANTED: Final = str(Path(__file__).with_name("planted.py"))
 STOP_MS: Final = 400.0
 
 
-def one(name: str, act: Callable[[Site], Awaitable[None]], seconds: float = 20.0) -> Input:
+def one(name: str, act: Callable[[Site], Awaitable[None]], seconds: float = 20.0, *, timed: bool = True) -> Input:
     """Return an input."""
-    return Input(kind=Kind.STREAMS, name=name, act=act, seconds=seconds)
+    return Input(kind=Kind.STREAMS, name=name, act=act, seconds=seconds, timed=timed)
 
 
 async def misbehaving(site: Site, how: str) -> None:
@@ -44,7 +44,7 @@ async def test_what_dies_hangs_stops_answers_wrongly_or_loses_is_noticed() -> No
         one("stops", partial(misbehaving, how="stop")),
         one("dies", partial(misbehaving, how="die")),
         body("answered", text("hi"), refused=True),
-        one("loses", behind_its_back),
+        one("loses", behind_its_back, timed=False),
     )
     report = await run_all(inputs, program=(PLANTED, STOPS))
     right, hangs, stops, dies, answered, loses = report.outcomes
@@ -56,6 +56,7 @@ async def test_what_dies_hangs_stops_answers_wrongly_or_loses_is_noticed() -> No
     assert len(stops.stops_ms) == 3
     assert "misbehave" in stops.where
     assert not stops.right
+    assert stops.told_ms is None or stops.told_ms > STOP_MS / 2
     assert (dies.died, dies.right) == (True, False)
     assert "it ended with -11" in dies.fault
     assert answered.fault.startswith("answered: 200")
