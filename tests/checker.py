@@ -57,7 +57,7 @@ def answers(entries: list[dict[str, Any]], ids: list[int], start: int, *, spent:
     return ways
 
 
-def check_row(  # noqa: C901
+def check_row(
     row: dict[str, Any], name: str, ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]], *, spent: bool
 ) -> list[str]:
     """Return what is wrong with one row; count the sampled tokens that it trains in `trained`. `spent`: so is the token budget."""
@@ -65,10 +65,8 @@ def check_row(  # noqa: C901
     mask, logprobs = list(row["mask"]), numbers(row["logprobs"], "f")
     if not len(ids) == len(mask) == len(versions) == len(call_of) == len(logprobs):
         return [f"{name}: arrays differ in length"]
-    faults = []
-    for at, number in enumerate(call_of):
-        if number < 0 and (mask[at] or not math.isnan(logprobs[at]) or versions[at] != -1):
-            faults.append(f"{name}: token {at} was not sampled, but is masked {mask[at]}, {logprobs[at]}, {versions[at]}")
+    given = [at for at, number in enumerate(call_of) if number < 0 and (mask[at] or not math.isnan(logprobs[at]) or versions[at] != -1)]
+    faults = [f"{name}: token {at} was not sampled, but is masked {mask[at]}, {logprobs[at]}, {versions[at]}" for at in given]
     for number, call_id in enumerate(row["calls"]):
         places = [at for at, which in enumerate(call_of) if which == number]
         if not places or places != list(range(places[0], places[-1] + 1)):
@@ -79,8 +77,10 @@ def check_row(  # noqa: C901
         if not found:
             faults.append(f"{name}: call {call_id}: the engine never sampled {end - start} ids after exactly these {start}")
             continue
-        told = min(found, key=lambda answer: sum(trained[(entry["request_id"], place)] for entry, place in answer))
-        for at, (entry, place) in zip(range(start, end), told, strict=True):
+        before = [sum(trained[(entry["request_id"], place)] for entry, place in way) for way in found]
+        other = [[number_of(entry["versions"][place]) for entry, place in way] != versions[start:end] for way in found]
+        _, way = min(zip(zip(before, other, strict=True), found, strict=True), key=lambda scored: scored[0])
+        for at, (entry, place) in zip(range(start, end), way, strict=True):
             if mask[at]:
                 trained[(entry["request_id"], place)] += 1
                 if not math.isclose(logprobs[at], entry["logprobs"][place], rel_tol=1e-5, abs_tol=1e-6):

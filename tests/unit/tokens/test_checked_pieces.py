@@ -63,3 +63,14 @@ def test_pieces_of_one_answer_are_accepted() -> None:
 )
 def test_anything_else_is_a_fault(change: Callable[[Entry, Entry], object]) -> None:
     assert faults(change)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_answers_of_the_same_ids_are_told_apart_by_their_versions(first: bool) -> None:  # noqa: FBT001 - the two cases
+    """Of one call, sampled by other weights: a row is held against its own, whichever the engine ended first."""
+    world = World()
+    world.ask([user("hello")], "the very same")
+    (own,) = world.ledger
+    other = own | {"request_id": own["request_id"].replace("-0", "-1"), "versions": ["step-9"] * len(own["versions"])}
+    lines = [json.dumps(entry) for entry in ((other, own) if first else (own, other))]
+    assert check([plain(world.seal())], lines) == []
