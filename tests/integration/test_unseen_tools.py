@@ -30,5 +30,5 @@ async def test_calls_whose_tools_the_policy_never_saw_are_counted(hand: Hand) ->
     await hand.until("s1", SessionSealed)
 
     opened = [event for event in await hand.log("s1") if isinstance(event, CallOpened)]
-    assert [event.tools_unseen for event in opened] == [1, 0]
+    assert [event.tools_hidden for event in opened] == [True, False]
     assert (await rebuilt(hand, "s1")).accounting.calls_without_tools == 1

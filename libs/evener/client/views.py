@@ -228,6 +228,8 @@ class ServedEngine(Struct, frozen=True, kw_only=True):
     """True: its logprobs are those of what it samples at any temperature above 0. False: only at 1."""
     filters: bool
     """True: also with top-p, top-k and min-p. False: only with all of them off."""
+    renders_tools: bool = True
+    """False: the chat template of its policy shows the model no tools."""
 
 
 class ServedEngines(Struct, frozen=True, kw_only=True):

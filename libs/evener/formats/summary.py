@@ -67,6 +67,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     rows_per_session: float
     """Per session with at least one row."""
     fidelity: FidelityCounts
+    calls_without_tools: int
+    """Calls whose tools the policy never saw: its chat template renders none."""
     thinking_stripped: int
     """Calls that began a row because the template drops earlier reasoning; `thinking = "all"` keeps it."""
     seconds: dict[str, float]
@@ -93,6 +95,7 @@ def summarize(outcomes: Iterable[Outcome], submitted: int | None = None) -> Summ
         rows=len(rows),
         rows_per_session=round(len(rows) / trained, 4) if trained else 0.0,
         fidelity=FidelityCounts(fed=fidelity["fed"], matched=fidelity["matched"]),
+        calls_without_tools=sum(event.accounting.calls_without_tools for event in ended),
         thinking_stripped=sum(call.root is RootReason.THINKING_STRIPPED for _, scored in seen(members) for call in scored.trajectory.calls),
         seconds=_seconds(ended),
     )

@@ -5,12 +5,15 @@ import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from evener.harnesses.port import HarnessError
+from evener.proto.prepared import Converter
 from evener.proto.spec import NOISY_ROLES, Noise, Quirks, SideCall, Tolerance
+
+_quirks: Final = Converter(Quirks)
 
 
 def read_quirks(path: Path) -> Quirks:
@@ -22,7 +25,7 @@ def read_quirks(path: Path) -> Quirks:
         raise HarnessError(msg) from cause
     _check_names(table, path)
     try:
-        quirks = msgspec.convert(table, Quirks)
+        quirks = _quirks.convert(table)
     except msgspec.ValidationError as cause:
         msg = f"quirks in {path}: {cause}"
         raise HarnessError(msg) from cause

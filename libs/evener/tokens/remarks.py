@@ -1,6 +1,7 @@
 """Sentences about what costs rows, for whoever shows a session or a run. Pure."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from evener.proto.sessions import RootReason
 
@@ -8,6 +9,16 @@ KEEP_THINKING = (
     '`thinking = "all"` in the policy\'s configuration keeps them in one row; choose it where the policy is deployed so, too '
     "(docs/tokens.md, Options of a policy)"
 )
+
+RENDER_TOOLS: Final = '`template = "chatml_tools"` in the policy\'s configuration, or a template of yours, renders them'
+
+
+def tools_hidden(calls: int) -> str | None:
+    """Say that a policy never saw the tools of so many calls. None: of no call."""
+    if not calls:
+        return None
+    told = "1 call offered" if calls == 1 else f"{calls} calls offered"
+    return f"{told} tools that the policy never saw, as its chat template renders none: {RENDER_TOOLS}"
 
 
 def thinking_stripped(roots: Iterable[RootReason | None]) -> str | None:

@@ -208,5 +208,5 @@ def _account(session: Session, fates: Mapping[SegmentRef, Fate]) -> Accounting:
         reinstated=sum(call.placement.reinstated_tokens for call in calls),
         side_calls=sum(call.opened.side_call is not None for call in calls),
         failed_calls=sum(call.failed is not None for call in calls),
-        calls_without_tools=sum(call.opened.tools_unseen > 0 for call in calls),
+        calls_without_tools=sum(call.opened.tools_hidden for call in calls),
     )

@@ -37,8 +37,6 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Partitions of `sessions` that it owns and serves (gateways)."""
     policies: tuple[str, ...] = ()
     """Policies that it can render for (gateways)."""
-    policies_without_tools: tuple[str, ...] = ()
-    """Those of them whose chat template renders no tools (gateways)."""
     key: str = ""
     """Fingerprint of its capability key: all of a deployment have the same. Empty: an older process."""
     probe: BlobRef | None = None

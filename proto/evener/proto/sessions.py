@@ -254,8 +254,8 @@ class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
     """A JSON array of canonical tool definitions. None: as in the call that `follows` names, or none at all."""
     tool_count: Annotated[int, Meta(ge=0)] = 0
     """Tools that the request offers. 0: none, or an older gateway wrote it."""
-    tools_unseen: Annotated[int, Meta(ge=0)] = 0
-    """Tools of the request that the policy never saw: its chat template renders none."""
+    tools_hidden: bool = False
+    """It offers tools, and the policy never saw them: its chat template renders none."""
     side_call: str | None = None
     """The name of the signature that it met. None: the agent's own work."""
     sub_agent: bool = False

@@ -1,6 +1,6 @@
 """What is wrong with a run as a whole: told as soon as it can be known, not when its last group has ended."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -9,22 +9,24 @@ from evener.client.client import Client
 from evener.client.errors import ClientError
 from evener.client.views import ServedEngine, TaskView
 from evener.engines.port import LogprobRule
+from evener.harnesses.registry import harness
 from evener.proto.ends import CONSEQUENCES, End
 from evener.proto.spec import Purpose, Sampling
 from evener.proto.state import Stage
 from evener.service.exits import complain
+from evener.tokens.remarks import RENDER_TOOLS
 
 TELLING: Final = frozenset({end for end in End if not CONSEQUENCES[end].trainable} - {End.CANCELLED} | {End.CONTEXT_OVERFLOW})
 """Ends that more sessions of the run will meet, as likely as not."""
 
 
 class Foresight:
-    """Warns once that nothing of a run can be trained, as soon as the engines are known, and once of each end that tells."""
+    """Warns of a run as soon as its engines are known (nothing can be trained, tools are not seen), and once of each end that tells."""
 
     def __init__(self, client: Client, wish: Wish) -> None:
         self._client = client
         self._wish = wish
-        self._known = wish.purpose is Purpose.EVAL
+        self._known = False
         self._told: set[End] = set()
 
     async def heed(self, view: TaskView) -> None:
@@ -45,8 +47,12 @@ class Foresight:
             return  # the run says what is wrong, if that stays so
         mine = [engine for engine in engines if engine.policy == self._wish.policy]
         self._known = bool(mine)
-        if (warning := untrainable(self._wish.sampling, mine)) is not None:
-            complain(f"warning: {warning}")
+        for warning in (self._untrainable(mine), without_tools(self._wish, mine)):
+            if warning is not None:
+                complain(f"warning: {warning}")
+
+    def _untrainable(self, engines: Sequence[ServedEngine]) -> str | None:
+        return None if self._wish.purpose is Purpose.EVAL else untrainable(self._wish.sampling, engines)
 
     async def _tell(self, task_id: str, end: End) -> None:
         """Name the first session that ended so, and why."""
@@ -66,6 +72,13 @@ def untrainable(sampling: Sampling, engines: Iterable[ServedEngine]) -> str | No
         f"nothing of this run can be trained: with {_settings(sampling)} the logprobs that engine {found[0].engine_id} reports are not "
         f"those of what it samples. They are {_condition(rule_of(found[0]))}"
     )
+
+
+def without_tools(wish: Wish, engines: Iterable[ServedEngine]) -> str | None:
+    """Return that the policy will not see the tools of the run's harness, and what to do. None: it will, or there are none."""
+    if not harness(wish.harness.name).has_tools or all(engine.renders_tools for engine in engines):
+        return None
+    return f"the chat template of policy {wish.policy} renders no tools, and harness {wish.harness.name} has some: {RENDER_TOOLS}"
 
 
 def rule_of(engine: ServedEngine) -> LogprobRule:

@@ -20,6 +20,7 @@ from evener.proto.spec import Purpose
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
 from evener.service.exits import complain
+from evener.tokens.remarks import tools_hidden
 
 GOOD: Final = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
 SHOWN_TASKS: Final = 16
@@ -69,9 +70,15 @@ async def watch(client: Client, run_id: str, task_ids: Collection[str], foresigh
 
 
 def tell_troubles(views: Iterable[TaskView]) -> None:
-    """Write one line on stderr for each trouble: tasks not delivered, delivered with nothing to train, or whose harness failed always."""
+    """Write one line on stderr for each trouble: tasks not delivered, delivered with nothing to train, or whose harness failed always.
+
+    And one if the policy never saw the tools that it was offered.
+    """
     troubles: dict[tuple[str, str], list[str]] = {}
-    for view in views:
+    known = tuple(views)
+    if (hidden := tools_hidden(sum(view.accounting.calls_without_tools for view in known if view.accounting))) is not None:
+        complain(f"warning: {hidden}")
+    for view in known:
         if trouble := _trouble(view):
             troubles.setdefault(trouble, []).append(view.task_id)
     for (how, why), task_ids in troubles.items():

@@ -45,6 +45,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Of these: in rows, to be trained where the purpose is `train`."""
     left_out: dict[str, int]
     """The others, by reason."""
+    calls_without_tools: int
+    """Calls whose tools the policy never saw: its chat template renders none."""
 
 
 def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
@@ -67,6 +69,7 @@ def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
         sampled=sum(book.sampled for book in books),
         delivered=sum(book.delivered for book in books),
         left_out=dict(left_out),
+        calls_without_tools=sum(book.calls_without_tools for book in books),
     )
 
 

@@ -6,11 +6,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from evener.client.session_views import SessionView
-from evener.tokens.remarks import thinking_stripped
+from evener.tokens.remarks import thinking_stripped, tools_hidden
 
 
 def remarks(view: SessionView) -> Iterator[str]:
     """Yield what a person may want to change, a sentence each."""
+    if (hidden := tools_hidden(view.told.accounting.calls_without_tools)) is not None:
+        yield hidden
     if (stripped := thinking_stripped(call.placement.root for call in view.calls if call.side_call is None)) is not None:
         yield stripped
     if view.proposed is not None:

@@ -359,7 +359,7 @@ def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
         message_count=len(request.messages),
         tools=msgspec.json.encode(request.tools) if request.tools and placed.follows is None else None,
         tool_count=len(request.tools),
-        tools_unseen=0 if way.policy.renderer.renders_tools else len(request.tools),
+        tools_hidden=bool(request.tools) and not way.policy.renderer.renders_tools,
         side_call=placed.side_call,
         sub_agent=asked.sub_agent,
         options=way.policy.config.options,

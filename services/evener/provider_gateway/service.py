@@ -75,7 +75,6 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
             address=parts.address,
             boot_id=parts.boot_id,
             policies=tuple(policies),
-            policies_without_tools=tuple(name for name, renderer in renderers.items() if not renderer.renders_tools),
             partitions=() if stopping.is_set() else owners.partitions,
             stopping=stopping.is_set(),
             at=time.time(),
@@ -83,7 +82,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
 
     yield Service(
         name=SERVICE,
-        routes=[*endpoints.routes(), engines_route(slots, parts.secrets)],
+        routes=[*endpoints.routes(), engines_route(slots, policies, parts.secrets)],
         run=run,
         ready=lambda: pool.ready() | {"partitions": bool(owners.partitions)},
         heartbeat=heartbeat,

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from evener.cli.foreseeing import untrainable
+from evener.cli.foreseeing import untrainable, without_tools
 from evener.cli.progress import SHOWN_TASKS, console, overview, tell_troubles
 from evener.cli.run_summary import exit_code, lines, summarize_run, summarize_runs, tell_runs, tell_summary
+from evener.cli.submitting import Wish
 from evener.client.views import ServedEngine, TaskView
 from evener.proto.ends import End, LeftOut
-from evener.proto.spec import Purpose, Sampling
+from evener.proto.spec import HarnessSpec, Purpose, Sampling
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
 from evener.proto.trajectories import Accounting
@@ -40,8 +41,15 @@ def view(name: str = "t", books: Accounting | None = TRAINED, **given: Any) -> T
     return TaskView(**fields | given)
 
 
-def engine(*, any_temperature: bool = False, filters: bool = False) -> ServedEngine:
-    return ServedEngine(engine_id="e", policy="policy", context_length=4096, any_temperature=any_temperature, filters=filters)
+def engine(*, any_temperature: bool = False, filters: bool = False, renders_tools: bool = True) -> ServedEngine:
+    return ServedEngine(
+        engine_id="e",
+        policy="policy",
+        context_length=4096,
+        any_temperature=any_temperature,
+        filters=filters,
+        renders_tools=renders_tools,
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,7 @@ def test_last_line_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str]
         "sampled": 20,
         "delivered": 8,
         "left_out": {"orphan": 2, "constrained": 10},
+        "calls_without_tools": 0,
     }
 
 
@@ -145,3 +154,22 @@ def test_settings_that_no_engine_is_exact_for_are_told_beforehand(
     warning = untrainable(sampling, engines)
 
     assert (warning is None) if told is None else (warning is not None and told in warning)
+
+
+@pytest.mark.parametrize(("name", "told"), [("pi", True), ("script", False)])
+def test_tools_that_a_template_does_not_render_are_told_beforehand(name: str, told: bool) -> None:  # noqa: FBT001
+    """A policy that never sees its tools earns no reward by calling them."""
+    wish = Wish(run_id="run", harness=HarnessSpec(name=name), samples=2, purpose=Purpose.TRAIN)
+
+    assert without_tools(wish, [engine()]) is None
+    assert without_tools(wish, []) is None
+    warning = without_tools(wish, [engine(renders_tools=False)])
+    assert (warning is not None and "chatml_tools" in warning) is told
+
+
+def test_calls_whose_tools_were_not_seen_are_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = Accounting(sampled=8, delivered=8, calls_without_tools=3)
+    tell_troubles([view("a", hidden), view("b", hidden)])
+
+    assert capsys.readouterr().err.startswith("evener: warning: 6 calls offered tools that the policy never saw")
+    assert summarize_run("run", [view("a", hidden), view("b", hidden)]).calls_without_tools == 6

@@ -105,12 +105,13 @@ def result_counts(summary: Summary) -> Sequence[tuple[str, str, str]]:
     mean = NO_NUMBER if summary.rewards.mean is None else number(summary.rewards.mean)
     flat = sum(len(known) > 1 and max(known) - min(known) < NO_SPREAD for known in _known(summary))
     stripped = f", {summary.thinking_stripped} begun by stripped reasoning" if summary.thinking_stripped else ""
+    hidden = f", {summary.calls_without_tools} calls whose tools the policy never saw" if summary.calls_without_tools else ""
     return (
         (f"{groups.merged}", "groups", f"of {groups.submitted} submitted"),
         (f"{summary.sessions.total}", "sessions", f"{summary.sessions.by_end.get('finished', 0)} finished"),
         (mean, "mean reward", f"{flat} group{'' if flat == 1 else 's'} without spread"),
         (f"{delivered:.0f} %", "tokens delivered", f"{tokens.delivered:,} of {tokens.sampled:,}"),
-        (f"{summary.rows}", "rows", f"{fidelity.fed} fed, {fidelity.matched} matched{stripped}"),
+        (f"{summary.rows}", "rows", f"{fidelity.fed} fed, {fidelity.matched} matched{stripped}{hidden}"),
     )
 
 
