@@ -14,6 +14,8 @@ from tests.hostile.registry import INPUTS, NOT_DRIVEN
 from tests.hostile.stops import BAR_MS
 from tests.hostile.suite import Outcome, Report, run_all
 
+NAME_CHARACTERS: Final = 70
+"""Of a name, in the table; `wrong` has them whole."""
 HOW_STOPS_ARE_MEASURED: Final = (
     "how late a task wakes that sleeps 4 ms in the process of gateway and runner, without the time that its thread waited for a core "
     "(schedstat); an input above the bar and below a second is done up to three times, and the shortest of its longest stops counts"
@@ -58,7 +60,7 @@ def row(one: Outcome) -> Row:
     said = " ".join(word for word, holds in (("died", one.died), ("hung", one.hung), ("fault", bool(one.fault))) if holds)
     return {
         "kind": one.kind,
-        "input": one.name,
+        "input": one.name[:NAME_CHARACTERS],
         "review": one.review,
         "seconds": one.seconds,
         "stops_ms": stops,
