@@ -20,7 +20,7 @@ from tests.bench.figures import Row, report
 from tests.conformance.__main__ import named
 from tests.conformance.cases import ANSWER, WORDS, Case, calls_of
 from tests.conformance.cells import run
-from tests.conformance.facts import Facts, Seen
+from tests.conformance.facts import Seen
 from tests.conformance.setups import SETUPS, SetUp
 from tests.conformance.sites import site
 from tokenizers import Tokenizer
@@ -109,19 +109,21 @@ async def of_harness(setup: SetUp, tokenizer: Tokenizer, pace: Pace = Pace()) ->
     with tempfile.TemporaryDirectory(prefix="evener-swaps-", ignore_cleanup_errors=True) as made:
         async with site(Path(made), tokenizer) as at:
             calm, wrong = await run(at, setup, case_of(Streaming.HOLD, token_ms=0.0))
-            rows = [_row(setup, "undisturbed", calm, calm.facts, wrong=wrong, entries=at.engine.ledger, swaps=0)]
+            rows = [_row(setup, "undisturbed", calm, calm, wrong=wrong, entries=at.engine.ledger, swaps=0)]
             for streaming in Streaming:
                 began = len(at.engine.ledger)
                 async with swapping(at.engine.url, pace) as swaps:
                     found, wrong = await run(at, setup, case_of(streaming, pace.token_ms))
                 entries = at.engine.ledger[began:]
-                rows.append(_row(setup, streaming.value, found, calm.facts, wrong=wrong, entries=entries, swaps=swaps.count))
+                rows.append(_row(setup, streaming.value, found, calm, wrong=wrong, entries=entries, swaps=swaps.count))
     return rows
 
 
-def _row(setup: SetUp, how: str, found: Seen, calm: Facts, *, wrong: Sequence[str], entries: Sequence[Entry], swaps: int) -> Row:
-    unlike = structs.replace(found, facts=structs.replace(found.facts, delivered=calm.delivered, aborted=calm.aborted)).differs(calm)
-    faults = [*unlike, *wrong, *([] if found.facts.delivered >= DELIVERED else [f"only {found.facts.delivered:.1%} delivered"])]
+def _row(setup: SetUp, how: str, found: Seen, calm: Seen, *, wrong: Sequence[str], entries: Sequence[Entry], swaps: int) -> Row:
+    alike = structs.replace(found.facts, delivered=calm.facts.delivered, aborted=calm.facts.aborted)
+    faults = [*structs.replace(found, facts=alike).differs(calm.facts), *wrong]
+    if found.facts.delivered < DELIVERED or found.sampled != calm.sampled:
+        faults.append(f"{found.facts.delivered:.1%} delivered of {found.sampled} sampled tokens, undisturbed {calm.sampled}")
     return {
         "harness": f"{setup.harness} {found.version or ''}".strip(),
         "answers_are": how,
