@@ -12,6 +12,7 @@ from tests.outage import Outage
 from tests.parts import MISSING, RUBBISH, open_parts
 
 from evener.blobs import waited as waited_module
+from evener.blobs.store import path_of
 from evener.bus.port import Header, Outgoing
 from evener.evaluator import grading as grading_module
 from evener.evaluator.config import Config
@@ -263,7 +264,7 @@ async def test_blob_that_stays_missing_leaves_the_session_ungraded_with_the_reas
     hasty = msgspec.structs.replace(config, blob_seconds=0.2)
     async with open_parts(tmp_path) as parts:
         task = await task_of(parts, tmp_path / "task", "exit 0")
-        (tmp_path / "blobs").rename(tmp_path / "away")
+        (tmp_path / "blobs" / path_of(task.archive)).unlink()
         await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
         async with running(parts, hasty):
             (score,) = await scores(parts, 1)

@@ -455,7 +455,7 @@ async def test_artifacts_wait_for_a_blob_store_that_is_away(tmp_path: Path) -> N
                     await asyncio.sleep(0.01)
                 (tmp_path / "blobs").rename(away)
                 go.touch()
-                while not [entry for entry in logs if entry["event"] == "send_again"]:  # noqa: ASYNC110 - the runner says it
+                while not [entry for entry in logs if entry["event"] == "blob_store_away"]:  # noqa: ASYNC110 - the runner says it
                     await asyncio.sleep(0.01)
             away.rename(tmp_path / "blobs")
             exited = await b.until(HarnessExited)

@@ -195,7 +195,7 @@ async def test_a_start_that_fails_ends_up_by_name(tmp_path: Path, model: Path) -
     ("options", "says"),
     [
         ((), "engine vllm needs --model, a Hugging Face folder"),
-        (("--model", "/nowhere"), "is no Hugging Face folder: it has no config.json"),
+        (("--model", "/nowhere"), "model /nowhere: No such file or directory"),
         (("--model", "{model}", "--vllm", "/nowhere/vllm"), "there is no program /nowhere/vllm"),
     ],
 )

@@ -30,7 +30,7 @@ def words(view: SessionView) -> Iterator[str]:
     told, name = view.told, f"session {view.session_id}"
     if view.trajectory is None:
         yield f"{name} has not ended yet: what is said of it is as it would be if it ended now"
-    elif view.trajectory.detail:
+    elif view.trajectory.detail and view.calls:
         yield f"{name} ended as {view.trajectory.end}: {view.trajectory.detail}"
     failed = [f"{call.failure}{f' ({call.detail})' if call.detail else ''}" for call in view.calls if call.failure is not None]
     if failed:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from evener.client.session_views import AttemptView, CallView, Preview, Proposed, SegmentView, SessionView, Source
-from evener.harnesses.quirks_file import quirks_toml
 from evener.proto.codec import NOT_AN_EVENT
 from evener.proto.ends import End
 from evener.proto.sessions import SegmentRef
@@ -14,6 +13,7 @@ from evener.tokens.doubts import doubtful
 from evener.tokens.forest import Call, Forest
 from evener.tokens.kinds import main_branch
 from evener.tokens.proposals import propose
+from evener.tokens.quirks_toml import quirks_toml
 from evener.tokens.rows import Cut, cut
 from evener.tokens.session import Session
 from evener.tokens.trajectory import build

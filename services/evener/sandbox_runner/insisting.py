@@ -1,4 +1,4 @@
-"""Again, where trying again can help: an attempt is not lost because the log or the blob store is away for a while."""
+"""Again, where trying again can help: an attempt is not lost because the log is away for a while."""
 
 import asyncio
 import time

@@ -12,7 +12,6 @@ from evener.harnesses.port import Harness, HarnessError
 from evener.harnesses.registry import harness as harness_named
 from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.sandbox_runner.core import NoStart, allow
-from evener.sandbox_runner.insisting import insist
 from evener.sandbox_runner.site import Site
 from evener.sandboxes.port import WORKDIR, Sandbox
 from evener.tasks import directory, pack
@@ -67,7 +66,7 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
 
 
 async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> directory.Task:
-    data = await insist(lambda: blobs.get(ref.archive))
+    data = await blobs.get(ref.archive)
     try:
         await asyncio.to_thread(pack.unpack, data, folder)
         task = await asyncio.to_thread(directory.load, folder)

@@ -116,7 +116,7 @@ class Session:
             capability=self._capability(position),
             partition=position.partition,
             models=(spec.policy, *(name for name in spec.models if name not in {spec.policy, "*"})),
-            retry_header=None if prepared is None else prepared.harness.quirks.retry_header,
+            retry_header=declared(spec.harness, prepared.harness if prepared else None).retry_header,
         )
         try:
             async with open_relay(opening, site.client, clock, site.limits, metrics=site.metrics, report=report) as base_url:
@@ -210,7 +210,7 @@ class Session:
         found.artifacts = tuple([await self._kept(name, data) for name, data in kept.items()])
 
     async def _kept(self, name: str, data: bytes) -> Artifact:
-        return Artifact(name=name, blob=await insist(lambda: self._site.blobs.put(data)))
+        return Artifact(name=name, blob=await self._site.blobs.put(data))
 
     def _say(self, found: Exit, what: str) -> None:
         """Add to the exit's detail, and to the log."""

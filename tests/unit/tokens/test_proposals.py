@@ -6,12 +6,13 @@ import pytest
 from tests.unit.tokens.test_conversations import AGENT, CALL, TITLE, TOOLS, work
 from tests.unit.tokens.toy import World, tool, user
 
-from evener.harnesses.quirks_file import quirks_toml, read_quirks
+from evener.harnesses.quirks_file import read_quirks
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 from evener.templates.port import Message
 from evener.tokens.conversation import given_messages
 from evener.tokens.proposals import propose
+from evener.tokens.quirks_toml import quirks_toml
 from evener.tokens.varying import patterns_of
 
 
