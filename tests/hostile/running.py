@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -117,7 +118,7 @@ class Session:
         """Send a body (bytes, or what is to be JSON) with the key."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         given = {"authorization": f"Bearer {self.key}", "content-type": "application/json", **headers}
-        async with self.http.post(self.url + path, data=data, headers=given) as answer:
+        async with self.http.post(self.url + path, data=BytesIO(data), headers=given) as answer:
             return Answered(status=answer.status, headers=dict(answer.headers), body=await answer.read())
 
 
@@ -168,7 +169,9 @@ class Site:
         """Ask a control endpoint as an operator; the path is sent as it is."""
         given = {"authorization": f"Bearer {self.token}", **headers}
         url = URL(self.up.url + path, encoded=True)
-        async with self.http.request(method, url, data=body, headers=given, allow_redirects=False) as answer:
+        async with self.http.request(
+            method, url, data=None if body is None else BytesIO(body), headers=given, allow_redirects=False
+        ) as answer:
             return Answered(status=answer.status, headers=dict(answer.headers), body=await answer.read())
 
     @asynccontextmanager

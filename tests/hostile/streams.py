@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from io import BytesIO
 from typing import Any, Final
 
 from tests.hostile.dialect import CHAT, DIALECTS, GOOGLE, Dialect
@@ -32,7 +33,7 @@ async def leaves(site: Site, dialect: Dialect, streaming: Streaming) -> None:
     async with site.session(streaming=streaming, sampling=SLOW) as session:
         path, body = streamed(dialect)
         given = {"authorization": f"Bearer {session.key}"}
-        async with session.http.post(session.url + path, data=body, headers=given) as answer:
+        async with session.http.post(session.url + path, data=BytesIO(body), headers=given) as answer:
             await answer.content.read(10)
         dialect.check(await session.post(dialect.path, dialect.text("And now?")), refused=False)
 

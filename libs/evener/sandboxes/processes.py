@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from evener.sandboxes.port import ProgramMissing, SandboxError
+from evener.sandboxes.spawning import Child, spawn
 
 MARKER: Final = "EVENER_SANDBOX"
 """Environment variable of everything that runs in a `local` sandbox: the sandbox's folder."""
@@ -65,9 +66,7 @@ class BoundedLog:
 class LocalProcess:
     """A program of a `local` sandbox under its keeper. Made by `start`."""
 
-    def __init__(
-        self, keeper: asyncio.subprocess.Process, control: FileIO, reading: asyncio.Task[None], log: BoundedLog, sweep: Sweep
-    ) -> None:
+    def __init__(self, keeper: Child, control: FileIO, reading: asyncio.Task[None], log: BoundedLog, sweep: Sweep) -> None:
         self._keeper = keeper
         self._control = control
         self._reading = reading
@@ -123,18 +122,12 @@ async def start(
         control, asking = _pipe(theirs, ours)
         output, printing = _pipe(ours, theirs)
         try:
-            keeper = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                str(KEEPER),
-                *argv,
-                cwd=folder,
-                env={**environment, MARKER: marker},
+            keeper = await spawn(
+                [sys.executable, "-I", "-S", str(KEEPER), *argv],
+                folder=folder,
+                environment={**environment, MARKER: marker},
                 stdin=control,
-                stdout=printing,
-                stderr=printing,
-                start_new_session=True,
+                output=printing,
             )
         except (OSError, ValueError) as cause:
             msg = f"cannot start {argv[0]} in {folder}: {cause}"

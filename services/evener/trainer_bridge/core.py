@@ -104,7 +104,7 @@ def left_out(
         return LeftOut.DEAD_LETTER
     if not CONSEQUENCES[trajectory.end].trainable and trajectory.spec.purpose is not Purpose.COLLECT:
         return LeftOut.END
-    if nothing_sampled(trajectory):
+    if trajectory.spec.purpose is Purpose.TRAIN and nothing_sampled(trajectory):
         return LeftOut.NOTHING_SAMPLED
     if scored.reward is None and not collected(trajectory.spec):
         return LeftOut.UNGRADED

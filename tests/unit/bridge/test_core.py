@@ -164,6 +164,20 @@ def test_session_without_a_sampled_token_enters_no_baseline(side_tokens: int) ->
     assert merged.accounting.delivered == 30
 
 
+def test_evaluation_counts_sessions_that_sampled_nothing() -> None:
+    """Nothing of it is trained, and leaving them out would make the policy look better than it is."""
+    members = [structs.replace(silent(0, detail="its harness made no model call"), reward=0.0), *group((1.0, 1.0, 1.0, 1.0))[1:]]
+    kept = ended(
+        structs.replace(
+            scored, trajectory=structs.replace(scored.trajectory, spec=structs.replace(scored.trajectory.spec, purpose=Purpose.EVAL))
+        )
+        for scored in members
+    )
+
+    assert isinstance(kept, GroupMerged)
+    assert [(member.reward, member.left_out) for member in kept.members] == [(0.0, None), (1.0, None), (1.0, None), (1.0, None)]
+
+
 def test_group_of_sessions_that_sampled_nothing_fails_and_says_why() -> None:
     """The first prompt fits in none of them: a group of zeros would teach nothing, and says nothing about the policy."""
     detail = "its first prompt did not fit the context: this model's maximum context length is 4096 tokens; the messages have 9000"
