@@ -10,6 +10,8 @@ from evener.proto.sessions import Artifact
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 
 MAX_PAUSE_SECONDS: Final = 60.0
+MOST_DOUBLINGS: Final = 60
+"""Of the first pause: a store that is away for a day has thousands of tries."""
 CRASH: Final = "crash.txt"
 """Evidence of a grader that crashed: its traceback."""
 REASON: Final = "error.txt"
@@ -38,7 +40,7 @@ def after_failure(trajectory: TrajectoryBuilt, error: Exception, tries: int) -> 
 
 def pause_seconds(tries: int, first: float) -> float:
     """Return the pause after try number `tries`: `first`, then twice as long each time, up to a minute."""
-    return min(MAX_PAUSE_SECONDS, first * 2.0 ** (tries - 1))
+    return min(MAX_PAUSE_SECONDS, first * 2.0 ** min(tries - 1, MOST_DOUBLINGS))
 
 
 def of_try(number: int, evidence: Mapping[str, bytes], reason: str) -> dict[str, bytes]:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 import structlog
 
-from evener.blobs.port import BlobError, Blobs, NotRead
+from evener.blobs.port import BlobError, Blobs
 from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.evaluator.config import Config
 from evener.evaluator.core import CRASH, Next, after_failure, not_graded, of_try, pause_seconds, score
 from evener.graders.port import Context, Grade, GraderError
 from evener.graders.registry import grader_for
+from evener.proto.errors import Recoverable
 from evener.proto.sessions import Artifact
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 from evener.sandboxes.port import Sandboxes
@@ -61,7 +62,7 @@ class Gradings:
                 except BlobError as failed:
                     unread += 1
                     log.warning("blob_not_read_for_grading", session_id=trajectory.session_id, error=str(failed))
-                    if not isinstance(failed, NotRead) and time.monotonic() > deadline:
+                    if not isinstance(failed, Recoverable) and time.monotonic() > deadline:
                         grade = Grade(reward=None, ungraded=str(failed))
                 except GraderError as error:
                     tries += 1

@@ -30,4 +30,5 @@ def test_grader_that_refuses_is_not_asked_again() -> None:
 
 
 def test_pauses_double_up_to_a_minute() -> None:
-    assert [pause_seconds(tries, 1.0) for tries in (1, 2, 3, 9)] == [1.0, 2.0, 4.0, 60.0]
+    """However many tries a store that stays away has had: a double float has no 2 ** 1024."""
+    assert [pause_seconds(tries, 1.0) for tries in (1, 2, 3, 9, 5000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
