@@ -31,11 +31,13 @@ from tests.integration.frames_gateway import (
     silence,
     told,
 )
+from yarl import URL
 
 from evener.bus.port import Record
 from evener.proto.codec import encode
 from evener.proto.ends import CallFailure
 from evener.proto.fleet import Heartbeat
+from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.owners import Owners
@@ -448,6 +450,22 @@ async def test_a_request_that_cannot_be_decoded_is_refused_in_the_dialect(
             assert told[1] in (await response.json())["error"]["message"]
 
     assert gateway.seen == []
+
+
+async def test_a_header_that_is_no_text_is_refused_and_can_be_reported(gateway: FramesGateway) -> None:
+    """An agent may send any bytes; an exit that cannot be encoded would be lost, and its session run again and again."""
+    async with harness(gateway) as agent:
+        at = URL(agent.url)
+        reader, writer = await asyncio.open_connection(at.host, at.port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: relay\r\nauthorization: Bearer {NONCE}\r\nconnection: close\r\n"
+        writer.write(head.encode() + b"content-length: 2\r\ncontent-encoding: \xff\xfe\r\n\r\n{}")
+        answer = await reader.read()
+        writer.close()
+
+        assert answer.startswith(b"HTTP/1.1 400 "), answer
+        assert b"content-encoding" in answer.partition(b"\r\n\r\n")[2]
+        [failed] = agent.report.failures
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(failed), type=Failures) == failed
 
 
 async def test_what_is_no_model_call_is_answered_here(gateway: FramesGateway) -> None:

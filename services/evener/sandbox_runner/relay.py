@@ -21,6 +21,7 @@ from evener.proto.ends import CallFailure
 from evener.proto.ids import new_request_id
 from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
+from evener.sandbox_runner.core import one_line
 from evener.sandbox_runner.exchange import JSON, Exchange, Limits
 from evener.sandbox_runner.relay_client import Call, GatewayClient
 from evener.sandbox_runner.request_body import read_body, read_wish
@@ -86,7 +87,7 @@ class Report:
         """Count a request that got no answer."""
         before = self._failures.get(reason)
         count = 1 if before is None else before.count + 1
-        self._failures[reason] = Failures(reason=reason, count=count, detail=detail[:MOST_DETAIL])
+        self._failures[reason] = Failures(reason=reason, count=count, detail=one_line(detail, MOST_DETAIL))
 
 
 @asynccontextmanager
@@ -160,7 +161,8 @@ class Relay:
         with self._clock.call() as wait:
             wish = await read_wish(dialect, call.path, call.body)
             exchange = Exchange(request, call, dialect, client=self._client, wish=wish, wait=wait, limits=self._limits)
-            call.repeats = self._unserved.original(call)
+            digest = await self._unserved.digest(call)
+            call.repeats = self._unserved.original(call, digest)
             try:
                 response = await exchange.run()
             except (asyncio.CancelledError, ConnectionError) as gone:
@@ -170,7 +172,7 @@ class Relay:
                 return web.Response(status=499)
             else:
                 if response.status in REFUSED:
-                    self._unserved.note(call)
+                    self._unserved.note(call, digest)
                 return response
             finally:
                 self._metrics.relay_sent_again.inc(exchange.sent_again)

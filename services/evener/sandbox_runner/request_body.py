@@ -27,7 +27,8 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
     """Return the body, decoded, of at most so many bytes. Raises RequestError."""
     encoding = request.headers.get(HEADER, "").strip().lower()
     if encoding not in {*PLAIN, *INFLATED}:
-        refuse(HEADER, f"{encoding} is not served; send the body plain, or as {' or '.join(INFLATED)}")
+        said = encoding.encode(errors="backslashreplace").decode()  # a header may have bytes that are no text
+        refuse(HEADER, f"{said} is not served; send the body plain, or as {' or '.join(INFLATED)}")
     try:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge as cause:

@@ -6,6 +6,7 @@ from typing import Final
 
 from evener.proto.relay import is_marked
 from evener.sandbox_runner.relay_client import Call
+from evener.sandbox_runner.request_body import READING, SHORT_BYTES
 
 KEPT: Final = 256
 
@@ -18,16 +19,21 @@ class Unserved:
         self._retry_header: Final = retry_header
         self._requests: Final[deque[tuple[bytes, str]]] = deque(maxlen=KEPT)
 
-    def note(self, call: Call) -> None:
-        """Take note that a request was refused: its client may send it again, marked."""
-        if self._retry_header is not None:
-            self._requests.append((_digest(call), call.request_id))
-
-    def original(self, call: Call) -> str | None:
-        """Return the id of the unserved request that a marked one repeats; each is repeated once. None: it repeats none of them."""
-        if not self._requests or not is_marked(call.headers, self._retry_header):
+    async def digest(self, call: Call) -> bytes | None:
+        """Return what recognises a request, taken before its answer leaves: its retry may follow at once. None: retries are not marked."""
+        if self._retry_header is None:
             return None
-        digest = _digest(call)
+        return _digest(call) if len(call.body) <= SHORT_BYTES else await READING.run(_digest, call)
+
+    def note(self, call: Call, digest: bytes | None) -> None:
+        """Take note that a request was refused: its client may send it again, marked."""
+        if digest is not None:
+            self._requests.append((digest, call.request_id))
+
+    def original(self, call: Call, digest: bytes | None) -> str | None:
+        """Return the id of the unserved request that a marked one repeats; each is repeated once. None: it repeats none of them."""
+        if digest is None or not is_marked(call.headers, self._retry_header):
+            return None
         found = next((each for each in self._requests if each[0] == digest), None)
         if found is None:
             return None

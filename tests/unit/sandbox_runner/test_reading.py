@@ -7,7 +7,9 @@ import pytest
 
 from evener.dialects.canonical import Wish
 from evener.dialects.openai_chat import OpenAIChat
+from evener.sandbox_runner.relay_client import Call
 from evener.sandbox_runner.request_body import SHORT_BYTES, read_wish
+from evener.sandbox_runner.unserved import Unserved
 
 PATH = "/v1/chat/completions"
 
@@ -34,3 +36,18 @@ async def test_loop_goes_on_while_a_large_body_is_looked_at(key: bytes) -> None:
     dialect.meanwhile.set()
 
     assert await reading == Wish(stream=True, model="m")
+
+
+async def test_loop_goes_on_while_a_large_body_is_recognised() -> None:
+    """A retry of a request that was not served is known by its bytes, of which there may be 32 MB."""
+    body = b"x" * (SHORT_BYTES + 1)
+    call = Call(path=PATH, body=body, headers={"retry": "1"}, request_id="r1", capability="", partition=0)
+    unserved = Unserved("retry")
+    recognising = asyncio.create_task(unserved.digest(call))
+    await asyncio.sleep(0)
+    assert not recognising.done()
+
+    digest = await recognising
+    unserved.note(call, digest)
+    assert unserved.original(call, digest) == "r1"
+    assert unserved.original(call, digest) is None
