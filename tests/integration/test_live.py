@@ -12,9 +12,10 @@ from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
 
 from evener.engines.scripted import Rule, Script, ToolCall
+from evener.proto.ends import End
 from evener.proto.ids import new_request_id
 from evener.proto.relay import Admitted, Answer, AnyFrame, Delta, Waiting
-from evener.proto.sessions import CallClosed, CallOpened, SessionSealed
+from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, SessionSealed
 from evener.proto.spec import Sampling, Streaming
 from evener.service import faults
 from evener.templates.renderer import JinjaRenderer
@@ -105,6 +106,26 @@ async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: H
     assert [type(frame) for frame in frames] == [Admitted, Waiting, Answer]
     assert isinstance(frames[-1], Answer)
     assert (frames[-1].status, frames[-1].body) == (503, b"")
+
+
+async def test_session_that_ends_while_the_failure_of_its_call_waits_for_the_log_has_its_end(hand: Hand) -> None:
+    """The engine has failed, the opening is not committed yet, the harness exits: the call must not wait for the end that waits for it."""
+    capability = await hand.start("s1", streaming=Streaming.LIVE)
+
+    async def listen() -> list[AnyFrame]:
+        return [frame async for frame in hand.frames(capability, body("break unseen"))]
+
+    faults.arm("pause@gateway.commit=1")
+    listening = asyncio.create_task(listen())
+    (failed,) = await hand.engine.recorded(1)
+    await asyncio.sleep(0.2)
+    await hand.exit("s1")
+    ended = await hand.until("s1", AttemptEnded)
+    faults.arm("")
+    await listening
+    assert ended.end is End.INFRASTRUCTURE
+    [told] = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
+    assert told.sampled_tokens == len(failed.sampled_ids)
 
 
 async def test_resend_of_an_answered_call_has_the_whole_answer(hand: Hand) -> None:

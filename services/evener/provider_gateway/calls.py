@@ -144,7 +144,8 @@ class Calls:
         finally:
             lonely.cancel()
             self._metrics.calls_open.dec()
-        await _note_undelivered(owner, live, flight.left)
+        if not flight.stopped:  # else who writes the end waits for this task, and a cancellation beside an error may have got lost
+            await _note_undelivered(owner, live, flight.left)
 
     async def _within_budgets(self, owner: Owner, live: Live, flight: Flight, *, asked: Asked, way: Way, ticket: Ticket) -> None:
         """Run a call that the session's budgets have room for. One that they have not is told so, and stands in the log."""

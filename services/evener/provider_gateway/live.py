@@ -71,7 +71,7 @@ class Flight:
         """What has left of the first choice (`live`)."""
         self.told = False
         """Its last step was put."""
-        self._stopped = False
+        self.stopped = False
         """Its attempt is over."""
         self.broken = False
         """This gateway lets the call go: listeners get no end, so that the relay asks the next owner."""
@@ -103,7 +103,7 @@ class Flight:
     @property
     def ended(self) -> bool:
         """Whether no other request may join it."""
-        return self.told or self._stopped
+        return self.told or self.stopped
 
     @property
     def listened(self) -> bool:
@@ -116,7 +116,7 @@ class Flight:
 
     def stop(self) -> None:
         """Abort the sampling; what was sampled is recorded as aborted."""
-        self._stopped = True
+        self.stopped = True
         if self.task is not None:
             self.task.cancel()
 
