@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -11,7 +11,8 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from evener.engines.port import EngineError, EngineUnreachable
+from evener.engines.port import EngineError, EngineUnreachable, GenerateRequest
+from evener.service.off_loop import Threads
 
 CONNECT_SECONDS: Final = 10.0
 CONTROL_SECONDS: Final = 900.0
@@ -23,6 +24,10 @@ received breaks the connection after 60,000 ms. A system may lack one or the oth
 IDLE_SECONDS: Final = 4.0
 """A connection is used again within this time: vLLM closes one that was idle for 5 s."""
 LINE_BYTES: Final = 8 << 20
+SHORT_IDS: Final = 4_000
+"""A prompt of so many ids is encoded in a tenth of a millisecond."""
+ENCODING: Final = Threads("encode", 1)
+"""Long prompts are encoded here, one after the other: a call of 64 answers sends as many requests at once."""
 HEALTH: Final = "/health"
 JSON: Final = {"content-type": "application/json"}
 SHOWN_CHARACTERS: Final = 200
@@ -154,6 +159,12 @@ class EngineHttp:
             elif (kept := line.strip()) and kept[:1] != b":":
                 raise self.rubbish(path, kept.decode(errors="replace"))
         return data
+
+
+async def encoded(encode: Callable[[GenerateRequest], bytes], request: GenerateRequest) -> bytes:
+    """Return the body of a request; the loop goes on while that of a long one is made."""
+    short = len(request.ids) <= SHORT_IDS and not request.images
+    return encode(request) if short else await ENCODING.run(encode, request)
 
 
 def kept_alive(address: tuple[Any, ...]) -> socket.socket:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
-from evener.engines.connection import EngineHttp, HttpRefusal
+from evener.engines.connection import EngineHttp, HttpRefusal, encoded
 from evener.engines.port import PROBE, Chunk, ContextOverflow, EngineError, EngineFacts, EngineRefused, EngineUnreachable, GenerateRequest
 from evener.proto.prepared import Converter
 from evener.proto.sessions import FinishReason
@@ -114,7 +114,7 @@ class VllmEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         ended, sampled = False, 0
-        async with aclosing(self._events(self._streamed(request))) as batches:
+        async with aclosing(self._events(await encoded(self._streamed, request))) as batches:
             async for events in batches:  # to [DONE], so that the connection is used again
                 part = self._chunk(events, sampled)
                 sampled += len(part.ids)

@@ -19,7 +19,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
-from evener.engines.connection import EngineHttp, HttpRefusal
+from evener.engines.connection import EngineHttp, HttpRefusal, encoded
 from evener.engines.port import PROBE, Chunk, EngineFacts, GenerateRequest
 from evener.engines.vllm import (
     DONE,
@@ -80,17 +80,7 @@ class VllmChatEngine:
         if request.messages is None:
             yield await self._complete(request)
             return
-        body = self._body(request.sampling, request.max_tokens) | {
-            "messages": [_message(message, request.images) for message in request.messages],
-            "logprobs": True,
-            "top_logprobs": 0,
-            "stop_token_ids": list(request.stop_ids),
-            "request_id": request.request_id,
-            "stream": True,
-            "stream_interval": request.together,
-        }
-        if request.tools:  # shown to the model; its answer is not parsed, and not constrained
-            body |= {"tools": [{"type": "function", "function": tool} for tool in request.tools], "tool_choice": "none"}
+        body = await encoded(self._streamed, request)
         ended = False
         async with aclosing(self._parts(body)) as parts:
             async for part in parts:  # to [DONE], so that the connection is used again
@@ -114,7 +104,21 @@ class VllmChatEngine:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _parts(self, body: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
+    def _streamed(self, request: GenerateRequest) -> bytes:
+        body = self._body(request.sampling, request.max_tokens) | {
+            "messages": [_message(message, request.images) for message in request.messages or ()],
+            "logprobs": True,
+            "top_logprobs": 0,
+            "stop_token_ids": list(request.stop_ids),
+            "request_id": request.request_id,
+            "stream": True,
+            "stream_interval": request.together,
+        }
+        if request.tools:  # shown to the model; its answer is not parsed, and not constrained
+            body |= {"tools": [{"type": "function", "function": tool} for tool in request.tools], "tool_choice": "none"}
+        return msgspec.json.encode(body)
+
+    async def _parts(self, body: bytes) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a streamed answer up to [DONE], the prompt's ids in the first one."""
         prompt: NDArray[np.int32] | None = None
         given = False
@@ -126,9 +130,9 @@ class VllmChatEngine:
                     yield part if given else structs.replace(part, prompt_ids=prompt)
                     given = True
 
-    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, body: bytes) -> AsyncGenerator[dict[str, Any], None]:
         try:
-            async with aclosing(self._http.events(CHAT, msgspec.json.encode(body))) as batches:
+            async with aclosing(self._http.events(CHAT, body)) as batches:
                 async for data in batches:
                     for line in data:
                         if line == DONE:
