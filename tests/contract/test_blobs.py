@@ -2,6 +2,7 @@
 
 import abc
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from obstore.store import S3Store
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError, Blobs, NotRead, NotStored
-from evener.blobs.store import ObjectBlobs, path_of, ref_of
+from evener.blobs.store import SHORT_BYTES, ObjectBlobs, path_of, ref_of
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import ConfigError
 
@@ -87,6 +88,18 @@ class TestMemoryBlobs(BlobsContract):
     def blobs(self, tmp_path: Path) -> Blobs:
         del tmp_path
         return open_blobs("memory://")
+
+    async def test_loop_goes_on_while_a_large_object_is_hashed(self, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A task of 50 MB took 50 ms for each look."""
+        threads: list[threading.Thread] = []
+
+        def hashed(data: bytes) -> BlobRef:
+            threads.append(threading.current_thread())
+            return ref_of(data)
+
+        monkeypatch.setattr("evener.blobs.store.ref_of", hashed)
+        await blobs.get(await blobs.put(bytes(SHORT_BYTES + 1)))
+        assert [thread is threading.main_thread() for thread in threads] == [False, False]
 
 
 def test_unknown_kind_of_store_is_refused_by_name() -> None:
