@@ -5,14 +5,13 @@ from evener.proto.ends import CallFailure, End
 from evener.provider_gateway.asked import Asked, Failure, too_long
 from evener.provider_gateway.core import STOP_STATUS, answer_tokens, stop, unsupported
 from evener.provider_gateway.live import Live
-from evener.provider_gateway.looping import looping
 from evener.provider_gateway.open_call import OpenCall, Way
 
 
 def admit(live: Live, asked: Asked, way: Way) -> None:
     """Count a call to its session's budgets, until `live.spending.free`. Raises Failure where there is no room, or the agent loops."""
     end = live.spending.admit(way.call_id, extends=way.placed.placement.parent is not None, answers=asked.request.n)
-    if end is None and looping(asked.request.messages, live.session.starts[live.session.attempt].spec.budgets.repeats):
+    if end is None and way.looping:
         end = End.LOOPING
     if end is not None:
         raise Failure(CallFailure.BUDGET, stop(end), detail=end)

@@ -15,15 +15,18 @@ def looping(messages: Sequence[Message], repeats: int | None) -> bool:
     """Return whether the history ends with the same tool calls and results `repeats` times in a row, notes of the harness apart."""
     if repeats is None:
         return False
-    last, count, results = None, 0, b""
+    last, count = None, 0
+    results: list[Digest] = []
+    """Of the turn, the last one first."""
     for message in reversed(messages):
         if message.get("role") == "tool":
-            results = _spell(message.get("content")) + results
+            results.append(_spell(message.get("content")))
         elif message.get("role") == "assistant" and message.get("tool_calls"):
-            this = _spell([(call.get("name"), call.get("arguments")) for call in message["tool_calls"]]) + results
+            this = _spell([(call.get("name"), call.get("arguments")) for call in message["tool_calls"]]) + b"".join(reversed(results))
             if last is not None and this != last:
                 return False
-            last, count, results = this, count + 1, b""
+            last, count = this, count + 1
+            results.clear()
             if count == repeats:
                 return True
         elif not _is_note(message):

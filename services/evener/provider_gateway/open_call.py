@@ -67,6 +67,8 @@ class Way(Struct, frozen=True, kw_only=True, eq=False):
     retry_of: str | None
     images: tuple[BlobRef, ...]
     """Of the messages to record."""
+    looping: bool = False
+    """Its history goes round in circles, more often than the session's budgets allow."""
     opened_at: float
 
 

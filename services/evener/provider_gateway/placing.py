@@ -13,6 +13,7 @@ from evener.proto.spec import Target
 from evener.provider_gateway.asked import Asked, too_long
 from evener.provider_gateway.core import STOP_STATUS, Sample, target_of, unsupported
 from evener.provider_gateway.live import Live
+from evener.provider_gateway.looping import looping
 from evener.provider_gateway.open_call import Way
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.threads import PLACING
@@ -38,9 +39,11 @@ class Placing:
         """Return where a call goes and hangs; images that are new are stored by then."""
         target, policy = self._aim(live, asked)
         attempt, number = live.session.attempt, live.number()
+        repeats = live.session.starts[attempt].spec.budgets.repeats
         placed = await self._placed(live, asked, policy)
         images = await self._keep_images(asked.request, placed)
-        return _way(sample, target, policy, placed, attempt=attempt, number=number, images=images)
+        loops = repeats is not None and await PLACING.run(looping, asked.request.messages, repeats)
+        return _way(sample, target, policy, placed, attempt=attempt, number=number, images=images, loops=loops)
 
     async def count(self, live: Live, asked: Asked) -> int:
         """Return how many tokens the prompt has."""
@@ -112,7 +115,15 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _way(
-    sample: Sample, target: Target, policy: Policy, placed: Placed, *, attempt: int, number: int, images: tuple[BlobRef, ...] = ()
+    sample: Sample,
+    target: Target,
+    policy: Policy,
+    placed: Placed,
+    *,
+    attempt: int,
+    number: int,
+    images: tuple[BlobRef, ...] = (),
+    loops: bool = False,
 ) -> Way:
     return Way(
         target=target,
@@ -124,5 +135,6 @@ def _way(
         try_number=sample.try_number,
         retry_of=sample.retry_of,
         images=images,
+        looping=loops,
         opened_at=time.time(),
     )

@@ -1,5 +1,7 @@
 """An agent that goes round in circles, whatever its harness says in between."""
 
+import time
+
 import pytest
 from tests.unit.tokens.toy import user
 
@@ -57,3 +59,11 @@ def test_notes_of_the_harness_do_not_hide_a_loop(note: Message) -> None:
 )
 def test_word_of_a_user_or_of_the_agent_begins_anew(word: Message) -> None:
     assert not looping([user("go"), *turn(1), word, *turn(2), *turn(3)], 3)
+
+
+def test_a_turn_of_many_results_is_read_once() -> None:
+    """Each of 60,000 results was put before all others anew: two seconds, and twenty for three times as many."""
+    results = [{"role": "tool", "content": "x"}] * 60_000
+    began = time.process_time()
+    assert not looping([user("go"), *turn(1)[:1], *results], 3)
+    assert time.process_time() - began < 1.0
