@@ -59,6 +59,10 @@ class Way(Struct, frozen=True, kw_only=True, eq=False):
     target: Target
     policy: Policy
     placed: Placed
+    messages: bytes
+    """To record, as JSON."""
+    tools: bytes | None
+    """To record, as JSON. None: there are none, or they are those of the call that this one extends."""
     attempt: int
     call_id: str
     number: int
@@ -357,9 +361,9 @@ def opening(live: Live, asked: Asked, way: Way, engine_id: str) -> CallOpened:
         given_ids=pack_int32(placed.given),
         prompt_tokens=len(placed.context),
         follows=placed.follows,
-        messages=msgspec.json.encode(placed.messages),
+        messages=way.messages,
         message_count=len(request.messages),
-        tools=msgspec.json.encode(request.tools) if request.tools and placed.follows is None else None,
+        tools=way.tools,
         tool_count=len(request.tools),
         tools_hidden=bool(request.tools) and not way.policy.renderer.renders_tools,
         side_call=placed.side_call,

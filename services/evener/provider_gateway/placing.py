@@ -4,6 +4,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
+from msgspec import Struct
+
 from evener.blobs.port import Blobs
 from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
 from evener.proto.blobs import BlobRef
@@ -40,20 +43,19 @@ class Placing:
         target, policy = self._aim(live, asked)
         attempt, number = live.session.attempt, live.number()
         repeats = live.session.starts[attempt].spec.budgets.repeats
-        placed = await self._placed(live, asked, policy)
-        images = await self._keep_images(asked.request, placed)
-        loops = repeats is not None and await PLACING.run(looping, asked.request.messages, repeats)
-        return _way(sample, target, policy, placed, attempt=attempt, number=number, images=images, loops=loops)
+        found = await self._found(live, asked, policy, repeats)
+        images = await self._keep_images(asked.request, found.placed)
+        return _way(sample, target, policy, found, attempt=attempt, number=number, images=images)
 
     async def count(self, live: Live, asked: Asked) -> int:
         """Return how many tokens the prompt has."""
         _, policy = self._aim(live, asked)
-        return len((await self._placed(live, asked, policy)).context)
+        return len((await self._found(live, asked, policy, None)).placed.context)
 
     def nowhere(self, live: Live, asked: Asked, sample: Sample) -> Way:
         """Return the place of a call that could not be placed, for the record of its failure."""
         target, policy = self._aim(live, asked)
-        return _way(sample, target, policy, nowhere(), attempt=live.session.attempt, number=live.number())
+        return _way(sample, target, policy, _written(asked, nowhere()), attempt=live.session.attempt, number=live.number())
 
     def _aim(self, live: Live, asked: Asked) -> tuple[Target, Policy]:
         spec = live.session.starts[live.session.attempt].spec
@@ -66,14 +68,34 @@ class Placing:
             raise error
         return target, policy
 
-    async def _placed(self, live: Live, asked: Asked, policy: Policy) -> Placed:
+    async def _found(self, live: Live, asked: Asked, policy: Policy, repeats: int | None) -> "Found":
         async with live.changing:  # the calls that it may extend stay as they are meanwhile
-            return await PLACING.run(_place, live, asked, policy)
+            return await PLACING.run(_find, live, asked, policy, repeats)
 
     async def _keep_images(self, request: CanonicalRequest, placed: Placed) -> tuple[BlobRef, ...]:
         """Store the images of the messages that are recorded. Those before them are stored already."""
         named = {part["digest"] for message in placed.messages for part in parts_of(message) if part["type"] == "image"}
         return tuple([await self._blobs.put(image.data) for image in request.images if image.digest in named])
+
+
+class Found(Struct, frozen=True, eq=False):
+    """What a thread finds out of a call."""
+
+    placed: Placed
+    messages: bytes
+    tools: bytes | None
+    looping: bool
+
+
+def _find(live: Live, asked: Asked, policy: Policy, repeats: int | None) -> Found:
+    return _written(asked, _place(live, asked, policy), loops=looping(asked.request.messages, repeats))
+
+
+def _written(asked: Asked, placed: Placed, *, loops: bool = False) -> Found:
+    """Return the place of a call with what its opening records: as JSON, which takes its time where it is long."""
+    tools = asked.request.tools if placed.follows is None else ()
+    messages = msgspec.json.encode(placed.messages)
+    return Found(placed=placed, messages=messages, tools=msgspec.json.encode(tools) if tools else None, looping=loops)
 
 
 def _place(live: Live, asked: Asked, policy: Policy) -> Placed:
@@ -115,26 +137,20 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _way(
-    sample: Sample,
-    target: Target,
-    policy: Policy,
-    placed: Placed,
-    *,
-    attempt: int,
-    number: int,
-    images: tuple[BlobRef, ...] = (),
-    loops: bool = False,
+    sample: Sample, target: Target, policy: Policy, found: Found, *, attempt: int, number: int, images: tuple[BlobRef, ...] = ()
 ) -> Way:
     return Way(
         target=target,
         policy=policy,
-        placed=placed,
+        placed=found.placed,
+        messages=found.messages,
+        tools=found.tools,
         attempt=attempt,
         call_id=new_call_id(),
         number=number,
         try_number=sample.try_number,
         retry_of=sample.retry_of,
         images=images,
-        looping=loops,
+        looping=found.looping,
         opened_at=time.time(),
     )

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -70,6 +71,7 @@ async def test_loop_goes_on_while_a_call_is_rendered() -> None:
     way = await placing
 
     assert np.array_equal(way.placed.context, gateway.renderer.render([user("hello")], None))
+    assert (msgspec.json.decode(way.messages), way.tools) == ([user("hello")], None)  # written there, too: 16 MB take 40 ms
 
 
 async def test_nothing_is_folded_in_while_a_call_is_placed() -> None:
