@@ -1,5 +1,6 @@
 """The books hold every token that an engine was seen to sample, those of failed tries included."""
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from evener.proto.ends import CallFailure, End, ExitCause, LeftOut
 from evener.proto.ids import new_request_id
 from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed
 from evener.proto.spec import Streaming
+from evener.service import faults
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(rules=(Rule(match="cut once", say=EIGHT, fail="cut", after=3, times=1),), default=Rule(say="Hello."))
@@ -67,6 +69,25 @@ async def test_tries_whose_failure_the_log_did_not_take_are_written_when_it_does
         assert books.left_out[LeftOut.FAILED_TRY] == books.sampled - books.delivered
         assert (books.delivered > 0) is answered
         assert trajectory.doubts == ()
+
+
+async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_in_the_books(tmp_path: Path) -> None:
+    """Its call is cancelled while its commit is under way, and then fails."""
+    async with gateway(tmp_path, SCRIPT) as hand:
+        capability, request_id = await hand.start("s1"), new_request_id()
+        with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
+            meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+            faults.arm("pause@gateway.commit=1")
+            asking = asyncio.create_task(hand.ask(capability, CUT, request_id))
+            await hand.engine.recorded(1)
+            await asyncio.sleep(0.3)
+            await hand.leave(capability, request_id)
+            faults.arm("")
+            assert (await asking).body == b""
+            meddling.execute("DROP TRIGGER full")
+        await hand.exit("s1", cause=ExitCause.CANCELLED)
+        trajectory, seal = await sealed(hand)
+        assert trajectory.accounting.sampled == seal.sampled_tokens == await ledger_of(hand) == 3
 
 
 @pytest.mark.parametrize("streaming", list(Streaming))

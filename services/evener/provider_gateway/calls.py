@@ -15,7 +15,7 @@ from evener.bus.port import BusError, Fenced
 from evener.dialects.canonical import NOTHING, RequestError
 from evener.proto.ends import CallFailure
 from evener.proto.relay import Admitted, Answer, AnyFrame, Waiting
-from evener.proto.sessions import CallOpened
+from evener.proto.sessions import CallFailed, CallOpened
 from evener.provider_gateway.admission import Ticket
 from evener.provider_gateway.answering import flight_frames, lost, recorded_frames
 from evener.provider_gateway.asked import Asked, Failure, overloaded, refuse
@@ -28,6 +28,7 @@ from evener.provider_gateway.placing import Placing, PolicyUnknown
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.slots import NoEngine, Slots
 from evener.service.faults import point
+from evener.service.off_loop import to_its_end
 from evener.service.telemetry import Metrics
 
 UNSEEN_TRIES: Final = 8
@@ -241,8 +242,14 @@ class Calls:
         flight.put(LOST if again else Refused(failure.error))
 
     async def _record(self, owner: Owner, live: Live, opened: CallOpened, failure: Failure, sampled_tokens: int = 0) -> bool:
-        """Record a failure; return whether the log took it. Raises Fenced."""
+        """Record a failure; return whether the log took it. Raises Fenced.
+
+        A cancelled caller waits all the same: what the log does not take is owed to the books.
+        """
         failed = failing(opened, failure.reason, failure.detail, failure.error.status, sampled_tokens)
+        return await to_its_end(self._commit_or_owe(owner, live, opened, failed))
+
+    async def _commit_or_owe(self, owner: Owner, live: Live, opened: CallOpened, failed: CallFailed) -> bool:
         try:
             await owner.commit(live, ending(live, opened, failed))
         except Fenced:
