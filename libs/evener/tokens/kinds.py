@@ -41,9 +41,11 @@ class Conversations:
         self._found: dict[str, Conversation] = {}
         for call in session.forest.in_order():
             name = self._name(call)
+            if call.opened.attempt != session.attempt or call.closed is None:  # what failed, or was begun anew, names nothing
+                continue
             if call.placement.root is RootReason.SUB_AGENT:
                 self._sub_agents.add(name)
-            if call.opened.attempt == session.attempt and call.answered and call.choices and call.opened.side_call is None:
+            if call.answered and call.choices and call.opened.side_call is None:
                 self._found.setdefault(name, Conversation([])).calls.append(call)
         self.main = self._main()
         """Its name. None: nothing was answered."""

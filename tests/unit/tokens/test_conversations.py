@@ -193,6 +193,26 @@ class TestAfterFailures:
         assert labels(trajectory) == [(RootReason.FIRST, RowKind.MAIN), (RootReason.REWRITTEN, RowKind.BRANCH)]
         assert trajectory.answer == "fine"
 
+    @pytest.mark.parametrize("run_again", [False, True])
+    def test_call_that_failed_beside_a_waiting_conversation_makes_no_sub_agent(self, *, run_again: bool) -> None:
+        """Nor does one of an earlier attempt: tried again when nobody waits, it begins the agent's work."""
+        world = World()
+        waiting = work(world, 1, [{"name": "plan"}])
+        helper: list[Message] = [{"role": "system", "content": "helper"}, user("the work")]
+        placed, opened = world.open(helper, TOOLS)
+        assert placed.placement.root is RootReason.SUB_AGENT
+        if run_again:
+            world.close(placed, opened, ["fine"])
+            world.start(2)
+        else:
+            world.fail(opened, CallFailure.ENGINE_UNREACHABLE)
+            world.ask(waiting, "The plan is there.", tools=[{"name": "plan"}])
+        world.ask(helper, "It rains.", tools=TOOLS)
+        trajectory = sealed(world)
+
+        kinds = {row.calls[-1]: (row.root, row.kind) for row in trajectory.rows}
+        assert kinds[f"c{world.calls}"] == (RootReason.FIRST, RowKind.MAIN if run_again else RowKind.CONVERSATION)
+
     def test_call_that_failed_under_other_tools_leaves_no_trace(self) -> None:
         """What it knew of the beginning is not known."""
         world = World()
