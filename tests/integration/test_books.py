@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
+from tests.outage import Outage
 
+from evener.blobs.open import open_blobs
 from evener.engines.scripted import Rule, Script
 from evener.proto.ends import CallFailure, End, ExitCause, LeftOut
 from evener.proto.ids import new_request_id
@@ -21,6 +23,8 @@ EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(rules=(Rule(match="cut once", say=EIGHT, fail="cut", after=3, times=1),), default=Rule(say="Hello."))
 HI = [{"role": "user", "content": "hi"}]
 CUT = [{"role": "user", "content": "cut once"}]
+LARGE = " international" * 16_000
+"""Too large for a record."""
 
 
 async def ledger_of(hand: Hand) -> int:
@@ -111,3 +115,22 @@ async def test_all_answers_of_a_failed_call_are_in_the_books(tmp_path: Path, str
         books = trajectory.accounting
         assert 0 < books.left_out[LeftOut.FAILED_TRY] == sum(event.sampled_tokens for event in failed)
         assert books.sampled <= await ledger_of(hand)
+
+
+async def test_harness_leaves_while_the_failure_of_its_call_waits_for_the_blob_store(tmp_path: Path) -> None:
+    """Its record is too large for the log alone. It is written with the end, whose reason it is: ours, not the agent's."""
+    store = Outage(open_blobs(str(tmp_path / "blobs")))
+    async with gateway(tmp_path, SCRIPT, context=20_000, blobs=store) as hand:
+        capability, request_id = await hand.start("s1"), new_request_id()
+        store.away = True
+        asking = asyncio.ensure_future(hand.ask(capability, [{"role": "user", "content": LARGE + " cut once"}], request_id))
+        await store.met.wait()
+        await hand.leave(capability, request_id)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        store.away = False
+        await hand.exit("s1", code=1)
+        assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+        (failed,) = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
+        assert failed.reason is CallFailure.ENGINE_UNREACHABLE
+        assert failed.sampled_tokens == await ledger_of(hand) == 3

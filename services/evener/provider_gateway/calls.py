@@ -254,6 +254,10 @@ class Calls:
             await owner.commit(live, ending(live, opened, failed))
         except Fenced:
             raise
+        except asyncio.CancelledError:  # the harness left, or its session ended, while large records waited for the blob store
+            if not live.session.has_ended(opened.call_id):
+                live.owe(opened, failed)
+            raise
         except (BusError, BlobError) as error:
             live.owe(opened, failed)
             log.error("failure_not_committed", session_id=live.session.session_id, error=str(error))
