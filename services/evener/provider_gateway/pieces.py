@@ -39,12 +39,13 @@ async def sample_answer(pooled: Pooled, request: GenerateRequest, sampled: Sampl
         if (end := _end_of(request, sampled)) is not None:
             sampled.finish_reason = end
             return
-        in_vain = 0 if len(sampled) > had or await pooled.pauses.are_on() else in_vain + 1
+        came = len(sampled) > had
+        in_vain = 0 if came or await pooled.pauses.are_on() else in_vain + 1
         if in_vain == IN_VAIN or not _can_go_on(request, sampled):
             msg = f"engine {pooled.joined.engine_id} broke its answer off"
             raise EngineUnreachable(msg)
         sampled.go_on()
-        if in_vain:
+        if not came:
             await asyncio.sleep(IN_VAIN_SECONDS)
 
 
