@@ -8,6 +8,9 @@ from typing import Final
 import pytest
 from tests.integration.frames_gateway import (
     FramesGateway,
+    Step,
+    Talk,
+    admitted_silence,
     cut_after_admission,
     elsewhere,
     frames_gateway,
@@ -20,6 +23,7 @@ from tests.integration.frames_gateway import (
 from tests.integration.test_relay import BODY, NONCE, harness, listing
 
 from evener.proto.ends import CallFailure
+from evener.proto.relay import Answer
 from evener.proto.sessions import Failures
 from evener.sandbox_runner import exchange
 
@@ -90,6 +94,56 @@ async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_l
         gateway.script = [reply("hello")]
         assert await agent.text() == "hello"
         assert not agent.report.waited_in_vain
+
+
+async def test_an_answer_beside_a_request_that_was_not_served_says_nothing_of_it(gateway: FramesGateway) -> None:
+    """The harness may fail for the one without the other: a title, a helper. Only what it asked for afterwards shows that it went on."""
+    gateway.script = [reply("a title", seconds=0.5), refuse(503, "the log cannot be written"), reply("hello")]
+    async with harness(gateway) as agent:
+        title = asyncio.create_task(agent.text())
+        await asyncio.sleep(0.2)
+        async with agent.post() as response:
+            assert response.status == 503
+        assert await title == "a title"
+        assert agent.report.unanswered is CallFailure.OVERLOADED
+        await agent.text()
+        assert agent.report.unanswered is None
+
+
+async def test_counted_prompt_is_no_answer_to_what_was_not_served(gateway: FramesGateway) -> None:
+    """Nothing was sampled for it."""
+
+    async def counted(talk: Talk) -> None:
+        await talk.say(Answer(status=200, body=b'{"input_tokens": 3}'))
+
+    gateway.script = [refuse(503, "the log cannot be written"), counted]
+    async with harness(gateway) as agent:
+        for status, path in ((503, "/v1/messages"), (200, "/v1/messages/count_tokens")):
+            async with agent.post({**BODY, "max_tokens": 9}, path=path) as response:
+                assert response.status == status
+        assert agent.report.unanswered is CallFailure.OVERLOADED
+
+
+@pytest.mark.parametrize("steps", [[silence, admitted_silence], [admitted_silence, silence]], ids=["first", "last"])
+async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in_vain(
+    gateway: FramesGateway, monkeypatch: pytest.MonkeyPatch, steps: list[Step]
+) -> None:
+    """Whichever of them the relay notices last."""
+    monkeypatch.setattr(exchange, "IN_VAIN_SECONDS", 0.1)
+    gateway.script = list(steps)
+    async with harness(gateway) as agent:
+        asking = []
+        for _ in steps:
+            asking.append(asyncio.create_task(agent.text()))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        async with asyncio.timeout(5):
+            while len(gateway.left) < len(steps):  # noqa: ASYNC110 - the relay notices in its own time
+                await asyncio.sleep(0.01)
+        assert agent.report.waited_in_vain
 
 
 async def test_answer_lost_half_way_is_reported_as_ours(gateway: FramesGateway) -> None:

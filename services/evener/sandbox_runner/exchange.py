@@ -46,15 +46,15 @@ class Exchange:
         """The reason is a limit of the relay, or a gateway that could not serve it now: the log may know nothing of the request."""
         self.gave_up = False
         """A limit passed before an answer came, or half of one was lost: the call is to be aborted."""
+        self.admitted = False
+        """A gateway has placed it: from then on the log says what becomes of it."""
+        self.came_at = time.monotonic()
         self._request = request
         self._call = call
         self._dialect = dialect
         self._client = client
         self._wait = wait
         self._limits = limits
-        self._began_at = time.monotonic()
-        self._admitted = False
-        """A gateway has placed it: from then on the log says what becomes of it."""
         self._wish = wish
         self._stream: web.StreamResponse | None = None
         """Open: the headers are out."""
@@ -71,7 +71,7 @@ class Exchange:
 
     def waited_in_vain(self) -> bool:
         """Return whether a harness that leaves now has waited for a gateway so long that it may leave for that reason."""
-        return not self._admitted and time.monotonic() - self._began_at > IN_VAIN_SECONDS
+        return not self.admitted and time.monotonic() - self.came_at > IN_VAIN_SECONDS
 
     async def _within_limits(self, stack: AsyncExitStack) -> Answer:
         admission = asyncio.timeout(self._limits.admission_seconds)
@@ -90,7 +90,7 @@ class Exchange:
             async for frame in frames:
                 match frame:
                     case Admitted():
-                        self._admitted = True
+                        self.admitted = True
                         self._wait.end()
                         admission.reschedule(None)
                         await self._open(frame.prompt_tokens, stack)
@@ -101,7 +101,7 @@ class Exchange:
                         return self._refused(HTTPStatus.BAD_GATEWAY, "the answer was lost half-way", "server_error")
                     case Lost():
                         self.sent_again += 1
-                        self._admitted = False
+                        self.admitted = False
                         self._wait.begin()
                     case Delta() if self._stream is not None:
                         self._began = True

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -73,15 +74,30 @@ class Report:
 
     def __init__(self) -> None:
         self.unanswered: CallFailure | None = None
-        """Why the last request had none, where the log may not say it."""
+        """Why a request had none, where the log may not say it, and none that came after that was admitted."""
         self.waited_in_vain = False
-        """The harness left the last one, which no gateway had admitted."""
+        """The harness left such a one, which no gateway had admitted."""
+        self._known_at = float("-inf")
+        """Since when either is so, by the monotonic clock."""
         self._failures: dict[CallFailure, Failures] = {}
 
     @property
     def failures(self) -> tuple[Failures, ...]:
         """What the harness was told instead of answers, by reason."""
         return tuple(self._failures.values())
+
+    def unserved(self, reason: CallFailure) -> None:
+        """Note that a request got no answer, of which the log may not say why."""
+        self.unanswered, self._known_at = reason, time.monotonic()
+
+    def left_in_vain(self) -> None:
+        """Note that the harness left a request for which it had waited."""
+        self.waited_in_vain, self._known_at = True, time.monotonic()
+
+    def admitted(self, came_at: float) -> None:
+        """Note that the log says what became of a request that came then: one that came before says nothing of others beside it."""
+        if came_at > self._known_at:
+            self.unanswered, self.waited_in_vain = None, False
 
     def failed(self, reason: CallFailure, detail: str) -> None:
         """Count a request that got no answer."""
@@ -153,7 +169,8 @@ class Relay:
             body = await read_body(request, self._limits.body_bytes)
         except RequestError as error:
             self._report.failed(error.reason, error.message)
-            self._report.unanswered = error.reason if error.reason is CallFailure.CONTEXT_OVERFLOW else None
+            if error.reason is CallFailure.CONTEXT_OVERFLOW:
+                self._report.unserved(error.reason)
             return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
         return await self._exchange(request, self._call(request, path, body), dialect)
 
@@ -183,8 +200,12 @@ class Relay:
     def _note(self, exchange: Exchange) -> None:
         if exchange.failure is not None:
             self._report.failed(exchange.failure, exchange.detail)
-        self._report.unanswered = CallFailure.OVERLOADED if exchange.unserved else None
-        self._report.waited_in_vain = exchange.gave_up and exchange.waited_in_vain()
+        if exchange.unserved:
+            self._report.unserved(CallFailure.OVERLOADED)
+        elif exchange.admitted or exchange.failure is not None:
+            self._report.admitted(exchange.came_at)
+        elif exchange.gave_up and exchange.waited_in_vain():
+            self._report.left_in_vain()
 
     def _tell_left(self, call: Call) -> None:
         log.info("harness_left", session_id=self._opening.session_id, request_id=call.request_id)
