@@ -200,16 +200,24 @@ def last_failure(session: Session) -> CallFailure | None:
     """Return the failure of the current attempt's last call, if it was not followed by an answered one.
 
     A harness that leaves a call which waits for an engine gave up for a reason of ours, unless it exits with 0: it did not need it.
+    Nor did it need, then, a call that failed while another was being answered: a title, a helper. If it fails, that may be why.
     """
     ended_well = session.exit is not None and session.exit.exit_code == 0
     left = {CallFailure.CANCELLED, CallFailure.OVERLOADED} if ended_well else {CallFailure.CANCELLED}
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.opened.side_call is None]
+    answered: list[Call] = []
     for call in reversed(calls):
         if call.answered:
-            return None
-        if call.failed is not None and call.failed.reason not in left:
-            return call.failed.reason
+            answered.append(call)
+        elif call.failed is not None and call.failed.reason not in left:
+            after = any(ended_well or _follows(one, call, call.failed) for one in answered)
+            return None if after else call.failed.reason
     return None
+
+
+def _follows(answered: Call, call: Call, failed: CallFailed) -> bool:
+    """Return whether an answered call is of the same request as one that failed, or was asked for after that had failed."""
+    return call.opened.request_id in answered.requests or answered.opened.opened_at >= failed.failed_at
 
 
 def verdict(session: Session, budget: End | None) -> tuple[End, str] | None:

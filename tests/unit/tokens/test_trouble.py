@@ -71,3 +71,23 @@ def test_request_that_was_refused_and_answered_when_it_was_sent_again_was_not_re
     placed, again = world.open([user("hi")])
     world.close(placed, structs.replace(again, request_id=opened.request_id, try_number=2), ["hello"])
     assert verdict(left(world), None) == (End.FINISHED, "its last words")
+
+
+@pytest.mark.parametrize(("code", "end"), [(0, End.FINISHED), (1, End.INFRASTRUCTURE)])
+def test_call_that_failed_beside_an_answered_one_may_be_why_its_harness_failed(code: int, end: End) -> None:
+    """A title was being answered when the agent's own call failed for a reason of ours."""
+    world = World()
+    placed, title = world.open([user("Title of: hi")])
+    world.fail(world.open([user("hi")])[1], CallFailure.ENGINE_UNREACHABLE)
+    world.close(placed, title, ["A title"])
+    found = verdict(left(world, code=code), None)
+    assert found is not None
+    assert found[0] is end
+
+
+def test_harness_that_went_on_after_a_failed_call_failed_by_itself() -> None:
+    """It asked again, and was answered."""
+    world = World()
+    world.fail(world.open([user("hi")])[1], CallFailure.ENGINE_UNREACHABLE)
+    world.ask([user("hi")], "hello")
+    assert verdict(left(world, code=1), None) == (End.HARNESS_FAILED, "its last words")

@@ -321,7 +321,7 @@ class World:
                 reason=reason,
                 detail=detail,
                 status=503,
-                failed_at=1.0,
+                failed_at=float(self.calls) + 0.5,
                 sampled_tokens=sampled_tokens,
             )
         )
