@@ -6,10 +6,14 @@ another from starting.
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.state import SessionState, Stage, TaskState
 from evener.scheduler.core import HELD, Draft, may_start_at
+
+ELSEWHERE_SECONDS: Final = 600.0
+"""So long a further attempt waits for a place at another runner than the last one's; what holds that one's places may take for ever."""
 
 
 class Slots:
@@ -50,7 +54,7 @@ class Queue:
         self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
         """Sessions of the run that have a runner's place."""
         self._waiting = (
-            (session, task.submitted.options.harness.name)
+            (task.submitted.options.harness.name, session.session_id, session.runner_id if now < _anywhere_at(session) else None)
             for task in tasks
             for session in task.sessions
             if session.stage is Stage.QUEUED and may_start_at(session) <= now
@@ -58,10 +62,10 @@ class Queue:
 
     def take(self, slots: Slots) -> tuple[str, Heartbeat] | None:
         """Take a place for the first session for which there is one; return it with its runner. None: there is none for any."""
-        for session, harness in self._waiting:
-            if (runner := slots.take(harness, after=session.runner_id)) is not None:
+        for harness, session_id, after in self._waiting:
+            if (runner := slots.take(harness, after=after)) is not None:
                 self.held += 1
-                return session.session_id, runner
+                return session_id, runner
         return None
 
 
@@ -82,6 +86,11 @@ def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *
             session_id, runner = taken
             draft.dispatch(session_id, runner.instance_id, lease_seconds=lease_seconds, boot_id=runner.boot_id)
             heappush(turns, (queue.held, number, queue))
+
+
+def _anywhere_at(session: SessionState) -> float:
+    """Return from when on a queued session goes to any runner, the one of the attempt before included."""
+    return may_start_at(session) + ELSEWHERE_SECONDS
 
 
 def _others(runner: Heartbeat, draft: Draft) -> int:

@@ -11,7 +11,7 @@ from evener.proto.sessions import AttemptEnded, SessionDispatched, SessionSealed
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.state import TaskState
 from evener.proto.tasks import TaskOptions, TaskSubmitted
-from evener.scheduler.admission import admit
+from evener.scheduler.admission import ELSEWHERE_SECONDS, admit
 from evener.scheduler.core import Draft
 from evener.scheduler.fleet import Fleet, Leases
 
@@ -64,6 +64,16 @@ def test_further_attempt_waits_for_another_runner_than_the_one_that_failed() -> 
     assert dispatched(known, runner("hole"), full, now=10.0) == []
     assert dispatched(known, runner("hole"), runner("good", capacity=1), now=10.0) == [("t.0", "good")]
     assert dispatched(known, runner("hole"), now=10.0) == [("t.1", "hole")]  # there is no other
+
+
+def test_further_attempt_does_not_wait_for_ever_for_another_runner() -> None:
+    """A recording may hold that one's only place for days."""
+    known = tasks(t=1)
+    assert dispatched(known, runner("r"), now=1.0) == [("t.0", "r")]
+    again(known, "t.0")
+    full = runner("busy", capacity=1, running=(Running(session_id="of-another-scheduler.0", attempt=1),))
+    assert dispatched(known, runner("r"), full, now=ELSEWHERE_SECONDS) == []
+    assert dispatched(known, runner("r"), full, now=ELSEWHERE_SECONDS + 2.0) == [("t.0", "r")]
 
 
 def test_runner_without_a_usable_store_is_no_other_runner() -> None:
