@@ -20,12 +20,13 @@ from tests.integration.frames_gateway import (
     silence,
     told,
 )
-from tests.integration.test_relay import BODY, NONCE, harness, listing
+from tests.integration.test_relay import BODY, NONCE, Harness, harness, listing
 
-from evener.proto.ends import CallFailure
+from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.relay import Answer
 from evener.proto.sessions import Failures
 from evener.sandbox_runner import exchange
+from evener.sandbox_runner.sessions import Exit
 
 UNKNOWING: Final = {
     401: "capability with a wrong signature",
@@ -96,16 +97,26 @@ async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_l
         assert not agent.report.waited_in_vain
 
 
+def told_at_exit(agent: Harness, code: int) -> Exit:
+    """Return what is told if the harness exits now."""
+    left = Exit(cause=ExitCause.EXITED, exit_code=code)
+    left.tell(agent.report)
+    return left
+
+
 async def test_an_answer_beside_a_request_that_was_not_served_says_nothing_of_it(gateway: FramesGateway) -> None:
-    """The harness may fail for the one without the other: a title, a helper. Only what it asked for afterwards shows that it went on."""
+    """The harness may fail for the one without the other. What it asks for afterwards shows that it went on, or its exit."""
     gateway.script = [reply("a title", seconds=0.5), refuse(503, "the log cannot be written"), reply("hello")]
     async with harness(gateway) as agent:
         title = asyncio.create_task(agent.text())
         await asyncio.sleep(0.2)
         async with agent.post() as response:
             assert response.status == 503
+        for code in (0, 1):
+            assert told_at_exit(agent, code).unanswered is CallFailure.OVERLOADED
         assert await title == "a title"
-        assert agent.report.unanswered is CallFailure.OVERLOADED
+        assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
+        assert told_at_exit(agent, 0).unanswered is None
         await agent.text()
         assert agent.report.unanswered is None
 

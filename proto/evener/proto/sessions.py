@@ -102,8 +102,8 @@ class HarnessExited(Event, frozen=True, kw_only=True, tag="harness_exited.v1"):
     reward: float | None = None
     """A reward given by hand with a recording."""
     unanswered: CallFailure | None = None
-    """Why the harness's last request had no answer, where the log may not say it: no owner, a limit of the relay, a gateway that answered
-    503 as the log was down. None: it had one."""
+    """Why a request of the harness had no answer, where the log may not say it: no owner, a limit of the relay, a gateway that answered
+    503 as the log was down. None: all had one, or others did that came afterwards."""
     failures: tuple[Failures, ...] = ()
     """All of its requests that got no answer, also those that no call in the log stands for: what the relay or a gateway refused before
     it was placed. A request that was sent again and answered is none."""

@@ -77,6 +77,8 @@ class Report:
         """Why a request had none, where the log may not say it, and none that came after that was admitted."""
         self.waited_in_vain = False
         """The harness left such a one, which no gateway had admitted."""
+        self.answered_beside = False
+        """Another one, which had come before, was answered after that."""
         self._known_at = float("-inf")
         """Since when either is so, by the monotonic clock."""
         self._failures: dict[CallFailure, Failures] = {}
@@ -88,16 +90,17 @@ class Report:
 
     def unserved(self, reason: CallFailure) -> None:
         """Note that a request got no answer, of which the log may not say why."""
-        self.unanswered, self._known_at = reason, time.monotonic()
+        self.unanswered, self.answered_beside, self._known_at = reason, False, time.monotonic()
 
     def left_in_vain(self) -> None:
         """Note that the harness left a request for which it had waited."""
         self.waited_in_vain, self._known_at = True, time.monotonic()
 
-    def admitted(self, came_at: float) -> None:
-        """Note that the log says what became of a request that came then: one that came before says nothing of others beside it."""
+    def admitted(self, came_at: float, *, answered: bool) -> None:
+        """Note that the log says what became of a request that came then: one that came before says little of others beside it."""
         if came_at > self._known_at:
             self.unanswered, self.waited_in_vain = None, False
+        self.answered_beside |= answered
 
     def failed(self, reason: CallFailure, detail: str) -> None:
         """Count a request that got no answer."""
@@ -203,7 +206,7 @@ class Relay:
         if exchange.unserved:
             self._report.unserved(CallFailure.OVERLOADED)
         elif exchange.admitted or exchange.failure is not None:
-            self._report.admitted(exchange.came_at)
+            self._report.admitted(exchange.came_at, answered=not exchange.gave_up)
         elif exchange.gave_up and exchange.waited_in_vain():
             self._report.left_in_vain()
 

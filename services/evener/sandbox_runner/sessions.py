@@ -52,6 +52,8 @@ class Exit(Struct, kw_only=True):
     def tell(self, report: Report) -> None:
         """Take over what the relay knows. A harness that ended well, or that we ended, did not end for want of an answer."""
         self.failures, self.unanswered = report.failures, report.unanswered
+        if report.answered_beside and self.exit_code == 0:
+            self.unanswered = None
         if report.waited_in_vain and self.unanswered is None and self.cause is ExitCause.EXITED and self.exit_code != 0:
             self.unanswered = CallFailure.OVERLOADED
 
