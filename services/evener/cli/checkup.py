@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 from rich.table import Table
+from rich.text import Text
 
 from evener.cli.progress import console, tell
 from evener.cli.running import running, state_folder
@@ -64,7 +65,7 @@ def report(checks: list[Check]) -> None:
     for title in ("", "what", "found", "to get it"):
         table.add_column(title)
     for check in checks:
-        mark = "[green]ok[/]" if check.good else "[red]missing[/]" if check.needed else "[yellow]missing[/]"
+        mark = Text("ok", "green") if check.good else Text("missing", "red" if check.needed else "yellow")
         table.add_row(mark, check.what, check.found, "" if check.good else check.mend)
     out.print(table)
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import structs
 from rich.table import Table
+from rich.text import Text
 
 from evener.cli.progress import console, tell
 from evener.proto.errors import ConfigError
@@ -57,18 +58,19 @@ def _report(config: PolicyConfig, found: Conformance) -> None:
             tell(following)
         return
     by = "two renders" if found.family is None else f"the rules of {found.family}, else two renders"
-    forged = "[green]stay text[/]" if found.forged_stay_text else "[red]are believed[/]"
+    forged = Text("stay text", "green") if found.forged_stay_text else Text("are believed", "red")
     out.print(f"{config.source}\nextended by {by}; spelling of tool calls: {found.tool_parser}", highlight=False)
-    shown = "[green]shown[/]" if found.renders_tools else '[red]never shown: use template = "chatml_tools", or one that renders them[/]'
-    out.print(f"template: {found.template}; tools of a request are {shown}", highlight=False)
-    out.print(f"control tokens that a tool result spells {forged}\n")
+    never = Text('never shown: use template = "chatml_tools", or one that renders them', "red")
+    shown = Text("shown", "green") if found.renders_tools else never
+    out.print(Text.assemble(f"template: {found.template}; tools of a request are ", shown))
+    out.print(Text.assemble("control tokens that a tool result spells ", forged, "\n"))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("after a turn comes", *(f"thinking = {thinking.value}" for thinking in Thinking)):
         table.add_column(title)
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[Text]] = {}
     for one in found.followings:
         style = STYLES.get(one.outcome, "yellow")
-        rows.setdefault(f"{one.what}, reasoned" if one.reasoning else one.what, []).append(f"[{style}]{one.outcome}[/]")
+        rows.setdefault(f"{one.what}, reasoned" if one.reasoning else one.what, []).append(Text(one.outcome, style))
     for what, outcomes in rows.items():
         table.add_row(what, *outcomes)
     out.print(table)

@@ -7,6 +7,7 @@ from pathlib import Path
 from secrets import token_hex
 
 import msgspec
+from rich.text import Text
 
 from evener.cli.exporting import fetch, write_bytes, write_groups
 from evener.cli.progress import console, tell, tell_troubles, watch
@@ -70,4 +71,5 @@ def _say(out: Path, summary: Summary, seconds: float) -> None:
     session = f"{next(iter(summary.rewards.per_group), 'TASK')}.0"
     shown.print(f"\n{groups.merged} of {groups.submitted} groups merged in {seconds:.0f} s.")
     shown.print(f"{tokens.sampled} tokens sampled, {tokens.delivered} delivered, {sum(tokens.left_out.values())} left out.")
-    shown.print(f"Open [bold]{out / 'report.html'}[/], or look at a session: evener show {session} --tokens")
+    report = Text(str(out / "report.html"), "bold")
+    shown.print(Text.assemble("Open ", report, f", or look at a session: evener show {session} --tokens"))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 from rich.table import Table
+from rich.text import Text
 
 from evener.cli.submitting import Wish
 from evener.client.session_views import SessionView
@@ -103,7 +104,7 @@ def table(figures: Figures) -> Table:
     shown.add_row("side calls", str(figures.side_calls))
     shown.add_row("failed calls", str(figures.failed_calls))
     shown.add_row("retries", str(figures.retries))
-    shown.add_row("files", "written" if figures.written else "[red]not written[/]")
+    shown.add_row("files", Text("written") if figures.written else Text("not written", "red"))
     shown.add_row("time", f"{figures.seconds:.1f} s")
     return shown
 

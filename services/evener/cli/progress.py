@@ -4,6 +4,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from textwrap import shorten
 from typing import Final, Protocol, TextIO
 
 import msgspec
@@ -25,6 +26,8 @@ from evener.tokens.remarks import tools_hidden
 GOOD: Final = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
 SHOWN_TASKS: Final = 16
 """On a terminal. Of more, those that are under way and those that ended last."""
+REASON_CHARACTERS: Final = 80
+"""Of a task's reason in the table; what was left out stands in the lines below it."""
 HINTS: Final = {LeftOut.CONSTRAINED: "their logprobs are not those of what was sampled; sample at temperature 1 without filters"}
 """What can be done about tokens that were left out."""
 
@@ -42,9 +45,9 @@ class Heed(Protocol):
 def console(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """Return where a command writes for people, stdout where nothing else is said; without colours where NO_COLOR says so.
 
-    `width`: characters of a line. None: the terminal's.
+    Plain strings are written as they are: what a grader printed may look like markup. `width`: characters of a line. None: the terminal's.
     """
-    return Console(file=file or sys.stdout, no_color="NO_COLOR" in os.environ, width=width)
+    return Console(file=file or sys.stdout, no_color="NO_COLOR" in os.environ, width=width, markup=False, emoji=False)
 
 
 async def watch(client: Client, run_id: str, task_ids: Collection[str], foresight: Heed | None = None) -> dict[str, TaskView]:
@@ -145,11 +148,11 @@ def table(views: Iterable[TaskView]) -> Table:
     return shown
 
 
-def _state(view: TaskView) -> str:
+def _state(view: TaskView) -> Text:
     if view.outcome is None:
-        return "[yellow]cancelling[/]" if view.cancelled else "[yellow]running[/]"
-    colour = "green" if view.outcome in GOOD else "red"
-    return f"[{colour}]{view.outcome.value}[/]" + (f" {view.reason}" if view.reason else "")
+        return Text("cancelling" if view.cancelled else "running", "yellow")
+    said = Text(view.outcome.value, "green" if view.outcome in GOOD else "red")
+    return Text.assemble(said, f" {shorten(view.reason, REASON_CHARACTERS, placeholder='…')}") if view.reason else said
 
 
 def _sessions(view: TaskView) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from evener.cli.showing_notes import remarks
 from evener.client.session_views import SessionView
 from evener.client.views import TaskView
+from evener.proto.ends import End
 
 
 def line(view: SessionView, task: TaskView | None, exit_code: int) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def words(view: SessionView) -> Iterator[str]:
     told, name = view.told, f"session {view.session_id}"
     if view.trajectory is None:
         yield f"{name} has not ended yet: what is said of it is as it would be if it ended now"
-    elif view.trajectory.detail and view.calls:
+    elif view.trajectory.detail and (view.calls or view.trajectory.end is not End.FINISHED):
         yield f"{name} ended as {view.trajectory.end}: {view.trajectory.detail}"
     failed = [f"{call.failure}{f' ({call.detail})' if call.detail else ''}" for call in view.calls if call.failure is not None]
     if failed:

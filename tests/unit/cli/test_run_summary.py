@@ -136,6 +136,19 @@ def test_many_tasks_are_a_screenful_with_their_counts() -> None:
     assert "60 tasks: 40 merged; 80 of 120 sessions, mean reward 0.5" in said
 
 
+def test_what_a_grader_printed_is_shown_as_it_is_and_in_one_line() -> None:
+    """It was taken for markup, and ended the command; ten lines of it pushed the other tasks off the screen."""
+    reason = "2 ungraded (its last lines: bad [/x] [bold] :smile:\n" + "line\n" * 50 + ")"
+    out = console(width=200)
+    with out.capture() as shown:
+        out.print(overview([view("[/name]", outcome=TaskOutcome.FAILED, reason=reason)], 1))
+    said = shown.get()
+
+    assert "[/name]" in said
+    assert "failed 2 ungraded (its last lines: bad [/x] [bold] :smile: line" in said
+    assert len(said.splitlines()) == 3
+
+
 @pytest.mark.parametrize(
     ("sampling", "engines", "told"),
     [
