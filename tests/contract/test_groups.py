@@ -32,12 +32,12 @@ from evener.bus.port import Bus, Outgoing
 from evener.client.client import Client
 from evener.client.errors import ClientError, RequestRefused
 from evener.client.groups import Group, Groups
-from evener.client.run_end import NoGroupDelivered
+from evener.client.run_end import NoGroupDelivered, TaskEnd, check_delivered
 from evener.client.sync import connect
 from evener.proto.codec import encode
 from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.fleet import Heartbeat
-from evener.proto.spec import GraderSpec, HarnessSpec
+from evener.proto.spec import GraderSpec, HarnessSpec, Purpose
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.topics import TOPICS, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
@@ -99,6 +99,12 @@ async def first(groups: Groups, count: int) -> list[Group]:
 def by_partition(groups: Sequence[Group]) -> dict[int, list[str]]:
     """Return the groups' names, partition by partition."""
     return {number: [one.group_id for one in groups if one.partition == number] for number in {one.partition for one in groups}}
+
+
+def test_a_run_without_a_group_to_train_ends_with_an_error() -> None:
+    """A trainer that was given an evaluation's name is told, and does not take nothing for all."""
+    with pytest.raises(NoGroupDelivered, match="none of its 1 groups is for training: their purpose is eval"):
+        check_delivered("mine", [TaskEnd("a", Purpose.EVAL, TaskOutcome.KEPT, "")])
 
 
 class GroupsContract(abc.ABC):
@@ -269,12 +275,15 @@ class GroupsContract(abc.ABC):
 
         assert [one.group_id for one in await first(self.groups(source, tmp_path, run_id="mine", follow=False), 9)] == ["mine"]
 
-    async def test_groups_of_other_policies_are_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
-        """Who trains one policy of several never sees another's tokens."""
-        await deliver(bus, tmp_path, "other", policy="critic")
+    async def test_groups_of_other_policies_are_passed_over(
+        self, bus: Bus, source: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Who trains one policy of several never sees another's tokens, and who misspelt its name hears that."""
+        await deliver(bus, tmp_path, "other", "another", policy="critic")
         await deliver(bus, tmp_path, "mine", policy="actor")
 
         assert [one.group_id for one in await first(self.groups(source, tmp_path, policy="actor", follow=False), 9)] == ["mine"]
+        assert caplog.text.count("groups of policy critic are passed over: those of actor are wanted") == 1
 
     async def test_groups_come_as_they_are_delivered(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """Whoever waits at the end of the log gets the next one."""

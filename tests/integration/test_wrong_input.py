@@ -161,26 +161,27 @@ def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
         ungraded = shell.run(*runs(crashes, "true", "--samples", "1"))
         failing = shell.run(*runs(good, "echo kaput; exit 3", "--samples", "2"))
         pieces = shell.ask(f"{url}/tokens/pieces", b'{"policy": "policy", "ids": [-5]}')
-        empty = shell.run("groups", "export", "--out", str(tmp_path / "rows.jsonl"), "--run-id", "nope")
+        run = shell.run("groups", "export", "--out", str(tmp_path / "rows.jsonl"), "--run-id", "nope")
         unwritable = shell.run("groups", "export", "--out", str(good / "instruction.md" / "rows.jsonl"))
         shell.environ["EVENER_OPERATOR_TOKEN"] = "wrong"
         token = shell.run("show", "nope.0")
 
-    told = [errors.splitlines()[-1] for _, _, errors in (policy, held, port, unknown, unwritable, token)]
-    assert [each[0] for each in (policy, held, port, unknown, ungraded, unwritable, token)] == [1] * 7
+    told = [errors.splitlines()[-1] for _, _, errors in (policy, held, port, unknown, unwritable, token, run)]
+    assert [each[0] for each in (policy, held, port, unknown, ungraded, unwritable, token, run)] == [1] * 8
     assert "no gateway knows the policy 'nope' (known: policy)" in told[0]
     assert "is held by process" in told[1]
     assert f"port {url.rpartition(':')[2]} of 127.0.0.1 is in use" in told[2]
     assert "no session 'nope.0'" in told[3]
     assert f"cannot write {good}/instruction.md/rows.jsonl: " in told[4]
     assert "refuses the token" in told[5]
-    assert [errors.count("\n") for _, _, errors in (held, port, unknown, unwritable, token)] == [1] * 5
+    assert "there is no run 'nope'" in told[6]
+    assert not (tmp_path / "rows.jsonl").exists()
+    assert [errors.count("\n") for _, _, errors in (held, port, unknown, unwritable, token, run)] == [1] * 6
     assert "tests/test.sh exited with 7 and wrote neither" in ungraded[2].splitlines()[-1]
     assert failing[0] == 0  # a failing agent is data
     assert "but the harness failed in all its sessions: evener show " in failing[2].splitlines()[-1]
     assert pieces[0] == 400
     assert "ids" in pieces[1]["error"]["message"]
-    assert (empty[0], "no such group has ended yet" in empty[2]) == (0, True)
 
 
 @pytest.fixture

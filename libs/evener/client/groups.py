@@ -122,6 +122,7 @@ class Groups:
         self._policy = policy
         self._follow = follow
         self._on_failed = on_failed
+        self._others: set[str] = set()
         self._blobs = blobs
 
     async def __aiter__(self) -> AsyncGenerator[Group, None]:
@@ -139,6 +140,9 @@ class Groups:
                 self.position[str(frame.partition)] = frame.next_offset
                 if not isinstance(event, GroupMerged | GroupFailed) or not self._wants(event):
                     continue
+                if self._policy not in {None, event.policy}:
+                    self._pass_over(event.policy)
+                    continue
                 if isinstance(event, GroupMerged):
                     yield group_of(event, frame)
                 else:
@@ -146,7 +150,13 @@ class Groups:
                     self._on_failed(event)
 
     def _wants(self, event: GroupMerged | GroupFailed) -> bool:
-        return self._run_id in {None, event.run_id} and self._policy in {None, event.policy}
+        return self._run_id in {None, event.run_id}
+
+    def _pass_over(self, policy: str) -> None:
+        """Say once of each policy that its groups are not these: a misspelt name waits for ever."""
+        if policy not in self._others:
+            self._others.add(policy)
+            log.warning("groups of policy %s are passed over: those of %s are wanted", policy, self._policy)
 
     async def _until_over(self, run_id: str) -> AsyncGenerator[Delivered, None]:
         """Yield frames until the run is over, then those that its last groups left in the log."""

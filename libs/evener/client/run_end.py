@@ -39,9 +39,14 @@ def is_over(tasks: Iterable[TaskEnd]) -> bool:
 
 
 def check_delivered(run_id: str, tasks: Iterable[TaskEnd]) -> None:
-    """Raise NoGroupDelivered for a run that is over, had groups to train, and delivered none."""
-    wanted = [task for task in tasks if task.purpose is Purpose.TRAIN]
-    if wanted and all(task.outcome is not TaskOutcome.MERGED for task in wanted):
+    """Raise NoGroupDelivered for a run that is over and delivered no group to train."""
+    found = tuple(tasks)
+    wanted = [task for task in found if task.purpose is Purpose.TRAIN]
+    if not wanted:
+        purposes = " and ".join(sorted({task.purpose.value for task in found}))
+        msg = f"run {run_id} is over, and none of its {len(found)} groups is for training: their purpose is {purposes}"
+        raise NoGroupDelivered(msg)
+    if all(task.outcome is not TaskOutcome.MERGED for task in wanted):
         first = wanted[0]
         why = first.reason or (first.outcome.value if first.outcome else "open")
         msg = f"run {run_id} is over, and none of its {len(wanted)} groups was delivered; {first.task_id}: {why}"

@@ -14,7 +14,7 @@ COMMANDS: Final = {
     "Talks to the running `evener up`; where there is none, starts one for its own time. Exits with 0 if every group was delivered, 1 if "
     "one was not, 3 if one has nothing to train.\n\n"
     "Ctrl-C leaves the run; the same command with its --run-id goes on with it.",
-    "cancel": "End a run.\n\nIts sessions are ended, and its groups that are not complete fail. What was delivered stays.",
+    "cancel": "End a run.\n\nIts sessions are ended. A group fails where too few of its sessions had finished; what was delivered stays.",
     "record": "Record a program's model calls, or open a session for one.\n\n"
     "`evener record -- python agent.py` runs the program here, with the base URL and key variables of every provider set to a fresh "
     "session; its exit code is the command's. Without a program the session stays open until Ctrl-C, for whatever uses the printed "

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 async def cancel(run: str, *, state: Path | None = None) -> int:
-    """End a run: its sessions are ended, and its groups that are not complete fail. What was delivered stays.
+    """End a run: its sessions are ended. A group fails where too few of its sessions had finished; what was delivered stays.
 
     Parameters
     ----------

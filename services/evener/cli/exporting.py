@@ -10,6 +10,7 @@ from typing import IO, Final
 
 from msgspec import Struct
 
+from evener.cli.cancelling import no_such_run
 from evener.cli.errors import Usage
 from evener.client.client import Client
 from evener.client.views import TaskView
@@ -51,11 +52,14 @@ class Exported(Struct, frozen=True, kw_only=True):
 
 
 async def export_groups(client: Client, file: Path, kind: str, run_id: str | None, purpose: Purpose | None) -> Exported:
-    """Write the rows of all delivered groups of a run (None: of all) and a purpose (None: of any)."""
+    """Write the rows of all delivered groups of a run (None: of all) and a purpose (None: of any). Raises NoSuchRun."""
+    tasks = await client.tasks(run_id)
+    if run_id is not None and not tasks:
+        raise no_such_run(run_id, await client.tasks())
     groups = await fetch(client, run_id, purpose)
     rows = await write_groups(file, kind, groups)
     merged = sum(isinstance(event, GroupMerged) for event in groups)
-    others = _other_purposes(await client.tasks(run_id), purpose)
+    others = _other_purposes(tasks, purpose)
     return Exported(file=str(file), groups=merged, rows=rows, failed=len(groups) - merged, other_purposes=others)
 
 

@@ -11,13 +11,17 @@ from evener.client.views import ServedEngine, TaskView
 from evener.engines.port import LogprobRule
 from evener.harnesses.registry import harness
 from evener.proto.ends import CONSEQUENCES, End
-from evener.proto.spec import Purpose, Sampling
+from evener.proto.spec import HarnessSpec, Purpose, Sampling
 from evener.proto.state import Stage
 from evener.service.exits import complain
 from evener.tokens.remarks import RENDER_TOOLS
 
 TELLING: Final = frozenset({end for end in End if not CONSEQUENCES[end].trainable} - {End.CANCELLED} | {End.CONTEXT_OVERFLOW})
 """Ends that more sessions of the run will meet, as likely as not."""
+
+
+NO_TOOLS: Final = frozenset({"0", "none"})
+"""Of the option `tools`: the harness offers none."""
 
 
 class Foresight:
@@ -76,9 +80,15 @@ def untrainable(sampling: Sampling, engines: Iterable[ServedEngine]) -> str | No
 
 def without_tools(wish: Wish, engines: Iterable[ServedEngine]) -> str | None:
     """Return that the policy will not see the tools of the run's harness, and what to do. None: it will, or there are none."""
-    if not harness(wish.harness.name).has_tools or all(engine.renders_tools for engine in engines):
+    if not _offers_tools(wish.harness) or all(engine.renders_tools for engine in engines):
         return None
     return f"the chat template of policy {wish.policy} renders no tools, and harness {wish.harness.name} has some: {RENDER_TOOLS}"
+
+
+def _offers_tools(spec: HarnessSpec) -> bool:
+    """Return whether a harness offers tools, those that need no trust among them, unless its options take them away."""
+    found = harness(spec.name)
+    return (found.has_tools or found.probe is not None) and spec.options.get("tools") not in NO_TOOLS
 
 
 def rule_of(engine: ServedEngine) -> LogprobRule:

@@ -169,10 +169,19 @@ def test_settings_that_no_engine_is_exact_for_are_told_beforehand(
     assert (warning is None) if told is None else (warning is not None and told in warning)
 
 
-@pytest.mark.parametrize(("name", "told"), [("pi", True), ("script", False)])
-def test_tools_that_a_template_does_not_render_are_told_beforehand(name: str, told: bool) -> None:  # noqa: FBT001
-    """A policy that never sees its tools earns no reward by calling them."""
-    wish = Wish(run_id="run", harness=HarnessSpec(name=name), samples=2, purpose=Purpose.TRAIN)
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (HarnessSpec(name="pi"), True),
+        (HarnessSpec(name="pi", options={"tools": "none"}), False),
+        (HarnessSpec(name="command"), True),
+        (HarnessSpec(name="script"), True),
+        (HarnessSpec(name="script", options={"tools": "0"}), False),
+    ],
+)
+def test_tools_that_a_template_does_not_render_are_told_beforehand(spec: HarnessSpec, told: bool) -> None:  # noqa: FBT001
+    """A policy that never sees its tools earns no reward by calling them. Those that need no trust are tools, too."""
+    wish = Wish(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
 
     assert without_tools(wish, [engine()]) is None
     assert without_tools(wish, []) is None
