@@ -90,6 +90,10 @@ class Harness(Protocol):
         """Raise HarnessError for an option that is unknown, missing or wrong."""
         ...
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
+        """Return about how long its first prompt is, instruction apart: so that a context which cannot hold it is told. 0: not known."""
+        ...
+
     async def install(self, cache: Path) -> Path:
         """Return the folder of its read-only bundle, made below `cache` at first use. Raises HarnessMissing."""
         ...

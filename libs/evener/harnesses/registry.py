@@ -11,7 +11,7 @@ from evener.harnesses.port import Harness, HarnessError
 FOLDER: Final = Path(__file__).parent
 GROUP: Final = "evener.harnesses"
 """Entry points of this group are harnesses by name."""
-NEEDED: Final = (*Harness.__annotations__, "check", "install", "launch", "judge")
+NEEDED: Final = (*Harness.__annotations__, "check", "first_prompt_bytes", "install", "launch", "judge")
 
 
 def own_names() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from rich.text import Text
 
 from evener.cli.exporting import fetch, write_bytes, write_groups
+from evener.cli.foreseeing import Foresight
 from evener.cli.progress import console, tell, tell_troubles, watch
 from evener.cli.reporting import page_of
 from evener.cli.run_summary import exit_code
@@ -41,8 +42,10 @@ async def demonstrate(harness: str, samples: int, out: Path, *, trust_local: boo
     )
     planned = await asyncio.to_thread(plan, bundled(), wish)
     async with evener(state, lambda: trusting(wish, trust_local=trust_local), sampling=True) as client:
+        foresight = Foresight(client, wish)
+        await foresight.look()
         await submit(client, planned)
-        views = await watch(client, wish.run_id, {each.task_id for each in planned})
+        views = await watch(client, wish.run_id, {each.task_id for each in planned}, foresight)
         groups = await fetch(client, wish.run_id)
         summary = summarize(groups, submitted=len(planned))
         await _leave(client, out, wish, groups, summary, wall_seconds=time.monotonic() - began)

@@ -20,12 +20,14 @@ TELLING: Final = frozenset({end for end in End if not CONSEQUENCES[end].trainabl
 """Ends that more sessions of the run will meet, as likely as not."""
 
 
+TOKEN_BYTES: Final = 4
+"""Of a prompt, about."""
 NO_TOOLS: Final = frozenset({"0", "none"})
 """Of the option `tools`: the harness offers none."""
 
 
 class Foresight:
-    """Warns of a run as soon as its engines are known (nothing can be trained, tools are not seen), and once of each end that tells."""
+    """Warns of a run as soon as its engines are known (nothing to train, unseen tools, no room), and once of each end that tells."""
 
     def __init__(self, client: Client, wish: Wish) -> None:
         self._client = client
@@ -51,7 +53,7 @@ class Foresight:
             return  # the run says what is wrong, if that stays so
         mine = [engine for engine in engines if engine.policy == self._wish.policy]
         self._known = bool(mine)
-        for warning in (self._untrainable(mine), without_tools(self._wish, mine)):
+        for warning in (self._untrainable(mine), without_tools(self._wish, mine), too_long(self._wish, mine)):
             if warning is not None:
                 complain(f"warning: {warning}")
 
@@ -83,6 +85,18 @@ def without_tools(wish: Wish, engines: Iterable[ServedEngine]) -> str | None:
     if not _offers_tools(wish.harness) or all(engine.renders_tools for engine in engines):
         return None
     return f"the chat template of policy {wish.policy} renders no tools, and harness {wish.harness.name} has some: {RENDER_TOOLS}"
+
+
+def too_long(wish: Wish, engines: Sequence[ServedEngine]) -> str | None:
+    """Return that no engine holds the first prompt of the run's harness, and what to do. None: one may, or there is none."""
+    wanted = harness(wish.harness.name).first_prompt_bytes(wish.harness.options) // TOKEN_BYTES
+    longest = max((engine.context_length for engine in engines), default=wanted)
+    if wanted <= longest or without_tools(wish, engines):
+        return None
+    return (
+        f"the first prompt of harness {wish.harness.name} takes about {wanted} tokens, and no engine of policy {wish.policy} holds more "
+        f"than {longest}: give it a longer context, or take tools away by the harness's options (docs/harnesses.md)"
+    )
 
 
 def _offers_tools(spec: HarnessSpec) -> bool:

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from evener.cli.foreseeing import untrainable, without_tools
+from evener.cli.foreseeing import too_long, untrainable, without_tools
 from evener.cli.progress import SHOWN_TASKS, console, overview, tell_troubles
 from evener.cli.run_summary import exit_code, lines, summarize_run, summarize_runs, tell_runs, tell_summary
 from evener.cli.submitting import Wish
@@ -187,6 +188,27 @@ def test_tools_that_a_template_does_not_render_are_told_beforehand(spec: Harness
     assert without_tools(wish, []) is None
     warning = without_tools(wish, [engine(renders_tools=False)])
     assert (warning is not None and "chatml_tools" in warning) is told
+
+
+@pytest.mark.parametrize(
+    ("spec", "context", "told"),
+    [
+        (HarnessSpec(name="codex"), 4096, "takes about 9750 tokens, and no engine of policy policy holds more than 4096"),
+        (HarnessSpec(name="codex", options={"tools": "lean"}), 8192, None),
+        (HarnessSpec(name="claude_code"), 16384, "takes about 18250 tokens"),
+        (HarnessSpec(name="claude_code", options={"settings": "bare"}), 4096, None),
+        (HarnessSpec(name="command"), 64, None),
+    ],
+)
+def test_first_prompt_that_no_engine_holds_is_told_beforehand(spec: HarnessSpec, context: int, told: str | None) -> None:
+    """Each of its sessions would end by `context_overflow`."""
+    wish = Wish(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
+    short = structs.replace(engine(), context_length=context)
+    warning = too_long(wish, [short])
+
+    assert (warning is None) if told is None else (warning is not None and told in warning)
+    assert too_long(wish, []) is None
+    assert too_long(wish, [short, structs.replace(short, context_length=131072)]) is None
 
 
 def test_calls_whose_tools_were_not_seen_are_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

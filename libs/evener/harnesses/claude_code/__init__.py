@@ -42,6 +42,7 @@ LEAN: Final = {
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
 }
 SETTINGS: Final = {"lean": LEAN, "plain": {}, "bare": LEAN | {"CLAUDE_CODE_SIMPLE": "1"}}
+FIRST_PROMPT_BYTES: Final = {"lean": 73_000, "plain": 49_000, "bare": 4_000}
 MODELS: Final = tuple(f"ANTHROPIC_DEFAULT_{family}_MODEL" for family in ("HAIKU", "SONNET", "OPUS"))
 """What it asks for beside its main model."""
 
@@ -71,6 +72,9 @@ class ClaudeCode:
         if int(options.get("context_tokens", LEAST_CONTEXT_TOKENS)) < LEAST_CONTEXT_TOKENS:
             msg = f"harness {self.name}: option context_tokens is less than {LEAST_CONTEXT_TOKENS}, the least that it takes"
             raise HarnessError(msg)
+
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
+        return 0 if "tools" in options else FIRST_PROMPT_BYTES[options.get("settings", "lean")]
 
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)

@@ -46,6 +46,9 @@ class Codex:
         one_of(options, "tools", ("all", "lean"), self.name)
         numbers(options, tuple(TOKENS), self.name)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
+        return 24_000 if options.get("tools") == "lean" else 39_000
+
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 

@@ -40,6 +40,9 @@ class Command:
         only_options(options, OPTIONS, self.name)
         _argv(options)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
+        return 0
+
     async def install(self, cache: Path) -> Path:
         return cache
 

@@ -52,6 +52,9 @@ class GeminiCli:
         only_options(options, OPTIONS, self.name)
         numbers(options, ("compact_at_tokens", "answer_tokens"), self.name)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
+        return 0 if "tools" in options else 47_000
+
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 

@@ -70,6 +70,9 @@ class Hermes:
         only_options(options, OPTIONS, self.name)
         numbers(options, ("context_tokens", "answer_tokens"), self.name)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
+        return 0 if "toolsets" in options else 60_000
+
     async def install(self, cache: Path) -> Path:
         return await pip.install(cache, self.name, PACKAGE)
 

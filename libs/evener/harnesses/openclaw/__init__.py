@@ -52,6 +52,9 @@ class OpenClaw:
         one_of(options, "reasoning", ("false", "true"), self.name)
         numbers(options, ("context_tokens", "answer_tokens"), self.name)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
+        return 0
+
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 

@@ -46,6 +46,9 @@ class OpenHands:
             msg = f"harness {self.name}: option context_tokens is less than {LEAST_CONTEXT_TOKENS}, the least that it takes"
             raise HarnessError(msg)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
+        return 0
+
     async def install(self, cache: Path) -> Path:
         return await pip.install(cache, self.name, PACKAGE)
 

@@ -54,6 +54,9 @@ class Pi:
         one_of(options, "reasoning", ("false", "true"), self.name)
         numbers(options, ("context_tokens", "answer_tokens"), self.name)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
+        return 0 if "tools" in options else 6_000
+
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 

@@ -61,6 +61,9 @@ class QwenCode:
         one_of(options, "dialect", tuple(AUTH), self.name)
         numbers(options, ("context_tokens", "answer_tokens"), self.name)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
+        return 0 if "without" in options else 71_000
+
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 

@@ -34,6 +34,9 @@ class Script:
     def check(self, options: Mapping[str, str]) -> None:
         only_options(options, OPTIONS, self.name)
 
+    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
+        return 0
+
     async def install(self, cache: Path) -> Path:  # noqa: ARG002 - it comes with Evener
         return AGENT.parent
 
