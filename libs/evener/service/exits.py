@@ -4,8 +4,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from evener.proto.errors import ConfigError, EvenerError
+
+CONTROL: Final = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
 
 
 def exit_code(run: Callable[[], int], *, debug: bool = False) -> int:
@@ -33,4 +36,9 @@ def _told(error: Exception) -> str:
 def complain(message: str) -> None:
     """Write one line on stderr, if that takes it: it may be a file on a full disk."""
     with suppress(OSError):
-        sys.stderr.write(f"evener: {' '.join(message.split())}\n")
+        sys.stderr.write(f"evener: {' '.join(visible(message).split())}\n")
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters, but line ends and tabs, are seen and do nothing to a terminal."""
+    return text.translate(CONTROL)

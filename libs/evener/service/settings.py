@@ -34,8 +34,16 @@ def convert(setting: Setting, wanted: Any) -> Any:
             value, strict = _read_text(value, wanted), False
         return msgspec.convert(value, wanted, strict=strict)
     except (msgspec.ValidationError, msgspec.DecodeError) as cause:
-        msg = f"{setting.where}: {cause}"
+        among = f": it is one of {', '.join(values)}" if (values := _values(wanted)) else ""
+        msg = f"{setting.where}: {cause}{among}"
         raise ConfigError(msg) from cause
+
+
+def _values(wanted: Any) -> tuple[str, ...]:
+    """Return the few values that a type has. Empty: it has many."""
+    kinds = inspect.type_info(wanted)
+    options = kinds.types if isinstance(kinds, inspect.UnionType) else (kinds,)
+    return tuple(str(value) for kind in options if isinstance(kind, inspect.LiteralType) for value in kind.values)
 
 
 def _read_text(text: str, wanted: Any) -> object:

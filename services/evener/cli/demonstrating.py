@@ -23,8 +23,9 @@ from evener.tasks.directory import bundled
 
 POLICY = "policy"
 SAMPLING = {"script": Sampling(max_tokens=48), "pi": Sampling(max_tokens=128)}
-OPTIONS = {"script": {"turns": "Say it again, in one short sentence."}}
-"""A second user turn shows a context that is extended, not rendered anew."""
+OPTIONS = {"script": {"turns": "Say it again, in one short sentence.", "tools": "0"}}
+"""A second user turn shows a context that is extended, not rendered anew. No bundled task needs the tool, and the small model of the demo
+answers worse below its schema, which is five times the length of the prompt."""
 BUDGETS = Budgets(agent_seconds=300.0, calls=8)
 
 

@@ -8,8 +8,9 @@ from textwrap import shorten
 from typing import Final, Protocol, TextIO
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +21,7 @@ from evener.proto.ids import session_of
 from evener.proto.spec import Purpose
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
-from evener.service.exits import complain
+from evener.service.exits import complain, visible
 from evener.tokens.remarks import tools_hidden
 
 GOOD: Final = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
@@ -42,12 +43,21 @@ class Heed(Protocol):
     async def heed(self, view: TaskView) -> None: ...
 
 
+class Harmless(Console):
+    """Shows control characters: what an agent or a grader wrote does not move the cursor, clear the screen or name the window."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Return the segments, without control characters in their texts."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
 def console(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """Return where a command writes for people, stdout where nothing else is said; without colours where NO_COLOR says so.
 
     Plain strings are written as they are: what a grader printed may look like markup. `width`: characters of a line. None: the terminal's.
     """
-    return Console(file=file or sys.stdout, no_color="NO_COLOR" in os.environ, width=width, markup=False, emoji=False)
+    return Harmless(file=file or sys.stdout, no_color="NO_COLOR" in os.environ, width=width, markup=False, emoji=False)
 
 
 async def watch(client: Client, run_id: str, task_ids: Collection[str], foresight: Heed | None = None) -> dict[str, TaskView]:

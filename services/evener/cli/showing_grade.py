@@ -16,6 +16,8 @@ from evener.proto.spec import Purpose
 
 TAIL_LINES: Final = 20
 """Of each output, unless all is asked for."""
+EARLIER_TRY: Final = "try-"
+"""Begins the names of what tries before the last one left."""
 MOST_BYTES: Final = 1 << 20
 """Of each output, at the most: its end."""
 
@@ -54,13 +56,17 @@ def grade_facts(view: SessionView, known: Graded | None) -> list[tuple[str, str]
 
 
 def outputs(known: Graded | None, *, whole: bool) -> RenderableType:
-    """Return what the grading left: the last lines of each, or all of it."""
+    """Return what the grading left: all of it, or the last lines of each that the last try left."""
     parts: list[RenderableType] = []
-    for output in known.outputs if known else ():
+    left = known.outputs if known else ()
+    last = [output for output in left if not output.name.startswith(EARLIER_TRY)]
+    for output in left if whole else last:
         lines = output.text.splitlines()
         shown = lines if whole else lines[-TAIL_LINES:]
-        more = f", the last {len(shown)} of {len(lines)} lines: --grader shows all" if len(shown) < len(lines) else ""
+        more = f", last {len(shown)} of {len(lines)} lines (--grader: all)" if len(shown) < len(lines) else ""
         parts += [Rule(f"grader: {output.name}, {output.bytes} bytes{more}", align="left"), Text("\n".join(shown))]
+    if not whole and len(last) < len(left):
+        parts.append(Text("what earlier tries left is shown by --grader", "dim"))
     if whole and not parts:
         parts.append(Text("the grader left nothing"))
     return Group(*parts)

@@ -1,13 +1,15 @@
 """What `evener run` says at its end, and its exit code."""
 
+import io
 import json
 from typing import Any
 
 import pytest
 from msgspec import structs
+from rich.text import Text
 
 from evener.cli.foreseeing import too_long, untrainable, without_tools
-from evener.cli.progress import SHOWN_TASKS, console, overview, tell_troubles
+from evener.cli.progress import SHOWN_TASKS, Harmless, console, overview, tell_troubles
 from evener.cli.run_summary import exit_code, lines, summarize_run, summarize_runs, tell_runs, tell_summary
 from evener.cli.submitting import Wish
 from evener.client.views import ServedEngine, TaskView
@@ -148,6 +150,18 @@ def test_what_a_grader_printed_is_shown_as_it_is_and_in_one_line() -> None:
     assert "[/name]" in said
     assert "failed 2 ungraded (its last lines: bad [/x] [bold] :smile: line" in said
     assert len(said.splitlines()) == 3
+
+
+def test_control_characters_of_an_agent_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A grader's output cleared the screen. Colours of our own stay."""
+    evil = "a\x1b[2Jb\x9b2Jc\x07"
+    tell_troubles([view("a", outcome=TaskOutcome.FAILED, reason=evil)])
+    out = Harmless(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
+    with out.capture() as shown:
+        out.print(Text(evil, "red"))
+
+    assert capsys.readouterr().err == "evener: task run.a failed: a\ufffd[2Jb\ufffd2Jc\ufffd\n"
+    assert shown.get() == "\x1b[31ma\ufffd[2Jb\ufffd2Jc\x1b[0m\n"
 
 
 @pytest.mark.parametrize(

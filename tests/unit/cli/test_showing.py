@@ -168,13 +168,16 @@ def test_reward_use_and_graders_output_are_shown() -> None:
     )
     use = Use(group_id="t", purpose=Purpose.TRAIN, delivered=True, reason="", left_out=LeftOut.UNGRADED)
     output = Output(name="test-stdout.txt", bytes=300, text="".join(f"line {number}\n" for number in range(30)))
-    known = Graded(score=ScoreView(session_id="t.0", score=score, use=use), outputs=(output,))
+    before = Output(name="try-1/test-stdout.txt", bytes=7, text="before\n")
+    known = Graded(score=ScoreView(session_id="t.0", score=score, use=use), outputs=(output, before))
 
     told = printed(heading(view, grade_facts(view, known)))
     assert "none, by harbor in 1.2 s, 3 tries: tests/test.sh exited with 4 and wrote neither" in " ".join(told.split())
     assert "no: it was left out of its group: ungraded" in told
     tail = printed(outputs(known, whole=False))
-    assert "grader: test-stdout.txt, 300 bytes, the last 20 of 30 lines: --grader shows all" in tail
+    assert "grader: test-stdout.txt, 300 bytes, last 20 of 30 lines (--grader: all)" in tail
+    assert ("before\n" in tail, "what earlier tries left is shown by --grader" in tail) == (False, True)
+    assert "before\n" in printed(outputs(known, whole=True))
     assert ("line 9\n" in tail, "line 10\n" in tail) == (False, True)
     assert "line 0\n" in printed(outputs(known, whole=True))
     assert with_score(view, known)["score"] is known
