@@ -176,7 +176,8 @@ def _member(log: Log, group: GroupMerged | GroupFailed, member: Member) -> Itera
     options = log.submitted[group.task_id].options
     first = log.scored[member.session_id][0]
     allowed = {
-        None: isinstance(group, GroupMerged) and CONSEQUENCES[built[0].end].trainable and first.reward is not None,
+        None: isinstance(group, GroupMerged)
+        and (options.purpose is Purpose.COLLECT or (CONSEQUENCES[built[0].end].trainable and first.reward is not None)),
         LeftOut.END: not CONSEQUENCES[built[0].end].trainable,
         LeftOut.NOTHING_SAMPLED: not _own_tokens(built[0]),
         LeftOut.UNGRADED: first.reward is None,

@@ -104,7 +104,7 @@ def test_prompt_that_does_not_fit_is_told_with_its_numbers(shell: Shell, tmp_pat
     shown = shell.run("show", session)
 
     assert process.returncode != 0
-    numbers = "this model's maximum context length is 4096 tokens; the messages have 6020"
+    numbers = "this model's maximum context length is 4096 tokens; the messages have 6152"
     assert "ended by context_overflow" in errors
     assert numbers in errors
     assert f"failed: context_overflow ({numbers})" in shown

@@ -188,6 +188,7 @@ async def test_an_engine_that_hangs_as_it_joins_leaves(tmp_path: Path, play: Pla
     async with bridge(tmp_path / "state", load_seconds=15.0) as (parts, http), passing_through(hung.url, hold=held) as url:
         await publish(http, folders[0], 1)
         await join(parts, url, "a-hung")
+        await until_paused(hung.url)  # the bridge is at it already
         await join(parts, good.url, "good")
         await until_state(good.url, ("policy@1", False))
         assert await events(parts, Topic.FLEET) == []

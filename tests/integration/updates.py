@@ -22,7 +22,7 @@ from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.service import open_service
 
 IDS = (5, 17, 99, 300, 301, 302, 44, 8, 120, 7)
-SECONDS = 10.0
+SECONDS = 60.0
 PROVEN = re.compile(r"(\w+):[0-9a-f]{12}:[0-9a-f]{8}(@\d+)")
 """The label of an engine that has proven a version, as the gateway wants it."""
 

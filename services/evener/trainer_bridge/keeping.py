@@ -61,8 +61,22 @@ class Keeper:
         async with self._under_way.locks[policy]:
             if self._policies.pending(policy) is not None:
                 await self._take_up(policy)
-            brought = (self._bring(policy, engine, engine.control) for engine in self._engines.of(policy) if engine.control is not None)
-            await asyncio.gather(*brought)
+            await self._bring_all(policy)
+
+    async def _bring_all(self, policy: str) -> None:
+        """Bring all engines of a policy up to date, those that join meanwhile too: one that hangs keeps no other waiting."""
+        bringing: dict[str, asyncio.Task[None]] = {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    for engine in self._engines.of(policy):
+                        if engine.control is not None and engine.engine_id not in bringing:
+                            bringing[engine.engine_id] = tasks.create_task(self._bring(policy, engine, engine.control))
+                    if all(task.done() for task in bringing.values()):
+                        return
+                    await asyncio.wait(bringing.values(), timeout=LOOK_SECONDS)
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
     async def _take_up(self, policy: str) -> None:
         """Go on with an update that did not end: the bridge died, or reached no engine. What stands against it is logged once."""
