@@ -442,6 +442,22 @@ async def test_bug_that_a_tree_finds_in_us_costs_no_session(tmp_path: Path, monk
         assert [artifact.name for artifact in exited.artifacts] == ["harness.log"]
 
 
+async def test_bug_that_an_output_finds_in_us_costs_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit is told with what was kept, and is no success that nobody saw."""
+
+    def fail(*_: object) -> None:
+        raise AttributeError
+
+    monkeypatch.setattr(type(harness_named("script")), "judge", fail)
+    async with bench(tmp_path) as b:
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 1)
+        assert exited.detail == "what it printed could not be read (AttributeError: )"
+        assert [artifact.name for artifact in exited.artifacts] == ["harness.log", "changes.tar", "removed.json"]
+
+
 async def test_artifacts_wait_for_a_blob_store_that_is_away(tmp_path: Path) -> None:
     """The agent's work is done: it is not thrown away and done again."""
     go, away = tmp_path / "go", tmp_path / "away"

@@ -14,11 +14,19 @@ def last_event(log: bytes, *types: str) -> dict[str, Any] | None:
             continue
         try:
             event = msgspec.json.decode(line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # an agent may print anything
             continue
         if isinstance(event, dict) and event.get("type") in types:
             return event
     return None
+
+
+def told(event: dict[str, Any] | None, *names: str) -> str:
+    """Return the text under these names, one in the other. Empty: there is none."""
+    value: Any = event
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def last_line(log: bytes) -> str:

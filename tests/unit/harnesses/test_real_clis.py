@@ -209,6 +209,15 @@ def test_an_exit_is_judged_by_the_last_event(name: str, exit_code: int, log: byt
     assert (found.exit_code, found.detail) == judged
 
 
+@pytest.mark.parametrize("name", ["codex", "claude_code", "qwen_code", "gemini_cli"])
+@pytest.mark.parametrize("error", [b'"text"', b"null", b'{"message":7}', b"[]", b"[" * 100_000 + b"]" * 100_000, b'"\xff"', b"1" * 5_000])
+def test_an_exit_is_judged_whatever_was_printed(name: str, error: bytes) -> None:
+    """An agent's tools print to the same output, and programs change their forms."""
+    for kind in (b"result", b"turn.failed"):
+        found = harness(name).judge(0, b'{"type":"' + kind + b'","is_error":true,"error":' + error + b',"result":' + error + b"}")
+        assert (found.exit_code, type(found.detail)) == (1, str)
+
+
 def test_events_are_found_in_a_log_that_was_cut() -> None:
     """Lines that are no JSON, or no object, are passed over."""
     assert last_event(b'{"type":"a","n":1}\nnoise\n{"type":"b"}\n{"type":"a", "n', "a") == {"type": "a", "n": 1}

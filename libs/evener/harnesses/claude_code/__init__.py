@@ -13,7 +13,7 @@ from typing import Final
 
 from evener.harnesses import npm
 from evener.harnesses.port import Context, HarnessError, Judged, Launch, Probe, numbers, one_of, only_options
-from evener.harnesses.printed import last_event, last_line
+from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
@@ -101,8 +101,8 @@ class ClaudeCode:
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and not last.get("is_error"):
             return Judged(exit_code=0)
-        said = last.get("result") or last.get("subtype") if last is not None else None
-        return Judged(exit_code=exit_code or 1, detail=str(said or last_line(log))[-500:])
+        said = told(last, "result") or told(last, "subtype")
+        return Judged(exit_code=exit_code or 1, detail=(said or last_line(log))[-500:])
 
 
 def _tools(options: Mapping[str, str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
-from evener.harnesses.printed import last_event, last_line
+from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
 
@@ -66,8 +66,7 @@ class Codex:
         last = last_event(log, "turn.completed", "turn.failed")
         if exit_code == 0 and last is not None and last["type"] == "turn.completed":
             return Judged(exit_code=0)
-        failed = last.get("error", {}).get("message") if last is not None else None
-        return Judged(exit_code=exit_code or 1, detail=failed or last_line(log))
+        return Judged(exit_code=exit_code or 1, detail=told(last, "error", "message") or last_line(log))
 
 
 def _config(context: Context) -> str:

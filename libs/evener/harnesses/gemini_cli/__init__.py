@@ -14,7 +14,7 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, only_options
-from evener.harnesses.printed import last_event, last_line
+from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
@@ -79,8 +79,7 @@ class GeminiCli:
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and last.get("status") == "success":
             return Judged(exit_code=0)
-        said = last.get("error", {}).get("message") if last is not None else None
-        return Judged(exit_code=exit_code or 1, detail=str(said or last_line(log))[-500:])
+        return Judged(exit_code=exit_code or 1, detail=(told(last, "error", "message") or last_line(log))[-500:])
 
 
 def _settings(context: Context) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
-from evener.harnesses.printed import last_event, last_line
+from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
@@ -85,8 +85,8 @@ class QwenCode:
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and not last.get("is_error"):
             return Judged(exit_code=0)
-        said = last.get("error", {}).get("message") or last.get("result") if last is not None else None
-        return Judged(exit_code=exit_code or 1, detail=str(said or last_line(log))[-500:])
+        said = told(last, "error", "message") or told(last, "result")
+        return Judged(exit_code=exit_code or 1, detail=(said or last_line(log))[-500:])
 
 
 def _provider(context: Context, auth: str) -> dict[str, str]:
