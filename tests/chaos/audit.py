@@ -221,8 +221,9 @@ def _ours(log: Log, built: TrajectoryBuilt) -> Iterator[str]:
 
 
 def _own_tokens(built: TrajectoryBuilt) -> int:
-    """Return the tokens that the agent itself sampled in the attempt that counts."""
-    return sum(call.sampled_tokens for call in built.calls if call.attempt == built.attempt and call.side_call is None)
+    """Return the tokens that the agent itself sampled in the attempt that counts; to be trained they must be its policy's."""
+    frozen = built.accounting.left_out.get(LeftOut.FROZEN, 0) if built.spec.purpose is Purpose.TRAIN else 0
+    return sum(call.sampled_tokens for call in built.calls if call.attempt == built.attempt and call.side_call is None) - frozen
 
 
 def _last_call(log: Log, built: TrajectoryBuilt) -> CallFailure | None:

@@ -117,9 +117,9 @@ def left_out(
 
 
 def nothing_sampled(trajectory: TrajectoryBuilt) -> bool:
-    """Return whether no call of the agent itself sampled a token: whatever the reward, the policy did nothing for it."""
-    own = (call for call in trajectory.calls if call.attempt == trajectory.attempt and call.side_call is None)
-    return not trajectory.accounting.delivered and not any(call.sampled_tokens for call in own)
+    """Return whether no call of the agent itself sampled a token of the policy: whatever the reward, the policy did nothing for it."""
+    own = sum(call.sampled_tokens for call in trajectory.calls if call.attempt == trajectory.attempt and call.side_call is None)
+    return not trajectory.accounting.delivered and own <= trajectory.accounting.left_out.get(LeftOut.FROZEN, 0)
 
 
 def collected(spec: SessionSpec) -> bool:
@@ -241,7 +241,10 @@ def _cause(scored: TrajectoryScored, reason: LeftOut | None) -> str | None:
             detail = trajectory.detail or (trajectory.exit.detail if trajectory.exit else "")
             return f"{trajectory.end} ({detail})" if detail and trajectory.end in TOLD else str(trajectory.end)
         case LeftOut.NOTHING_SAMPLED:
-            return f"{reason} ({trajectory.detail})" if trajectory.detail else str(reason)
+            detail = trajectory.detail or (
+                "frozen engines answered its agent" if trajectory.accounting.left_out.get(LeftOut.FROZEN) else ""
+            )
+            return f"{reason} ({detail})" if detail else str(reason)
         case LeftOut.UNGRADED:
             return f"ungraded ({scored.ungraded})"
         case _:

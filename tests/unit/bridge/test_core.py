@@ -187,6 +187,18 @@ def test_group_of_sessions_that_sampled_nothing_fails_and_says_why() -> None:
     assert failed.reason == f"0 of 4 sessions usable, 2 needed: 4 nothing_sampled ({detail})"
 
 
+@pytest.mark.parametrize(("purpose", "kept"), [(Purpose.TRAIN, False), (Purpose.EVAL, True)])
+def test_tokens_of_a_frozen_engine_are_not_the_policys(purpose: Purpose, *, kept: bool) -> None:
+    """A model map may send the agent elsewhere: its reward teaches the policy nothing. Evaluation compares with such engines."""
+    given = {"rows": (), "accounting": Accounting(sampled=10, left_out={LeftOut.FROZEN: 10}), "detail": ""}
+    sessions = [scored(built(index=index, purpose=purpose)) for index in range(3)]
+    merged = ended([*sessions, scored(built(index=3, purpose=purpose, given=given))])
+
+    assert isinstance(merged, GroupMerged)
+    assert merged.members[3].left_out is (None if kept else LeftOut.NOTHING_SAMPLED)
+    assert merged.reason == ("" if kept else "left out: 1 nothing_sampled (frozen engines answered its agent)")
+
+
 def test_sampled_tokens_that_are_all_masked_are_not_nothing() -> None:
     """The agent acted; that no token of it can be trained is another matter."""
     masked = {"rows": (), "accounting": Accounting(sampled=10, left_out={LeftOut.CONSTRAINED: 10})}
