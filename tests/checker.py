@@ -94,7 +94,8 @@ def check_trajectory(trajectory: dict[str, Any], ledger: dict[str, list[dict[str
     """Return what is wrong with one session: its rows, its books, its calls against the ledger."""
     name = trajectory["session_id"]
     faults, delivered, books = list[str](), 0, trajectory.get("accounting", {})
-    spent = books.get("sampled") == trajectory.get("spec", {}).get("budgets", {}).get("tokens", 0)
+    answered = books.get("sampled", 0) - books.get("left_out", {}).get("budget", 0)
+    spent = answered == trajectory.get("spec", {}).get("budgets", {}).get("tokens", 0)
     for index, row in enumerate(trajectory.get("rows", ())):
         before = trained.total()
         faults += check_row(row, f"{name} row {index}", ledger, trained, spent=spent)

@@ -12,9 +12,9 @@ import pytest
 from tests.integration.gateway import POLICY, Hand, gateway
 from tests.integration.test_gateway import rebuilt
 
-from evener.engines.scripted import Rule, Script
+from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.arrays import length
-from evener.proto.ends import CallFailure, End
+from evener.proto.ends import CallFailure, End, LeftOut
 from evener.proto.ids import new_request_id
 from evener.proto.relay import Answer
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, FinishReason, SessionSealed
@@ -23,7 +23,13 @@ from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 
 EIGHT = "one two three four five six seven eight"
-SCRIPT = Script(rules=(Rule(match="slowly", say=EIGHT, per_token_ms=20),), default=Rule(say="Hello."))
+SCRIPT = Script(
+    rules=(
+        Rule(match="slowly", say=EIGHT, per_token_ms=20),
+        Rule(match="by blocks", say=f"{EIGHT} {EIGHT}", block=32, wait=(Wait(before=2),)),
+    ),
+    default=Rule(say="Hello."),
+)
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -92,7 +98,22 @@ async def test_calls_at_once_sample_together_and_spend_the_token_budget_to_its_l
     assert sum(length(call.choices[0].sampled_ids) for call in calls) == 20
     assert FinishReason.LENGTH in {call.choices[0].finish_reason for call in calls}
     await ends(hand, capability, End.TOKEN_BUDGET)
-    assert (await rebuilt(hand, "s1")).accounting.sampled == 20
+    books = (await rebuilt(hand, "s1")).accounting
+    assert books.sampled - books.left_out.get(LeftOut.BUDGET, 0) == 20
+
+
+async def test_tokens_that_come_when_the_budget_is_spent_are_in_the_books(hand: Hand) -> None:
+    """An engine that sends several at once has sampled them."""
+    capability = await hand.start("s1", budgets=Budgets(tokens=20), sampling=Sampling())
+    asked = [asyncio.create_task(hand.ask(capability, [{"role": "user", "content": f"by blocks {number}"}])) for number in range(2)]
+    await hand.engine.waiting(count=2)
+    hand.engine.go(times=None)
+    assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+    sent = sum(len(entry.sampled_ids) for entry in await hand.engine.recorded(2))
+    assert [call.cut_tokens for call in await closed(hand) if call.cut_tokens] == [sent - 20]
+    await ends(hand, capability, End.TOKEN_BUDGET)
+    books = (await rebuilt(hand, "s1")).accounting
+    assert (books.sampled, books.delivered, books.left_out) == (sent, 20, {LeftOut.BUDGET: sent - 20})
 
 
 async def test_lone_call_may_have_all_the_tokens_that_are_left(hand: Hand) -> None:

@@ -70,8 +70,18 @@ class Call:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens sampled in all choices, or seen before it failed."""
-        return sum(length(choice.sampled_ids) for choice in self.choices) + (self.failed.sampled_tokens if self.failed else 0)
+        """Tokens sampled in all choices, beyond them, or seen before it failed."""
+        return self.answer_tokens + self.cut_tokens + (self.failed.sampled_tokens if self.failed else 0)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of all choices."""
+        return sum(length(choice.sampled_ids) for choice in self.choices)
+
+    @property
+    def cut_tokens(self) -> int:
+        """Tokens that came when the session's budget was spent."""
+        return self.closed.cut_tokens if self.closed is not None else 0
 
     @property
     def fidelity(self) -> Fidelity:

@@ -199,6 +199,8 @@ def _account(session: Session, fates: Mapping[SegmentRef, Fate]) -> Accounting:
     calls = forest.calls.values()
     if failed := sum(call.failed.sampled_tokens for call in calls if call.failed is not None):
         left_out[LeftOut.FAILED_TRY] = failed
+    if beyond := sum(call.cut_tokens for call in calls):
+        left_out[LeftOut.BUDGET] = beyond
     return Accounting(
         sampled=delivered + left_out.total(),
         delivered=delivered,

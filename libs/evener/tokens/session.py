@@ -166,7 +166,7 @@ class Session:
             return self._end_again(call, event)
         if (event.given_ids is None or _whole(event.given_ids)) and self.forest.close(event):
             return True
-        self._strays[event.call_id] = sum(length(choice.sampled_ids) for choice in event.choices)
+        self._strays[event.call_id] = sum(length(choice.sampled_ids) for choice in event.choices) + event.cut_tokens
         return self._doubt(f"call {event.call_id} closed without being open")
 
     def _fail(self, event: CallFailed) -> bool:

@@ -164,6 +164,8 @@ class LeftOut(StrEnum):
     """A record of it is missing, damaged or contradicts another."""
     FAILED_TRY = "failed_try"
     """Its call failed before the answer was whole."""
+    BUDGET = "budget"
+    """It came when the session's token budget was spent, and was cut off."""
     EARLIER_ATTEMPT = "earlier_attempt"
     END = "end"
     """Its session's end is not trainable."""

@@ -344,6 +344,8 @@ class CallClosed(Event, frozen=True, kw_only=True, tag="call_closed.v1"):
     """The time in the harness's answer, Unix seconds."""
     cached_tokens: int | None = None
     """Prompt tokens found in the engine's prefix cache. None: not reported. 0: reported, none found."""
+    cut_tokens: int = 0
+    """Tokens that its engine sampled when calls at once had spent the session's budget: in none of its choices."""
     queue_seconds: float = 0.0
     """Waits that the agent's clock does not count: admission, engine queue, weight updates."""
     first_token_seconds: float | None = None

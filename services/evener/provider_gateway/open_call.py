@@ -105,6 +105,8 @@ class OpenCall:
         """For the engine: not the agent's time."""
         self._sampled: Final = [Sampled() for _ in range(asked.request.n)]
         """Of each choice."""
+        self._cut_tokens = 0
+        """Sampled when the session's budget was spent."""
         self._shown = False
         """The opening is committed, so that the answer may be streamed."""
         self._to_stream: asyncio.TimerHandle | None = None
@@ -121,8 +123,8 @@ class OpenCall:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of all choices so far."""
-        return sum(map(len, self._sampled))
+        """Tokens of all choices so far, and beyond them."""
+        return sum(map(len, self._sampled)) + self._cut_tokens
 
     async def sample(self, max_tokens: int) -> None:
         """Sample all choices, of at most so many tokens each: the limit is recorded with the opening. Raises Failure."""
@@ -247,6 +249,7 @@ class OpenCall:
         if self._first_token_at is None and len(chunk.ids):
             self._first_token_at = time.time()
         had = self.live.spending.draw(self.opened.call_id, index, len(chunk.ids))
+        self._cut_tokens += len(chunk.ids) - had
         self._sampled[index].add(chunk if had == len(chunk.ids) else cut(chunk, had))
         if self.streaming and index == 0 and had:
             self._stream_soon()
@@ -303,6 +306,7 @@ class OpenCall:
             answer_id=answer_id,
             answer_created=created,
             cached_tokens=max(cached) if cached else None,
+            cut_tokens=self._cut_tokens,
             queue_seconds=self._waited_seconds,
             first_token_seconds=None if self._first_token_at is None else self._first_token_at - opened.opened_at,
             engine_seconds=now - self.engine_began,

@@ -106,7 +106,7 @@ def spent(session: Session) -> Spent:
     return Spent(
         calls=len(closed),
         turns=sum(call.placement.parent is not None for call in closed),
-        tokens=sum(call.sampled_tokens for call in closed),
+        tokens=sum(call.answer_tokens for call in closed),
     )
 
 
