@@ -35,12 +35,13 @@ from evener.client.groups import Group, Groups
 from evener.client.run_end import NoGroupDelivered, TaskEnd, check_delivered
 from evener.client.sync import connect
 from evener.proto.codec import encode
+from evener.proto.ends import LeftOut
 from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.fleet import Heartbeat
 from evener.proto.spec import GraderSpec, HarnessSpec, Purpose
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.topics import TOPICS, Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, TrajectoryScored
 from evener.service.auth import load_secrets
 from evener.service.delivered import PositionUnknown
 from evener.service.events import EventLog
@@ -238,6 +239,19 @@ class GroupsContract(abc.ABC):
         logged = [record.getMessage() for record in caplog.records if record.name == "evener.client.groups"]
         assert sorted(line[:15] for line in logged) == ["group a failed:", "group b failed:"]
         assert "2 ungraded (the grader gave no reward)" in caplog.text
+
+    async def test_a_group_without_a_token_to_train_is_told(
+        self, bus: Bus, source: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It comes, for its place in the log; a trainer that learns nothing knows why."""
+        books = Accounting(sampled=10, left_out={LeftOut.CONSTRAINED: 10})
+        await deliver(bus, tmp_path, "empty", given={"rows": (), "accounting": books})
+        await deliver(bus, tmp_path, "full")
+        groups = await first(self.groups(source, tmp_path, follow=False), 9)
+
+        assert {one.group_id: len(list(one.rows)) for one in groups} == {"empty": 0, "full": 4}
+        logged = [record.getMessage() for record in caplog.records if record.name == "evener.client.groups"]
+        assert logged == ["group empty has no token to train: 40 constrained"]
 
     async def test_groups_of_a_run_end_when_the_run_is_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """Its last groups are delivered before, and given. A group that comes late is waited for, and other runs end nothing."""

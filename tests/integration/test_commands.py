@@ -317,6 +317,21 @@ def test_unknown_session_is_told(shell: Shell) -> None:
     assert "no session 'nothing.0' in the log" in shell.run("show", "nothing.0", code=1)
 
 
+def test_demo_that_is_left_says_how_its_run_is_ended(tmp_path: Path) -> None:
+    """It went on with the next command, and nobody knew its name."""
+    shell = Shell(tmp_path / "state")
+    process = shell.start("demo", "--samples", "4", "--out", str(tmp_path / "out"))
+    assert process.stdout is not None
+    run = json.loads(process.stdout.readline())["run"]
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 143
+    assert f"evener: the demo was left without a report; `evener cancel {run}` ends" in errors
+    assert not (tmp_path / "out").exists()
+    assert not (shell.state / "evener.json").exists()
+
+
 def test_demo_starts_what_it_needs_and_leaves_its_report(tmp_path: Path) -> None:
     """From nothing to groups for trainers, by one command; nothing of it runs on."""
     shell = Shell(tmp_path / "state")

@@ -91,6 +91,13 @@ def log_failed(event: GroupFailed) -> None:
     log.warning("group %s failed: %s", event.group_id, event.reason)
 
 
+def log_empty(event: GroupMerged) -> None:
+    """Write a warning for a group whose rewards come without a token to train."""
+    if not event.accounting.delivered:
+        reasons = ", ".join(f"{count} {reason.value}" for reason, count in event.accounting.left_out.items())
+        log.warning("group %s has no token to train: %s", event.group_id, reasons or "none was sampled")
+
+
 class Groups:
     """Groups of purpose `train` as they are delivered: of one run until it is over, else for ever.
 
@@ -144,6 +151,7 @@ class Groups:
                     self._pass_over(event.policy)
                     continue
                 if isinstance(event, GroupMerged):
+                    log_empty(event)
                     yield group_of(event, frame)
                 else:
                     self.failed += 1

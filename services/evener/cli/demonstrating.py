@@ -11,14 +11,16 @@ from rich.text import Text
 
 from evener.cli.exporting import fetch, write_bytes, write_groups
 from evener.cli.foreseeing import Foresight
+from evener.cli.leaving import leaving
 from evener.cli.progress import console, tell, tell_troubles, watch
 from evener.cli.reporting import page_of
 from evener.cli.run_summary import exit_code
 from evener.cli.running import evener
-from evener.cli.submitting import Wish, harness_spec, plan, submit, trusting
+from evener.cli.submitting import Planned, Wish, harness_spec, plan, submit, trusting
 from evener.client.client import Client
 from evener.formats.summary import Outcome, Summary, summarize
 from evener.proto.spec import Budgets, Purpose, Sampling
+from evener.service.exits import complain
 from evener.tasks.directory import bundled
 
 POLICY = "policy"
@@ -30,7 +32,7 @@ BUDGETS = Budgets(agent_seconds=300.0, calls=8)
 
 
 async def demonstrate(harness: str, samples: int, out: Path, *, trust_local: bool, state: Path | None) -> int:
-    """Run the bundled tasks and leave the report; return the exit code."""
+    """Run the bundled tasks and leave the report; return the exit code. Whoever leaves before the end is told what goes on."""
     began = time.monotonic()
     wish = Wish(
         run_id=f"demo-{token_hex(4)}",
@@ -42,6 +44,17 @@ async def demonstrate(harness: str, samples: int, out: Path, *, trust_local: boo
         budgets=BUDGETS,
     )
     planned = await asyncio.to_thread(plan, bundled(), wish)
+    with leaving() as asked:
+        try:
+            return await _run(wish, planned, out, began, trust_local=trust_local, state=state)
+        except asyncio.CancelledError:
+            if asked.number is None:
+                raise
+            complain(f"the demo was left without a report; `evener cancel {wish.run_id}` ends what else goes on with the next command")
+            return asked.taken_back()
+
+
+async def _run(wish: Wish, planned: Sequence[Planned], out: Path, began: float, *, trust_local: bool, state: Path | None) -> int:
     async with evener(state, lambda: trusting(wish, trust_local=trust_local), sampling=True) as client:
         foresight = Foresight(client, wish)
         await foresight.look()

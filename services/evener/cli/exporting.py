@@ -35,6 +35,8 @@ class Exported(Struct, frozen=True, kw_only=True):
     groups: int
     """Delivered ones of the purpose."""
     rows: int
+    without_rows: int
+    """Delivered ones that have no token to train."""
     failed: int
     """Groups of the purpose that failed, and so have no rows."""
     other_purposes: dict[str, int]
@@ -46,6 +48,8 @@ class Exported(Struct, frozen=True, kw_only=True):
             yield "no such group has ended yet; the file is empty" if not self.failed else "all groups failed; the file is empty"
         elif not self.rows:
             yield "none of the groups has a token that can be trained; the file is empty"
+        elif self.without_rows:
+            yield f"{self.without_rows} of {self.groups} groups have no token that can be trained, and so no row"
         if self.other_purposes:
             listed = ", ".join(f"{count} {purpose}" for purpose, count in sorted(self.other_purposes.items()))
             yield f"groups of other purposes are left out ({listed}): --purpose {min(self.other_purposes)} or --purpose all takes them"
@@ -58,9 +62,11 @@ async def export_groups(client: Client, file: Path, kind: str, run_id: str | Non
         raise no_such_run(run_id, await client.tasks())
     groups = await fetch(client, run_id, purpose)
     rows = await write_groups(file, kind, groups)
-    merged = sum(isinstance(event, GroupMerged) for event in groups)
+    merged = [event for event in groups if isinstance(event, GroupMerged)]
+    without = sum(not event.accounting.delivered for event in merged)
     others = _other_purposes(tasks, purpose)
-    return Exported(file=str(file), groups=merged, rows=rows, failed=len(groups) - merged, other_purposes=others)
+    failed = len(groups) - len(merged)
+    return Exported(file=str(file), groups=len(merged), rows=rows, without_rows=without, failed=failed, other_purposes=others)
 
 
 def check_folder(file: Path) -> None:

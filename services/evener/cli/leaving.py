@@ -24,6 +24,11 @@ class Leaving:
         """The exit code of a command that was left."""
         return BY_SIGNAL + (self.number or 0)
 
+    def taken_back(self) -> int:
+        """Return the exit code, and let the command end in its own way: it is no longer cancelled."""
+        cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
+        return self.code
+
 
 @contextmanager
 def leaving() -> Iterator[Leaving]:

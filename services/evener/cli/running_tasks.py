@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from evener.cli.foreseeing import Foresight
 from evener.cli.leaving import leaving
@@ -40,8 +39,7 @@ async def run_tasks(tasks: Path, wish: Wish, *, trust_local: bool, state: Path |
                 raise
             if not reached:
                 complain("left before anything was submitted")
-            cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
-            return asked.code
+            return asked.taken_back()
 
 
 async def _run(client: Client, wish: Wish, planned: Sequence[Planned]) -> int:

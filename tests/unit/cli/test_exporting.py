@@ -9,7 +9,7 @@ from evener.cli.exporting import Exported, NotWritten, check_folder
 
 def exported(**given: int | dict[str, int]) -> Exported:
     """Return what was written: nothing, where nothing else is said."""
-    counts = {"groups": 0, "rows": 0, "failed": 0, "other_purposes": {}} | given
+    counts = {"groups": 0, "rows": 0, "without_rows": 0, "failed": 0, "other_purposes": {}} | given
     return Exported(file="rows.jsonl", **counts)  # type: ignore[arg-type] # of mixed types
 
 
@@ -18,7 +18,8 @@ def exported(**given: int | dict[str, int]) -> Exported:
     [
         ({}, "no such group has ended yet; the file is empty"),
         ({"failed": 2}, "all groups failed; the file is empty"),
-        ({"groups": 1}, "none of the groups has a token that can be trained; the file is empty"),
+        ({"groups": 3, "rows": 4, "without_rows": 2}, "2 of 3 groups have no token that can be trained, and so no row"),
+        ({"groups": 1, "without_rows": 1}, "none of the groups has a token that can be trained; the file is empty"),
         (
             {"groups": 1, "rows": 4, "other_purposes": {"eval": 3, "collect": 1}},
             "groups of other purposes are left out (1 collect, 3 eval): --purpose collect or --purpose all takes them",
