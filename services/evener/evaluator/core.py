@@ -51,12 +51,13 @@ def of_try(number: int, evidence: Mapping[str, bytes], reason: str) -> dict[str,
 def score(
     trajectory: TrajectoryBuilt, grade: Grade, evidence: tuple[Artifact, ...], *, seconds: float, tries: int, now: float
 ) -> TrajectoryScored:
-    """Return the event of a finished grading, or of none (`tries` 0)."""
+    """Return the event of a finished grading, or of none (`tries` 0). Its reason is such as every reader decodes: it may name a file."""
+    reason = None if grade.ungraded is None else grade.ungraded.encode(errors="backslashreplace").decode()
     return TrajectoryScored(
         trajectory=trajectory,
         reward=grade.reward,
         rewards=grade.rewards,
-        ungraded=grade.ungraded,
+        ungraded=reason,
         grader=trajectory.spec.grader.name,
         evidence=evidence,
         grading_seconds=seconds,

@@ -3,8 +3,9 @@
 import pytest
 from tests.builders import built
 
-from evener.evaluator.core import Next, after_failure, not_graded, pause_seconds
-from evener.graders.port import GraderError, GraderRefused
+from evener.evaluator.core import Next, after_failure, not_graded, pause_seconds, score
+from evener.graders.port import Grade, GraderError, GraderRefused
+from evener.proto.codec import decode, encode
 from evener.proto.ends import CONSEQUENCES, End
 from evener.proto.spec import GraderSpec
 
@@ -32,3 +33,10 @@ def test_grader_that_refuses_is_not_asked_again() -> None:
 def test_pauses_double_up_to_a_minute() -> None:
     """However many tries a store that stays away has had: a double float has no 2 ** 1024."""
     assert [pause_seconds(tries, 1.0) for tries in (1, 2, 3, 9, 5000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+
+
+def test_reason_that_names_a_file_of_any_bytes_can_be_written() -> None:
+    """An event that cannot be encoded would end the evaluator at this session for good."""
+    event = score(built(), Grade(reward=None, ungraded="no such file: \udcff"), (), seconds=0.0, tries=1, now=0.0)
+    assert decode(encode(event)) == event
+    assert event.ungraded == "no such file: \\udcff"
