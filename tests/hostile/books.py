@@ -11,6 +11,7 @@ from tests.hostile.running import Site
 from evener.engines.scripted import Entry
 from evener.proto.arrays import int32s
 from evener.proto.sessions import CallClosed, CallFailed, SessionSealed
+from evener.proto.spec import Purpose
 from evener.proto.trajectories import GroupMerged
 
 SHOWN: Final = 50
@@ -71,7 +72,7 @@ def _given_away(log: Log) -> Iterator[str]:
     """A session without one sampled token says nothing of the policy: it is in no group's baseline."""
     for groups in log.groups.values():
         for _, group in groups:
-            if isinstance(group, GroupMerged):
+            if isinstance(group, GroupMerged) and group.purpose is Purpose.TRAIN:
                 for member in group.members:
                     if member.left_out is None and member.scored is not None and not member.scored.trajectory.accounting.sampled:
                         yield f"{member.session_id}: it sampled nothing, and is merged with reward {member.reward}"

@@ -38,7 +38,11 @@ class SandboxHeld(SandboxError):
     """Another process keeps its sandboxes in this folder. Stop that one, or give this one another state folder or instance name."""
 
 
-class ProgramMissing(SandboxError):
+class Unstartable(SandboxError):
+    """Change its arguments or variables: no program can be started with them."""
+
+
+class ProgramMissing(Unstartable):
     """Install the program, or name it by its whole path. It is looked for in the sandbox's own PATH."""
 
 

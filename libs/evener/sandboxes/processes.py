@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from evener.sandboxes.port import ProgramMissing, SandboxError
+from evener.sandboxes.port import ProgramMissing, SandboxError, Unstartable
 from evener.sandboxes.spawning import Child, spawn
 
 MARKER: Final = "EVENER_SANDBOX"
@@ -129,7 +129,10 @@ async def start(
                 stdin=control,
                 output=printing,
             )
-        except (OSError, ValueError) as cause:
+        except ValueError as cause:  # a NUL in them
+            msg = f"cannot start {argv[0]!r}: {cause}"
+            raise Unstartable(msg) from cause
+        except OSError as cause:
             msg = f"cannot start {argv[0]} in {folder}: {cause}"
             raise SandboxError(msg) from cause
         ours.pop_all()

@@ -25,7 +25,7 @@ from evener.sandbox_runner.preparing import Prepared, chosen, declared, prepare
 from evener.sandbox_runner.recordings import RecordingOpened
 from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandbox_runner.site import Site
-from evener.sandboxes.port import HOME, ChangesTooLarge, Program, ProgramMissing, Sandbox, SandboxError, SandboxRemoved
+from evener.sandboxes.port import HOME, ChangesTooLarge, Program, Sandbox, SandboxError, SandboxRemoved, Unstartable
 from evener.service.auth import Capability, seal_capability
 from evener.service.faults import point
 from evener.tokens.session import START_LIMIT_SECONDS
@@ -131,7 +131,7 @@ class Session:
             found.tell(report)
             if prepared is not None:
                 await self._gather(found, prepared.sandbox, output)
-        except ProgramMissing as missing:
+        except Unstartable as missing:
             return Exit(cause=ExitCause.NO_START, detail=one_line(str(missing)))
         except (BlobError, SandboxError, OSError) as lost:
             return Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)), agent_seconds=clock.seconds())

@@ -11,7 +11,7 @@ import pytest
 
 from evener.sandboxes.grading import Grading, grade
 from evener.sandboxes.local import LocalSandboxes, open_local
-from evener.sandboxes.port import ChangeLimits, Changes, Process, Program, ProgramMissing, SandboxError, SandboxHeld
+from evener.sandboxes.port import ChangeLimits, Changes, Process, Program, ProgramMissing, SandboxError, SandboxHeld, Unstartable
 
 LIMITS = ChangeLimits()
 STRAY = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' </dev/null >/dev/null 2>&1 & until [ -s {pid} ]; do sleep 0.01; done;"
@@ -107,6 +107,14 @@ async def test_exit_codes(sandboxes: LocalSandboxes, script: str, code: int) -> 
     async with sandboxes.open("s") as sandbox:
         process = await sandbox.start(Program(argv=("sh", "-c", script)))
         assert await process.wait() == code
+
+
+@pytest.mark.parametrize("program", [Program(argv=("true", "a\0b")), Program(argv=("true",), environment={"A": "b\0c"})])
+async def test_a_program_that_no_try_can_start_says_so(sandboxes: LocalSandboxes, program: Program) -> None:
+    """A NUL in an argument or a variable: another attempt would meet it again."""
+    async with sandboxes.open("one") as sandbox:
+        with pytest.raises(Unstartable, match="cannot start 'true': embedded null byte"):
+            await sandbox.start(program)
 
 
 async def test_a_missing_program_says_its_name(sandboxes: LocalSandboxes) -> None:
