@@ -149,6 +149,21 @@ def test_engine_that_is_down_is_named_and_waited_for(shell: Shell, tmp_path: Pat
     assert "Traceback" not in errors
 
 
+def test_run_whose_services_go_away_says_how_it_goes_on(shell: Shell, tmp_path: Path) -> None:
+    """Its name may be one that was drawn for it."""
+    with shell.up("--engine", "none"):
+        running = shell.start("run", str(task(tmp_path / "t")), "--harness", "script", "--samples", "1")
+        assert running.stdout is not None
+        run = json.loads(running.stdout.readline())["run"]
+    _, errors = running.communicate(timeout=60)
+
+    assert running.returncode == 1
+    assert (
+        f"run {run} is not over, and nothing of it is lost; the same command with --run-id {run} goes on with it, `evener cancel" in errors
+    )
+    assert errors.splitlines()[-1].startswith("evener: no evener is running at ")
+
+
 def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
     """All on one `up`, for the time it takes to start: each is told in one line, and nothing of it is run."""
     good = task(tmp_path / "good")
