@@ -189,7 +189,7 @@ def _member(log: Log, group: GroupMerged | GroupFailed, member: Member) -> Itera
         yield f"I3: left out: {member.left_out}, end {built[0].end}, reward {first.reward}"
     if member.scored is not None and member.scored.scored_at != first.scored_at:
         yield "I3: not the first of its scores was delivered"
-    if member.left_out is None:
+    if member.left_out is None and group.purpose is Purpose.TRAIN:
         yield from (f"I7: {fault}" for fault in _ours(log, built[0]))
     rows = () if member.scored is None else member.scored.trajectory.rows
     if rows != (built[0].rows if member.left_out is None else ()):
@@ -198,7 +198,7 @@ def _member(log: Log, group: GroupMerged | GroupFailed, member: Member) -> Itera
 
 
 def _ours(log: Log, built: TrajectoryBuilt) -> Iterator[str]:
-    """I7: what of ours a delivered session met in the attempt that counts. Nothing is taken from the tables that judge it."""
+    """I7: what of ours a trained session met in the attempt that counts. Nothing is taken from the tables that judge it."""
     if built.end not in AGENTS_ENDS:
         yield f"it ended by {built.end}, which is not the agent's doing"
     if not _own_tokens(built):
@@ -221,8 +221,8 @@ def _ours(log: Log, built: TrajectoryBuilt) -> Iterator[str]:
 
 
 def _own_tokens(built: TrajectoryBuilt) -> int:
-    """Return the tokens that the agent itself sampled in the attempt that counts; to be trained they must be its policy's."""
-    frozen = built.accounting.left_out.get(LeftOut.FROZEN, 0) if built.spec.purpose is Purpose.TRAIN else 0
+    """Return the policy's tokens that the agent itself sampled in the attempt that counts."""
+    frozen = built.accounting.left_out.get(LeftOut.FROZEN, 0)
     return sum(call.sampled_tokens for call in built.calls if call.attempt == built.attempt and call.side_call is None) - frozen
 
 

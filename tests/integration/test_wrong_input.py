@@ -169,6 +169,7 @@ def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
     good = task(tmp_path / "good")
     crashes = task(tmp_path / "crashes", "exit 7\n")
     with shell.up("--engine", "none", "--trust-local") as url:
+        until(lambda: shell.ask(f"{url}/readyz")[1]["services"]["provider_gateway"]["running"], START_SECONDS)  # which knows the policies
         policy = shell.run("run", str(good), "--harness", "script", "--policy", "nope")
         held = shell.run("up", "--port", "0")
         port = Shell(tmp_path / "other").run("up", "--port", url.rpartition(":")[2])
