@@ -61,7 +61,7 @@ class SplitEncoder:
 
     def guard(self, value: Any) -> tuple[Any, str]:
         """Return JSON-like `value` with the sentinel inside every spelled special token, and the sentinel ("": none was needed)."""
-        text = "\0".join(_strings(value))
+        text = "\0".join(texts_in(value))
         if next(self._tokens.spelled(text), None) is None:
             return value, ""
         used = self._markup.union(*(text[low : low + SLICE] for low in range(0, len(text), SLICE)))
@@ -149,13 +149,14 @@ def _copy(tokenizer: Tokenizer, special: frozenset[str]) -> Tokenizer:
     return Tokenizer.from_str(msgspec.json.encode(data).decode())
 
 
-def _strings(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield every text of a JSON-like value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         yield from value
         for item in value.values():
-            yield from _strings(item)
+            yield from texts_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _strings(item)
+            yield from texts_in(item)

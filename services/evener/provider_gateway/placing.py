@@ -1,8 +1,8 @@
 """From a harness's request to the place where its call hangs, and who is to answer it."""
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from evener.provider_gateway.open_call import Way
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.threads import PLACING
 from evener.templates.port import TemplateError
+from evener.templates.special import texts_in
 from evener.tokens.place import Placed, nowhere, place
 
 MOST_CHARACTERS: Final = 4 << 20
@@ -119,21 +120,9 @@ def _place(live: Live, asked: Asked, policy: Policy) -> Placed:
 
 def _check_length(asked: Asked) -> None:
     """Refuse what is longer than any context, before it is rendered and encoded."""
-    found = sum(map(len, _strings((asked.request.messages, asked.request.tools))))
+    found = sum(map(len, texts_in((asked.request.messages, asked.request.tools))))
     if found > MOST_CHARACTERS:
         raise too_long(asked, f"the messages and tools have {found} characters; at most {MOST_CHARACTERS} are served", None)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
 
 
 def _way(
