@@ -32,7 +32,8 @@ demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge grou
 
 ##@ Check
 .PHONY: test test-all lint unit
-test: lint unit ## Check style, types, imports, and run the tests (under 20 minutes on 2 cores)
+test: $(READY) ## Check style, types and imports, and run the tests beside that (10 minutes on 2 cores)
+	$(MAKE) --no-print-directory --jobs=2 lint unit
 
 unit: $(READY) ## Run the tests alone (WORKERS=3 at a time)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow and not vllm"
@@ -50,31 +51,31 @@ lint: $(READY) ## Check style, types and who imports whom
 ##@ Prove (each leaves its figures in outputs/<target>.json)
 .PHONY: conformance swaps bench-bus bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
-	$(BIN)/python -m tests.bench.bus
+	$(BIN)/python -m proofs.bench.bus
 
 bench-tokens: $(READY) ## Measure rebuilding sessions, placing calls, and what a live session weighs (1 minute idle; 28 MB at first use)
-	$(BIN)/python -m tests.bench.tokens
+	$(BIN)/python -m proofs.bench.tokens
 
 drift: $(READY) ## Count the sampled tokens that tokenizing the history again would get wrong (2 minutes idle; 28 MB at first use)
-	$(BIN)/python -m tests.bench.drift
+	$(BIN)/python -m proofs.bench.drift
 
 bench-gateway: $(READY) ## Measure what gateway and relay add to a call and what a call costs, beside peers (about 15 minutes; Kafka: Java, Maven)
-	$(BIN)/python -m tests.bench.gateway
+	$(BIN)/python -m proofs.bench.gateway
 
 merge-effect: $(READY) ## Measure what sessions of real CLIs cost to train: rows per call against trees (6 minutes; npm, Python 3.12)
-	$(BIN)/python -m tests.bench.merge_effect
+	$(BIN)/python -m proofs.bench.merge_effect
 
 conformance: $(READY) ## Run the real CLIs through whole Eveners (ONLY=codex,pi CASES=linear,refused SLOW=1; npm, Python 3.12, Kafka; 13 minutes, SLOW 35)
-	$(BIN)/python -m tests.conformance --only "$(ONLY)" --cases "$(CASES)" $(if $(SLOW),--slow)
+	$(BIN)/python -m proofs.conformance --only "$(ONLY)" --cases "$(CASES)" $(if $(SLOW),--slow)
 
 swaps: $(READY) ## Swap weights every 2 s by pauses that end all answers, under three real CLIs (2 minutes; npm)
-	$(BIN)/python -m tests.bench.swaps
+	$(BIN)/python -m proofs.bench.swaps
 
 chaos: $(READY) ## Kill everything many times, at named points and at random, and audit what is left (STORMS=20)
-	$(BIN)/python -m tests.chaos --storms $(STORMS)
+	$(BIN)/python -m proofs.chaos --storms $(STORMS)
 
 hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives, answers and keeps its books (10 minutes; ONLY=gzip KINDS=files,http)
-	$(BIN)/python -m tests.hostile --only "$(ONLY)" --kinds "$(KINDS)"
+	$(BIN)/python -m proofs.hostile --only "$(ONLY)" --kinds "$(KINDS)"
 
 fuzz: $(READY) ## Generate more sessions and check every row of them against the engine's ledger (FUZZ_EXAMPLES=20000)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest tests/unit/tokens/test_generated.py
@@ -84,7 +85,7 @@ learn: $(READY) ## Train a small policy through the real Pi on this CPU and chec
 	$(BIN)/python examples/learn_pi/learn.py --out outputs/learn
 
 bench-cli: $(READY) ## Measure how soon `evener --help` answers
-	$(BIN)/python -m tests.bench.cli
+	$(BIN)/python -m proofs.bench.cli
 
 ##@ Change
 .PHONY: format schema docs templates lock lock-harnesses clean

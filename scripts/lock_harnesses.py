@@ -38,9 +38,9 @@ def main() -> None:
         for name in wanted:
             package = None if name == "node" else getattr(import_module(f"evener.harnesses.{name}"), "PACKAGE", None)
             match package:
-                case npm.Package():
+                case npm.NpmPackage():
                     lock_npm(package.lock, {"dependencies": {package.name: package.version}})
-                case pip.Package():
+                case pip.PypiPackage():
                     lock_pip(package, uv(Path(made)))
                 case _ if name == "node":
                     lock_npm(npm.NODE_LOCK, {"optionalDependencies": dict.fromkeys(npm.NODES.values(), npm.NODE)})
@@ -72,7 +72,7 @@ def keep_used(entry: dict[str, Any], there: Collection[str]) -> None:
         print(f"  not in the registry, left out: {name} {entry['optionalDependencies'].pop(name)}")
 
 
-def lock_pip(package: pip.Package, uv: Path) -> None:
+def lock_pip(package: pip.PypiPackage, uv: Path) -> None:
     """Write the requirements of a harness, and beside them those that have no wheels, with what builds those."""
     asked = [f"{name}=={package.version}" for name in (package.name, *package.beside)]
     left = [word for name in package.sources for word in ("--no-binary", name, "--no-emit-package", name)]

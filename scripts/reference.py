@@ -1,4 +1,4 @@
-"""The generated pages of `docs/reference`: every event, every configuration key, what becomes of every field of a request, from the code.
+"""The generated pages of `docs/reference`: every event, configuration key, metric, and field of a request, from the code.
 
 `python scripts/reference.py` writes them (`make docs`); a test says when they are out of date.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import NODEFAULT, Meta, Struct, structs
+from prometheus_client import CollectorRegistry
 
-from evener.dialects import anthropic_messages_request, google_generate_request, openai_chat_request, openai_responses_request
-from evener.dialects.openai_responses_tools import TOOL
+from evener.dialects.registry import RULES
 from evener.dialects.rules import STOPS, Rules
 from evener.proto.codec import tag_of
 from evener.proto.docs import meanings
@@ -26,6 +26,7 @@ from evener.proto.spec import PolicyOptions
 from evener.proto.topics import TOPICS, Topic
 from evener.service.config import SECTIONS, ServiceConfig
 from evener.service.config_text import toml
+from evener.service.telemetry import Metrics
 from evener.templates.config import PolicyConfig
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
@@ -43,21 +44,24 @@ CONFIGURATION_INTRO: Final = """\
 A key is given in a TOML file (`--config FILE`), in the environment, or as a flag; later ones win. For the key `lease_seconds`
 of the scheduler: `lease_seconds = 30` in the table `[scheduler]`, `EVENER_SCHEDULER_LEASE_SECONDS=30`, or `--lease-seconds 30`
 (`--scheduler.lease-seconds 30` with `evener up`, which runs all services). A key that all share stands at the top of the file,
-in `EVENER_<KEY>`, or in a flag without a section. An unknown key is an error. `--print-config` shows what holds."""
+in `EVENER_<KEY>`, or in a flag without a section. An unknown key is an error that names the nearest known one. `--help` shows all
+keys, `--print-config` what holds."""
 
+METRICS_INTRO: Final = """\
+Every process serves these in Prometheus' format at `/metrics`, beside the standard `process_*` metrics. Each service changes its own;
+in `evener up` one process has them all."""
 DIALECTS_INTRO: Final = """\
-What becomes of the fields of a harness's request. *Obeyed*: it does what it says, as far as told here. *Recorded*: it stands in the
-call's [`wishes`](events.md#callopened) and changes nothing; so does every field that is in no table. *Refused*: status 400 with the
-field's name, because the answer would mean something else without it. *Removed*: tools that the provider would run itself; the model
-does not see them, and `wishes.removed_tools` names them. What is dropped of a tool stands in `wishes.tools`, by the tool's name;
-unknown fields inside a message are dropped without a record. Null asks for nothing, and so do false and empty values of what would be
-refused; where one value is served, an empty text does."""
-TABLES: Final = {
-    "OpenAI Chat Completions": (openai_chat_request.RULES, openai_chat_request.TOOL),
-    "OpenAI Responses": (openai_responses_request.RULES, TOOL),
-    "Anthropic Messages": (anthropic_messages_request.RULES, anthropic_messages_request.TOOL),
-    "Google generateContent": (google_generate_request.RULES, google_generate_request.CONFIG, google_generate_request.TOOL),
-}
+What happens to the fields of a harness's request:
+
+- *Obeyed*: the field does what it says, as far as this page says.
+- *Recorded*: the field stands in the call's [`requested_params`](events.md#callopened) and changes nothing. The same holds for every
+  field that is in no table.
+- *Refused*: status 400 with the field's name, because without the field the answer would mean something else.
+- *Removed*: a tool that the provider would run itself. The model does not see it, and `requested_params.removed_tools` names it.
+
+What is dropped from a tool stands in `requested_params.tools`, by the tool's name. Unknown fields inside a message are dropped without a
+record. Null asks for nothing, and so do false and empty values of fields that would be refused. For a field of which one value is served,
+an empty text asks for nothing."""
 
 
 def events() -> str:
@@ -88,13 +92,24 @@ def configuration() -> str:
 def dialects() -> str:
     """Return the page of the fields of requests, by dialect."""
     pieces = [MADE, "# Fields of requests", DIALECTS_INTRO]
-    for name, tables in TABLES.items():
+    for name, tables in RULES.items():
         rows = ["| field | is | |", "|---|---|---|", *(row for table in tables for row in _becoming(table))]
         pieces += [f"## {name}", "\n".join(rows)]
     return "\n\n".join(pieces) + "\n"
 
 
-PAGES: Final = {"events.md": events, "configuration.md": configuration, "dialects.md": dialects}
+def metrics() -> str:
+    """Return the page of all metrics, in the order of their registration."""
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in vars(Metrics(CollectorRegistry())).values():
+        (family,) = metric.describe()
+        suffix = "_total" if family.type == "counter" else ""
+        labels = ", ".join(f"`{label}`" for label in metric._labelnames)  # noqa: SLF001 - nothing public tells them without a sample
+        rows.append(f"| `{family.name}{suffix}` | {family.type} | {labels} | {_cell(family.documentation)} |")
+    return "\n\n".join([MADE, "# Metrics", METRICS_INTRO, "\n".join(rows)]) + "\n"
+
+
+PAGES: Final = {"events.md": events, "configuration.md": configuration, "dialects.md": dialects, "metrics.md": metrics}
 
 
 def _becoming(rules: Rules) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Final
 from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
 from evener.templates.conformance import CASES, Conformance, examine
+from evener.templates.open import read
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "templates.md"
 MADE: Final = "<!-- Made by `make templates` from the real templates. -->"
@@ -62,6 +63,7 @@ FAMILIES: Final = {
     "DeepSeek V3.1": "deepseek-v3.1",
     "gpt-oss": "gpt-oss",
 }
+ROWS: Final = [(what, reasoning, thinking) for what, *_ in CASES for reasoning in (False, True) for thinking in Thinking]
 
 
 def page(home: Path) -> str:
@@ -71,8 +73,14 @@ def page(home: Path) -> str:
         "SmolLM2": PolicyConfig(name="smollm2", source=SMOLLM2, template="own"),
         "SmolLM2, `chatml_tools`": PolicyConfig(name="tools", source=SMOLLM2, template="chatml_tools"),
     }
-    found = {title: examine(config) for title, config in configs.items()}
+    found = {title: examine(read(config), config) for title, config in configs.items()}
     return "\n".join([MADE, "", INTRO, *_summary(found), "", *_table(found), "", OUTRO, ""])
+
+
+def column(found: Conformance) -> list[str]:
+    """Return what the page says of one model: a cell for each case, without and with reasoning, and each way of thinking."""
+    outcomes = {(one.what, one.reasoning, one.thinking): one.outcome for one in found.followings}
+    return [outcomes.get(row, "") for row in ROWS]
 
 
 def _summary(found: dict[str, Conformance]) -> Iterator[str]:
@@ -86,16 +94,8 @@ def _summary(found: dict[str, Conformance]) -> Iterator[str]:
 def _table(found: dict[str, Conformance]) -> Iterator[str]:
     yield f"| after a turn comes | `thinking` | {' | '.join(found)} |"
     yield f"| --- | --- |{' --- |' * len(found)}"
-    for what, *_ in CASES:
-        for reasoning in (False, True):
-            for thinking in Thinking:
-                cells = [_cell(one, what, thinking, reasoning=reasoning) for one in found.values()]
-                yield f"| {what}{', reasoned' if reasoning else ''} | {thinking.value} | {' | '.join(cells)} |"
-
-
-def _cell(found: Conformance, what: str, thinking: Thinking, *, reasoning: bool) -> str:
-    cells = (one.outcome for one in found.followings if (one.what, one.thinking, one.reasoning) == (what, thinking, reasoning))
-    return next(cells, "")
+    for (what, reasoning, thinking), *cells in zip(ROWS, *map(column, found.values()), strict=True):
+        yield f"| {what}{', reasoned' if reasoning else ''} | {thinking.value} | {' | '.join(cells)} |"
 
 
 def fetched() -> Path:

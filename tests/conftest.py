@@ -1,5 +1,6 @@
 """What all tests share: a clean environment, and one real Kafka broker for those that are marked with it."""
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -8,11 +9,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.support.spans import Spans
 
-pytest_plugins = ["tests.engines_fixtures"]
+pytest_plugins = ["tests.support.engines"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would every program started here
 
@@ -25,8 +32,41 @@ KAFKA = Path(__file__).parents[1] / "scripts" / "kafka.py"
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is configured on this machine reaches a test."""
     for name in os.environ:
-        if name.startswith("EVENER_"):
+        if name.startswith(("EVENER_", "OTEL_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def tracer_provider() -> TracerProvider:
+    """The one provider of this process: OpenTelemetry takes no second one."""
+    provider = TracerProvider()
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+@pytest.fixture
+def spans(tracer_provider: TracerProvider) -> Iterator[Spans]:
+    """The spans that are finished during a test."""
+    exporter = InMemorySpanExporter()
+    tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield Spans(exporter)
+    exporter.shutdown()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bytecode(shared_folder: Path) -> Iterator[None]:
+    """Programs of ours are started hundreds of times: what Python compiles is kept for the next, also where the environment forbids it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        patch.setenv("PYTHONPYCACHEPREFIX", str(shared_folder / "bytecode"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture
@@ -49,19 +89,33 @@ def npm() -> None:
 
 
 @pytest.fixture(scope="session")
-def kafka_servers() -> Iterator[str]:
-    """Bootstrap address of a real broker that lives as long as this test session."""
+def kafka_servers(shared_folder: Path) -> Iterator[str]:
+    """Bootstrap address of one real broker that all workers share, until the last of them has ended."""
     missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"NOT TESTED ON KAFKA: {' and '.join(missing)} missing on this machine")
-    command = [sys.executable, str(KAFKA), "run", "--with-parent"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as broker:
-        assert broker.stdout
-        assert broker.stderr
-        address = broker.stdout.readline().strip()
-        if not address:
-            pytest.fail(f"Java and Maven are here, and the broker did not start: {broker.stderr.read()}")
-        try:
-            yield address
-        finally:
-            broker.terminate()
+    running, own = shared_folder / "kafka.running", None
+    with (shared_folder / "kafka.turn").open("w") as turn, (shared_folder / "kafka.users").open("w") as users:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        if not running.exists():
+            own = subprocess.Popen([sys.executable, str(KAFKA), "run", "--with-parent"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            out, errors = own.stdout, own.stderr
+            assert out is not None
+            assert errors is not None
+            address = out.readline().decode().strip()
+            if not address:
+                pytest.fail(f"Java and Maven are here, and the broker did not start: {errors.read().decode()}")
+            running.write_text(f"{own.pid} {address}")
+        pid, address = running.read_text().split()
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        yield address
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(users, fcntl.LOCK_UN)
+        with suppress(BlockingIOError):
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the last one has it
+            running.unlink()
+            os.kill(int(pid), signal.SIGTERM)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        if own is not None:
+            own.communicate()

@@ -31,7 +31,7 @@ from evener.proto.errors import EvenerError
 from evener.proto.fleet import Canary, CanaryPrompt
 
 CANARY_ROWS, CANARY_IDS = 4, 1024
-COLUMNS = {"ids": torch.long, "mask": torch.bool, "logprobs": torch.float32, "versions": torch.long}
+COLUMNS = {"ids": torch.long, "loss_mask": torch.bool, "logprobs": torch.float32, "versions": torch.long}
 
 
 def advantages(group: Group) -> list[tuple[Row, float]]:
@@ -44,7 +44,7 @@ def advantages(group: Group) -> list[tuple[Row, float]]:
 def batch_of(groups: list[Group]) -> dict[str, torch.Tensor] | None:
     """Return rows, padded to [rows, tokens], `advantage` and `temperature` of [rows]. None: no advantage, and nothing to learn."""
     pairs = [pair for group in groups for pair in advantages(group)]
-    if not any(advantage and row.mask.any() for row, advantage in pairs):
+    if not any(advantage and row.loss_mask.any() for row, advantage in pairs):
         return None
     columns = {name: [torch.tensor(getattr(row, name), dtype=dtype) for row, _ in pairs] for name, dtype in COLUMNS.items()}
     batch = {name: pad_sequence(column, batch_first=True) for name, column in columns.items()}
@@ -71,7 +71,7 @@ def logprobs_of(model: Any, ids: torch.Tensor, mask: torch.Tensor, temperature: 
 
 def loss_of(model: Any, batch: dict[str, torch.Tensor], clip: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the clipped loss, its mean over all trained tokens of the batch, and the tokens' logprobs before the update."""
-    mask = batch["mask"]
+    mask = batch["loss_mask"]
     new = logprobs_of(model, batch["ids"], mask, batch["temperature"])
     ratio = torch.exp(new - batch["logprobs"][mask])  # against the weights that sampled the token, whatever their version
     advantage = batch["advantage"][:, None].expand(mask.shape)[mask]
@@ -82,7 +82,7 @@ def loss_of(model: Any, batch: dict[str, torch.Tensor], clip: float) -> tuple[to
 def update(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], asked: argparse.Namespace, held: int) -> dict[str, Any]:
     """Make an update of version `held`; return what was seen. Ends the program where the engine did not sample by these weights."""
     loss, seen = loss_of(model, batch, asked.clip)
-    gaps, lags = (seen - batch["logprobs"][batch["mask"]]).abs(), held - batch["versions"][batch["mask"]]
+    gaps, lags = (seen - batch["logprobs"][batch["loss_mask"]]).abs(), held - batch["versions"][batch["loss_mask"]]
     gap = gaps[lags == 0].max().item() if (lags == 0).any() else None  # older versions differ, and rightly
     if gap is not None and not gap <= asked.tolerance:
         sys.exit(f"a logprob that the engine told of version {held} is {gap:.1e} from ours: more than {asked.tolerance}")

@@ -18,7 +18,7 @@ from evener.proto.arrays import int32s, uint8s
 from evener.proto.codec import encode
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt
 
-CHECKER: Final = Path(__file__).parents[2] / "tests" / "checker.py"
+CHECKER: Final = Path(__file__).parents[2] / "tests" / "support" / "checker.py"
 SCORER: Final = Path(__file__).with_name("scored.py")
 TRAJECTORIES: Final = "trajectories.msgpack"
 AT_ONCE: Final = 8
@@ -67,7 +67,7 @@ def delivered(event: GroupMerged) -> list[TrajectoryBuilt]:
 
 def tokens(trajectory: TrajectoryBuilt) -> int:
     """Return how many of its tokens are to be trained."""
-    return sum(int(uint8s(row.mask).sum()) for row in trajectory.rows)
+    return sum(int(uint8s(row.loss_mask).sum()) for row in trajectory.rows)
 
 
 def sampled(trajectory: TrajectoryBuilt) -> int:
@@ -98,7 +98,7 @@ def told_of(group: Group) -> dict[str, Any]:
 
 def spanning(row: Row) -> int:
     """Return how many answers of a row are to be trained, and were sampled by more than one version."""
-    sampled = row.mask == 1
+    sampled = row.loss_mask == 1
     calls = {int(call) for call in row.call_of[sampled]}
     return sum(len(set(row.versions[(row.call_of == call) & sampled].tolist())) > 1 for call in calls)
 
@@ -111,7 +111,7 @@ async def sessions_run(client: Client, run_id: str) -> dict[str, list[str]]:
     async def look(task_id: str) -> None:
         async with at_once:
             detail = await client.task(task_id)
-        found = [session.session_id for session in detail.sessions if session.attempt and session.end is not None]
+        found = [session.session_id for session in detail.sessions if session.attempt and session.termination_reason is not None]
         ran["sessions"] += found
         if detail.task.outcome in LOST:
             ran["of_failed_groups"] += found

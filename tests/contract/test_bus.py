@@ -26,7 +26,7 @@ def record(value: bytes | None, *, key: str = "s1", topic: Topic = CALLS, partit
 
 
 async def values(bus: Bus, topic: Topic = CALLS, partition: int = 0, start: int = 0) -> list[bytes | None]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [found.value async for found in bus.read(topic, partition, start)]
 
 
@@ -38,7 +38,7 @@ async def take_over(bus: Bus, *transactional_ids: str) -> None:
 
 async def followed(batches: AsyncIterator[Sequence[Record]], count: int) -> list[bytes | None]:
     found: list[bytes | None] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for batch in batches:
             assert batch
             found += [item.value for item in batch]
@@ -314,14 +314,14 @@ class BusContract(abc.ABC):
     async def test_sole_member_is_given_all_partitions(self, bus: Bus) -> None:
         """One instance serves everything, and again after it left."""
         for _ in range(2):
-            async with bus.join("gateways", CALLS) as member, asyncio.timeout(20):
+            async with bus.join("gateways", CALLS) as member, asyncio.timeout(60):
                 assert await member.changed() == frozenset(range(4))
                 assert member.partitions == frozenset(range(4))
         await bus.commit_offsets([GroupOffset("gateways", Position(CALLS, 0, 1))])
 
     async def test_group_with_a_member_can_commit_offsets(self, bus: Bus) -> None:
         """Groups only divide partitions: whoever reads commits, in a transaction or without."""
-        async with bus.join("builders", CALLS) as member, asyncio.timeout(20):
+        async with bus.join("builders", CALLS) as member, asyncio.timeout(60):
             await member.changed()
             await bus.commit_offsets([GroupOffset("builders", Position(CALLS, 0, 4))])
             producer = await bus.producer("bridge-0")

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from tests.engines_fixtures import Play, RunningVllm
+from tests.support.engines import Play, RunningVllm
 from tokenizers import Tokenizer
 
 from evener.engines.answers import join, whole
@@ -125,7 +125,7 @@ class EngineContract:
     async def test_tokens_come_together_where_that_is_wanted(self, engine: Engine, prompt: Prompt) -> None:
         """The same tokens as one by one, in fewer events; none is kept back after the end."""
         one_by_one = await self.answer(engine, prompt, sampling=Sampling(seed=7), max_tokens=20)
-        asked = self.request(prompt, sampling=Sampling(seed=7), max_tokens=20, together=8)
+        asked = self.request(prompt, sampling=Sampling(seed=7), max_tokens=20, stream_interval=8)
         async with aclosing(engine.generate(asked)) as chunks:
             came = [chunk async for chunk in chunks]
         assert join(came).ids.tolist() == one_by_one.ids.tolist()

@@ -20,10 +20,10 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
-from tests.builders import T0, built, group, scored
-from tests.integration.outside import scheduler
+from tests.support.builders import T0, built, ended, group, scored
+from tests.support.outside import scheduler
+from tests.support.service_context import QUICK
 
-from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
 from evener.blobs.port import NotRead
 from evener.bus.kafka import open_kafka
@@ -35,36 +35,24 @@ from evener.client.groups import Group, Groups
 from evener.client.run_end import NoGroupDelivered, TaskEnd, check_delivered
 from evener.client.sync import connect
 from evener.proto.codec import encode
-from evener.proto.ends import LeftOut
 from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.fleet import Heartbeat
+from evener.proto.reasons import ExclusionReason
 from evener.proto.spec import GraderSpec, HarnessSpec, Purpose
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.topics import TOPICS, Topic
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, TrajectoryScored
+from evener.proto.trajectories import Accounting, GroupFailed
 from evener.service.auth import load_secrets
+from evener.service.context import ServiceContext
 from evener.service.delivered import PositionUnknown
 from evener.service.events import EventLog
 from evener.service.listener import Mounts, address_of, bind, listen
-from evener.service.parts import Parts
 from evener.trainer_bridge.config import Config
-from evener.trainer_bridge.core import fold, outcome
 from evener.trainer_bridge.following import following_routes
 
-SECONDS = 20.0
+SECONDS = 60.0
 LONG = ((60_000, 6), (20_000, 4))
 """Turns of a session whose arrays go to the blob store."""
-
-
-def ended(sessions: Sequence[TrajectoryScored]) -> GroupMerged | GroupFailed:
-    """Return what the bridge makes of a group."""
-    state = None
-    for session in sessions:
-        state = fold(state, session) or state
-    assert state is not None
-    event = outcome(state, None, T0)
-    assert event is not None
-    return event
 
 
 async def deliver(bus: Bus, folder: Path, *names: str, **options: Any) -> None:
@@ -149,12 +137,12 @@ class GroupsContract(abc.ABC):
 
         assert [session.reward for session in found.sessions] == [1.0, 0.0, 0.5, 1.0]
         assert np.array_equal(row.ids, wanted)
-        assert (row.mask.sum(), np.isfinite(row.logprobs).sum(), (row.versions == 0).sum()) == (10, 10, 10)
-        assert row.mask.dtype == np.uint8
+        assert (row.loss_mask.sum(), np.isfinite(row.logprobs).sum(), (row.versions == 0).sum()) == (10, 10, 10)
+        assert row.loss_mask.dtype == np.uint8
         assert row.logprobs.dtype == np.float32
         assert found.event.members[0].session_id == "long.0"
 
-    async def test_a_session_that_is_left_out_is_not_trained(self, bus: Bus, source: Any, tmp_path: Path) -> None:
+    async def test_a_session_that_is_excluded_is_not_trained(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """It is named in the event alone."""
         await deliver(bus, tmp_path, "short", rewards=(1.0, None, 0.0))
         (found,) = await first(self.groups(source, tmp_path, follow=False), 2)
@@ -178,10 +166,9 @@ class GroupsContract(abc.ABC):
         assert groups.position == {str(partition): found[0].offset + 1}
 
     async def test_a_group_whose_arrays_are_gone_is_passed_over_and_comes_when_it_is_replayed(
-        self, bus: Bus, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, bus: Bus, source: Any, tmp_path: Path
     ) -> None:
         """One lost blob does not stop a trainer. The log says which group it was, and how it is brought back."""
-        monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
         await deliver(bus, tmp_path, "g", turns=LONG)
         await deliver(bus, tmp_path, "g")
         partition = bus.partition_of(Topic.MERGED, "g")
@@ -201,11 +188,8 @@ class GroupsContract(abc.ABC):
         (replayed,) = await bus.send([again])
         assert [one.offset for one in await first(groups, 9)] == [replayed.offset]
 
-    async def test_a_group_whose_arrays_cannot_be_read_now_is_not_passed_over(
-        self, bus: Bus, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_group_whose_arrays_cannot_be_read_now_is_not_passed_over(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """The blob store is away for a while: over HTTP the reader waits; from Kafka it is told, and begins again at its position."""
-        monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
         await deliver(bus, tmp_path, "g", turns=LONG)
         await deliver(bus, tmp_path, "g")
         arrays = {path: path.read_bytes() for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
@@ -244,7 +228,7 @@ class GroupsContract(abc.ABC):
         self, bus: Bus, source: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It comes, for its place in the log; a trainer that learns nothing knows why."""
-        books = Accounting(sampled=10, left_out={LeftOut.CONSTRAINED: 10})
+        books = Accounting(sampled=10, excluded={ExclusionReason.CONSTRAINED: 10})
         await deliver(bus, tmp_path, "empty", given={"rows": (), "accounting": books})
         await deliver(bus, tmp_path, "full")
         groups = await first(self.groups(source, tmp_path, follow=False), 9)
@@ -297,7 +281,7 @@ class GroupsContract(abc.ABC):
         await deliver(bus, tmp_path, "mine", policy="actor")
 
         assert [one.group_id for one in await first(self.groups(source, tmp_path, policy="actor", follow=False), 9)] == ["mine"]
-        assert caplog.text.count("groups of policy critic are passed over: those of actor are wanted") == 1
+        assert caplog.text.count("skipping groups of policy critic: only those of actor were requested") == 1
 
     async def test_groups_come_as_they_are_delivered(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """Whoever waits at the end of the log gets the next one."""
@@ -401,10 +385,12 @@ async def following(bus: Bus, folder: Path) -> AsyncIterator[None]:
     registry, secrets = CollectorRegistry(), load_secrets(folder)
     listening = bind(config)
     address = address_of(config, listening)
-    parts = Parts(bus=bus, blobs=blobs, secrets=secrets, registry=registry, instance_id="bridge", boot_id="b", address=address)
+    context = ServiceContext(
+        bus=bus, blobs=blobs, secrets=secrets, registry=registry, instance_id="bridge", boot_id="b", address=address, blob_timings=QUICK
+    )
     mounts = Mounts()
     async with listen(mounts, listening):
-        mounts.replace(following_routes(parts))
+        mounts.replace(following_routes(context))
         beat = Heartbeat(instance_id="bridge", service="trainer_bridge", address=address, boot_id="b", at=time.time())
         await EventLog(bus, blobs).send(Topic.FLEET, "bridge", beat)
         yield

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engines_fixtures import SCRIPTS, Play, RunningVllm, running_vllm
-from tests.integration.updates import IDS, bridge, canary, join, passing_through, publish, scored, state
-from tests.weights_folders import save_weights
+from tests.support.engines import SCRIPTS, Play, RunningVllm, running_vllm
+from tests.support.updates import IDS, bridge, canary, join, passing_through, publish, scored, state
+from tests.support.weights_folders import save_weights
 
 from evener.engines.answers import join as joined
 from evener.engines.port import Chunk, GenerateRequest, WeightControl
@@ -24,7 +24,7 @@ from evener.engines.vllm_weights import VllmWeights, WeightsOutOfReach
 from evener.proto.ids import new_call_id
 from evener.proto.spec import Sampling
 
-SYNC_SECONDS = 10.0
+SYNC_SECONDS = 30.0
 """What an exchange of tiny weights may take, the first one on a busy machine; on an idle one it is 0.06 s."""
 TOLERANCE = 1e-4
 
@@ -216,7 +216,7 @@ def trained(folder: Path, temperature: float = 1.0) -> list[float]:
     """Return the logprobs of IDS[1:] by transformers, which vLLM's environment has."""
     finding = "import sys; sys.path.insert(0, sys.argv[1]); import vllm_cpu; print(vllm_cpu.install() / 'python')"
     python = subprocess.run([sys.executable, "-c", finding, str(SCRIPTS)], check=True, capture_output=True, text=True).stdout.strip()
-    script = str(Path(__file__).parents[1] / "trainer.py")
+    script = str(Path(__file__).parents[1] / "support" / "trainer.py")
     done = subprocess.run(
         [python, script, str(folder), str(temperature)], input=json.dumps(IDS), check=True, capture_output=True, text=True
     )

@@ -8,23 +8,23 @@ from typing import Any
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
-from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
+from tests.support.gateway import Hand, gateway
 
 from evener.bus.port import Record
 from evener.engines.scripted import Script
 from evener.proto.codec import encode
-from evener.proto.ends import End
 from evener.proto.fleet import Heartbeat
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import Fidelity, SessionSealed
 from evener.proto.spec import Budgets, Quirks, Sampling, Streaming
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
+from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.relay import Opening, Report, open_relay
-from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"
@@ -57,7 +57,11 @@ class Served(Struct, frozen=True):
     async def check_one_row(self, calls: int) -> None:
         """End the session: all its calls are one row, all fed, all delivered."""
         trajectory = await self.sealed()
-        assert (trajectory.end, [row.fidelity for row in trajectory.rows], trajectory.doubts) == (End.FINISHED, [Fidelity.FED], ())
+        assert (trajectory.termination_reason, [row.fidelity for row in trajectory.rows], trajectory.inconsistencies) == (
+            TerminationReason.FINISHED,
+            [Fidelity.FED],
+            (),
+        )
         assert trajectory.accounting.delivered == trajectory.accounting.sampled > 0
         assert len(trajectory.calls) == calls
 
@@ -67,7 +71,7 @@ async def served(
     folder: Path,
     script: Script,
     *,
-    streaming: Streaming = Streaming.HOLD,
+    streaming: Streaming = Streaming.BUFFERED,
     budgets: Budgets | None = None,
     quirks: Quirks | None = None,
     context: int = 4096,

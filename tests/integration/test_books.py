@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
-from tests.outage import Outage
+from tests.support.gateway import Hand, gateway
+from tests.support.outage import Outage
 
 from evener.blobs.open import open_blobs
 from evener.engines.scripted import Rule, Script
-from evener.proto.ends import CallFailure, End, ExitCause, LeftOut
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed
 from evener.proto.spec import Streaming
-from evener.service import faults
+from evener.runtime import faults
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(rules=(Rule(match="cut once", say=EIGHT, fail="cut", after=3, times=1),), default=Rule(say="Hello."))
@@ -47,11 +47,11 @@ async def test_a_try_that_failed_half_way_is_in_the_books(tmp_path: Path) -> Non
         await hand.exit("s1")
         trajectory, seal = await sealed(hand)
         books = trajectory.accounting
-        assert books.left_out == {LeftOut.FAILED_TRY: 3}
+        assert books.excluded == {ExclusionReason.FAILED_TRY: 3}
         assert books.sampled == seal.sampled_tokens == await ledger_of(hand) == books.delivered + 3
         assert [call.sampled_tokens for call in trajectory.calls] == [3, books.delivered]
-        assert trajectory.doubts == ()
-        assert hand.parts.registry.get_sample_value("evener_tokens_sampled_total", {"policy": "policy"}) == books.sampled
+        assert trajectory.inconsistencies == ()
+        assert hand.context.registry.get_sample_value("evener_tokens_sampled_total", {"policy": "policy"}) == books.sampled
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -70,9 +70,9 @@ async def test_tries_whose_failure_the_log_did_not_take_are_written_when_it_does
         trajectory, seal = await sealed(hand)
         books = trajectory.accounting
         assert books.sampled == seal.sampled_tokens == await ledger_of(hand) > 0
-        assert books.left_out[LeftOut.FAILED_TRY] == books.sampled - books.delivered
+        assert books.excluded[ExclusionReason.FAILED_TRY] == books.sampled - books.delivered
         assert (books.delivered > 0) is answered
-        assert trajectory.doubts == ()
+        assert trajectory.inconsistencies == ()
 
 
 async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_in_the_books(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_all_answers_of_a_failed_call_are_in_the_books(tmp_path: Path, str
             answer = await hand.ask(capability, CUT, request_id, n=2, stream=True)
         assert answer.body
         await hand.exit("s1", code=1)
-        assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+        assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
         hand.engine.play(SCRIPT)
         assert (await hand.ask(await hand.start("s1", attempt=2), HI)).status == 200
         await hand.exit("s1", attempt=2)
@@ -113,7 +113,7 @@ async def test_all_answers_of_a_failed_call_are_in_the_books(tmp_path: Path, str
         failed = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
         assert {event.reason for event in failed} == {CallFailure.ENGINE_UNREACHABLE}
         books = trajectory.accounting
-        assert 0 < books.left_out[LeftOut.FAILED_TRY] == sum(event.sampled_tokens for event in failed)
+        assert 0 < books.excluded[ExclusionReason.FAILED_TRY] == sum(event.sampled_tokens for event in failed)
         assert books.sampled <= await ledger_of(hand)
 
 
@@ -130,7 +130,7 @@ async def test_harness_leaves_while_the_failure_of_its_call_waits_for_the_blob_s
         await asyncio.gather(asking, return_exceptions=True)
         store.away = False
         await hand.exit("s1", code=1)
-        assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+        assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
         (failed,) = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
         assert failed.reason is CallFailure.ENGINE_UNREACHABLE
         assert failed.sampled_tokens == await ledger_of(hand) == 3

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.builders import group
-from tests.parts import OPERATOR, open_parts
+from tests.support.builders import group
+from tests.support.service_context import OPERATOR, open_parts
 
 from evener.proto.codec import decode
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupMerged
 from evener.service.events import EventLog
 
-SECONDS = 20.0
+SECONDS = 60.0
 """Longer than a start and a merge take."""
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gateway import POLICY, Hand, gateway
 from tests.integration.test_gateway import rebuilt
+from tests.support.gateway import POLICY, Hand, gateway
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.arrays import length
-from evener.proto.ends import CallFailure, End, LeftOut
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.relay import Answer
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling, Streaming
@@ -48,12 +48,12 @@ async def sampled(hand: Hand) -> int:
     return sum(length(choice.sampled_ids) for call in await closed(hand) for choice in call.choices)
 
 
-async def ends(hand: Hand, capability: str, end: End) -> None:
+async def ends(hand: Hand, capability: str, end: TerminationReason) -> None:
     """Whatever is asked now is refused, and the session ends with this reason."""
     for number in range(2):
         assert (await hand.ask(capability, [{"role": "user", "content": f"still there? {number}"}])).status == 400
     await hand.exit("s1")
-    assert (await hand.until("s1", SessionSealed)).end is end
+    assert (await hand.until("s1", SessionSealed)).termination_reason is end
 
 
 async def test_calls_at_once_are_as_many_as_the_budget_says(hand: Hand) -> None:
@@ -61,7 +61,7 @@ async def test_calls_at_once_are_as_many_as_the_budget_says(hand: Hand) -> None:
     answers = await asyncio.gather(*(hand.ask(capability, [{"role": "user", "content": f"slowly {number}"}]) for number in range(6)))
     assert sorted(answer.status for answer in answers) == [200, 200, 400, 400, 400, 400]
     assert len(await closed(hand)) == 2
-    await ends(hand, capability, End.CALL_BUDGET)
+    await ends(hand, capability, TerminationReason.CALL_BUDGET)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -83,23 +83,23 @@ async def test_calls_that_extend_one_history_at_once_take_no_more_turns_than_the
     assert sorted(answer.status for answer in answers) == [200, 400, 400, 400, 400, 400]
     assert 1 + sum(isinstance(call, CallOpened) and call.placement.parent is not None for call in await hand.log("s1")) == 2 + 5
     assert len(await closed(hand)) == 2
-    await ends(hand, capability, End.TURN_BUDGET)
+    await ends(hand, capability, TerminationReason.TURN_BUDGET)
 
 
 async def test_calls_at_once_sample_together_and_spend_the_token_budget_to_its_last_token(hand: Hand) -> None:
     """None waits for another; the last token ends them all, and what they have so far is theirs."""
     capability = await hand.start("s1", budgets=Budgets(tokens=20), sampling=Sampling())
     asked = [asyncio.create_task(hand.ask(capability, [{"role": "user", "content": f"slowly {number}"}])) for number in range(4)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while hand.engine.sampling < 4:  # noqa: ASYNC110 - the engine has a counter, no event
             await asyncio.sleep(0.005)
     assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
     calls = await closed(hand)
     assert sum(length(call.choices[0].sampled_ids) for call in calls) == 20
     assert FinishReason.LENGTH in {call.choices[0].finish_reason for call in calls}
-    await ends(hand, capability, End.TOKEN_BUDGET)
+    await ends(hand, capability, TerminationReason.TOKEN_BUDGET)
     books = (await rebuilt(hand, "s1")).accounting
-    assert books.sampled - books.left_out.get(LeftOut.BUDGET, 0) == 20
+    assert books.sampled - books.excluded.get(ExclusionReason.BUDGET, 0) == 20
 
 
 async def test_tokens_that_come_when_the_budget_is_spent_are_in_the_books(hand: Hand) -> None:
@@ -111,9 +111,9 @@ async def test_tokens_that_come_when_the_budget_is_spent_are_in_the_books(hand: 
     assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
     sent = sum(len(entry.sampled_ids) for entry in await hand.engine.recorded(2))
     assert [call.cut_tokens for call in await closed(hand) if call.cut_tokens] == [sent - 20]
-    await ends(hand, capability, End.TOKEN_BUDGET)
+    await ends(hand, capability, TerminationReason.TOKEN_BUDGET)
     books = (await rebuilt(hand, "s1")).accounting
-    assert (books.sampled, books.delivered, books.left_out) == (sent, 20, {LeftOut.BUDGET: sent - 20})
+    assert (books.sampled, books.delivered, books.excluded) == (sent, 20, {ExclusionReason.BUDGET: sent - 20})
 
 
 async def test_lone_call_may_have_all_the_tokens_that_are_left(hand: Hand) -> None:
@@ -187,7 +187,7 @@ async def test_looping_ends_the_session(hand: Hand, dialect: Any, notes: tuple[d
     refused = await ask(3)
     assert (refused.status, "too often" in json.loads(refused.body)["error"]["message"]) == (400, True)
     assert (await ask(2)).status == 400
-    await ends(hand, capability, End.LOOPING)
+    await ends(hand, capability, TerminationReason.LOOPING)
     assert len(await closed(hand)) == 1
     assert sum(isinstance(event, CallFailed) for event in await hand.log("s1")) == 1
 
@@ -205,7 +205,7 @@ LONG = [{"role": "user", "content": "word " * 200}]
 )
 async def test_end_is_not_told_before_it_is_in_the_log(tmp_path: Path, messages: list[Any], budgets: Budgets, reason: CallFailure) -> None:
     """While that cannot be written the relay asks again, and after a while the harness hears of the log, not of the end."""
-    config = Config(policies=(POLICY,), unseen_seconds=0.5)
+    config = Config(policies=(POLICY,), transparent_retry_seconds=0.5)
     async with gateway(tmp_path, SCRIPT, config=config, context=128) as hand:
         capability, request_id = await hand.start("s1", budgets=budgets), new_request_id()
         with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:

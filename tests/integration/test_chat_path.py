@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import TOOLS, rebuilt
+from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait
-from evener.proto.ends import LeftOut
 from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import BridgedBy, CallClosed, CallOpened, Fidelity, RootReason, SessionSealed
 from evener.proto.topics import Topic
 
@@ -67,7 +67,7 @@ async def test_prompt_with_other_ids_is_a_new_root_never_a_splice(hand: Hand) ->
     closed = [event for event in await hand.log("s1") if isinstance(event, CallClosed)]
     assert closed[0].placement is None
     assert closed[1].placement is not None
-    assert trajectory.accounting.left_out == {}
+    assert trajectory.accounting.excluded == {}
 
 
 async def test_answer_that_the_engine_breaks_off_goes_on_from_the_ids_that_it_reported(hand: Hand) -> None:
@@ -96,4 +96,4 @@ async def test_tokens_of_unknown_version_are_kept_and_not_trained(hand: Hand) ->
     await hand.until("s1", SessionSealed)
     trajectory = await rebuilt(hand, "s1")
     assert trajectory.rows == ()
-    assert trajectory.accounting.left_out == {LeftOut.VERSION_UNKNOWN: trajectory.accounting.sampled}
+    assert trajectory.accounting.excluded == {ExclusionReason.VERSION_UNKNOWN: trajectory.accounting.sampled}

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
 from tests.integration.test_live import texts
+from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.arrays import int32s
 from evener.proto.relay import Answer, Delta
 from evener.proto.sessions import CallClosed, CallFailed, SessionSealed
 from evener.proto.spec import Sampling, Streaming
-from evener.provider_gateway.pieces import IN_VAIN
+from evener.provider_gateway.continuation import IN_VAIN
+from evener.provider_gateway.timings import TIMINGS, GatewayTimings
 
 EIGHT = "one two three four five six seven eight"
 LONG = "once upon a time " * 15 + "the end"
@@ -35,8 +36,8 @@ SCRIPT = Script(
 
 
 @pytest.fixture
-async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
-    async with gateway(tmp_path, SCRIPT) as opened:
+async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SCRIPT, timings=getattr(request, "param", TIMINGS)) as opened:
         yield opened
 
 
@@ -82,6 +83,7 @@ async def test_answer_that_the_engine_breaks_off_goes_on_from_its_exact_ids(hand
     assert not any(isinstance(event, CallFailed) for event in await hand.log("s1"))
     trajectory = await sealed(hand, "s1")
     assert trajectory.accounting.delivered == trajectory.accounting.sampled == len(first.sampled_ids) + len(second.sampled_ids)
+    assert hand.context.registry.get_sample_value("evener_answers_continued_total") == 1
 
 
 @pytest.mark.parametrize("streaming", list(Streaming))
@@ -126,9 +128,9 @@ async def test_a_piece_that_ends_before_its_first_token_is_asked_for_again(hand:
     assert (await closed(hand, "s1")).choices[0].continued_at == ()
 
 
-async def test_an_engine_that_never_begins_is_a_failed_one(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hand", [GatewayTimings(empty_piece=0.0)], indirect=True, ids=[""])
+async def test_an_engine_that_never_begins_is_a_failed_one(hand: Hand) -> None:
     """Nothing is asked for ever: it is neither paused nor does it get anywhere."""
-    monkeypatch.setattr("evener.provider_gateway.pieces.IN_VAIN_SECONDS", 0.0)
     capability = await hand.start("s1")
     answer = await hand.ask(capability, asking("never begin"))
     assert (answer.status, answer.body) == (503, b"")

@@ -7,28 +7,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.builders import T0, built, spec
-from tests.outage import Outage
-from tests.parts import MISSING, RUBBISH, open_parts
+from tests.support.builders import T0, built, spec
+from tests.support.outage import Outage
+from tests.support.service_context import MISSING, RUBBISH, open_parts
 
-from evener.blobs import waited as waited_module
 from evener.blobs.store import path_of
 from evener.bus.port import Header, Outgoing
-from evener.evaluator import grading as grading_module
 from evener.evaluator.config import Config
 from evener.evaluator.service import open_service
 from evener.proto.codec import decode
-from evener.proto.ends import End, ExitCause, LeftOut
 from evener.proto.fleet import DeadLetter
+from evener.proto.reasons import ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import Artifact, SessionGivenUp, SessionSealed
 from evener.proto.spec import GraderSpec, TaskRef
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import HarnessExit, TrajectoryBuilt, TrajectoryScored
+from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog, header
-from evener.service.parts import Parts, Service
 from evener.tasks import pack
 
-SECONDS = 10.0
+SECONDS = 60.0
 """Longer than anything here takes."""
 
 
@@ -38,9 +36,9 @@ def config(tmp_path: Path) -> Config:
 
 
 @asynccontextmanager
-async def running(parts: Parts, config: Config) -> AsyncIterator[Service]:
+async def running(context: ServiceContext, config: Config) -> AsyncIterator[Service]:
     """An evaluator that serves until the block ends, then dies without a word."""
-    async with open_service(config, parts) as service:
+    async with open_service(config, context) as service:
         task = asyncio.ensure_future(service.run())
         try:
             yield service
@@ -49,20 +47,20 @@ async def running(parts: Parts, config: Config) -> AsyncIterator[Service]:
             await asyncio.wait([task])
 
 
-async def write(parts: Parts, *trajectories: TrajectoryBuilt) -> None:
-    events = EventLog(parts.bus, parts.blobs)
+async def write(context: ServiceContext, *trajectories: TrajectoryBuilt) -> None:
+    events = EventLog(context.bus, context.blobs)
     for trajectory in trajectories:
         await events.send(Topic.BUILT, trajectory.session_id, trajectory, session_id=trajectory.session_id)
 
 
-async def scores(parts: Parts, count: int) -> list[TrajectoryScored]:
+async def scores(context: ServiceContext, count: int) -> list[TrajectoryScored]:
     """Wait for so many scores in all and return them."""
     async with asyncio.timeout(SECONDS):
         while True:
             found = [
                 decode(record.value)
-                for partition in range(parts.bus.partitions_of(Topic.SCORED))
-                async for record in parts.bus.read(Topic.SCORED, partition)
+                for partition in range(context.bus.partitions_of(Topic.SCORED))
+                async for record in context.bus.read(Topic.SCORED, partition)
                 if record.value is not None
             ]
             if len(found) >= count:
@@ -70,12 +68,12 @@ async def scores(parts: Parts, count: int) -> list[TrajectoryScored]:
             await asyncio.sleep(0.02)
 
 
-async def until_committed(parts: Parts) -> None:
+async def until_committed(context: ServiceContext) -> None:
     """Wait until the evaluator's offsets are at the ends of `trajectories.built`."""
     async with asyncio.timeout(SECONDS):
-        for partition in range(parts.bus.partitions_of(Topic.BUILT)):
-            end = await parts.bus.end(Topic.BUILT, partition)
-            while end and await parts.bus.committed("evaluator", Topic.BUILT, partition) != end:  # noqa: ASYNC110 - the log is looked at
+        for partition in range(context.bus.partitions_of(Topic.BUILT)):
+            end = await context.bus.end(Topic.BUILT, partition)
+            while end and await context.bus.committed("evaluator", Topic.BUILT, partition) != end:  # noqa: ASYNC110 - the log is looked at
                 await asyncio.sleep(0.02)
 
 
@@ -85,15 +83,15 @@ async def test_every_session_is_scored_also_those_that_are_not_graded(tmp_path: 
         built(index=0, given={"answer": "42"}),
         built(index=1, given={"answer": "41"}),
         built(index=2, given={"answer": None}),
-        built(index=3, end=End.CANCELLED, given={"detail": "by the user"}),
+        built(index=3, end=TerminationReason.CANCELLED, given={"detail": "by the user"}),
     )
-    async with open_parts(tmp_path) as parts:
-        await write(parts, *sessions)
-        async with running(parts, config):
-            found = {score.trajectory.session_id: score for score in await scores(parts, 4)}
-            await until_committed(parts)
-        partition = parts.bus.partition_of(Topic.SCORED, "fix-the-bug")
-        (first, *_) = [record async for record in parts.bus.read(Topic.SCORED, partition)]
+    async with open_parts(tmp_path) as context:
+        await write(context, *sessions)
+        async with running(context, config):
+            found = {score.trajectory.session_id: score for score in await scores(context, 4)}
+            await until_committed(context)
+        partition = context.bus.partition_of(Topic.SCORED, "fix-the-bug")
+        (first, *_) = [record async for record in context.bus.read(Topic.SCORED, partition)]
 
     assert [found[f"fix-the-bug.{index}"].reward for index in range(4)] == [1.0, 0.0, 0.0, None]
     assert found["fix-the-bug.3"].ungraded == "cancelled: by the user"
@@ -105,49 +103,49 @@ async def test_every_session_is_scored_also_those_that_are_not_graded(tmp_path: 
 
 async def test_grading_goes_on_from_the_committed_offset(tmp_path: Path, config: Config) -> None:
     """A second evaluator repeats nothing that was committed."""
-    async with open_parts(tmp_path) as parts:
-        await write(parts, built(index=0))
-        async with running(parts, config):
-            await scores(parts, 1)
-            await until_committed(parts)
-        await write(parts, built(index=1))
-        async with running(parts, config):
-            await scores(parts, 2)
-            await until_committed(parts)
+    async with open_parts(tmp_path) as context:
+        await write(context, built(index=0))
+        async with running(context, config):
+            await scores(context, 1)
+            await until_committed(context)
+        await write(context, built(index=1))
+        async with running(context, config):
+            await scores(context, 2)
+            await until_committed(context)
 
-        assert len(await scores(parts, 2)) == 2
+        assert len(await scores(context, 2)) == 2
 
 
 async def test_drain_finishes_and_commits_what_is_open(tmp_path: Path, config: Config) -> None:
     slow = msgspec.structs.replace(config, commit_seconds=600.0)
-    async with open_parts(tmp_path) as parts:
-        await write(parts, *(built(index=index) for index in range(4)))
-        async with running(parts, slow) as service:
-            await scores(parts, 1)
+    async with open_parts(tmp_path) as context:
+        await write(context, *(built(index=index) for index in range(4)))
+        async with running(context, slow) as service:
+            await scores(context, 1)
             await service.drain()
-            committed = [await parts.bus.committed("evaluator", Topic.BUILT, partition) for partition in (0, 1)]
+            committed = [await context.bus.committed("evaluator", Topic.BUILT, partition) for partition in (0, 1)]
 
         assert sum(offset is not None for offset in committed) >= 1
 
 
-async def task_of(parts: Parts, folder: Path, script: str) -> TaskRef:
+async def task_of(context: ServiceContext, folder: Path, script: str) -> TaskRef:
     for name, text in {"instruction.md": "Do it.", "tests/test.sh": f"#!/bin/sh\n{script}\n"}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "tests/test.sh").chmod(0o755)
     packed = pack.pack(folder)
-    await parts.blobs.put(packed.data)
+    await context.blobs.put(packed.data)
     return packed.ref
 
 
 async def test_grading_that_gives_no_reward_is_tried_again_and_then_ungraded(tmp_path: Path, config: Config) -> None:
     """The number of tries, the reason and the output of each of them are in the score."""
-    async with open_parts(tmp_path) as parts:
-        task = await task_of(parts, tmp_path / "task", "echo broken on purpose; exit 1")
-        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=2)))
-        async with running(parts, config):
-            (score,) = await scores(parts, 1)
-        output = {artifact.name: await parts.blobs.get(artifact.blob) for artifact in score.evidence}
+    async with open_parts(tmp_path) as context:
+        task = await task_of(context, tmp_path / "task", "echo broken on purpose; exit 1")
+        await write(context, built(task=task, grader=GraderSpec(name="harbor", tries=2)))
+        async with running(context, config):
+            (score,) = await scores(context, 1)
+        output = {artifact.name: await context.blobs.get(artifact.blob) for artifact in score.evidence}
 
     assert (score.reward, score.tries) == (None, 2)
     assert score.ungraded is not None
@@ -161,11 +159,11 @@ async def test_grading_that_gives_no_reward_is_tried_again_and_then_ungraded(tmp
 async def test_grading_beyond_its_time_is_a_crash(tmp_path: Path, config: Config) -> None:
     """The grader's processes do not outlive it."""
     quick = msgspec.structs.replace(config, grading_seconds=0.3)
-    async with open_parts(tmp_path) as parts:
-        task = await task_of(parts, tmp_path / "task", "sleep 600")
-        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
-        async with running(parts, quick):
-            (score,) = await scores(parts, 1)
+    async with open_parts(tmp_path) as context:
+        task = await task_of(context, tmp_path / "task", "sleep 600")
+        await write(context, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
+        async with running(context, quick):
+            (score,) = await scores(context, 1)
 
         assert score.ungraded == "no grade within 0.3 s"
         assert "grading.json" in {artifact.name for artifact in score.evidence}
@@ -174,71 +172,77 @@ async def test_grading_beyond_its_time_is_a_crash(tmp_path: Path, config: Config
 
 async def test_grader_that_crashes_leaves_its_traceback(tmp_path: Path, config: Config) -> None:
     """A damaged artifact is a crash of the grader: what it met is in the evidence."""
-    async with open_parts(tmp_path) as parts:
-        task = await task_of(parts, tmp_path / "task", "exit 0")
-        artifacts = tuple([Artifact(name=name, blob=await parts.blobs.put(b"{")) for name in ("changes.tar", "removed.json")])
+    async with open_parts(tmp_path) as context:
+        task = await task_of(context, tmp_path / "task", "exit 0")
+        artifacts = tuple([Artifact(name=name, blob=await context.blobs.put(b"{")) for name in ("changes.tar", "removed.json")])
         left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
-        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1), given={"exit": left}))
-        async with running(parts, config):
-            (score,) = await scores(parts, 1)
-        output = {artifact.name: await parts.blobs.get(artifact.blob) for artifact in score.evidence}
+        await write(context, built(task=task, grader=GraderSpec(name="harbor", tries=1), given={"exit": left}))
+        async with running(context, config):
+            (score,) = await scores(context, 1)
+        output = {artifact.name: await context.blobs.get(artifact.blob) for artifact in score.evidence}
 
     assert score.ungraded is not None
     assert score.ungraded.startswith("the grader crashed: JSONDecodeError")
     assert b"Traceback" in output["crash.txt"]
 
 
-async def test_a_store_that_is_away_costs_a_grading_no_try(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_away_costs_a_grading_no_try(tmp_path: Path, config: Config) -> None:
     """Neither the task's archive nor the evidence is the grader's fault; the session has its one try left when the store is back."""
-    monkeypatch.setattr(grading_module, "ANSWER_SECONDS", 0.0)
-    monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.01)
     async with open_parts(tmp_path) as opened:
         store = Outage(opened.blobs)
-        parts = msgspec.structs.replace(opened, blobs=store)
-        task = await task_of(parts, tmp_path / "task", "mkdir -p /logs/verifier; echo 0.5 > /logs/verifier/reward.txt")
-        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
+        timings = msgspec.structs.replace(opened.blob_timings, answer_seconds=0.0)
+        context = msgspec.structs.replace(opened, blobs=store, blob_timings=timings)
+        task = await task_of(context, tmp_path / "task", "mkdir -p /logs/verifier; echo 0.5 > /logs/verifier/reward.txt")
+        await write(context, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
         store.away = True
-        async with running(parts, config):
+        async with running(context, config):
             while store.refused < 5:  # the archive was asked for again and again
                 store.met.clear()
                 await store.met.wait()
             store.away = False
-            (score,) = await scores(parts, 1)
+            (score,) = await scores(context, 1)
 
     assert (score.reward, score.tries, score.ungraded) == (0.5, 1, None)
 
 
 async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path, config: Config) -> None:
-    async with open_parts(tmp_path) as parts:
-        await write(parts, built(grader=GraderSpec(name="oracle")))
-        async with running(parts, config):
-            (score,) = await scores(parts, 1)
+    async with open_parts(tmp_path) as context:
+        await write(context, built(grader=GraderSpec(name="oracle")))
+        async with running(context, config):
+            (score,) = await scores(context, 1)
 
     assert (score.tries, score.ungraded) == (1, "unknown grader 'oracle', not one of answer, fixed, harbor, none")
 
 
 @pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
-async def test_unreadable_trajectory_is_counted_from_the_log(
-    tmp_path: Path, config: Config, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_trajectory_is_counted_from_the_log(tmp_path: Path, config: Config, bad: tuple[bytes, tuple[Header, ...]]) -> None:
     """Its record goes to dead-letters, and its session is scored as an empty, ungraded one."""
-    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
-    given_up = SessionGivenUp(session_id="g.0", attempt=0, end=End.CANCELLED, given_up_at=T0, spec=spec("g", 0, 1))
-    sealed = SessionSealed(session_id="g.0", attempt=0, end=End.CANCELLED, rows_digest="0" * 64, calls=2, sampled_tokens=9, sealed_at=T0)
-    async with open_parts(tmp_path) as parts:
-        events = EventLog(parts.bus, parts.blobs)
+    given_up = SessionGivenUp(
+        session_id="g.0", attempt=0, termination_reason=TerminationReason.CANCELLED, given_up_at=T0, spec=spec("g", 0, 1)
+    )
+    sealed = SessionSealed(
+        session_id="g.0",
+        attempt=0,
+        termination_reason=TerminationReason.CANCELLED,
+        rows_digest="0" * 64,
+        calls=2,
+        sampled_tokens=9,
+        sealed_at=T0,
+    )
+    async with open_parts(tmp_path) as context:
+        events = EventLog(context.bus, context.blobs)
         for event in (given_up, sealed):
             await events.send(Topic.SESSIONS, "g.0", event, session_id="g.0")
         value, claim = bad
         headers = (Header(HEADER_SESSION, b"g.0"), *claim)
-        await parts.bus.send([Outgoing(topic=Topic.BUILT, key="g.0", value=value, headers=headers)])
-        async with running(parts, config):
-            (score,) = await scores(parts, 1)
-            await until_committed(parts)
-        (letter,) = [record async for record in parts.bus.read(Topic.DEAD_LETTERS, 0)]
+        await context.bus.send([Outgoing(topic=Topic.BUILT, key="g.0", value=value, headers=headers)])
+        async with running(context, config):
+            (score,) = await scores(context, 1)
+            await until_committed(context)
+        (letter,) = [record async for record in context.bus.read(Topic.DEAD_LETTERS, 0)]
 
     assert score.ungraded == "dead_letter"
-    assert score.trajectory.accounting.left_out == {LeftOut.DEAD_LETTER: 9}
+    assert score.trajectory.accounting.excluded == {ExclusionReason.DEAD_LETTER: 9}
     assert letter.value is not None
     assert isinstance(decode(letter.value), DeadLetter)
 
@@ -246,27 +250,27 @@ async def test_unreadable_trajectory_is_counted_from_the_log(
 async def test_blob_that_is_missing_is_waited_for_and_is_no_failure_of_the_grader(tmp_path: Path, config: Config) -> None:
     """More tries than the task allows its grader: the store may be another one for a while."""
     patient = msgspec.structs.replace(config, blob_seconds=60.0)
-    async with open_parts(tmp_path) as parts:
-        task = await task_of(parts, tmp_path / "task", "echo 1 > /logs/verifier/reward.txt")
+    async with open_parts(tmp_path) as context:
+        task = await task_of(context, tmp_path / "task", "echo 1 > /logs/verifier/reward.txt")
         (tmp_path / "blobs").rename(tmp_path / "away")
         (tmp_path / "blobs").mkdir()
-        await write(parts, built(index=0, task=task, grader=GraderSpec(name="harbor", tries=1)), built(index=1))
-        async with running(parts, patient):
-            assert [score.trajectory.session_id for score in await scores(parts, 1)] == ["fix-the-bug.1"]
+        await write(context, built(index=0, task=task, grader=GraderSpec(name="harbor", tries=1)), built(index=1))
+        async with running(context, patient):
+            assert [score.trajectory.session_id for score in await scores(context, 1)] == ["fix-the-bug.1"]
             await asyncio.sleep(0.3)
             (tmp_path / "blobs").rmdir()
             (tmp_path / "away").rename(tmp_path / "blobs")
-            found = {score.trajectory.session_id: score for score in await scores(parts, 2)}
+            found = {score.trajectory.session_id: score for score in await scores(context, 2)}
     assert (found["fix-the-bug.0"].ungraded, found["fix-the-bug.0"].tries) == (None, 1)
 
 
 async def test_blob_that_stays_missing_leaves_the_session_ungraded_with_the_reason(tmp_path: Path, config: Config) -> None:
     hasty = msgspec.structs.replace(config, blob_seconds=0.2)
-    async with open_parts(tmp_path) as parts:
-        task = await task_of(parts, tmp_path / "task", "exit 0")
+    async with open_parts(tmp_path) as context:
+        task = await task_of(context, tmp_path / "task", "exit 0")
         (tmp_path / "blobs" / path_of(task.archive)).unlink()
-        await write(parts, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
-        async with running(parts, hasty):
-            (score,) = await scores(parts, 1)
+        await write(context, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
+        async with running(context, hasty):
+            (score,) = await scores(context, 1)
     assert score.ungraded is not None
     assert score.ungraded.startswith(f"blob {task.archive.digest} is not in {tmp_path / 'blobs'}")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gateway import Hand, gateway
+from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script
-from evener.proto.ends import CallFailure, End
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.relay import CAPABILITY, REQUEST_ID
 from evener.proto.sessions import AttemptEnded, Failures, SessionSealed
 from evener.proto.spec import Target
@@ -58,7 +58,7 @@ async def test_policy_that_this_gateway_does_not_have_is_not_told_to_the_harness
     assert (answer.status, answer.body, answer.failure) == (503, b"", None)
     assert answer.detail == "policy 'elsewhere' of run 'run' is not known to this gateway"
     await hand.exit("s1", code=1, unanswered=CallFailure.OVERLOADED)
-    assert (await hand.until("s1", AttemptEnded)).end is End.INFRASTRUCTURE
+    assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ async def test_attempt_whose_call_was_refused_is_sealed_as_refused_by_name_and_n
     failures = (Failures(reason=CallFailure.REFUSED, count=1, detail=refused.detail),)
     await hand.exit("s1", failures=failures)
     seal = await hand.until("s1", SessionSealed)
-    assert (seal.end, seal.attempt) == (End.REFUSED, 1)
+    assert (seal.termination_reason, seal.attempt) == (TerminationReason.REFUSED, 1)
     assert seal.detail.startswith("stop: stop strings are not supported")

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.integration.gateway import POLICY, Hand, gateway
-from tests.outage import Outage
+from tests.support.gateway import POLICY, Hand, gateway
+from tests.support.outage import Outage
 
-from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
 from evener.engines.scripted import Rule, Script
 from evener.engines.scripted.script import Wait
@@ -24,12 +23,6 @@ SCRIPT = Script(rules=(Rule(match="at the gate", say="one two three", wait=(Wait
 CONTEXT = 20_000
 LARGE = " international" * 16_000
 """Too large for a record."""
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(waited_module, "LONGEST_PAUSE_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -59,7 +52,7 @@ async def test_the_tail_does_not_fetch_what_its_owner_wrote(hand: Hand, store: O
     store.silent = True
     await hand.say(await hand.start("s1"), [{"role": "user", "content": LARGE}])
     opened = next(event for event in await hand.log("s1") if isinstance(event, CallOpened))
-    assert isinstance(opened.given_ids, BlobRef) or isinstance(opened.messages, BlobRef)
+    assert isinstance(opened.prompt_delta_ids, BlobRef) or isinstance(opened.messages, BlobRef)
 
     await hand.say(await hand.start(beside(hand, "s1")), [{"role": "user", "content": "hi"}])
     assert store.refused == 0
@@ -80,7 +73,7 @@ async def test_the_tail_does_not_wait_for_the_aborts_of_a_superseded_attempt(han
 
     await store.met.wait()
     store.away = False
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not [event for event in await hand.log("s1") if isinstance(event, CallClosed | CallFailed) and event.attempt == 1]:  # noqa: ASYNC110 - the log is asked
             await asyncio.sleep(0.02)
     assert (await asking).status != 200
@@ -145,7 +138,9 @@ async def test_take_over_waits_for_what_it_must_read(tmp_path: Path, store: Outa
 async def test_a_harness_is_told_when_the_store_stays_away(tmp_path: Path, store: Outage) -> None:
     """After the time that it may be kept waiting, once: the call is not sampled again and again meanwhile."""
 
-    async with gateway(tmp_path, SCRIPT, context=CONTEXT, blobs=store, config=Config(policies=(POLICY,), unseen_seconds=0.5)) as hand:
+    async with gateway(
+        tmp_path, SCRIPT, context=CONTEXT, blobs=store, config=Config(policies=(POLICY,), transparent_retry_seconds=0.5)
+    ) as hand:
         capability = await hand.start("s1")
         store.away = True
         began = time.monotonic()

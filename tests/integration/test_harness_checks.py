@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evener.cli.harness_checking import INSTRUCTION, run_check, script, wish_of
+from evener.cli.harness_check import INSTRUCTION, run_check, run_request_of, script
 from evener.cli.harness_figures import Figures
 from evener.engines.scripted import Rule, Script, ToolCall
 from evener.engines.scripted.script import Step
 from evener.harnesses.registry import harness
-from evener.proto.ends import End, LeftOut
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.spec import HarnessSpec, Streaming
 
 BY_NPM = pytest.mark.usefixtures("npm")
@@ -25,8 +25,8 @@ PAUSE = ToolCall(name="exec_command", arguments={"cmd": "sleep 5", "yield_time_m
 async def checked(folder: Path, name: str, said: Script | None = None, **options: str) -> Figures:
     probe = harness(name).probe
     assert probe is not None
-    wish = wish_of(HarnessSpec(name=name, options=options), Streaming.HOLD)
-    return await run_check(said or script(probe), wish, ("--trust-local",), folder / "state")
+    run_request = run_request_of(HarnessSpec(name=name, options=options), Streaming.BUFFERED)
+    return await run_check(said or script(probe), run_request, ("--trust-local",), folder / "state")
 
 
 def calls(*made: ToolCall) -> Script:
@@ -38,7 +38,7 @@ def calls(*made: ToolCall) -> Script:
 def assert_linear(figures: Figures) -> None:
     """Five answers in one row: all tokens delivered, and fed as they are."""
     assert figures.trouble is None
-    assert (figures.exit_code, figures.end, figures.written) == (0, End.FINISHED, True)
+    assert (figures.exit_code, figures.termination_reason, figures.written) == (0, TerminationReason.FINISHED, True)
     assert (figures.calls, figures.rows, figures.roots, figures.fed) == (5, 1, {"first": 1}, 1.0)
     assert figures.delivered == figures.sampled > 0
     assert (figures.side_calls, figures.failed_calls, figures.retries) == (0, 0, 0)
@@ -93,7 +93,7 @@ async def test_a_sub_agent_has_a_row_of_its_own(tmp_path: Path, name: str, made:
     """Its work is the policy's, too: all of it is delivered."""
     figures = await checked(tmp_path, name, calls(*made))
 
-    assert (figures.exit_code, figures.end) == (0, End.FINISHED)
+    assert (figures.exit_code, figures.termination_reason) == (0, TerminationReason.FINISHED)
     assert (figures.rows, figures.fed, figures.side_calls) == (2, 1.0, 0)
     assert figures.delivered == figures.sampled > 0
 
@@ -108,7 +108,7 @@ async def test_claude_codes_web_search_is_a_side_call(tmp_path: Path) -> None:
     )
 
     assert (figures.exit_code, figures.rows, figures.side_calls) == (0, 1, 1)
-    assert figures.sampled - figures.delivered == figures.left_out[LeftOut.SIDE_CALL] > 0
+    assert figures.sampled - figures.delivered == figures.excluded[ExclusionReason.SIDE_CALL] > 0
 
 
 def test_a_harness_that_does_not_work_is_told_in_one_line(tmp_path: Path) -> None:
@@ -119,4 +119,4 @@ def test_a_harness_that_does_not_work_is_told_in_one_line(tmp_path: Path) -> Non
 
     assert run.returncode == 1
     assert run.stderr == "evener: harness script: it did not write all files\n"
-    assert (figures.end, figures.rows, figures.written) == (End.FINISHED, 1, False)
+    assert (figures.termination_reason, figures.rows, figures.written) == (TerminationReason.FINISHED, 1, False)

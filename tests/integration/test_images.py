@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.gateway import POLICY, Hand, gateway
 from tests.integration.test_gateway import rebuilt
+from tests.support.gateway import POLICY, Hand, gateway
 
 from evener.engines.scripted import Rule, Script
-from evener.proto.ends import LeftOut
 from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallFailed, CallOpened, SessionSealed
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
@@ -56,14 +56,14 @@ async def test_image_is_placed_stored_once_and_kept_out_of_training(tmp_path: Pa
         first, second = [event for event in await hand.log("s1") if isinstance(event, CallOpened)]
         (ref,) = first.images
         assert ref.digest == hashlib.sha256(PIXELS).hexdigest()
-        assert await hand.parts.blobs.get(ref) == PIXELS
+        assert await hand.context.blobs.get(ref) == PIXELS
         assert second.images == ()
-        assert second.placement.root is None or second.follows is not None
+        assert second.placement.root is None or second.history_base is not None
         await hand.exit("s1")
         await hand.until("s1", SessionSealed)
         accounting = (await rebuilt(hand, "s1")).accounting
         assert accounting.delivered == 0
-        assert accounting.left_out.keys() == {LeftOut.IMAGE}
+        assert accounting.excluded.keys() == {ExclusionReason.IMAGE}
 
 
 @pytest.mark.parametrize("engine_sees", [True, False])

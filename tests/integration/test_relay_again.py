@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from tests.integration.frames_gateway import DIALECT, FramesGateway, Talk, cut_after_admission, frames_gateway, reply
 from tests.integration.test_relay import harness
+from tests.support.frames_gateway import DIALECT, FramesGateway, Talk, cut_after_admission, frames_gateway, reply
 
 from evener.dialects.canonical import NOTHING, Head
 from evener.proto.ids import answer_identity

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
-from tests.integration.frames_gateway import (
+from tests.integration.test_relay import BODY, NONCE, Harness, harness, listing
+from tests.support.frames_gateway import (
     FramesGateway,
     Step,
     Talk,
@@ -20,12 +21,10 @@ from tests.integration.frames_gateway import (
     silence,
     told,
 )
-from tests.integration.test_relay import BODY, NONCE, Harness, harness, listing
 
-from evener.proto.ends import CallFailure, ExitCause
+from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.relay import Answer
 from evener.proto.sessions import Failures
-from evener.sandbox_runner import exchange
 from evener.sandbox_runner.sessions import Exit
 
 UNKNOWING: Final = {
@@ -61,7 +60,7 @@ async def test_the_owner_that_fleet_names_is_asked_after_one_that_does_not_know_
     async with frames_gateway() as other, harness(gateway) as agent:
         gateway.script = [told(401, "capability with a wrong signature")]
         asking = asyncio.create_task(agent.text())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not gateway.seen:  # noqa: ASYNC110 - the double has no event
                 await asyncio.sleep(0.01)
         agent.owners.read([listing(other, 0)])
@@ -79,17 +78,14 @@ async def test_gateway_that_never_knows_the_session_is_reported_as_ours_with_wha
 
 
 @pytest.mark.parametrize("step", [told(401, "wrong key"), overloaded, silence, elsewhere("http://127.0.0.1:9")])
-async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_left_for_that(
-    gateway: FramesGateway, monkeypatch: pytest.MonkeyPatch, step: object
-) -> None:
+async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_left_for_that(gateway: FramesGateway, step: object) -> None:
     """Its own time-out is shorter than the relay's: whether that is why it failed, its exit code says."""
-    monkeypatch.setattr(exchange, "IN_VAIN_SECONDS", 0.1)
     gateway.script = [step]  # type: ignore[list-item]
-    async with harness(gateway) as agent:
+    async with harness(gateway, in_vain_seconds=0.1) as agent:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5), agent.post() as response:
                 await response.read()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not agent.report.waited_in_vain:  # noqa: ASYNC110 - the relay notices in its own time
                 await asyncio.sleep(0.01)
         gateway.script = [reply("hello")]
@@ -136,13 +132,10 @@ async def test_counted_prompt_is_no_answer_to_what_was_not_served(gateway: Frame
 
 
 @pytest.mark.parametrize("steps", [[silence, admitted_silence], [admitted_silence, silence]], ids=["first", "last"])
-async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in_vain(
-    gateway: FramesGateway, monkeypatch: pytest.MonkeyPatch, steps: list[Step]
-) -> None:
+async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in_vain(gateway: FramesGateway, steps: list[Step]) -> None:
     """Whichever of them the relay notices last."""
-    monkeypatch.setattr(exchange, "IN_VAIN_SECONDS", 0.1)
     gateway.script = list(steps)
-    async with harness(gateway) as agent:
+    async with harness(gateway, in_vain_seconds=0.1) as agent:
         asking = []
         for _ in steps:
             asking.append(asyncio.create_task(agent.text()))
@@ -151,7 +144,7 @@ async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(gateway.left) < len(steps):  # noqa: ASYNC110 - the relay notices in its own time
                 await asyncio.sleep(0.01)
         assert agent.report.waited_in_vain

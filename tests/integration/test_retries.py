@@ -6,17 +6,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
+from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script
-from evener.proto.ends import LeftOut
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import ExclusionReason
 from evener.proto.relay import Admitted, AnyFrame
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, RootReason, SessionSealed
 from evener.proto.spec import Quirks
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.service import faults
+from evener.runtime import faults
 
 QUIRKS = Quirks(retry_header="x-stainless-retry-count")
 MARKED = {"x-stainless-retry-count": "1"}
@@ -83,7 +83,7 @@ async def test_answer_that_nobody_received_goes_to_the_retry_and_is_trained(hand
     await hand.leave(capability, request_id)
     await hand.ask(capability, HELLO, retry := new_request_id())
     await hand.leave(capability, retry)
-    assert (await sealed(hand, "s2")).accounting.left_out.keys() == {LeftOut.ORPHAN}
+    assert (await sealed(hand, "s2")).accounting.excluded.keys() == {ExclusionReason.ORPHAN}
 
 
 async def test_marked_retry_joins_its_twin_and_keeps_it_alive_when_the_twin_leaves(hand: Hand) -> None:
@@ -102,7 +102,7 @@ async def test_marked_retry_joins_its_twin_and_keeps_it_alive_when_the_twin_leav
     assert sum(isinstance(event, CallClosed) for event in log) == 1
     assert [event.request_id for event in log if isinstance(event, CallUndelivered)] == [request_id]
     trajectory = await sealed(hand, "s1")
-    assert trajectory.accounting.left_out == {}
+    assert trajectory.accounting.excluded == {}
 
 
 async def test_marked_retry_that_leaves_before_its_twin_is_answered_was_not_delivered_to(hand: Hand) -> None:
@@ -137,7 +137,7 @@ async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it
     first, second = (event for event in await hand.log("s1") if isinstance(event, CallOpened))
     assert second.retry_of == first.call_id
     trajectory = await sealed(hand, "s1")
-    assert trajectory.accounting.left_out.keys() == {LeftOut.ORPHAN}
+    assert trajectory.accounting.excluded.keys() == {ExclusionReason.ORPHAN}
     assert len(trajectory.rows) == 1
 
 

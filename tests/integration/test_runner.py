@@ -16,29 +16,28 @@ import msgspec
 import pytest
 from msgspec import structs
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 from structlog.testing import capture_logs
-from tests.integration.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, refuse, reply, told
-from tests.integration.gateway import serving
-from tests.unit.sandboxes.trees import scratch
+from tests.support.builders import alone
+from tests.support.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, refuse, reply, told
+from tests.support.service_context import serving
+from tests.support.trees import scratch
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.harnesses.registry import harness as harness_named
 from evener.proto.codec import AnyEvent, decode
-from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.fleet import Heartbeat, Running
+from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.sessions import Failures, HarnessExited, SessionCancelled, SessionDispatched, SessionStarted
-from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Quirks, SessionSpec, TaskRef
+from evener.proto.spec import Budgets, HarnessSpec, Quirks, TaskRef
 from evener.proto.topics import Topic
-from evener.sandbox_runner import exchange
-from evener.sandbox_runner import sessions as sessions_module
 from evener.sandbox_runner.config import Config
+from evener.sandbox_runner.context import TIMINGS, RunnerTimings
 from evener.sandbox_runner.service import open_service
 from evener.sandboxes.local import open_local
 from evener.service.auth import load_secrets, open_capability
+from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
-from evener.service.parts import Parts, Service
 from evener.tasks.pack import pack
 from evener.tokens.session import too_late
 
@@ -61,14 +60,14 @@ SLEEP = {"argv": '["sleep", "1000"]'}
 class Bench:
     """A runner, and what stands around it."""
 
-    def __init__(self, parts: Parts, service: Service, gateway: FramesGateway, url: str, task: TaskRef) -> None:
-        self.bus = parts.bus
-        self.parts = parts
+    def __init__(self, context: ServiceContext, service: Service, gateway: FramesGateway, url: str, task: TaskRef) -> None:
+        self.bus = context.bus
+        self.context = context
         self.service = service
         self.gateway = gateway
         self.url = url
         self.task = task
-        self.events = EventLog(parts.bus, parts.blobs)
+        self.events = EventLog(context.bus, context.blobs)
 
     async def dispatch(
         self,
@@ -80,18 +79,10 @@ class Bench:
         dispatched_at: float | None = None,
     ) -> None:
         """Hand the runner a session, as the scheduler does."""
-        spec = SessionSpec(
-            run_id="run",
-            task_id="t",
-            group_id="t",
-            group_size=1,
-            index=0,
-            purpose=Purpose.TRAIN,
+        spec = alone(
             task=None if harness is not None and harness.sandbox == "none" else self.task,
             harness=harness or HarnessSpec(name="script"),
-            policy="policy",
             budgets=budgets or Budgets(),
-            grader=GraderSpec(name="none"),
         )
         event = SessionDispatched(
             session_id=session_id,
@@ -123,7 +114,7 @@ class Bench:
 
     async def artifact(self, exited: HarnessExited, name: str) -> bytes:
         [ref] = [artifact.blob for artifact in exited.artifacts if artifact.name == name]
-        return await self.parts.blobs.get(ref)
+        return await self.context.blobs.get(ref)
 
     async def changed(self, exited: HarnessExited) -> dict[str, bytes]:
         """Return the files that the harness left, by place."""
@@ -132,7 +123,13 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, *, store_usable: Callable[[], bool] = lambda: True, **settings: Any) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path,
+    *,
+    store_usable: Callable[[], bool] = lambda: True,
+    timings: RunnerTimings = TIMINGS,
+    **settings: Any,
+) -> AsyncIterator[Bench]:
     """Open a runner whose state lies in `folder`."""
     task = folder / "task"
     (task / "environment").mkdir(parents=True)
@@ -146,7 +143,7 @@ async def bench(folder: Path, *, store_usable: Callable[[], bool] = lambda: True
         (task / name).write_text(text)
     config = Config(state=str(folder), **settings)
     async with open_bus(f"embedded:{folder / 'bus'}", partitions=2) as bus, frames_gateway() as gateway:
-        parts = Parts(
+        context = ServiceContext(
             bus=bus,
             blobs=open_blobs(str(folder / "blobs")),
             secrets=load_secrets(folder),
@@ -157,15 +154,18 @@ async def bench(folder: Path, *, store_usable: Callable[[], bool] = lambda: True
             store_usable=store_usable,
         )
         packed = pack(task)
-        await parts.blobs.put(packed.data)
+        await context.blobs.put(packed.data)
         heartbeat = Heartbeat(
             instance_id="g", service="provider_gateway", address=gateway.url, boot_id="b", partitions=(0, 1), at=time.time()
         )
-        await EventLog(bus, parts.blobs).send(Topic.FLEET, "g", heartbeat)
-        async with open_service(config, parts) as service, serving(Starlette(routes=list(service.routes))) as url:
+        await EventLog(bus, context.blobs).send(Topic.FLEET, "g", heartbeat)
+        async with (
+            open_service(config, context, timings=timings) as service,
+            serving(service.routes) as url,
+        ):
             running = asyncio.ensure_future(service.run())
             try:
-                yield Bench(parts, service, gateway, url, packed.ref)
+                yield Bench(context, service, gateway, url, packed.ref)
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
@@ -195,7 +195,7 @@ async def test_a_session_runs_from_its_dispatch_to_its_artifacts(tmp_path: Path)
             "content": "wrote 1 characters to out/notes.txt",
         }
         assert second.request_id == again.request_id
-        capability = open_capability(b.parts.secrets, first.capability)
+        capability = open_capability(b.context.secrets, first.capability)
         assert (capability.session_id, capability.attempt, capability.start_id) == ("t.0", 1, started.start_id)
         assert capability.partition == b.bus.partition_of(Topic.SESSIONS, "t.0")
 
@@ -296,8 +296,9 @@ async def test_a_cancelled_session_ends_its_harness(tmp_path: Path) -> None:
         await b.cancel("t.0")
 
         assert (await b.until(HarnessExited)).cause is ExitCause.CANCELLED
-        await asyncio.sleep(0.1)
-        assert b.service.heartbeat().running == ()
+        async with asyncio.timeout(60):
+            while b.service.heartbeat().running:  # noqa: ASYNC110 - of the service
+                await asyncio.sleep(0.01)
 
 
 async def test_a_repeated_dispatch_starts_nothing(tmp_path: Path) -> None:
@@ -326,11 +327,10 @@ async def test_a_scheduler_whose_clock_is_wrong_loses_no_start(tmp_path: Path, b
         assert not too_late(started, time.time())
 
 
-async def test_a_start_that_would_be_void_is_left_to_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_would_be_void_is_left_to_its_lease(tmp_path: Path) -> None:
     """The session waited too long for a place or its harness; another attempt may run elsewhere."""
-    monkeypatch.setattr(sessions_module, "START_LIMIT_SECONDS", -1.0)
     with capture_logs() as logs:
-        async with bench(tmp_path) as b:
+        async with bench(tmp_path, timings=RunnerTimings(start_limit_seconds=-1.0)) as b:
             await b.dispatch()
             async with asyncio.timeout(60):
                 while not [entry for entry in logs if entry["event"] == "start_too_late"]:  # noqa: ASYNC110 - the runner says it
@@ -371,7 +371,7 @@ async def test_a_stop_ends_harnesses_and_reports_them(tmp_path: Path) -> None:
     async with bench(tmp_path, trust_local=True) as b:
         await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
         await b.until(SessionStarted)
-        await asyncio.wait_for(b.service.drain(), 10)
+        await asyncio.wait_for(b.service.drain(), 60)
         [exited] = [event for event in await b.log() if isinstance(event, HarnessExited)]
 
         assert exited.cause is ExitCause.STOPPED
@@ -381,7 +381,7 @@ async def test_a_stop_ends_harnesses_and_reports_them(tmp_path: Path) -> None:
         assert await b.log("t.1") == []
 
 
-async def test_too_many_changes_are_left_out_with_the_reason(tmp_path: Path) -> None:
+async def test_too_many_changes_are_excluded_with_the_reason(tmp_path: Path) -> None:
     """The session's calls are kept all the same."""
     async with bench(tmp_path, changes_bytes=10) as b:
         b.gateway.script = [reply("more than ten bytes")]
@@ -422,7 +422,7 @@ async def test_whatever_tree_an_agent_leaves_its_exit_is_told_with_what_was_not_
             assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 0)
             assert reason in exited.detail
             kept = {artifact.name for artifact in exited.artifacts}
-            assert kept - {"harness.log"} in (set(), {"changes.tar", "removed.json", "left_out.json"})
+            assert kept - {"harness.log"} in (set(), {"changes.tar", "removed.json", "excluded.json"})
         async with open_local(folder / "sandboxes" / "test"):
             pass
 
@@ -467,7 +467,7 @@ async def test_artifacts_wait_for_a_blob_store_that_is_away(tmp_path: Path) -> N
         async with bench(tmp_path, trust_local=True) as b:
             await b.dispatch(harness=HarnessSpec(name="command", options={"argv": json.dumps(argv)}))
             await b.until(SessionStarted)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not list((tmp_path / "sandboxes" / "test").glob("t.0*/app")):  # noqa: ASYNC110 - the runner makes it
                     await asyncio.sleep(0.01)
                 (tmp_path / "blobs").rename(away)
@@ -486,7 +486,7 @@ RECORDING = HarnessSpec(name="external", sandbox="none")
 
 async def opened(b: Bench, http: aiohttp.ClientSession) -> dict[str, Any]:
     """Wait until the recording is open, and return where it is."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             async with http.get(f"{b.url}/recordings/t.0") as response:
                 if response.status == 200:
@@ -497,7 +497,7 @@ async def opened(b: Bench, http: aiohttp.ClientSession) -> dict[str, Any]:
 
 
 def operator(b: Bench) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(headers={"authorization": f"Bearer {b.parts.secrets.operator_token}"})
+    return aiohttp.ClientSession(headers={"authorization": f"Bearer {b.context.secrets.operator_token}"})
 
 
 async def test_a_recording_gives_any_program_a_session(tmp_path: Path) -> None:
@@ -597,13 +597,10 @@ async def test_blob_store_that_is_away_while_a_session_is_prepared_costs_no_atte
 
 
 @pytest.mark.parametrize("code", [0, 1])
-async def test_harness_that_gives_up_a_request_that_no_gateway_admits_failed_for_a_reason_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+async def test_harness_that_gives_up_a_request_that_no_gateway_admits_failed_for_a_reason_of_ours(tmp_path: Path, code: int) -> None:
     """Its own time-out is shorter than the relay's. One that ends well all the same did not need the answer."""
-    monkeypatch.setattr(exchange, "IN_VAIN_SECONDS", 0.1)
     argv = [sys.executable, "-c", GIVES_UP, "{base_url}/v1/chat/completions", "{key}", str(code)]
-    async with bench(tmp_path, trust_local=True) as b:
+    async with bench(tmp_path, timings=RunnerTimings(in_vain_seconds=0.1), trust_local=True) as b:
         b.gateway.script = [told(401, "capability with a wrong signature")]
         await b.dispatch(harness=HarnessSpec(name="command", options={"argv": msgspec.json.encode(argv).decode()}))
         exited = await b.until(HarnessExited)

@@ -7,25 +7,33 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
-from tests.integration.outside import Outside, closed_port, scheduler, until
-from tests.parts import MISSING, RUBBISH
+from opentelemetry import trace
+from opentelemetry.trace import SpanContext
+from prometheus_client import CollectorRegistry
+from tests.support.outside import Outside, closed_port, scheduler, until
+from tests.support.service_context import MISSING, RUBBISH
+from tests.support.spans import Spans
 
-from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
-from evener.bus.port import Bus, Header, Outgoing
+from evener.bus.port import Bus, Header, Outgoing, Record
 from evener.client.client import Client
 from evener.client.errors import RequestRefused, TokenRefused, Unreachable
-from evener.client.views import EngineRequest
-from evener.proto.ends import End
+from evener.client.views import EngineRequest, Submission
+from evener.proto.codec import tag_of
 from evener.proto.fleet import DeadLetter
-from evener.proto.sessions import SessionCancelled, SessionDispatched, SessionGivenUp
+from evener.proto.reasons import TerminationReason
+from evener.proto.sessions import Event, SessionCancelled, SessionDispatched, SessionGivenUp
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, TaskRef
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
-from evener.proto.topics import Topic
-from evener.service.faults import arm
+from evener.proto.topics import HEADER_TYPE, Topic
+from evener.runtime.faults import arm
+from evener.service.auth import TOKEN_FILE
+from evener.service.events import header
+from evener.service.tracing import context_of
 from evener.tasks.directory import bundled, find
 from evener.tasks.pack import pack
 
@@ -74,7 +82,7 @@ async def test_task_goes_from_submission_to_its_end(bus: Bus, outside: Outside, 
         await outside.group_ended("t", 3)
         ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
 
-    assert (ended.outcome, ended.rewards, ended.ends) == (TaskOutcome.MERGED, (0.0, 1.0, 2.0), {End.FINISHED: 3})
+    assert (ended.outcome, ended.rewards, ended.ends) == (TaskOutcome.MERGED, (0.0, 1.0, 2.0), {TerminationReason.FINISHED: 3})
     assert len(await outside.read(Topic.TASKS, TaskEnded)) == 1
 
 
@@ -170,12 +178,13 @@ async def test_recording_goes_without_a_task(bus: Bus, outside: Outside, tmp_pat
         await outside.beat()
         (event,) = await outside.dispatched(1)
 
-    assert (event.spec.task, event.spec.harness.sandbox, event.spec.at_least) == (None, "none", 1)
+    assert (event.spec.task, event.spec.harness.sandbox, event.spec.group.min_usable) == (None, "none", 1)
 
 
 async def test_silent_runner_loses_its_attempts_to_another(bus: Bus, outside: Outside, tmp_path: Path) -> None:
     """After a lease without a sign, attempt 2 goes to a runner that lives."""
-    async with scheduler(bus, tmp_path, lease_seconds=1) as client:
+    registry = CollectorRegistry()
+    async with scheduler(bus, tmp_path, registry=registry, lease_seconds=1) as client:
         await submit(client, samples=1)
         await outside.beat("silent")
         (first,) = await outside.dispatched(1)
@@ -185,6 +194,7 @@ async def test_silent_runner_loses_its_attempts_to_another(bus: Bus, outside: Ou
 
     assert (first.runner_id, first.attempt, first.lease_seconds) == ("silent", 1, 1)
     assert (second.runner_id, second.attempt, second.session_id) == ("other", 2, "t.0")
+    assert registry.get_sample_value("evener_attempts_lost_total", {"reason": "lease_expired"}) == 1
 
 
 async def test_attempt_in_its_runners_heartbeats_is_never_lost(bus: Bus, outside: Outside, tmp_path: Path) -> None:
@@ -231,11 +241,11 @@ async def test_session_whose_attempts_are_used_up_is_given_up(bus: Bus, outside:
             await outside.started(event)
             await outside.attempt_ended(event)
         (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
-        await outside.sealed("t.0", given_up.end, attempt=2)
+        await outside.sealed("t.0", given_up.termination_reason, attempt=2)
         await outside.group_ended("t", 1, reason="1 usable session of 1 needed")
         ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
 
-    assert (given_up.session_id, given_up.attempt, given_up.end) == ("t.0", 2, End.ATTEMPTS_USED_UP)
+    assert (given_up.session_id, given_up.attempt, given_up.termination_reason) == ("t.0", 2, TerminationReason.ATTEMPTS_USED_UP)
     assert given_up.spec.task == PACKED.ref
     assert (ended.outcome, ended.attempts) == (TaskOutcome.FAILED, 2)
 
@@ -250,7 +260,7 @@ async def test_cancelled_task_tells_runner_and_owners_and_ends_with_its_group(bu
         (told,) = await outside.read(Topic.DISPATCH, SessionCancelled)
         given_up = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
         for event in given_up:
-            await outside.sealed(event.session_id, event.end)
+            await outside.sealed(event.session_id, event.termination_reason)
         await outside.group_ended("t", 2, purpose=Purpose.EVAL, reason="cancelled")
         ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
         again = (await client.cancel("t")).task
@@ -268,7 +278,7 @@ async def test_give_up_is_told_again_until_the_seal_is_read(bus: Bus, outside: O
         await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
     async with scheduler(bus, tmp_path):
         await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
-        await outside.sealed("t.0", End.CANCELLED, attempt=0)
+        await outside.sealed("t.0", TerminationReason.CANCELLED, attempt=0)
         await asyncio.sleep(0.3)
     async with scheduler(bus, tmp_path):
         await asyncio.sleep(0.3)
@@ -282,7 +292,7 @@ async def test_giving_up_is_not_sent_again_where_its_seal_was_written_meanwhile(
         await submit(client, samples=1)
         await client.cancel("t")
         (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
-    await outside.sealed("t.0", given_up.end, attempt=given_up.attempt)
+    await outside.sealed("t.0", given_up.termination_reason, attempt=given_up.attempt)
     async with scheduler(bus, tmp_path) as client:
         await until(lambda: client.task("t"), lambda detail: detail.task.stages == {Stage.SEALED: 1})
 
@@ -297,14 +307,13 @@ async def test_hard_deadline_gives_up(bus: Bus, outside: Outside, tmp_path: Path
             async with outside.beating(running=held):
                 (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
 
-    assert given_up.end is End.DEADLINE
+    assert given_up.termination_reason is TerminationReason.DEADLINE
 
 
 @pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
 async def test_bad_record_goes_to_the_dead_letters_and_the_stream_goes_on(
-    bus: Bus, outside: Outside, tmp_path: Path, bad: tuple[bytes, tuple[Header, ...]], monkeypatch: pytest.MonkeyPatch
+    bus: Bus, outside: Outside, tmp_path: Path, bad: tuple[bytes, tuple[Header, ...]]
 ) -> None:
-    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,))
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1)
         value, claim = bad
@@ -395,8 +404,10 @@ async def test_wrong_submission_is_refused_by_field(bus: Bus, tmp_path: Path, bo
     [
         ({"grader": GraderSpec(name="judge")}, "options.grader.name"),
         ({"grader": GraderSpec(name="harbor")}, "options.grader.name"),
-        ({"early_at": 3}, "options.early_at"),
-        ({"at_least": 3}, "options.at_least"),
+        ({"group": {"deliver_early_at": 3}}, "options.group.deliver_early_at"),
+        ({"group": {"min_usable": 3}}, "options.group.min_usable"),
+        ({"group": {"drop_zero_variance": True}, "purpose": "eval"}, "options.group.drop_zero_variance"),
+        ({"group": {"drop_zero_variants": True}}, "options.group.drop_zero_variants"),
         ({"harness": HarnessSpec(name="script", sandbox="docker")}, "options.harness.sandbox"),
         ({"harness": HarnessSpec(name="script", options={"nonsense": "1"})}, "options.harness"),
     ],
@@ -456,3 +467,51 @@ async def test_large_body_is_refused_before_it_is_read_whole(bus: Bus, tmp_path:
             await client._connection.data("POST", "/tasks", body=b" " * 1_000_000)
 
     assert refused.value.status == 413
+
+
+def parent_of(record: Record) -> SpanContext:
+    """Return the span that a record carries."""
+    return trace.get_current_span(context_of(record)).get_span_context()
+
+
+async def records(bus: Bus, topic: Topic, kind: type[Event]) -> list[Record]:
+    tag = tag_of(kind).encode()
+    partitions = range(bus.partitions_of(topic))
+    return [record for number in partitions async for record in bus.read(topic, number) if header(record, HEADER_TYPE) == tag]
+
+
+async def test_trace_of_a_task_outlives_its_scheduler(bus: Bus, outside: Outside, tmp_path: Path, spans: Spans) -> None:
+    """What a scheduler writes that has taken over is in the trace of the submission."""
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client)
+    async with scheduler(bus, tmp_path) as client:
+        async with outside.beating(capacity=1):
+            await outside.dispatched(1)
+        await client.cancel("t")
+    submitted = spans.one("submit").context
+    (dispatched,) = await records(bus, Topic.DISPATCH, SessionDispatched)
+    told = await records(bus, Topic.TASKS, TaskSubmitted)
+    told += await records(bus, Topic.DISPATCH, SessionCancelled)
+    told += await records(bus, Topic.SESSIONS, SessionGivenUp)
+
+    assert parent_of(dispatched).span_id == spans.one("dispatch").context.span_id
+    assert [span.name for span in spans.children(spans.one("submit"))] == ["dispatch"]
+    assert {(parent_of(record).trace_id, parent_of(record).span_id) for record in told} == {(submitted.trace_id, submitted.span_id)}
+    assert len(told) == 4
+
+
+async def test_submission_continues_the_trace_of_its_client(bus: Bus, tmp_path: Path, spans: Spans) -> None:
+    """Of a trainer that has one."""
+    async with scheduler(bus, tmp_path) as client:
+        await client.put_blob(PACKED.data)
+        body = msgspec.json.encode(Submission(options=options(), task=PACKED.ref, task_id="t"))
+        headers = {
+            "authorization": f"Bearer {(tmp_path / TOKEN_FILE).read_text().strip()}",
+            "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        }
+        async with aiohttp.ClientSession() as http, http.post(f"{client.url}/tasks", data=body, headers=headers) as answer:
+            assert answer.status == 200
+    parent = spans.one("submit").parent
+
+    assert parent is not None
+    assert (f"{parent.trace_id:032x}", f"{parent.span_id:016x}") == ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")

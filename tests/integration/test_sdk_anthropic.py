@@ -10,7 +10,7 @@ from anthropic import AsyncAnthropic
 from tests.integration.sdk import LIMITS, NONCE, Served, served
 
 from evener.engines.scripted import Rule, Script, ToolCall
-from evener.proto.ends import End
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import CallClosed, Fidelity, FinishReason
 from evener.proto.spec import Budgets, Streaming
 
@@ -32,7 +32,7 @@ SCRIPT = Script(
     default=Rule(say="Hello there."),
 )
 THINKING: Any = {"type": "adaptive"}
-WAYS = [(False, Streaming.HOLD), (True, Streaming.HOLD), (True, Streaming.LIVE)]
+WAYS = [(False, Streaming.BUFFERED), (True, Streaming.BUFFERED), (True, Streaming.LIVE)]
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
@@ -148,7 +148,7 @@ async def test_a_spent_budget_ends_the_harness_at_once(tmp_path: Path, *, stream
         await asked(client, HI)
         with pytest.raises(anthropic.BadRequestError, match="budget"):
             await asked(client, [{"role": "user", "content": "again"}], stream=stream)
-        assert (await opened.sealed(code=1)).end is End.CALL_BUDGET
+        assert (await opened.sealed(code=1)).termination_reason is TerminationReason.CALL_BUDGET
 
 
 async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_clients_know(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from google.genai.client import AsyncClient
 from tests.integration.sdk import LIMITS, NONCE, Served, served
 
 from evener.engines.scripted import Rule, Script, ToolCall
-from evener.proto.ends import End
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import CallClosed, FinishReason
 from evener.proto.spec import Budgets, Quirks, Streaming, Tolerance
 
@@ -91,8 +91,8 @@ def without(contents: list[types.Content], *, ids: bool = False, thoughts: bool 
 @pytest.mark.parametrize(
     ("stream", "streaming", "dropped"),
     [
-        (False, Streaming.HOLD, {}),
-        (True, Streaming.HOLD, {"ids": True}),
+        (False, Streaming.BUFFERED, {}),
+        (True, Streaming.BUFFERED, {"ids": True}),
         (True, Streaming.LIVE, {"thoughts": True}),
     ],
 )
@@ -171,7 +171,7 @@ async def test_a_spent_budget_ends_the_harness_at_once(tmp_path: Path, *, stream
         await asked(client, "hi")
         with pytest.raises(errors.ClientError, match="budget"):
             await asked(client, "again", stream=stream)
-        assert (await opened.sealed(code=1)).end is End.CALL_BUDGET
+        assert (await opened.sealed(code=1)).termination_reason is TerminationReason.CALL_BUDGET
 
 
 async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_clients_know(tmp_path: Path) -> None:

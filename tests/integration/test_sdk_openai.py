@@ -11,11 +11,11 @@ from openai import AsyncOpenAI
 from tests.integration.sdk import LIMITS, NONCE, Served, served
 
 from evener.engines.scripted import Rule, Script, ToolCall
-from evener.proto.ends import End
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import CallClosed, FinishReason
 from evener.proto.spec import Budgets, Streaming
 
-WAYS = [(False, Streaming.HOLD), (True, Streaming.HOLD), (True, Streaming.LIVE)]
+WAYS = [(False, Streaming.BUFFERED), (True, Streaming.BUFFERED), (True, Streaming.LIVE)]
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"cmd": {"type": "string"}}}
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "run", "description": "Runs.", "parameters": PARAMETERS}}]
 SPAWN = {"type": "function", "name": "spawn", "parameters": PARAMETERS}
@@ -159,7 +159,7 @@ async def test_a_spent_budget_ends_the_harness_at_once(tmp_path: Path, *, stream
             await client.responses.create(model="policy", input="again", stream=stream)
         with pytest.raises(openai.BadRequestError, match="budget"):
             await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}], stream=stream)
-        assert (await opened.sealed(code=1)).end is End.CALL_BUDGET
+        assert (await opened.sealed(code=1)).termination_reason is TerminationReason.CALL_BUDGET
 
 
 async def events_of(client: AsyncOpenAI, api: str, text: str) -> list[Any]:

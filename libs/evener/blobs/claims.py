@@ -1,6 +1,6 @@
-"""The claim check: a record that is too large leaves its largest bulk fields in the blob store and carries their references.
+"""The claim check: a record that is too large moves its largest bulk fields to the blob store and carries their references.
 
-Only fields typed `Bulk` move, wherever they are nested; a field that is a `BlobRef` by its type is data and stays as it is.
+Only fields of type `Bulk` move, wherever they are nested. A field of type `BlobRef` is data and stays.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from evener.proto.codec import encode
 from evener.proto.sessions import Event
 
 REF_BYTES: Final = 100
-"""About what a reference takes in a record; fields below twice that stay."""
+"""The approximate size of a reference in a record. Fields below twice that size stay."""
 CONCURRENT: Final = 16
-"""Objects that one event moves or fetches at a time."""
+"""The number of objects that one event moves or fetches at a time."""
 
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
 
-async def deflate(event: E, blobs: Blobs, limit: int = INLINE_LIMIT_BYTES) -> E:
-    """Return the event with its largest bulk fields in `blobs`, so that it encodes to `limit` bytes or as near as they allow.
+async def offload(event: E, blobs: Blobs, limit: int = INLINE_LIMIT_BYTES) -> E:
+    """Return the event with its largest bulk fields in `blobs`, so that it encodes to at most `limit` bytes, or as near as possible.
 
     An event that is small enough is returned as it is. Equal events give equal events. Raises BlobError.
     """
@@ -39,8 +39,8 @@ async def deflate(event: E, blobs: Blobs, limit: int = INLINE_LIMIT_BYTES) -> E:
     return moved
 
 
-async def inflate(event: E, blobs: Blobs) -> E:
-    """Return the event with the bytes of all its bulk fields in place. Raises BlobError."""
+async def hydrate(event: E, blobs: Blobs) -> E:
+    """Return the event with the bytes of all its bulk fields. Raises BlobError."""
     refs = dict.fromkeys(field for field in _bulks(event) if isinstance(field, BlobRef))
     if not refs:
         return event
@@ -50,7 +50,7 @@ async def inflate(event: E, blobs: Blobs) -> E:
 
 
 def _largest(event: Event, excess: int) -> Iterator[bytes]:
-    """Choose fields to move, the largest first, until `excess` bytes are gone."""
+    """Yield the fields to move, the largest first, until `excess` bytes are gone."""
     inline = [field for field in _bulks(event) if isinstance(field, bytes)]
     for field in sorted(inline, key=len, reverse=True):
         if excess <= 0 or len(field) < 2 * REF_BYTES:
@@ -70,7 +70,7 @@ async def _each(work: Callable[[T], Any], items: dict[T, None]) -> list[Any]:
 
 
 def _bulks(value: object) -> Iterator[Bulk]:
-    """Walk all bulk fields of a Struct, and of those in its fields, tuples and dictionaries."""
+    """Yield all bulk fields of a Struct, including those nested in its fields, tuples and dictionaries."""
     if isinstance(value, Struct):
         bulk, nested = _fields(type(value))
         for name in bulk:
@@ -88,7 +88,7 @@ def _bulks(value: object) -> Iterator[Bulk]:
 
 
 def _changed(value: Any, change: Callable[[Bulk], Bulk]) -> Any:
-    """Return `value` with `change` done to each of its bulk fields; the very same object where nothing changed."""
+    """Return `value` with `change` applied to each of its bulk fields, or the same object if nothing changed."""
     if isinstance(value, Struct):
         bulk, nested = _fields(type(value))
         new = {name: change(field) for name in bulk if (field := getattr(value, name)) is not None}
@@ -108,7 +108,7 @@ def _changed(value: Any, change: Callable[[Bulk], Bulk]) -> Any:
 
 @cache
 def _fields(struct: type[Struct]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a Struct's bulk fields, and of those with Structs in them that have some."""
+    """Return the names of a Struct's bulk fields, and of its fields in which Structs with bulk fields are nested."""
     hints = get_type_hints(struct, include_extras=False)
     bulk = tuple(name for name in struct.__struct_fields__ if {bytes, BlobRef} <= set(_members(hints[name])))
     nested = tuple(name for name in struct.__struct_fields__ if name not in bulk and _reaches(hints[name]))

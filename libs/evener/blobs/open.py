@@ -13,14 +13,14 @@ from evener.proto.errors import ConfigError
 
 MEMORY: Final = "memory://"
 RETRIES: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
-"""Of one request; obstore's own 10 in 3 minutes would hide an outage from those who must say so."""
+"""The retries of one request. obstore's own 10 in 3 minutes would hide an outage from services that must report it."""
 REMOTE: Final = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://")
 
 
 def open_blobs(url: str) -> Blobs:
-    """Open a folder's path, `memory://`, or s3://, gs://, az:// with a bucket and a prefix.
+    """Open the blob store in a folder, in `memory://`, or in s3://, gs://, az:// with a bucket and a prefix.
 
-    Credentials of object stores come from their usual environment variables. Raises ConfigError, BlobError.
+    The usual environment variables hold the credentials of object stores. Raises ConfigError, BlobError.
     """
     if url == MEMORY:
         return ObjectBlobs(MemoryStore(), url)

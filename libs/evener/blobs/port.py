@@ -1,4 +1,4 @@
-"""The blob store's port. Keys are SHA-256 digests; an object is written once and never changed."""
+"""The port of the blob store. Keys are SHA-256 digests; an object is written once and never changes."""
 
 from typing import Protocol
 
@@ -7,28 +7,28 @@ from evener.proto.errors import EvenerError, Recoverable
 
 
 class BlobError(EvenerError):
-    """An object is missing, damaged or could not be written. Check the blob store's address, rights and free space."""
+    """An object is missing, damaged or could not be written. Check the blob store's address, permissions and free space."""
 
 
 class NotStored(BlobError, Recoverable):
-    """The blob store did not take an object. Check its address, rights and free space, and send it again."""
+    """The blob store did not take an object. Check its address, permissions and free space, and try again."""
 
 
 class NotRead(BlobError, Recoverable):
-    """The blob store did not give an object that it may have. Check its address and rights, and ask again."""
+    """The blob store did not return an object that it may have. Check its address and permissions, and try again."""
 
 
 class Blobs(Protocol):
-    """Bytes by digest."""
+    """A store of objects, keyed by digest."""
 
     async def put(self, data: bytes) -> BlobRef:
-        """Store `data` durably and return its reference; what is there already is not written again. Raises NotStored."""
+        """Store `data` durably and return its reference. An object that exists is not written again. Raises NotStored."""
         ...
 
     async def get(self, ref: BlobRef) -> bytes:
-        """Return the object, its size and digest verified. Raises NotRead, and BlobError for one that is missing or damaged."""
+        """Return the object, with size and digest verified. Raises NotRead, and BlobError if the object is missing or damaged."""
         ...
 
     async def has(self, ref: BlobRef) -> bool:
-        """Return whether the object is there. Raises NotRead."""
+        """Return whether the object exists. Raises NotRead."""
         ...

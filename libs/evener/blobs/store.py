@@ -1,6 +1,6 @@
-"""Bytes by digest: in a local folder, in memory, or in an object store by obstore.
+"""Objects by digest: in a local folder, in memory, or in an object store by obstore.
 
-An object named `abcdef...` lies under `ab/abcdef...`: no folder grows beyond what file systems and object stores like.
+An object named `abcdef...` is stored as `ab/abcdef...`, so that no folder grows too large for a file system or an object store.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from evener.blobs.port import BlobError, NotRead, NotStored
 from evener.proto.blobs import BlobRef
 
 SHORT_BYTES: Final = 64 << 10
-"""So much is hashed in a tenth of a millisecond; more in a thread."""
+"""Data up to this size is hashed at once, in a tenth of a millisecond; larger data is hashed in a thread."""
 
 
 def ref_of(data: bytes) -> BlobRef:
@@ -33,7 +33,7 @@ def path_of(ref: BlobRef) -> str:
 
 
 def verified(data: bytes, ref: BlobRef) -> bytes:
-    """Return `data`. Raises BlobError unless size and digest are the reference's."""
+    """Return `data`. Raises BlobError unless its size and digest are those of the reference."""
     if ref_of(data) != ref:
         msg = f"blob {ref.digest} is damaged: {len(data)} bytes, {ref.size} expected"
         raise BlobError(msg)
@@ -41,10 +41,10 @@ def verified(data: bytes, ref: BlobRef) -> bytes:
 
 
 class LocalBlobs:
-    """A folder. Files are written here and not by obstore, which does not sync: an event must never outlive its object."""
+    """A folder of objects. Files are written here and not by obstore, which does not sync: an event must never outlive its object."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder if it is missing. Raises BlobError."""
+        """Create the folder if it is missing. Raises BlobError."""
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class LocalBlobs:
         return verified(data, ref)
 
     def _has(self, ref: BlobRef) -> bool:
-        """Raises OSError for a folder that is away itself, with all that it holds."""
+        """Return whether the file exists. Raises OSError if the folder itself is missing."""
         try:
             return (self._folder / path_of(ref)).stat().st_size == ref.size
         except FileNotFoundError:
@@ -105,10 +105,10 @@ class LocalBlobs:
 
 
 class ObjectBlobs:
-    """An obstore store: memory, S3, GCS, Azure. A put that returned is as durable as the store makes it."""
+    """An obstore store: memory, S3, GCS, Azure. An object is as durable as the store makes it."""
 
     def __init__(self, store: Any, name: str) -> None:
-        """Use `store`; `name` is what errors call it."""
+        """Use `store`, which errors call `name`."""
         self._store = store
         self._name = name
 
@@ -150,12 +150,12 @@ class ObjectBlobs:
 
 
 def _read(data: Any, ref: BlobRef) -> bytes:
-    """Return what an object store gave as bytes of our own. Raises BlobError unless they are the reference's."""
+    """Return the bytes that an object store gave. Raises BlobError unless they match the reference."""
     return verified(bytes(data), ref)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole and synced, or absent, whatever dies meanwhile."""
+    """Write a file so that it is complete and synced, or absent, whatever dies meanwhile."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(descriptor, "wb") as file:

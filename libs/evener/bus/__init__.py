@@ -1,1 +1,1 @@
-"""The durable log behind Evener: the port, and its two implementations."""
+"""The durable log behind Evener: the port and its two implementations."""

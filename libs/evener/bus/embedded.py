@@ -1,4 +1,4 @@
-"""The embedded bus: one process, one SQLite file, group commit. Not a small Kafka: one member a group, no rebalancing."""
+"""The embedded bus: one process, one SQLite file, group commit. It is not a small Kafka: a group has one member, and never rebalances."""
 
 import asyncio
 import sqlite3
@@ -15,18 +15,18 @@ from evener.bus.embedded_writer import Ends, Transaction, Writer
 from evener.bus.port import BusError, Fenced, GroupOffset, Membership, NotCommitted, Outgoing, Position, Record
 from evener.bus.records import check, group_of_offsets, partition_for
 from evener.proto.topics import TOPICS, Topic, TopicSpec
-from evener.service.faults import point_in_thread
-from evener.service.room import says_full
+from evener.runtime.disk import says_full
+from evener.runtime.faults import point_in_thread
 
 FOLLOWED_SECONDS: Final = 0.002
-"""From a commit until those who follow are woken: each reads once for many commits, and not while answers leave."""
+"""The delay from a commit until followers are woken, so that each reads once for many commits, and not while answers leave."""
 
 T = TypeVar("T")
 
 
 @asynccontextmanager
 async def open_embedded(folder: Path, topics: Mapping[Topic, TopicSpec] = TOPICS, partitions: int = 4) -> AsyncIterator["EmbeddedBus"]:
-    """Open the bus in `folder`, made if missing. Raises BusHeld, BusError, ConfigError."""
+    """Open the bus in `folder`, which is created if it is missing. Raises BusHeld, BusError, ConfigError."""
     async with AsyncExitStack() as stack:
         try:
             stack.enter_context(hold(folder))
@@ -44,7 +44,7 @@ async def open_embedded(folder: Path, topics: Mapping[Topic, TopicSpec] = TOPICS
 
 
 class EmbeddedBus:
-    """A `Bus` on one file. Writes go through the writer's thread, reads through a thread of their own."""
+    """A `Bus` on one file. Writes run in the writer's thread, reads in a thread of their own."""
 
     def __init__(self, logs: dict[tuple[str, int], Log], ends: Ends, writing: sqlite3.Connection, reading: sqlite3.Connection) -> None:
         self._logs = logs
@@ -52,7 +52,7 @@ class EmbeddedBus:
         self._ends = ends
         self._grown = {log.number: asyncio.Event() for log in logs.values()}
         self._woken = ends
-        """What was in the logs when those who follow were last woken."""
+        """The ends of the logs when followers were last woken."""
         self._to_wake: asyncio.TimerHandle | None = None
         self._writer = Writer(writing, ends, self._note_growth)
         self._reading = reading
@@ -76,7 +76,7 @@ class EmbeddedBus:
     async def commit_as(
         self, transactional_id: str, epoch: int, records: Sequence[Outgoing], offsets: Sequence[GroupOffset]
     ) -> tuple[Position, ...]:
-        """Commit for the holder of `epoch`. Raises Fenced if there is a later one, NotCommitted, RecordTooLarge."""
+        """Commit for the holder of `epoch`. Raises Fenced if there is a later holder, NotCommitted, RecordTooLarge."""
         check(records, offsets, self._partitions)
         group_of_offsets(offsets)
 
@@ -92,7 +92,7 @@ class EmbeddedBus:
         return await self._writer.do(work)
 
     async def flush(self) -> None:
-        """Wait until everything asked for before is written."""
+        """Wait until everything requested so far is written."""
         await self._writer.do(lambda _: None)
 
     async def end(self, topic: str, partition: int) -> int:
@@ -154,7 +154,7 @@ class EmbeddedBus:
         await self._writer.do(lambda transaction: store.note_check(transaction.connection))
 
     async def aclose(self) -> None:
-        """Finish what is under way and stop both threads."""
+        """Finish the work in progress and stop both threads."""
         await self._writer.aclose()
         await asyncio.to_thread(self._reader.shutdown)
 
@@ -175,7 +175,7 @@ class EmbeddedBus:
             store.commit_offsets(transaction.connection, item.group, [(log, item.position.offset)])
 
     def _note_growth(self, ends: Ends) -> None:
-        """Take note of what is written. Who follows is woken a little later, so that who waits for a commit goes first."""
+        """Note what was written. Followers are woken a little later, so that callers who wait for a commit go first."""
         self._ends = ends
         if self._to_wake is None:
             self._to_wake = asyncio.get_running_loop().call_later(FOLLOWED_SECONDS, self._wake)

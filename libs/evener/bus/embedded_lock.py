@@ -1,4 +1,4 @@
-"""One process owns an embedded bus: a lock that the kernel lets go with its holder, and that tells who the holder is."""
+"""Ensures that one process owns an embedded bus, by a lock that names its holder and that the kernel releases when the holder dies."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ LOCK_FILE: Final = "bus.lock"
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Make the folder if it is missing, and hold its lock. Raises BusHeld with the pid of the process that holds it."""
+    """Create the folder if it is missing, and hold its lock. Raises BusHeld with the pid of the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:

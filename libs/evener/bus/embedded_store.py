@@ -1,7 +1,7 @@
-"""The SQLite file of the embedded bus: its tables, and every statement that is run on them. Blocking; called from threads.
+"""The SQLite file of the embedded bus: its tables, and every statement that runs on them. Blocking; called from threads.
 
-A record's row id is its log's number times 2^40 plus its offset, so that a log is one range of the table: appending and reading
-touch neighbouring pages, and no index is needed.
+A record's row id is its log's number times 2^40 plus its offset, so that a log is one range of the table: appending and reading touch
+neighbouring pages, and no index is needed.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ SCHEMA_VERSION: Final = 1
 OFFSET_BITS: Final = 40
 READ_RECORDS: Final = 1000
 READ_BYTES: Final = 4 * 1024 * 1024
-"""A read stops at whichever comes first, and always has at least one record."""
+"""A read stops at whichever limit comes first, and always has at least one record."""
 
 _TABLES: Final = """
 CREATE TABLE log (number INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, UNIQUE (topic, partition));
@@ -46,12 +46,12 @@ class Log(Struct, frozen=True):
 
     @property
     def first_id(self) -> int:
-        """Row id of offset 0."""
+        """The row id of offset 0."""
         return self.number << OFFSET_BITS
 
 
 def connect(folder: Path) -> sqlite3.Connection:
-    """Open the file in `folder`, synced at every commit. Raises BusError for a file that is not ours."""
+    """Open the file in `folder`, synced at every commit. Raises BusError for a file of another program."""
     connection = sqlite3.connect(folder / FILE, isolation_level=None, check_same_thread=False, cached_statements=256)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -72,7 +72,7 @@ def connect(folder: Path) -> sqlite3.Connection:
 
 
 def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], partitions: int) -> dict[tuple[str, int], Log]:
-    """Make what is missing, compact, and return all logs. Raises ConfigError if a topic has another number of partitions."""
+    """Create what is missing, compact, and return all logs. Raises ConfigError if a topic has another number of partitions."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute("BEGIN IMMEDIATE")
     if version == 0:
@@ -160,13 +160,13 @@ def last_values(connection: sqlite3.Connection, log: Log) -> list[Record]:
 
 
 def committed(connection: sqlite3.Connection, group: str, log: Log) -> int | None:
-    """Return the offset at which a group goes on."""
+    """Return the offset at which a group continues."""
     row = connection.execute("SELECT offset FROM group_offset WHERE name = ? AND log = ?", (group, log.number)).fetchone()
     return None if row is None else int(row[0])
 
 
 def commit_offsets(connection: sqlite3.Connection, group: str, offsets: Iterable[tuple[Log, int]]) -> None:
-    """Write where a group goes on."""
+    """Write the offsets at which a group continues."""
     rows = [(group, log.number, offset) for log, offset in offsets]
     connection.executemany("INSERT OR REPLACE INTO group_offset VALUES (?, ?, ?)", rows)
 
@@ -185,7 +185,7 @@ def epoch_of(connection: sqlite3.Connection, transactional_id: str) -> int:
 
 
 def note_check(connection: sqlite3.Connection) -> None:
-    """Write something harmless: whoever sees it succeed knows that the file can be written."""
+    """Write something harmless, which shows that the file can be written."""
     connection.execute("INSERT OR REPLACE INTO checked VALUES (0, ?)", (time.time_ns() // 1_000_000,))
 
 

@@ -1,4 +1,4 @@
-"""The one thread that writes to the embedded bus's file. Jobs that wait while it syncs share its next SQL transaction and sync."""
+"""The only thread that writes to the embedded bus's file. Jobs that arrive during a sync share the next SQL transaction and sync."""
 
 import asyncio
 import sqlite3
@@ -12,19 +12,19 @@ from msgspec import Struct
 from evener.bus.port import NotCommitted
 
 MAX_JOBS: Final = 512
-"""Jobs of one SQL transaction. The queue itself is bounded by its callers: each waits for its job."""
+"""The limit of jobs in one SQL transaction. The callers bound the queue: each waits for its job."""
 
 T = TypeVar("T")
 Ends = dict[int, int]
-"""Number of a log to the offset after its last record."""
+"""The number of a log to the offset after its last record."""
 
 
 class Transaction(Struct, frozen=True):
-    """What a job works with."""
+    """What a job may use."""
 
     connection: sqlite3.Connection
     ends: Ends
-    """Advanced by the job; put back if it fails."""
+    """The ends of the logs. A job advances them; they are restored if it fails."""
 
 
 class _Job(Struct, Generic[T], frozen=True, eq=False):
@@ -39,10 +39,10 @@ class _Outcome(Struct, frozen=True):
 
 
 class Writer:
-    """Runs jobs in the order in which they come, each atomic, many to a sync."""
+    """Runs jobs in the order in which they arrive, each atomically, many per sync."""
 
     def __init__(self, connection: sqlite3.Connection, ends: Ends, grown: Callable[[Ends], None]) -> None:
-        """Start the thread. `grown` is told in the event loop, after each sync, what is in the log now."""
+        """Start the thread. `grown` is called in the event loop after each sync, with the new ends."""
         self._connection = connection
         self._ends = ends
         self._grown = grown
@@ -62,7 +62,7 @@ class Writer:
         return await job.future
 
     async def aclose(self) -> None:
-        """Finish what is under way and end the thread."""
+        """Finish the work in progress and end the thread."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -74,7 +74,7 @@ class Writer:
             self._loop.call_soon_threadsafe(self._settle, outcomes, self._ends)
 
     def _waiting(self) -> list[_Job[Any]]:
-        """Return the jobs that wait, at least one; none at the end."""
+        """Return the jobs that wait, at least one, or none at the end."""
         jobs: list[_Job[Any]] = []
         job = self._jobs.get()
         while job is not None:
@@ -130,7 +130,7 @@ class Writer:
 
 
 def not_committed(cause: sqlite3.Error | OSError) -> NotCommitted:
-    """Return the error that says why the file did not take it."""
+    """Return the error that says why the file could not be written."""
     error = NotCommitted(f"the bus file was not written: {cause}")
     error.__cause__ = cause
     return error

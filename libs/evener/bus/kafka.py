@@ -1,6 +1,6 @@
-"""The bus on Apache Kafka, by aiokafka: what the port says, said to a broker.
+"""The bus on Apache Kafka, by aiokafka: implements the port with a broker.
 
-One broker survives the death of a process, not a power cut. With three or more, every topic has three replicas and a record
+One broker survives the death of a process, but not a power cut. With three or more brokers, every topic has three replicas and a record
 counts when two have it.
 """
 
@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from evener.bus import kafka_group, kafka_reader
-from evener.bus.kafka_client import REQUEST_MS, Cluster, asking, reaching, start_producer, started
+from evener.bus.kafka_client import REQUEST_MS, TIMINGS, Cluster, KafkaTimings, asking, reaching, start_producer, started
 from evener.bus.kafka_group import GroupOffsets
 from evener.bus.kafka_producer import TRANSACTION_MS, KafkaProducer
 from evener.bus.kafka_sender import Sender
@@ -27,9 +27,14 @@ CHECK_SECONDS: Final = 5.0
 
 @asynccontextmanager
 async def open_kafka(
-    servers: str, topics: Mapping[Topic, TopicSpec] = TOPICS, partitions: int = 4, prefix: str = ""
+    servers: str,
+    topics: Mapping[Topic, TopicSpec] = TOPICS,
+    partitions: int = 4,
+    prefix: str = "",
+    *,
+    timings: KafkaTimings = TIMINGS,
 ) -> AsyncIterator["KafkaBus"]:
-    """Open the bus at `servers` (host:port,...) and make its topics. Raises BusUnreachable, BusError, ConfigError."""
+    """Open the bus at `servers` (host:port,...) and create its topics. Raises BusUnreachable, BusError, ConfigError."""
     async with AsyncExitStack() as stack:
         admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=REQUEST_MS)
         stack.push_async_callback(admin.close)
@@ -37,7 +42,7 @@ async def open_kafka(
             await started(admin)
             made = await make_topics(admin, prefix, topics, partitions)
         compacted = frozenset(str(spec.name) for spec in topics.values() if spec.compacted)
-        cluster = Cluster(servers=servers, prefix=prefix, partitions=made, compacted=compacted)
+        cluster = Cluster(servers=servers, prefix=prefix, partitions=made, compacted=compacted, timings=timings)
         lookup = await stack.enter_async_context(kafka_reader.open_consumer(cluster))
         bus = KafkaBus(cluster, admin, lookup, stack)
         stack.push_async_callback(bus.aclose)
@@ -120,5 +125,5 @@ class KafkaBus:
                 await self._admin.describe_cluster()
 
     async def aclose(self) -> None:
-        """Finish what is under way and let all transactional ids go."""
+        """Finish the work in progress and release all transactional ids."""
         await asyncio.gather(*(producer.aclose() for producer in self._producers), self._sender.aclose())

@@ -1,4 +1,4 @@
-"""How Evener talks to a Kafka broker: limits, names with their prefix, and what is done the same way with every client."""
+"""What all Kafka clients share: limits, names with their prefix, starting and closing."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,36 +7,49 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 from aiokafka.structs import RecordMetadata
 from msgspec import Struct
 
+from evener.bus.kafka_private import fail_undelivered, forbid_connections, transaction_end
 from evener.bus.port import BusError, BusUnreachable, Outgoing, Position
 from evener.bus.records import partition_for
 
 REQUEST_MS: Final = 10_000
 CLOSE_SECONDS: Final = 5.0
-"""A client that cannot say good-bye in this time is cut off."""
+"""A client that cannot close cleanly within this time is cut off."""
 CUT_SHORT_SECONDS: Final = 2.0
-"""So long a start that is cancelled may take to its end."""
+"""How long a cancelled start may take to finish."""
 BATCH_BYTES: Final = 256 * 1024
 MAX_REQUEST_BYTES: Final = 1_048_576
-"""Above the bus's limit of a record: a record that passed that one fails at the broker only, if the topic allows less."""
+"""Above the bus's limit of a record. A record within that limit fails only at the broker, if the topic allows less."""
+
+
+class KafkaTimings(Struct, frozen=True, kw_only=True):
+    """How long a broker is waited for."""
+
+    send_seconds: float = 10.0
+    """For the records of a send outside transactions."""
+    acknowledge_seconds: float = 8.0
+    """For the records of a transaction; less than the transaction's own time."""
+
+
+TIMINGS: Final = KafkaTimings()
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
-    """A broker address, the names under which this bus lives there, and how its topics are divided."""
+    """A broker address, the prefix of this bus's names there, and the number of partitions of its topics."""
 
     servers: str
     prefix: str
-    """Before every topic, transactional id and group, so that several buses can share a cluster."""
+    """The prefix of every topic, transactional id and group, so that several buses can share a cluster."""
     partitions: dict[str, int]
-    """Topic (without prefix) to its number of partitions."""
+    """Topic (without the prefix) to its number of partitions."""
     compacted: frozenset[str]
+    timings: KafkaTimings = TIMINGS
 
     def place(self, topic: str, partition: int) -> TopicPartition:
-        """Return a partition by the name that the broker knows."""
+        """Return a partition under the broker's name."""
         return TopicPartition(self.prefix + topic, partition)
 
     def partition_of(self, record: Outgoing) -> int:
@@ -48,7 +61,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def reaching(servers: str) -> Iterator[None]:
-    """Name a broker that does not answer."""
+    """Raise BusUnreachable if no broker answers."""
     try:
         yield
     except (KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError, TimeoutError, OSError) as cause:
@@ -58,7 +71,7 @@ def reaching(servers: str) -> Iterator[None]:
 
 @contextmanager
 def asking(servers: str, what: str) -> Iterator[None]:
-    """Name what a broker was asked for in vain, and a broker that does not answer."""
+    """Raise BusError if a broker refuses a request, and BusUnreachable if none answers."""
     try:
         with reaching(servers):
             yield
@@ -68,7 +81,7 @@ def asking(servers: str, what: str) -> Iterator[None]:
 
 
 async def started(client: AIOKafkaConsumer | AIOKafkaProducer | AIOKafkaAdminClient) -> None:
-    """Start a client; when cancelled, let the start come to its end first: one that is cut short leaves its connection open for ever."""
+    """Start a client. A cancelled start is finished first: one that is cut short leaves its connection open for ever."""
     starting = asyncio.ensure_future(client.start())
     try:
         await asyncio.shield(starting)
@@ -102,7 +115,7 @@ async def start_producer(cluster: Cluster, transactional_id: str | None = None, 
 
 
 async def put(producer: AIOKafkaProducer, cluster: Cluster, record: Outgoing) -> "asyncio.Future[RecordMetadata]":
-    """Hand a record to a producer; the future tells where it stands."""
+    """Hand a record to a producer. The future returns the record's position."""
     future: asyncio.Future[RecordMetadata] = await producer.send(
         cluster.prefix + record.topic,
         value=record.value,
@@ -115,37 +128,24 @@ async def put(producer: AIOKafkaProducer, cluster: Cluster, record: Outgoing) ->
 
 
 def position_of(record: Outgoing, metadata: RecordMetadata) -> Position:
-    """Return where an acknowledged record stands."""
+    """Return the position of an acknowledged record."""
     return Position(record.topic, metadata.partition, metadata.offset)
 
 
 async def discard(producer: AIOKafkaProducer) -> None:
     """Close a producer without waiting for what it could not deliver."""
-    # stop() alone waits for the broker for as long as records are undelivered, and fails in many ways when they fail under it
-    producer._message_accumulator.fail_all(KafkaError("producer was closed"))  # noqa: SLF001 - aiokafka has no other way
+    fail_undelivered(producer, KafkaError("producer was closed"))  # stop() fails in many ways when they fail under it
     try:
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await producer.stop()
     finally:
-        await _cut_off(producer.client)
-        if producer._txn_manager is not None:  # noqa: SLF001
-            _see(producer._txn_manager.wait_for_transaction_end())  # noqa: SLF001 - a fencing is noted there, too
-
-
-async def _cut_off(client: AIOKafkaClient) -> None:
-    """Close a client for good. A fenced producer leaves requests running, which would open connections that nobody closes."""
-
-    async def none(*_: object, **__: object) -> None: ...
-
-    client._get_conn = none  # noqa: SLF001 - aiokafka has no other way
-    with suppress(TimeoutError):
-        async with asyncio.timeout(CLOSE_SECONDS), client._get_conn_lock:  # noqa: SLF001 - one that opens now is closed with the others
-            pass
-    await client.close()
+        await forbid_connections(producer.client, CLOSE_SECONDS)
+        await producer.client.close()
+        _see(transaction_end(producer))
 
 
 def _see(future: "asyncio.Future[Any] | None") -> None:
-    """Take note of what a future failed of, also if nobody waits for it any more."""
+    """Retrieve the error of a future that nobody waits for any more."""
     if future is not None:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,7 +1,7 @@
-"""Consumer groups: who reads which partition, and where each group goes on.
+"""Consumer groups: who reads which partition, and where each group continues.
 
-Groups only divide partitions; records are read by `follow`. The members of group G join under the name `G.members`, because a
-broker takes plain offset commits from outside only for a group that has none.
+Groups only divide partitions; `follow` reads the records. The members of group G join under the name `G.members`, because a broker accepts
+plain offset commits from outside only for a group without members.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ HEARTBEAT_MS: Final = 1000
 NEVER_MS: Final = 2**31 - 1
 MEMBERS: Final = ".members"
 NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
-"""A cluster's first group finds none, and after a broker's restart they load: that passes."""
+"""Transient errors: a cluster's first group finds no coordinator, and after a broker's restart the coordinators load."""
 COORDINATOR_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 0.1
 
@@ -50,12 +50,12 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships 
         return self._partitions
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """A rebalance begins: aiokafka takes everything from everyone, and nothing is assigned until it ends."""
+        """Note that a rebalance begins: aiokafka takes everything from every member, and nothing is assigned until it ends."""
         del revoked
         self._partitions = frozenset()
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        """A rebalance ended."""
+        """Note that a rebalance ended."""
         self._consumer.pause(*assigned)  # this consumer divides and does not read
         self._partitions = frozenset(place.partition for place in assigned)
         self._assignments += 1
@@ -64,7 +64,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships 
 
 @asynccontextmanager
 async def join(cluster: Cluster, group: str, topic: str) -> AsyncIterator[Membership]:
-    """Be a member while the block runs. Its first assignment comes some time after it began."""
+    """Be a member while the block runs. The first assignment comes some time after the block began."""
     async with open_consumer(
         cluster,
         group_id=cluster.prefix + group + MEMBERS,
@@ -78,7 +78,7 @@ async def join(cluster: Cluster, group: str, topic: str) -> AsyncIterator[Member
 
 
 class GroupOffsets:
-    """Reads and writes where groups go on, without being a member of any."""
+    """Reads and writes the offsets at which groups continue, without being a member of any."""
 
     def __init__(self, cluster: Cluster, admin: AIOKafkaAdminClient, stack: AsyncExitStack) -> None:
         """Consumers opened on the way are closed with `stack`."""
@@ -113,7 +113,7 @@ class GroupOffsets:
                     raise NotCommitted(msg) from cause
 
     async def _asked(self, group: str, place: TopicPartition) -> int | None:
-        """Return the committed offset, -1 where there is none. None: the group's coordinator is not there yet, or still loads."""
+        """Return the committed offset, -1 if there is none. None: the group's coordinator is missing, or still loading."""
         try:
             found = await self._admin.list_consumer_group_offsets(self._cluster.prefix + group, partitions=[place])
         except NO_COORDINATOR:
@@ -121,7 +121,7 @@ class GroupOffsets:
         return int(found[place].offset) if place in found else None  # aiokafka drops the error of an answer without partitions
 
     async def _consumer(self, group: str, places: set[TopicPartition]) -> AIOKafkaConsumer:
-        """Return the group's consumer, which aiokafka lets commit only what is assigned to it."""
+        """Return the group's consumer. aiokafka lets it commit only what is assigned to it."""
         if group not in self._consumers:
             opened = open_consumer(self._cluster, group_id=self._cluster.prefix + group)
             self._consumers[group] = await self._stack.enter_async_context(opened)

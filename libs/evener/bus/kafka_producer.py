@@ -1,8 +1,8 @@
-"""The transactional producer: concurrent commits share a transaction, and each is told about its own records.
+"""The transactional producer: concurrent commits share a transaction, and each learns about its own records.
 
-A transaction of aiokafka may commit without one of its records, and after a failed record its producer is useless. So a commit
-counts when its own records were acknowledged and then the transaction committed; if any record fails, the transaction is
-aborted, the producer replaced under the same id, and the commits are done again, each alone.
+A transaction of aiokafka may commit without one of its records, and after a failed record its producer is useless. Therefore a commit
+counts when its own records were acknowledged and the transaction then committed. If any record fails, the transaction is aborted, the
+producer is replaced under the same id, and each commit is repeated in a transaction of its own.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from aiokafka.structs import RecordMetadata
 from msgspec import Struct
 
 from evener.bus.kafka_client import CLOSE_SECONDS, Cluster, discard, position_of, put, start_producer
+from evener.bus.kafka_private import follows, sender_ended
 from evener.bus.port import BusError, BusUnreachable, Fenced, GroupOffset, NotCommitted, Outgoing, Position, RecordTooLarge
 from evener.bus.records import check, group_of_offsets, record_bytes
 
 TRANSACTION_MS: Final = 10_000
-"""An open transaction hides later records from committed readers until it ends: the broker ends it then, and fences its writer."""
-ACKNOWLEDGE_SECONDS: Final = 8.0
-"""For the records of a transaction; less than the transaction's own time."""
+"""The limit of an open transaction, which hides later records from readers. After it, the broker ends the transaction and fences its
+writer."""
 START_EVERY_SECONDS: Final = 0.005
-"""Sooner, and aiokafka waits 20 ms for the markers of the last one."""
+"""The least time between two transactions. If the next one starts sooner, aiokafka waits 20 ms for the markers of the last one."""
 TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 FENCING: Final = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping, InvalidTxnState)
 
@@ -46,7 +46,7 @@ class _Commit(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _RecordFailed(Exception):
-    """The broker refused a record, perhaps that of a neighbour."""
+    """The broker refused a record, possibly that of another commit."""
 
     def __init__(self, cause: KafkaError) -> None:
         super().__init__(repr(cause))
@@ -78,7 +78,7 @@ class KafkaProducer:
 
     @property
     def ended(self) -> bool:
-        """Whether it is fenced or closed, and has let its connections go."""
+        """Whether the producer is fenced or closed, and has released its connections."""
         return self._worker.done()
 
     async def commit(self, records: Sequence[Outgoing], offsets: Sequence[GroupOffset] = ()) -> tuple[Position, ...]:
@@ -104,7 +104,7 @@ class KafkaProducer:
             await asyncio.wait(late)
 
     async def _work(self) -> None:
-        """Commit what waits, until closed or fenced."""
+        """Commit what waits, until the producer is closed or fenced."""
         try:
             while await self._more():
                 if batch := self._take():
@@ -114,7 +114,7 @@ class KafkaProducer:
             await self._let_go()
 
     async def _more(self) -> bool:
-        """Wait for commits, and for the time of the next start. False: closed or fenced."""
+        """Wait for commits, and for the time of the next transaction. False: closed or fenced."""
         while not (self._waiting or self._closing or self._fenced):
             self._wake.clear()
             await self._wake.wait()
@@ -126,7 +126,7 @@ class KafkaProducer:
         return True
 
     def _take(self) -> list[_Commit]:
-        """Take commits off the queue, in order, as many as one transaction may hold. A transaction has one consumer group."""
+        """Take commits off the queue, in order, as many as one transaction may hold. A transaction serves one consumer group."""
         batch: list[_Commit] = []
         size, group = 0, None
         while self._waiting:
@@ -141,7 +141,7 @@ class KafkaProducer:
         return batch
 
     async def _commit_together(self, batch: list[_Commit]) -> None:
-        """Commit in one transaction; if a record fails there, each commit in one of its own."""
+        """Commit in one transaction; if a record fails, repeat each commit in one of its own."""
         try:
             done = await self._transaction(batch)
         except _RecordFailed as failed:
@@ -163,26 +163,26 @@ class KafkaProducer:
         """Commit `batch` in one transaction. Raises Fenced; NotCommitted or _RecordFailed, with nothing committed."""
         if self._broken:
             await self._replace()
-        if self._fenced or self._sender_died():
+        if self._fenced or sender_ended(self._producer):
             raise self._lost()
         try:
             done = await self._acknowledged(batch)
-            if self._sender_died():
+            if sender_ended(self._producer):
                 raise self._lost()
             # without a time limit: once asked for, only the broker knows whether it happened
             await self._producer.commit_transaction()
         except (KafkaError, TimeoutError) as cause:
-            if isinstance(cause, FENCING) or self._sender_died():
+            if isinstance(cause, FENCING) or sender_ended(self._producer):
                 raise self._lost() from cause
             self._broken = True
             if isinstance(cause, TimeoutError):
-                raise _no_answer() from cause
+                raise self._no_answer() from cause
             raise _RecordFailed(cause) from cause
         return done
 
     async def _acknowledged(self, batch: list[_Commit]) -> list[tuple[Position, ...]]:
-        """Open a transaction, send all records and offsets, and wait until the broker has each of them."""
-        async with asyncio.timeout(ACKNOWLEDGE_SECONDS):
+        """Open a transaction, send all records and offsets, and wait until the broker has acknowledged them."""
+        async with asyncio.timeout(self._cluster.timings.acknowledge_seconds):
             await self._producer.begin_transaction()
             sent = [[await put(self._producer, self._cluster, record) for record in commit.records] for commit in batch]
             futures = [future for row in sent for future in row]
@@ -202,33 +202,31 @@ class KafkaProducer:
             await self._producer.send_offsets_to_transaction(offsets, self._cluster.prefix + group)
 
     async def _replace(self) -> None:
-        """Abort, and start again under the same id. Raises Fenced if anybody else held the id in between, NotCommitted."""
+        """Abort, and start again under the same id. Raises NotCommitted, and Fenced if another process held the id in between."""
         old = self._producer
         if self._abort is None:
             self._abort = asyncio.create_task(old.abort_transaction())
         try:
-            async with asyncio.timeout(ACKNOWLEDGE_SECONDS):
+            async with asyncio.timeout(self._cluster.timings.acknowledge_seconds):
                 await asyncio.shield(self._abort)  # its success proves that the id is still ours
             new = await start_producer(self._cluster, self._transactional_id, TRANSACTION_MS)
         except (TimeoutError, BusUnreachable) as cause:
-            raise _no_answer() from cause
+            raise self._no_answer() from cause
         except KafkaError as cause:
             raise self._lost() from cause
-        if not _follows(old, new):
+        if not follows(old, new):
             await discard(new)
             raise self._lost()
         self._producer, self._abort, self._broken = new, None, False
         await discard(old)
 
-    def _sender_died(self) -> bool:
-        """Return whether the producer ended itself: fenced, or in a state in which it cannot prove that it is not."""
-        task = self._producer._sender.sender_task  # noqa: SLF001 - aiokafka tells it nowhere else
-        return bool(task.done())
-
     def _lost(self) -> Fenced:
-        """Note that the id is not ours any more, and return the error that says so."""
+        """Note that the id is lost, and return the error that says so."""
         self._fenced = True
         return Fenced(f"transactional id {self._transactional_id} was taken over, or its hold timed out")
+
+    def _no_answer(self) -> NotCommitted:
+        return NotCommitted(f"no answer from the broker in {self._cluster.timings.acknowledge_seconds:.0f} s")
 
     async def _let_go(self) -> None:
         if self._abort is not None:
@@ -237,18 +235,8 @@ class KafkaProducer:
         await discard(self._producer)
 
 
-def _follows(old: AIOKafkaProducer, new: AIOKafkaProducer) -> bool:
-    """Return whether `new` is the next holder of the id after `old`: each initialisation raises the epoch by one."""
-    before, after = old._txn_manager, new._txn_manager  # noqa: SLF001 - aiokafka tells it nowhere else
-    return bool(after.producer_id == before.producer_id and after.producer_epoch == before.producer_epoch + 1)
-
-
 def _positions(commit: _Commit, futures: Sequence["asyncio.Future[RecordMetadata]"]) -> tuple[Position, ...]:
     return tuple(position_of(record, future.result()) for record, future in zip(commit.records, futures, strict=True))
-
-
-def _no_answer() -> NotCommitted:
-    return NotCommitted(f"no answer from the broker in {ACKNOWLEDGE_SECONDS:.0f} s")
 
 
 def _succeed(commits: Iterable[_Commit], positions: Iterable[tuple[Position, ...]]) -> None:

@@ -1,4 +1,4 @@
-"""Readers of committed records: consumers that own what they were told to read and belong to no group."""
+"""Readers of committed records: consumers with assigned partitions that belong to no group."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from evener.bus.port import BusError, Header, Record
 
 READ_RECORDS: Final = 1000
 MARKER_MS: Final = 20
-"""A fetch that holds nothing but markers moves the position without waking the reader: it looks again after this time."""
+"""The time after which a reader looks again: a fetch that holds only markers moves the position without waking the reader."""
 IDLE_MS: Final = 3_600_000
 
 
@@ -36,7 +36,7 @@ async def open_consumer(cluster: Cluster, **options: Any) -> AsyncIterator[AIOKa
 
 
 async def read(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> AsyncIterator[Record]:
-    """Read from `start` until the position is at `end`. Markers and aborted records leave gaps, so no record need be there."""
+    """Read from `start` until the position is at `end`. Markers and aborted records leave gaps, so there may be no record."""
     place = cluster.place(topic, partition)
     async with open_consumer(cluster) as consumer:
         consumer.assign([place])

@@ -1,8 +1,7 @@
-"""Appends outside transactions: one idempotent producer for a process."""
+"""Appends records outside transactions, with one idempotent producer per process."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OutOfOrderSequenceNumber
@@ -10,14 +9,12 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OutOfOrderSequ
 from evener.bus.kafka_client import Cluster, discard, position_of, put, start_producer
 from evener.bus.port import BusUnreachable, NotCommitted, Outgoing, Position, RecordTooLarge
 
-SEND_SECONDS: Final = 10.0
-
 
 class Sender:
     """Sends and waits for all in-sync replicas.
 
-    A batch is refused as a whole, and a producer that failed one numbers the later ones wrongly for ever. So it is thrown away,
-    and every send that failed with it is repeated by a producer of its own: only the guilty one fails again.
+    The broker refuses a batch as a whole, and after that the producer numbers all later batches wrongly. Therefore the producer is
+    discarded, and every send that failed with it is repeated by a producer of its own: only the one at fault fails again.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -66,7 +63,7 @@ class Sender:
             return self._producer
 
     async def _send_by(self, producer: AIOKafkaProducer, records: Sequence[Outgoing]) -> tuple[Position, ...]:
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(self._cluster.timings.send_seconds):
             futures = [await put(producer, self._cluster, record) for record in records]
             done = await asyncio.gather(*(asyncio.shield(future) for future in futures), return_exceptions=True)
         for outcome in done:
@@ -75,7 +72,7 @@ class Sender:
         return tuple(position_of(record, metadata) for record, metadata in zip(records, done, strict=True))
 
     def _throw_away(self, producer: AIOKafkaProducer) -> None:
-        """Use it no more; closing it may take a while, for which no caller waits."""
+        """Discard a producer. No caller waits for it to close."""
         if self._producer is producer:
             self._producer = None
             task = asyncio.create_task(discard(producer))

@@ -1,7 +1,8 @@
-"""Makes Evener's topics on a Kafka cluster, once, whoever comes first."""
+"""Creates Evener's topics on a Kafka cluster; the first process to start does it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import structlog
@@ -12,23 +13,26 @@ from aiokafka.errors import TopicAlreadyExistsError, for_code
 from evener.bus.port import BusError, BusUnreachable
 from evener.proto.errors import ConfigError
 from evener.proto.topics import Topic, TopicSpec
+from evener.runtime.retry import Backoff
 
 REPLICAS: Final = 3
-"""Where the cluster has as many brokers; then a record counts when two have it."""
+"""The number of replicas if the cluster has as many brokers. A record then counts when two have it."""
 COMPACTED: Final = {"cleanup.policy": "compact", "segment.ms": "600000", "segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"}
-"""By default a segment of 1 GB or 7 days is compacted: whoever starts would read a week of heartbeats."""
+"""Settings of compacted topics. By default a segment of 1 GB or 7 days is compacted, and a starting process would read a week of
+heartbeats."""
 RECORD_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
-"""Record times are compared with each other, and those of the writers are of as many clocks as there are machines."""
+"""Lets the broker stamp records. Record times are compared with each other, and the writers have as many clocks as machines."""
 OF_THE_TOPIC: Final = 1
-"""What Kafka calls the source of a setting that was given for a topic itself."""
-VISIBLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between looks at what was just made."""
+"""Kafka's code for a setting that was made for the topic itself."""
+VISIBLE: Final = Backoff(0.02, 5.0)
+"""The pauses between looks at topics that were just created."""
+VISIBLE_LOOKS: Final = 10
 
 log = structlog.get_logger()
 
 
 async def make_topics(admin: AIOKafkaAdminClient, prefix: str, topics: Mapping[Topic, TopicSpec], partitions: int) -> dict[str, int]:
-    """Make missing topics, wait until they have leaders, return their partitions. Raises ConfigError where their number differs."""
+    """Create missing topics, wait until they have leaders, return their partitions. Raises ConfigError if their number differs."""
     wanted = {str(spec.name): partitions if spec.partitioned else 1 for spec in topics.values()}
     there = await _described(admin)
     missing = [spec for spec in topics.values() if prefix + spec.name not in there]
@@ -52,7 +56,7 @@ def _new_topic(prefix: str, spec: TopicSpec, partitions: int, brokers: int) -> N
 
 
 async def _stamp(admin: AIOKafkaAdminClient, names: Sequence[str]) -> None:
-    """Have the broker stamp the records of topics that were made without it; whoever may not alter them is told what to set."""
+    """Let the broker stamp the records of older topics. A process that may not alter them logs what to set."""
     altered = []
     for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]) if names else ():
         for code, message, _, name, entries in response.resources:
@@ -84,7 +88,7 @@ def _refuse_errors(response: Any) -> None:
 
 async def _visible(admin: AIOKafkaAdminClient, names: set[str]) -> dict[str, int]:
     """Wait until all topics are known with a leader for each partition."""
-    for pause in VISIBLE_PAUSES:
+    for pause in islice(VISIBLE, VISIBLE_LOOKS):
         there = await _described(admin)
         if names <= there.keys():
             return there
@@ -94,7 +98,7 @@ async def _visible(admin: AIOKafkaAdminClient, names: set[str]) -> dict[str, int
 
 
 async def _described(admin: AIOKafkaAdminClient) -> dict[str, int]:
-    """Return the topics whose partitions all have leaders. Asking for all of them: asking by name would make missing ones."""
+    """Return the topics whose partitions all have leaders. It asks for all topics: asking by name would create missing ones."""
     described = await admin.describe_topics()
     return {
         topic["topic"]: len(topic["partitions"])

@@ -1,4 +1,4 @@
-"""Which offset a reader may commit when its records finish in any order."""
+"""Determines which offset a reader may commit when its records finish in any order."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,7 @@ from collections import OrderedDict
 class Contiguous:
     """The records of one partition that were handed out, and which of them are finished.
 
-    A record counts only when all before it are finished, so that a reader that is started again repeats some but skips none.
+    A record counts only when all records before it are finished. A restarted reader therefore repeats some records but skips none.
     """
 
     def __init__(self, start: int) -> None:
@@ -21,7 +21,7 @@ class Contiguous:
 
     @property
     def unfinished(self) -> int:
-        """Records handed out and not finished."""
+        """The number of records handed out and not finished."""
         return sum(not finished for finished in self._open.values())
 
     def handed_out(self, offset: int) -> None:

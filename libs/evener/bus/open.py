@@ -13,7 +13,7 @@ from evener.proto.topics import TOPICS
 
 EMBEDDED: Final = "embedded:"
 KAFKA: Final = re.compile(r"kafka://(?P<servers>[^/?,\s]+:\d+(,[^/?,\s]+:\d+)*)/?(\?prefix=(?P<prefix>[A-Za-z0-9._-]+))?")
-"""The prefix stands before every name there, so that several deployments can share a cluster."""
+"""The URL of a Kafka bus. Its prefix precedes every name there, so that several deployments can share a cluster."""
 
 
 @asynccontextmanager

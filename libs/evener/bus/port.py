@@ -20,7 +20,7 @@ from msgspec import Struct
 from evener.proto.errors import EvenerError, Recoverable
 
 MAX_RECORD_BYTES: Final = 1_000_000
-"""Value, key and headers of one record; Kafka's default cap is 1 MiB."""
+"""The limit of value, key and headers of one record. Kafka's default limit is 1 MiB."""
 
 
 class BusError(EvenerError):
@@ -28,11 +28,11 @@ class BusError(EvenerError):
 
 
 class NotCommitted(BusError, Recoverable):
-    """Nothing of it is in the log. Check the broker, or the free space under the embedded file, and send it again."""
+    """Nothing of it is in the log. Check the broker, or the free space under the embedded file, and try again."""
 
 
 class BusUnreachable(BusError, Recoverable):
-    """No broker answers. Check its address and that it runs."""
+    """No broker answers. Check its address, and that it runs."""
 
 
 class Fenced(BusError):
@@ -44,7 +44,7 @@ class RecordTooLarge(BusError):
 
 
 class BusHeld(BusError):
-    """Another process has this bus file open. Stop that one, or point this one at another state folder."""
+    """Another process has this bus file open. Stop it, or give this process another state folder."""
 
 
 class Header(Struct, frozen=True, array_like=True):
@@ -60,10 +60,10 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     topic: str
     key: str
     value: bytes | None
-    """None: the key is deleted at the next compaction (compacted topics)."""
+    """The value. None: the key is deleted at the next compaction (compacted topics)."""
     headers: tuple[Header, ...] = ()
     partition: int | None = None
-    """None: by the key's hash (murmur2, as Kafka's default partitioner)."""
+    """The partition. None: by the key's hash (murmur2, as Kafka's default partitioner)."""
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Position(Struct, frozen=True, order=True):
-    """Where a record stands."""
+    """The position of a record."""
 
     topic: str
     partition: int
@@ -87,36 +87,36 @@ class Position(Struct, frozen=True, order=True):
 
 
 class GroupOffset(Struct, frozen=True):
-    """Group `group` goes on at `position` (the next record to read, not the last one read)."""
+    """Group `group` continues at `position`: the next record to read, not the last one read."""
 
     group: str
     position: Position
 
 
 class Producer(Protocol):
-    """The one writer under a transactional id."""
+    """The only writer under a transactional id."""
 
     @property
     def transactional_id(self) -> str: ...
 
     async def commit(self, records: Sequence[Outgoing], offsets: Sequence[GroupOffset] = ()) -> tuple[Position, ...]:
-        """Commit records and offsets together; return where each record stands. Concurrent commits may share a transaction.
+        """Commit records and offsets together; return the position of each record. Concurrent commits may share a transaction.
 
         Raises Fenced, NotCommitted, RecordTooLarge. A cancelled commit may or may not have happened.
         """
         ...
 
     async def aclose(self) -> None:
-        """Finish what is under way and let the id go."""
+        """Finish the work in progress and release the id."""
         ...
 
 
 class Membership(Protocol):
-    """A member of a consumer group that only divides partitions; what it owns it reads with `follow`."""
+    """A member of a consumer group that only divides partitions. It reads the partitions that it owns with `follow`."""
 
     @property
     def partitions(self) -> frozenset[int]:
-        """Partitions that the group assigns to this member now."""
+        """The partitions that the group assigns to this member now."""
         ...
 
     async def changed(self) -> frozenset[int]:
@@ -132,18 +132,19 @@ class Bus(Protocol):
         ...
 
     def partition_of(self, topic: str, key: str) -> int:
-        """Return the partition in which records of this key stand."""
+        """Return the partition of the records with this key."""
         ...
 
     async def send(self, records: Sequence[Outgoing]) -> tuple[Position, ...]:
         """Append outside any transaction (idempotent, durable when it returns). Raises NotCommitted, RecordTooLarge.
 
-        Several records are not atomic, and one that was not acknowledged may still be there: whoever sends it again must not mind.
+        Several records are not atomic. A record that was not acknowledged may still be in the log, so a caller that sends it again must
+        tolerate a repeat.
         """
         ...
 
     async def producer(self, transactional_id: str) -> Producer:
-        """Become the one writer under this id, fencing the earlier one. Its open transaction is aborted before this returns."""
+        """Become the only writer under this id, fencing the earlier one, whose open transaction is aborted before this returns."""
         ...
 
     async def end(self, topic: str, partition: int) -> int:
@@ -155,7 +156,7 @@ class Bus(Protocol):
         ...
 
     def read(self, topic: str, partition: int, start: int = 0) -> AsyncIterator[Record]:
-        """Read committed records from `start` to the end as it is at the call, then stop."""
+        """Read committed records from `start` to the end at the time of the call, then stop."""
         ...
 
     def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
@@ -163,11 +164,11 @@ class Bus(Protocol):
         ...
 
     async def last_values(self, topic: str, partition: int) -> dict[str, Record]:
-        """Return the last record of each key up to the end; deleted keys are absent. Raises ValueError for a topic not compacted."""
+        """Return the last record of each key; deleted keys are absent. Raises ValueError for a topic that is not compacted."""
         ...
 
     async def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """Return where the group goes on. None: it never committed there."""
+        """Return the offset at which the group continues. None: it has never committed there."""
         ...
 
     async def commit_offsets(self, offsets: Iterable[GroupOffset]) -> None:
@@ -179,5 +180,5 @@ class Bus(Protocol):
         ...
 
     async def check(self) -> None:
-        """Return if the log can be reached and written; raise BusUnreachable or NotCommitted otherwise (readiness)."""
+        """Return if the log can be reached and written; otherwise raise BusUnreachable or NotCommitted. Used for readiness."""
         ...

@@ -1,4 +1,4 @@
-"""What every bus does with a record before it writes it: its size, and its partition."""
+"""What every bus determines for a record before it writes it: its size and its partition."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -18,7 +18,7 @@ def record_bytes(record: Outgoing) -> int:
 
 
 def check(records: Iterable[Outgoing], offsets: Iterable[GroupOffset], partitions: Mapping[str, int]) -> None:
-    """Refuse what no bus can write, before anything of it is. `partitions`: of each topic, how many.
+    """Refuse what no bus can write, before anything is written. `partitions` is the number of partitions of each topic.
 
     Raises RecordTooLarge, and ValueError for a topic or a partition that does not exist.
     """
@@ -39,7 +39,7 @@ def _check_place(topic: str, partition: int, partitions: Mapping[str, int]) -> N
 
 
 def group_of_offsets(offsets: Sequence[GroupOffset]) -> str | None:
-    """Return the one group whose offsets these are. None: there are none. Raises ValueError for more than one group."""
+    """Return the one group whose offsets these are. None: there are no offsets. Raises ValueError for more than one group."""
     groups = {offset.group for offset in offsets}
     if len(groups) > 1:
         msg = f"one commit holds offsets of one group, not of {sorted(groups)}"

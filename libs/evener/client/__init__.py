@@ -1,1 +1,1 @@
-"""Evener's HTTP API from outside: submit, watch, export. Light imports."""
+"""The Python client of Evener's HTTP API: submit, watch, export. Its imports are light."""

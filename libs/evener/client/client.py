@@ -1,4 +1,4 @@
-"""A client of a running Evener: submit, watch, export, publish. Needs no tokenizer."""
+"""A client of a running Evener: submit, watch, export, publish. It needs no tokenizer."""
 
 import asyncio
 import hashlib
@@ -7,22 +7,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-import aiohttp
 import msgspec
 
 from evener.client.connection import Connection
 from evener.client.errors import ClientError, Elsewhere, RequestRefused, Unavailable, Unreachable
 from evener.client.session_views import RebuildRequest, Rebuilt, ScoreView, SessionView
 from evener.client.views import (
-    Delivered,
     EngineRequest,
     FleetView,
-    Pieces,
     PolicyList,
     PolicyView,
     Publish,
     PublishAnswer,
-    Recording,
+    RecordingView,
     Replayed,
     ServedEngine,
     ServedEngines,
@@ -30,21 +27,22 @@ from evener.client.views import (
     TaskDetail,
     TaskList,
     TaskView,
+    TokenPieces,
 )
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
+from evener.proto.delivered import Delivered
 from evener.proto.fleet import Canary
+from evener.proto.framing import FrameReader, StreamCut
 from evener.proto.spec import Purpose, Strategy, TaskRef
 from evener.proto.tasks import TaskOptions
 from evener.proto.trajectories import GroupFailed, GroupMerged
 
 AGAIN_SECONDS: Final = 1.0
-"""Pause before a broken stream is opened again."""
+"""The pause before a broken stream is opened again."""
 MAX_AGAIN: Final = 30
-"""Attempts in a row to open it."""
+"""The number of consecutive attempts to open it."""
 POLL_SECONDS: Final = 0.2
-HEAD_BYTES: Final = 4
-"""The length before each map of a stream."""
 MSGPACK: Final = "application/x-msgpack"
 
 _ref: Final = msgspec.json.Decoder(BlobRef)
@@ -58,21 +56,23 @@ _session: Final = msgspec.json.Decoder(SessionView)
 _policies: Final = msgspec.json.Decoder(PolicyList)
 _policy: Final = msgspec.json.Decoder(PolicyView)
 _replayed: Final = msgspec.json.Decoder(Replayed)
-_pieces: Final = msgspec.json.Decoder(Pieces)
+_pieces: Final = msgspec.json.Decoder(TokenPieces)
 _published: Final = msgspec.json.Decoder(PublishAnswer)
-_recording: Final = msgspec.json.Decoder(Recording)
+_recording: Final = msgspec.json.Decoder(RecordingView)
 _rebuilt: Final = msgspec.msgpack.Decoder(Rebuilt)
 _delivered: Final = msgspec.msgpack.Decoder(Delivered)
 
 
 class Client:
-    """Speaks to the scheduler at `url`; finds the other services in its fleet. All methods raise ClientError.
+    """A client of the scheduler at `url`, which finds the other services in its fleet. All methods raise ClientError.
 
     Use it as an async context manager, or call `aclose`.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, again_seconds: float = AGAIN_SECONDS) -> None:
+        """`again_seconds`: the pause before a request or a stream that broke is begun again."""
         self._connection = Connection(url, token)
+        self._again_seconds = again_seconds
 
     @property
     def url(self) -> str:
@@ -100,7 +100,7 @@ class Client:
         return await self._connection.data("GET", f"/blobs/{ref.digest}", query={"size": ref.size})
 
     async def submit(self, options: TaskOptions, *, task: TaskRef | None = None, task_id: str | None = None) -> TaskDetail:
-        """Submit a task whose archive was put before; with an id of the client's own, again and again to the same effect."""
+        """Submit a task whose archive is in the blob store. With the same `task_id`, repeated calls submit one task."""
         submission = Submission(task_id=task_id, task=task, options=options)
         return await self._connection.call("POST", "/tasks", _task, body=submission)
 
@@ -113,11 +113,11 @@ class Client:
         return await self._connection.call("GET", f"/tasks/{task_id}", _task)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> TaskDetail:
-        """Cancel a task; one that has ended stays as it is."""
+        """Cancel a task. A task that has ended does not change."""
         return await self._connection.call("DELETE", f"/tasks/{task_id}", _task, query={"reason": reason})
 
     async def watch(self, run_id: str | None = None, *, after: int = 0) -> AsyncGenerator[TaskView, None]:
-        """Yield tasks whenever they change, for ever; goes on by itself when the connection breaks or the scheduler restarts."""
+        """Yield tasks whenever they change, for ever. Reconnects when the connection breaks or the scheduler restarts."""
         failures = 0
         while True:
             try:
@@ -132,14 +132,14 @@ class Client:
                 failures += 1
                 if failures > MAX_AGAIN:
                     raise
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(self._again_seconds)
 
     async def fleet(self) -> FleetView:
-        """Return instances and engines."""
+        """Return the instances and engines."""
         return await self._connection.call("GET", "/fleet", _fleet)
 
     async def served_engines(self) -> tuple[ServedEngine, ...]:
-        """Return the engines that a gateway has checked, with what they can do."""
+        """Return the engines that a gateway has checked, with their capabilities."""
         at = await self._instance("provider_gateway")
         return (await self._connection.call("GET", "/engines", _engines, at=at)).engines
 
@@ -148,15 +148,15 @@ class Client:
         return await self._connection.call("POST", "/engines", _fleet, body=engine)
 
     async def drain_engine(self, engine_id: str) -> FleetView:
-        """Let an engine finish what it has, and no more."""
+        """Let an engine finish its calls and give it no more."""
         return await self._connection.call("POST", f"/engines/{engine_id}/drain", _fleet)
 
     async def remove_engine(self, engine_id: str) -> FleetView:
-        """Forget an engine."""
+        """Remove an engine."""
         return await self._connection.call("DELETE", f"/engines/{engine_id}", _fleet)
 
-    async def recording(self, session_id: str, *, timeout: float = 30.0) -> Recording:
-        """Wait until a runner holds the recording, and return where its harness finds its model."""
+    async def recording(self, session_id: str, *, timeout: float = 30.0) -> RecordingView:
+        """Wait until a runner holds the recording; return where its harness finds its model."""
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -171,66 +171,67 @@ class Client:
             raise Unavailable(msg) from cause
 
     async def recording_heartbeat(self, session_id: str) -> None:
-        """Tell the runner that the recorded command still runs."""
+        """Tell the runner that the recorded program still runs."""
         await self._tell_runner(session_id, "heartbeat", {})
 
     async def recording_exited(self, session_id: str, *, exit_code: int | None, reward: float | None = None) -> None:
-        """Tell the runner that the recorded command ended, and the reward given by hand, if any."""
+        """Tell the runner that the recorded program exited, with the reward given by hand, if any."""
         await self._tell_runner(session_id, "exited", {"exit_code": exit_code, "reward": reward})
 
     async def session(self, session_id: str, *, strategy: Strategy = Strategy.TREE) -> SessionView:
-        """Return a session, built again from the log: its calls, its rows, and the messages of each."""
+        """Return a session, rebuilt from the log: its calls, its rows, and the messages of each row."""
         at = await self._instance("reconstructor")
         return await self._connection.call("GET", f"/sessions/{session_id}", _session, at=at, query={"strategy": strategy})
 
     async def score(self, session_id: str) -> ScoreView:
-        """Return what a session was worth, what its grader left, and what became of it in its group."""
+        """Return a session's score, what its grader left, and what became of the session in its group."""
         at = await self._instance("trainer_bridge")
         return await self._connection.call("GET", f"/scores/{session_id}", _score, at=at)
 
     async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt]:
-        """Build stored sessions again; yield each as it is done."""
+        """Rebuild stored sessions; yield each when it is done."""
         at = await self._instance("reconstructor")
         body = msgspec.json.encode(request)
         async with self._connection.answer("POST", "/rebuild", at=at, accept=MSGPACK, body=body) as response:
-            while (frame := await _framed(response.content)) is not None:
+            frames = FrameReader(response.content)
+            while (frame := await _next(frames)) is not None:
                 if frame:
                     yield _rebuilt.decode(frame)
 
     async def groups(
         self, run_id: str | None = None, *, purpose: Purpose | None = None, after: float | None = None
     ) -> AsyncIterator[GroupMerged | GroupFailed]:
-        """Yield the groups that have ended (`after` this time, in Unix seconds), blobs fetched, then stop."""
+        """Yield the groups that have ended (`after` this time, in Unix seconds) with their blobs, then stop."""
         at = await self._instance("trainer_bridge")
         async with self._connection.answer(
             "GET", "/groups", at=at, accept=MSGPACK, query={"run_id": run_id, "purpose": purpose, "after": after}
         ) as response:
-            while True:
-                event = await _frame(response.content)
-                if event is None:
-                    return
-                yield event
+            frames = FrameReader(response.content)
+            while (frame := await _next(frames)) is not None:
+                yield _group(frame)
 
     async def delivered(self, at: Mapping[int, int], *, follow: bool = True) -> AsyncGenerator[Delivered, None]:
         """Yield records of `trajectories.merged` from a position on (partition to offset); `evener.client.groups` makes groups of them.
 
-        `follow`: for ever, else to the log's end. Raises RequestRefused with status 409 for a position that the log does not have.
+        `follow`: continue for ever, otherwise stop at the end of the log. Raises RequestRefused with status 409 for a position that the log
+        does not have.
         """
         bridge = await self._instance("trainer_bridge")
         query = {"at": ",".join(f"{partition}:{offset}" for partition, offset in at.items()), "follow": str(follow).lower()}
         async with self._connection.answer("GET", "/groups/follow", at=bridge, accept=MSGPACK, query=query) as response:
-            while (frame := await _framed(response.content)) is not None:
+            frames = FrameReader(response.content)
+            while (frame := await _next(frames)) is not None:
                 if frame:
                     yield _delivered.decode(frame)
 
     async def publish(
         self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None
     ) -> PublishAnswer:
-        """Load a folder of weights into the policy's engines as this version; return when they sample by it.
+        """Load a folder of weights into the policy's engines as this version; return when the engines sample from it.
 
-        Every bridge is asked, as one of them drives the policy; and all again where connections break or no engine answers: a version
-        that was published meanwhile is only told. Raises RequestRefused with status 422 where the weights were wrong and the engines
-        have the version before again, 409 where the number is taken or an engine takes no weights, 404 for a policy that nobody knows.
+        Every bridge is asked, because one of them drives the policy. All are asked again if a connection breaks or no engine answers; a
+        version that was published meanwhile is not published twice. Raises RequestRefused with status 422 if the weights are wrong and the
+        engines have the previous version again, 409 if the number is taken or an engine takes no weights, and 404 for an unknown policy.
         """
         body = Publish(path=path, version=version, digest=digest, canary=canary)
         for _ in range(MAX_AGAIN):
@@ -238,11 +239,11 @@ class Client:
                 return await self._publish(policy, body)
             except (Unreachable, Unavailable) as broken:
                 last: ClientError = broken
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(self._again_seconds)
         raise last
 
     async def policies(self) -> tuple[PolicyView, ...]:
-        """Return all policies of which anything was published."""
+        """Return all policies with a published version."""
         at = await self._instance("trainer_bridge")
         return (await self._connection.call("GET", "/policies", _policies, at=at)).policies
 
@@ -252,17 +253,17 @@ class Client:
         return await self._connection.call("GET", f"/policies/{name}", _policy, at=at)
 
     async def replay(self, topic: str, partition: int, offset: int) -> Replayed:
-        """Append the record at this place to its partition once more."""
+        """Append the record at this position to its partition again."""
         return await self._connection.call("POST", f"/replay/{topic}/{partition}/{offset}", _replayed)
 
     async def pieces(self, policy: str, ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes that each token id of a policy stands for."""
+        """Return the bytes behind each token id of a policy."""
         at = await self._instance("provider_gateway")
         answer = await self._connection.call("POST", "/tokens/pieces", _pieces, body={"policy": policy, "ids": list(ids)}, at=at)
         return [b64decode(piece) for piece in answer.pieces]
 
     async def _publish(self, policy: str, body: Publish) -> PublishAnswer:
-        """Ask each bridge once. Raises what one of them refuses, else what the one that drives the policy could not do."""
+        """Ask each bridge once. Raises the refusal of one of them, otherwise the failure of the one that drives the policy."""
         told: list[ClientError] = []
         for at in await self._instances("trainer_bridge"):
             try:
@@ -285,13 +286,13 @@ class Client:
         return [one.address for one in instances if one.service == service and one.alive and one.address]
 
     async def _runner_of(self, session_id: str) -> str | None:
-        """Return the base URL of the runner that holds a session. None: nobody holds it yet."""
+        """Return the base URL of the runner that holds a session. None: no runner holds it yet."""
         detail = await self.task(session_id.rpartition(".")[0])
         runner_id = next((session.runner_id for session in detail.sessions if session.session_id == session_id), None)
         instances = (await self.fleet()).instances
         return next((instance.address for instance in instances if instance.instance_id == runner_id), None)
 
-    async def _recording_at(self, address: str, session_id: str) -> Recording | None:
+    async def _recording_at(self, address: str, session_id: str) -> RecordingView | None:
         try:
             return await self._connection.call("GET", f"/recordings/{session_id}", _recording, at=address)
         except RequestRefused as refused:
@@ -307,11 +308,8 @@ class Client:
         await self._connection.data("POST", f"/recordings/{session_id}/{what}", body=msgspec.json.encode(body), at=address)
 
 
-async def _frame(stream: aiohttp.StreamReader) -> GroupMerged | GroupFailed | None:
-    """Return the next group of a stream. None: the stream has ended."""
-    frame = await _framed(stream)
-    if frame is None:
-        return None
+def _group(frame: bytes) -> GroupMerged | GroupFailed:
+    """Return the group in a message of the stream of groups."""
     event = decode(frame)
     if not isinstance(event, GroupMerged | GroupFailed):
         msg = f"the stream of groups holds a {type(event).__name__}"
@@ -319,13 +317,9 @@ async def _frame(stream: aiohttp.StreamReader) -> GroupMerged | GroupFailed | No
     return event
 
 
-async def _framed(stream: aiohttp.StreamReader) -> bytes | None:
-    """Return the next msgpack map of a stream, after its 4-byte big-endian length. None: the stream has ended."""
+async def _next(frames: FrameReader) -> bytes | None:
+    """Return the next message of a stream. None: the stream has ended."""
     try:
-        head = await stream.readexactly(HEAD_BYTES)
-        return await stream.readexactly(int.from_bytes(head, "big"))
-    except asyncio.IncompleteReadError as cause:
-        if not cause.partial and cause.expected == HEAD_BYTES and stream.at_eof():
-            return None
-        msg = "the stream was cut"
-        raise Unavailable(msg) from cause
+        return await frames.next()
+    except StreamCut as cause:
+        raise Unavailable(cause.args[0]) from cause

@@ -1,4 +1,4 @@
-"""HTTP to Evener's control endpoints: the operator's token goes along, and every failure has its error."""
+"""HTTP requests to Evener's control endpoints, with the operator's token, and with an error for every failure."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,13 +12,13 @@ from evener.client.views import ProblemAnswer
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
-"""Between two pieces of an answer; streams send empty lines while nothing happens."""
+"""The longest pause between two pieces of an answer. Idle streams send empty lines."""
 
 _problems: Final = msgspec.json.Decoder(ProblemAnswer)
 
 AnswerT = TypeVar("AnswerT")
 Query = Mapping[str, object]
-"""Parameters of the URL; None is left out."""
+"""Parameters of the URL. Those that are None are omitted."""
 
 
 class Connection:
@@ -43,12 +43,12 @@ class Connection:
         at: str | None = None,
         query: Query | None = None,
     ) -> AnswerT:
-        """Return the JSON answer, as `answer` decodes it. Raises ClientError."""
+        """Return the JSON answer as `answer` decodes it. Raises ClientError."""
         data = await self.data(method, path, body=None if body is None else msgspec.json.encode(body), at=at, query=query)
         try:
             return answer.decode(data)
         except msgspec.DecodeError as cause:
-            msg = f"{method} {path} was answered with something else than expected: {cause}"
+            msg = f"{method} {path} got an unexpected answer: {cause}"
             raise ClientError(msg) from cause
 
     async def data(self, method: str, path: str, *, body: bytes | None = None, at: str | None = None, query: Query | None = None) -> bytes:
@@ -67,7 +67,7 @@ class Connection:
         accept: str = "*/*",
         query: Query | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open an answer of status 200 to 299. Raises ClientError, also for what breaks while it is read."""
+        """Open an answer of status 200 to 299. Raises ClientError, also for a failure while the answer is read."""
         base = at or self.url
         params, headers = _params(query or {}), {"accept": accept}
         try:
@@ -84,7 +84,7 @@ class Connection:
 
 
 def refusal(status: int, body: bytes, doing: str) -> ClientError:
-    """Return the error that an answer of status 300 and above stands for."""
+    """Return the error for an answer of status 300 and above."""
     try:
         problem = _problems.decode(body).error
         what, field = problem.message, problem.field

@@ -1,4 +1,4 @@
-"""What can fail between a client and Evener."""
+"""The errors of the client."""
 
 from evener.proto.errors import EvenerError, Recoverable
 
@@ -8,19 +8,19 @@ class ClientError(EvenerError):
 
 
 class Unreachable(ClientError, Recoverable):
-    """Start one with `evener up`, or give the URL of one that runs."""
+    """Start Evener with `evener up`, or give the URL of a running one."""
 
 
 class Unavailable(ClientError, Recoverable):
-    """Try again in a moment; if it stays so, look at GET /readyz and at the log."""
+    """Try again in a moment. If it persists, look at GET /readyz and at the log."""
 
 
 class Elsewhere(Unavailable):
-    """Another instance of the service answers this now, or soon. Ask the others, and again."""
+    """Another instance of the service answers this, now or soon. Ask the other instances, then try again."""
 
 
 class TokenRefused(ClientError):
-    """Give the operator's token: EVENER_OPERATOR_TOKEN, or the file `operator-token` in the state folder of the one that runs."""
+    """Give the operator's token: EVENER_OPERATOR_TOKEN, or the file `operator-token` in the state folder of the running Evener."""
 
 
 class RequestRefused(ClientError):
@@ -29,6 +29,6 @@ class RequestRefused(ClientError):
     def __init__(self, what: str, *, status: int, field: str | None = None) -> None:
         super().__init__(what)
         self.status = status
-        """HTTP status."""
+        """The HTTP status."""
         self.field = field
-        """What in the request was wrong. None: not one field."""
+        """The field of the request that was wrong. None: no single field was."""

@@ -1,14 +1,15 @@
-"""Groups for trainers: `async for group in Groups(client)`, or straight from Kafka, from the position of the trainer's checkpoint.
+"""Groups for trainers: `async for group in Groups(client)`, or directly from Kafka, from the position in the trainer's checkpoint.
 
     groups = Groups(client, start=checkpoint.get("position"))
     async for group in groups:
         ...                                        # train; then save `groups.position` together with the weights
 
-Each group comes once, in the order of its partition of the log. Whoever begins at a saved position gets exactly what came after it,
-so a trainer that keeps the position in its checkpoint trains every group exactly once, whatever dies in between.
+Each group comes once, in the order of its partition of the log. A trainer that begins at a saved position gets exactly what came after it.
+So a trainer that keeps the position in its checkpoint trains every group exactly once, whatever dies in between.
 
-Groups that failed are no groups to train: they are counted in `groups.failed` and told to `on_failed`, which logs them unless it is given.
-The groups of one run (`run_id`) end when the run is over; where none of them was delivered, with NoGroupDelivered.
+Groups that failed, or that a rule of their run dropped, are not yielded: they are counted in `groups.failed` and `groups.dropped`, and
+passed to `on_failed`, which logs them by default. The groups of one run (`run_id`) end when the run is over; if none of them was
+delivered, with NoGroupDelivered.
 """
 
 import asyncio
@@ -24,9 +25,9 @@ from numpy.typing import NDArray
 from evener.client.client import AGAIN_SECONDS, MAX_AGAIN, Client
 from evener.client.errors import ClientError, Unavailable, Unreachable
 from evener.client.run_end import TaskEnd, check_delivered, until_over
-from evener.client.views import Delivered
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.codec import decode
+from evener.proto.delivered import Delivered
 from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.proto.trajectories import Row as RowEvent
 
@@ -35,7 +36,7 @@ KAFKA: Final = "kafka://"
 log = logging.getLogger(__name__)
 
 Position = dict[str, int]
-"""Partition to the offset of its next group. Fit for JSON."""
+"""Partition to the offset of its next group. It can be stored as JSON."""
 
 
 class Row(Struct, frozen=True, kw_only=True, eq=False):
@@ -43,16 +44,16 @@ class Row(Struct, frozen=True, kw_only=True, eq=False):
 
     ids: NDArray[np.int32]
     """The whole context, prompt included."""
-    mask: NDArray[np.uint8]
-    """1: sampled by the policy, to be trained, and in no other row."""
+    loss_mask: NDArray[np.uint8]
+    """1: the policy sampled the token, it is to be trained, and no other row trains it."""
     logprobs: NDArray[np.float32]
-    """Natural log, of the distribution that was sampled from. NaN where not sampled."""
+    """The natural logarithm of each sampled token's probability, under the distribution it was sampled from. NaN: not sampled."""
     versions: NDArray[np.int32]
-    """Policy version that sampled the token. -1 where not sampled."""
+    """The policy version that sampled the token. -1: not sampled."""
     call_of: NDArray[np.int32]
-    """Index into `event.calls`. -1 where not sampled."""
+    """The index in `event.calls` of the call that sampled the token. -1: not sampled."""
     event: RowEvent
-    """All that is known of it."""
+    """The row as the log has it, with everything that is known about it."""
 
 
 class Session(Struct, frozen=True, kw_only=True, eq=False):
@@ -61,23 +62,23 @@ class Session(Struct, frozen=True, kw_only=True, eq=False):
     session_id: str
     reward: float
     rewards: dict[str, float]
-    """All named numbers of its grader."""
+    """All numbers that the grader named."""
     rows: tuple[Row, ...]
-    """None where nothing of it is to be trained: it still counts for the group's mean."""
+    """The rows; empty if nothing of the session is to be trained. The session counts for the group's mean all the same."""
 
 
 class Group(Struct, frozen=True, kw_only=True, eq=False):
-    """A whole group of one task."""
+    """The whole group of one task."""
 
     group_id: str
     task_id: str
     run_id: str
     policy: str
     sessions: tuple[Session, ...]
-    """The delivered ones; `event.members` names the others, with the reason."""
+    """The delivered sessions. `event.members` names the others with the reason."""
     partition: int
     offset: int
-    """Where it stands in `trajectories.merged`."""
+    """The offset of the group in `trajectories.merged`."""
     event: GroupMerged
 
     @property
@@ -87,21 +88,21 @@ class Group(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def log_failed(event: GroupFailed) -> None:
-    """Write a warning: a trainer that waits for a group shall know why none comes."""
-    log.warning("group %s failed: %s", event.group_id, event.reason)
+    """Log a warning, so that a trainer which waits for a group shows why none comes."""
+    log.warning("group %s %s: %s", event.group_id, "failed" if event.dropped_by is None else "was dropped", event.reason)
 
 
 def log_empty(event: GroupMerged) -> None:
-    """Write a warning for a group whose rewards come without a token to train."""
+    """Log a warning for a group whose rewards come without a token to train."""
     if not event.accounting.delivered:
-        reasons = ", ".join(f"{count} {reason.value}" for reason, count in event.accounting.left_out.items())
+        reasons = ", ".join(f"{count} {reason.value}" for reason, count in event.accounting.excluded.items())
         log.warning("group %s has no token to train: %s", event.group_id, reasons or "none was sampled")
 
 
 class Groups:
-    """Groups of purpose `train` as they are delivered: of one run until it is over, else for ever.
+    """The groups of purpose `train` as they are delivered: those of one run until it is over, otherwise for ever.
 
-    A connection that breaks is opened again where it stopped. Iterate once at a time; `position` is after the last group taken.
+    A broken connection is opened again where it stopped. Iterate only once at a time. `position` is after the last group taken.
     """
 
     def __init__(
@@ -117,12 +118,14 @@ class Groups:
     ) -> None:
         """`source`: a client, or `kafka://HOST:PORT[,...][?prefix=NAME]`, with the deployment's blob store in `blobs`.
 
-        `start`: a saved `position`; None: the log's beginning. `run_id`, `policy`: of this run, of this policy alone. `follow`: True: go
-        on for ever; False: stop at the log's end; None: with a `run_id`, stop when all tasks of the run that were submitted have ended,
-        else go on for ever. `on_failed`: called for each group that failed.
+        `start`: a saved `position`; None: the beginning of the log. `run_id`, `policy`: yield only groups of this run, of this policy.
+        `follow`: True: continue for ever; False: stop at the end of the log; None: with a `run_id`, stop when all submitted tasks of the
+        run have ended, otherwise continue for ever. `on_failed`: called for each group that failed or was dropped.
         """
         self.failed = 0
-        """Groups that failed, of those that this iterator has passed."""
+        """The number of failed groups that this iterator has passed."""
+        self.dropped = 0
+        """The number of groups that a rule of their run dropped and this iterator has passed."""
         self.position: Position = dict(start or {})
         self._source = source
         self._run_id = run_id
@@ -135,7 +138,7 @@ class Groups:
     async def __aiter__(self) -> AsyncGenerator[Group, None]:
         """Yield groups. Raises ClientError, BusError; RequestRefused or PositionUnknown for a position of another log.
 
-        Raises NoGroupDelivered at the end of a run that delivered none.
+        Raises NoGroupDelivered at the end of a run that delivered no group.
         """
         if self._run_id is not None and self._follow is None:
             frames = self._until_over(self._run_id)
@@ -154,17 +157,18 @@ class Groups:
                     log_empty(event)
                     yield group_of(event, frame)
                 else:
-                    self.failed += 1
+                    self.failed += event.dropped_by is None
+                    self.dropped += event.dropped_by is not None
                     self._on_failed(event)
 
     def _wants(self, event: GroupMerged | GroupFailed) -> bool:
         return self._run_id in {None, event.run_id}
 
     def _pass_over(self, policy: str) -> None:
-        """Say once of each policy that its groups are not these: a misspelt name waits for ever."""
+        """Log once per policy that its groups are skipped: a trainer with a misspelt name would wait for ever."""
         if policy not in self._others:
             self._others.add(policy)
-            log.warning("groups of policy %s are passed over: those of %s are wanted", policy, self._policy)
+            log.warning("skipping groups of policy %s: only those of %s were requested", policy, self._policy)
 
     async def _until_over(self, run_id: str) -> AsyncGenerator[Delivered, None]:
         """Yield frames until the run is over, then those that its last groups left in the log."""
@@ -192,7 +196,7 @@ class Groups:
         return await until_over_by_kafka(self._source, self._blobs, run_id)
 
     def _frames(self, *, follow: bool) -> AsyncGenerator[Delivered, None]:
-        """Yield records from the position on. `follow`: for ever, else to the log's end."""
+        """Yield records from the position on. `follow`: for ever, otherwise to the end of the log."""
         if isinstance(self._source, str):
             return self._from_kafka(self._source, follow=follow)
         return self._from_http(self._source, follow=follow)
@@ -262,7 +266,7 @@ def group_of(event: GroupMerged, frame: Delivered) -> Group:
 
 def _sessions(event: GroupMerged) -> Iterator[Session]:
     for member in event.members:
-        if member.left_out is None and member.scored is not None and member.scored.reward is not None:
+        if member.excluded is None and member.scored is not None and member.scored.reward is not None:
             scored = member.scored
             rows = tuple(_row(row) for row in scored.trajectory.rows)
             yield Session(session_id=member.session_id, reward=member.scored.reward, rewards=scored.rewards, rows=rows)
@@ -271,7 +275,7 @@ def _sessions(event: GroupMerged) -> Iterator[Session]:
 def _row(row: RowEvent) -> Row:
     return Row(
         ids=int32s(row.ids),
-        mask=uint8s(row.mask),
+        loss_mask=uint8s(row.loss_mask),
         logprobs=float32s(row.logprobs),
         versions=int32s(row.versions),
         call_of=int32s(row.call_of),

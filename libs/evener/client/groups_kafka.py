@@ -1,4 +1,4 @@
-"""Groups straight from Kafka: `trajectories.merged`, read committed, by assignment, from given offsets; and `tasks`, for a run's end."""
+"""Groups directly from Kafka: reads `trajectories.merged` (committed records, from given offsets) and `tasks`, for the end of a run."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -7,14 +7,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from msgspec import structs
 
 from evener.blobs.open import open_blobs
-from evener.blobs.waited import ANSWER_SECONDS, Waited
+from evener.blobs.waited import TIMINGS, Waited
 from evener.bus.kafka import open_kafka
 from evener.bus.kafka_client import REQUEST_MS, asking, started
 from evener.bus.open import KAFKA
 from evener.bus.port import Bus, BusError, Record
 from evener.client.run_end import TaskEnd, is_over
-from evener.client.views import Delivered
 from evener.proto.codec import BadRecord
+from evener.proto.delivered import Delivered
 from evener.proto.errors import ConfigError
 from evener.proto.tasks import TaskEnded, TaskSubmitted
 from evener.proto.topics import TOPICS, Topic
@@ -26,14 +26,14 @@ async def delivered_by_kafka(url: str, blobs: str, position: Mapping[int, int], 
     """Yield groups from a position. Raises ConfigError, BusError, PositionUnknown."""
     async with _bus(url, blobs, Topic.MERGED) as bus:
         await check_position(bus, position)
-        events = EventLog(bus, Waited(open_blobs(blobs), ANSWER_SECONDS))
+        events = EventLog(bus, Waited(open_blobs(blobs), TIMINGS.answer_seconds))
         async with aclosing(delivered(bus, events, position, follow=follow)) as frames:
             async for frame in frames:
                 yield frame
 
 
 async def until_over_by_kafka(url: str, blobs: str, run_id: str) -> list[TaskEnd]:
-    """Wait until all tasks of a run that stand in `tasks` have ended; return them. Raises ConfigError, BusError."""
+    """Wait until all tasks of a run in `tasks` have ended; return them. Raises ConfigError, BusError."""
     async with _bus(url, blobs, Topic.TASKS) as bus:
         tasks = _Tasks(EventLog(bus, open_blobs(blobs)), run_id)
         at = await bus.beginning(Topic.TASKS, 0)
@@ -50,7 +50,7 @@ async def until_over_by_kafka(url: str, blobs: str, run_id: str) -> list[TaskEnd
 
 
 class _Tasks:
-    """The tasks of a run, from the records of `tasks`."""
+    """The tasks of a run, folded from the records of `tasks`."""
 
     def __init__(self, events: EventLog, run_id: str) -> None:
         self.known: dict[str, TaskEnd] = {}
@@ -58,7 +58,7 @@ class _Tasks:
         self._run_id = run_id
 
     async def fold(self, record: Record) -> None:
-        """Take a record into account. One that cannot be read says nothing."""
+        """Fold in a record. A record that cannot be read is ignored."""
         try:
             event = await self._events.light(record)
         except BadRecord:

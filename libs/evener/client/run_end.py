@@ -1,4 +1,4 @@
-"""When a run is over: all of its tasks have ended. What it came to is told from their ends alone."""
+"""Determines when a run is over: when all of its tasks have ended."""
 
 import asyncio
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from evener.proto.tasks import TaskOutcome
 
 
 class NoGroupDelivered(ClientError):
-    """The run is over, and no group of it can be trained. Mend what the reason names, and submit the tasks again under another run id."""
+    """The run is over, and none of its groups can be trained. Mend what the reason names, and submit the tasks under another run id."""
 
 
 class TaskEnd(Struct, frozen=True):
@@ -28,18 +28,18 @@ class TaskEnd(Struct, frozen=True):
 
     @classmethod
     def of(cls, view: TaskView) -> Self:
-        """Return the task in a view."""
+        """Return the task of a view."""
         return cls(view.task_id, view.purpose, view.outcome, view.reason)
 
 
 def is_over(tasks: Iterable[TaskEnd]) -> bool:
-    """Return whether all tasks have ended, and there is one."""
+    """Return whether there are tasks and all of them have ended."""
     found = tuple(tasks)
     return bool(found) and all(task.outcome is not None for task in found)
 
 
 def check_delivered(run_id: str, tasks: Iterable[TaskEnd]) -> None:
-    """Raise NoGroupDelivered for a run that is over and delivered no group to train."""
+    """Raise NoGroupDelivered if a run is over and delivered no group to train."""
     found = tuple(tasks)
     wanted = [task for task in found if task.purpose is Purpose.TRAIN]
     if not wanted:
@@ -67,7 +67,7 @@ async def until_over(client: Client, run_id: str) -> list[TaskEnd]:
 
 
 async def _tasks(client: Client, run_id: str) -> tuple[TaskView, ...]:
-    """Ask for the tasks of a run, again and again while nobody answers."""
+    """Ask for the tasks of a run, repeatedly while no service answers."""
     for _ in range(MAX_AGAIN):
         try:
             return await client.tasks(run_id)

@@ -1,62 +1,62 @@
-"""What the reconstructor's endpoints say and are told: a session as it is in the log, and sessions built again."""
+"""The JSON of the reconstructor's endpoints: a session as the log has it, and rebuilt sessions."""
 
 from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
 
-from evener.proto.ends import CallFailure, End, LeftOut
+from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import Artifact, Fidelity, FinishReason, Placement
 from evener.proto.spec import Purpose, SessionSpec, Strategy
 from evener.proto.trajectories import Accounting, Row, TrajectoryBuilt
 
 
 class SegmentView(Struct, frozen=True, kw_only=True):
-    """What one choice of a call sampled, and where it went."""
+    """The tokens that one choice of a call sampled, and where they went."""
 
     tokens: int
     trained: int
-    """In one of the rows that hold it."""
-    left_out: dict[LeftOut, int]
-    """Its other tokens, by reason."""
+    """The number of tokens that one of its rows trains."""
+    excluded: dict[ExclusionReason, int]
+    """The number of other tokens, by reason."""
     finish_reason: FinishReason
     rows: tuple[int, ...]
-    """Numbers of the rows that hold it, the one that trains it first."""
+    """The numbers of the rows that hold the segment, beginning with the one that trains it."""
 
 
 class CallView(Struct, frozen=True, kw_only=True):
-    """A call of a session: where it hangs, what was given and sampled, how it ended."""
+    """A call of a session: its place, its prompt, its answers and its end."""
 
     number: int
-    """Counts from 1, in the order of the log."""
+    """The number of the call in the order of the log, from 1."""
     call_id: str
     attempt: int
     parent: int | None
-    """The number of the call that it extends. None: a root."""
+    """The number of the call that it extends. None: the call is a root."""
     parent_choice: int
     placement: Placement
     given_tokens: int
-    """After the parent's sampled tokens; of a root all."""
+    """The number of prompt tokens after the parent's sampled tokens, or all prompt tokens of a root."""
     prompt_tokens: int
-    """The whole context."""
+    """The number of tokens in the whole context."""
     segments: tuple[SegmentView, ...]
-    """Of each choice. Empty: it is open or failed."""
+    """The segment of each choice. Empty: the call is open or failed."""
     policy: str | None
     model: str
     engine_id: str
     fidelity: Fidelity
     side_call: str | None
     retry_of: int | None
-    """The number of the call that it supersedes."""
+    """The number of the call that it replaces."""
     try_number: int
     failure: CallFailure | None
     detail: str
-    """Of the failure."""
+    """The detail of the failure."""
     received: bool
-    """False: its answer reached nobody, or a retry superseded it."""
+    """Whether the harness received the answer, and no retry superseded it."""
     opened_at: float
     closed_at: float | None
-    """None: it is open."""
+    """When the call ended. None: it is open."""
 
 
 class AttemptView(Struct, frozen=True, kw_only=True):
@@ -64,58 +64,58 @@ class AttemptView(Struct, frozen=True, kw_only=True):
 
     attempt: int
     started_at: float
-    end: End | None
-    """None: it goes on, or a later one took its place."""
+    termination_reason: TerminationReason | None
+    """Why the attempt ended. None: it continues, or a later one took its place."""
     detail: str
 
 
 class Preview(Struct, frozen=True, kw_only=True):
-    """What the rows would be if the session ended now, with a trainable end."""
+    """What the rows would be if the session ended now for a trainable reason."""
 
     attempt: int
     spec: SessionSpec
     rows: tuple[Row, ...]
     accounting: Accounting
-    doubts: tuple[str, ...]
+    inconsistencies: tuple[str, ...]
 
 
 class Proposed(Struct, frozen=True, kw_only=True):
-    """What the session's harness should declare, by what was seen of it."""
+    """Quirks that the session's harness should declare, from what its calls showed."""
 
     because: tuple[str, ...]
-    """A sentence for each thing that was seen."""
+    """One sentence for each observation."""
     toml: str
-    """A file of quirks: those that the session had, and those that are proposed."""
+    """A quirks file with the quirks that the session had and the proposed ones."""
 
 
-class Source(StrEnum):
+class SessionSource(StrEnum):
     """Where a session was read."""
 
     LOG = "log"
     RECORDS = "records"
-    """The blob of its records: the log was trimmed."""
+    """The blob of its records, because the log was trimmed."""
 
 
 class SessionView(Struct, frozen=True, kw_only=True):
-    """GET /sessions/{id} of the reconstructor: a session, built again from the log. Keys stay; more may come."""
+    """GET /sessions/{id} of the reconstructor: a session, rebuilt from the log. Keys stay; more may be added."""
 
     session_id: str
-    source: Source
+    source: SessionSource
     attempts: tuple[AttemptView, ...]
     calls: tuple[CallView, ...]
-    """Of all attempts, in the order of the log."""
+    """The calls of all attempts, in the order of the log."""
     trajectory: TrajectoryBuilt | None
-    """None: the session has not ended, see `preview`."""
+    """The trajectory. None: the session has not ended; see `preview`."""
     preview: Preview | None = None
-    """None: it has ended."""
+    """The preview of an open session. None: the session has ended."""
     messages: tuple[tuple[dict[str, Any], ...], ...]
-    """Per row: the canonical messages of its branch; empty where they cannot be read. Without rows: those up to the agent's last."""
+    """The canonical messages of each row's branch; empty if they cannot be read. Without rows: the messages up to the agent's last."""
     proposed: Proposed | None = None
-    """None: nothing that was seen asks for more than its harness declares."""
+    """The proposed quirks. None: nothing suggests more than the harness declares."""
 
     @property
     def told(self) -> "TrajectoryBuilt | Preview":
-        """What is known of its rows. Raises ValueError for a view with neither."""
+        """The trajectory or the preview. Raises ValueError for a view with neither."""
         told = self.trajectory or self.preview
         if told is None:
             msg = f"session {self.session_id} has neither a trajectory nor a preview"
@@ -127,9 +127,9 @@ class Score(Struct, frozen=True, kw_only=True):
     """A finished grading."""
 
     reward: float | None
-    """None: not graded, see `ungraded`."""
+    """The reward. None: the session was not graded; see `ungraded`."""
     rewards: dict[str, float]
-    """All named numbers of the grader."""
+    """All numbers that the grader named."""
     ungraded: str | None
     grader: str
     evidence: tuple[Artifact, ...]
@@ -144,59 +144,59 @@ class Use(Struct, frozen=True, kw_only=True):
     group_id: str
     purpose: Purpose
     delivered: bool
-    """False: the group failed."""
+    """Whether the group was delivered. If not, it failed."""
     reason: str
-    """Why it failed."""
-    left_out: LeftOut | None
-    """Why the session is not in a delivered group. None: it is."""
+    """Why the group failed."""
+    excluded: ExclusionReason | None
+    """Why the session is excluded from its delivered group. None: it is not."""
 
 
 class ScoreView(Struct, frozen=True, kw_only=True):
-    """GET /scores/{id} of the trainer-bridge: what a session was worth."""
+    """GET /scores/{id} of the trainer-bridge: a session's score, and its use."""
 
     session_id: str
     score: Score | None
-    """None: not graded yet, or no such session."""
+    """The score. None: the session is not graded yet, or unknown."""
     use: Use | None
-    """None: its group has not ended."""
+    """The use. None: the group has not ended."""
 
 
 class RebuildRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """POST /rebuild of the reconstructor: which sessions to build again. Named ones, or all that ended since a time or in a run."""
+    """POST /rebuild of the reconstructor: the sessions to rebuild, by name, or all that ended since a time or in a run."""
 
     sessions: tuple[str, ...] = ()
     since: float | None = None
-    """Unix seconds: sealed then or later."""
+    """A time in Unix seconds: rebuild sessions that were sealed then or later."""
     run_id: str | None = None
     strategy: Strategy | None = None
-    """None: as recorded, else `tree`."""
+    """The strategy. None: the recorded one, otherwise `tree`."""
     whole: bool = False
-    """Send the trajectories, too."""
+    """Whether to send the trajectories too."""
 
 
 class Rebuilt(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One session, built again: what POST /rebuild streams."""
+    """One rebuilt session, as POST /rebuild streams it."""
 
     session_id: str
     number: int
-    """Counts from 1 to `total`."""
+    """The number of the session, from 1 to `total`."""
     total: int
     problem: str | None = None
-    """Why it could not be built; the rest says nothing then."""
-    source: Source = Source.LOG
+    """Why the session could not be rebuilt. The other fields then say nothing."""
+    source: SessionSource = SessionSource.LOG
     strategy: Strategy = Strategy.TREE
-    end: End | None = None
+    termination_reason: TerminationReason | None = None
     rows: int = 0
     tokens: int = 0
-    """In its rows."""
+    """The number of tokens in its rows."""
     trained: int = 0
     digest: str = ""
-    """Of its rows."""
+    """The digest of its rows."""
     recorded: str | None = None
     """The digest of the TrajectoryBuilt in the log. None: there is none."""
     equal: bool | None = None
-    """Whether everything is as recorded. None: nothing to compare with, or recorded by another strategy."""
+    """Whether everything equals the record. None: there is no record, or it has another strategy."""
     differs: tuple[str, ...] = ()
-    """Fields of TrajectoryBuilt that are not as recorded."""
-    doubts: tuple[str, ...] = ()
+    """The fields of TrajectoryBuilt that differ from the record."""
+    inconsistencies: tuple[str, ...] = ()
     trajectory: TrajectoryBuilt | None = None

@@ -40,16 +40,16 @@ def connect(url: str, token: str) -> Iterator["SyncClient"]:
 
 
 class SyncClient:
-    """What a trainer needs of `Client`, blocking. Errors are the client's."""
+    """What a trainer needs of `Client`, as blocking calls. They raise the client's errors."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self.client: Final = client
         self._loop: Final = loop
         self.streams: Final[list[AsyncGenerator[Group, None]]] = []
-        """Of groups. They are closed at the end, whoever forgets it."""
+        """The open streams of groups, which are closed at the end even if the caller forgets them."""
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run anything of `client`, and return what it returns."""
+        """Run a coroutine of `client`; return its result."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -71,15 +71,15 @@ class SyncClient:
         return SyncGroups(self, groups)
 
     def put_blob(self, data: bytes) -> None:
-        """Store bytes: a packed task."""
+        """Store bytes, such as a packed task."""
         self.wait(self.client.put_blob(data))
 
     def submit(self, options: TaskOptions, *, task: TaskRef | None = None, task_id: str | None = None) -> TaskDetail:
-        """Submit a task; under the same id again it changes nothing."""
+        """Submit a task. Submitting it again under the same id changes nothing."""
         return self.wait(self.client.submit(options, task=task, task_id=task_id))
 
     def publish(self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None) -> PublishAnswer:
-        """Load a folder of weights into the policy's engines as this version; return when they sample by it."""
+        """Load a folder of weights into the policy's engines as this version; return when the engines sample from it."""
         return self.wait(self.client.publish(policy, version, path, digest=digest, canary=canary))
 
     def policy(self, name: str) -> PolicyView:
@@ -88,7 +88,7 @@ class SyncClient:
 
 
 class SyncGroups:
-    """An iterator of groups; `position` is after the last one taken."""
+    """An iterator over groups. `position` is after the last group taken."""
 
     def __init__(self, client: SyncClient, groups: Groups) -> None:
         self._client = client
@@ -98,13 +98,18 @@ class SyncGroups:
 
     @property
     def position(self) -> Position:
-        """Save it with the checkpoint."""
+        """The position to save in the checkpoint."""
         return dict(self._groups.position)
 
     @property
     def failed(self) -> int:
-        """How many groups failed, of those that were passed."""
+        """The number of failed groups that were passed."""
         return self._groups.failed
+
+    @property
+    def dropped(self) -> int:
+        """How many groups a rule of their run dropped, of those that were passed."""
+        return self._groups.dropped
 
     def __iter__(self) -> "SyncGroups":
         return self
@@ -116,7 +121,7 @@ class SyncGroups:
         return group
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the stream."""
         self._client.wait(self._stream.aclose())
 
 

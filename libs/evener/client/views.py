@@ -1,11 +1,11 @@
-"""What the HTTP endpoints say and are told, as JSON."""
+"""The JSON bodies of the HTTP endpoints' requests and answers."""
 
 from typing import Annotated
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
-from evener.proto.ends import End
 from evener.proto.fleet import Canary, Running
+from evener.proto.reasons import TerminationReason
 from evener.proto.spec import Purpose, TaskRef
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOptions, TaskOutcome
@@ -13,40 +13,40 @@ from evener.proto.trajectories import Accounting
 
 
 class Submission(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """POST /tasks."""
+    """The body of POST /tasks."""
 
     task_id: str | None = None
-    """The client's own id makes the submission idempotent. None: one is drawn."""
+    """The client's own id, which makes the submission idempotent. None: one is drawn."""
     task: TaskRef | None = None
-    """Its archive was put into the blob store before. None: a recording without a task."""
+    """The task, whose archive must be in the blob store already. None: a recording without a task."""
     options: TaskOptions
 
 
 class TaskView(Struct, frozen=True, kw_only=True):
-    """A task and how far it is."""
+    """A task and its progress."""
 
     cursor: int
-    """Rises with each change: `after` in GET /events."""
+    """A number that rises with each change: `after` in GET /events."""
     task_id: str
     run_id: str
     name: str | None
-    """Of the task. None: a recording without a task."""
+    """The name of the task. None: a recording without a task."""
     harness: str
     purpose: Purpose
     samples: int
     stages: dict[Stage, int]
-    """Sessions by stage."""
-    ends: dict[End, int]
-    """Sessions that ended or were given up, by reason."""
+    """The number of sessions by stage."""
+    ends: dict[TerminationReason, int]
+    """The number of sessions that ended or were given up, by reason."""
     attempts: int
-    """Dispatches of all sessions together."""
+    """The number of dispatches of all sessions."""
     rewards: tuple[float | None, ...] = ()
-    """By session, once the group ended; None where there is none."""
+    """The rewards by session, once the group has ended. None where there is none."""
     accounting: Accounting | None = None
-    """Of the group, once it ended: where the sampled tokens went. None: not known."""
+    """Where the group's sampled tokens went, once the group has ended. None: not known."""
     cancelled: str | None = None
     outcome: TaskOutcome | None = None
-    """None: not ended."""
+    """How the task ended. None: it has not ended."""
     reason: str = ""
     submitted_at: float
     ended_at: float | None = None
@@ -59,7 +59,7 @@ class SessionProgress(Struct, frozen=True, kw_only=True):
     stage: Stage
     attempt: int
     runner_id: str | None = None
-    end: End | None = None
+    termination_reason: TerminationReason | None = None
     detail: str = ""
 
 
@@ -82,7 +82,7 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     instance_id: str
     service: str
     alive: bool
-    """Heard within a lease."""
+    """Whether a heartbeat arrived within a lease."""
     stopping: bool
     address: str | None
     capacity: int
@@ -97,7 +97,7 @@ class EngineView(Struct, frozen=True, kw_only=True):
     engine_id: str
     draining: bool
     kind: str | None
-    """None: known only as draining."""
+    """The kind of the engine. None: only its draining is known."""
     url: str | None
     policy: str | None
 
@@ -110,26 +110,26 @@ class FleetView(Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """POST /engines."""
+    """The body of POST /engines."""
 
     engine_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     kind: str
-    """`embedded`, `vllm`, `vllm_chat` or `scripted`."""
+    """The adapter: `embedded`, `vllm`, `vllm_chat` or `scripted`."""
     url: Annotated[str, Meta(pattern="^https?://")]
     policy: str | None = None
-    """The policy that it samples. None: a frozen engine, addressed by its id."""
+    """The policy that the engine samples. None: the engine is frozen, and a model map addresses it by its id."""
     max_concurrency: Annotated[int, Meta(ge=1)] = 64
     vision: bool = False
-    """It takes images (`vllm_chat` with a model that does)."""
+    """Whether the engine takes images (`vllm_chat` with a vision model)."""
 
 
-class Recording(Struct, frozen=True, kw_only=True):
+class RecordingView(Struct, frozen=True, kw_only=True):
     """Where a harness that somebody else runs finds its model."""
 
     base_url: str
     key: str
     environment: dict[str, str]
-    """Variables of every provider, set to this session."""
+    """The variables of every provider, set to this session."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
@@ -140,22 +140,22 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class ProblemAnswer(Struct, frozen=True, kw_only=True):
-    """Every answer of status 400 and above."""
+    """The body of every answer of status 400 and above."""
 
     error: Problem
 
 
 class Publish(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """POST /policies/{name}/versions of the trainer-bridge."""
+    """The body of POST /policies/{name}/versions of the trainer-bridge."""
 
     path: Annotated[str, Meta(pattern="^/[^\\x00]*$")]
-    """Folder of the weights, as bridge and engines see it; its own for each version."""
+    """The folder of the weights, as bridge and engines see it. Each version needs a folder of its own."""
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-    """0 is what engines were started with."""
+    """The number of the version. 0 is what the engines were started with."""
     digest: str | None = None
-    """Of the weights, where the trainer knows it: refused if the folder has another. None: not compared."""
+    """The digest of the weights, if the trainer knows it. A folder with another digest is refused. None: not compared."""
     canary: Canary | None = None
-    """None: it is only seen that logprobs change, not that they are right."""
+    """The canary. None: the engines only prove that logprobs change, not that they are right."""
 
 
 class EngineUpdate(Struct, frozen=True, kw_only=True):
@@ -163,17 +163,17 @@ class EngineUpdate(Struct, frozen=True, kw_only=True):
 
     engine_id: str
     seconds: float
-    """Loading and proving."""
+    """The time for loading and proving."""
     paused_seconds: float
-    """Of these: nothing was sampled."""
+    """The part of this time in which nothing was sampled."""
     change: float | None
-    """Largest change of a canary logprob."""
+    """The largest change of a canary logprob."""
     gap: float | None
-    """Largest difference to the trainer's. None: it gave none."""
+    """The largest difference from the trainer's logprobs. None: the trainer gave none."""
 
 
 class PublishAnswer(Struct, frozen=True, kw_only=True):
-    """A version that is published now, or was before."""
+    """A version that is published, now or earlier."""
 
     policy: str
     version: int
@@ -183,7 +183,7 @@ class PublishAnswer(Struct, frozen=True, kw_only=True):
     published_at: float
     new: bool
     engines: tuple[EngineUpdate, ...] = ()
-    """Updated by this request."""
+    """The engines that this request updated."""
     warnings: tuple[str, ...] = ()
 
 
@@ -198,7 +198,7 @@ class VersionView(Struct, frozen=True, kw_only=True):
     digest: str | None = None
     gap: float | None = None
     reason: str = ""
-    """Why it was retired."""
+    """Why the version was retired."""
 
 
 class PolicyView(Struct, frozen=True, kw_only=True):
@@ -206,7 +206,7 @@ class PolicyView(Struct, frozen=True, kw_only=True):
 
     policy: str
     newest: int | None
-    """None: none was published."""
+    """The newest version. None: none was published."""
     versions: tuple[VersionView, ...]
     engines: tuple[str, ...]
 
@@ -218,45 +218,35 @@ class PolicyList(Struct, frozen=True, kw_only=True):
 
 
 class ServedEngine(Struct, frozen=True, kw_only=True):
-    """An engine that a gateway has checked and gives calls to."""
+    """An engine that a gateway has checked and sends calls to."""
 
     engine_id: str
     policy: str | None
     context_length: int
-    """Ids of prompt and answer together."""
+    """The number of ids of prompt and answer together."""
     any_temperature: bool
-    """True: its logprobs are those of what it samples at any temperature above 0. False: only at 1."""
+    """Whether its logprobs are those of the sampled distribution at any temperature above 0. If not, only at 1."""
     filters: bool
-    """True: also with top-p, top-k and min-p. False: only with all of them off."""
+    """Whether this also holds with top-p, top-k and min-p. If not, only with all of them off."""
     renders_tools: bool = True
-    """False: the chat template of its policy shows the model no tools."""
+    """Whether the chat template of its policy shows tools to the model."""
 
 
 class ServedEngines(Struct, frozen=True, kw_only=True):
-    """GET /engines of the gateway."""
+    """The answer of GET /engines of the gateway."""
 
     engines: tuple[ServedEngine, ...]
 
 
-class Pieces(Struct, frozen=True, kw_only=True):
-    """POST /tokens/pieces of the gateway: per id its bytes, base64."""
+class TokenPieces(Struct, frozen=True, kw_only=True):
+    """The answer of POST /tokens/pieces of the gateway: the bytes of each id, in base64."""
 
     pieces: tuple[str, ...]
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """POST /replay/...: where the record stands now, too."""
+    """The answer of POST /replay/...: where the record stands now too."""
 
     topic: str
     partition: int
     offset: int
-
-
-class Delivered(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A frame of GET /groups/follow: a record of `trajectories.merged`, and where the next one of its partition is read."""
-
-    partition: int
-    offset: int
-    next_offset: int
-    group: Raw
-    """The GroupMerged or GroupFailed, as msgpack."""

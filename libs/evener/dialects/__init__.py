@@ -1,1 +1,1 @@
-"""The wire formats of model providers, to the canonical form and back. Pure."""
+"""Converts the wire formats of model providers to the canonical form and back. Pure."""

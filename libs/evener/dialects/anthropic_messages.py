@@ -1,4 +1,4 @@
-"""Anthropic Messages. Format: the API reference of Anthropic, version 2023-06-01 and its betas as Claude Code uses them."""
+"""Anthropic Messages. Format: the API reference of Anthropic, version 2023-06-01, and its betas as Claude Code uses them."""
 
 from typing import Final
 
@@ -13,15 +13,15 @@ from evener.dialects.anthropic_messages_answer import (
     stream_error_event,
 )
 from evener.dialects.anthropic_messages_request import parse_request
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, Streamed, Wish
-from evener.dialects.fields import read_wish
+from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, RequestHints, Streamed
+from evener.dialects.fields import read_hints
 
 PATHS: Final = frozenset({"v1/messages", "messages"})
 COUNTING_PATHS: Final = frozenset(f"{path}/count_tokens" for path in PATHS)
 
 
 class AnthropicMessages:
-    """Implements `canonical.Dialect`. Our key is the signature of the thinking. An answer has one choice."""
+    """Implements `canonical.Dialect`. The answer key is the signature of the thinking block. An answer has one choice."""
 
     name = "anthropic_messages"
     history = "messages"
@@ -29,9 +29,9 @@ class AnthropicMessages:
     def serves(self, path: str) -> bool:
         return _plain(path) in PATHS | COUNTING_PATHS
 
-    def wish(self, path: str, body: bytes) -> Wish:
-        wish = read_wish(body)
-        return Wish(model=wish.model) if _plain(path) in COUNTING_PATHS else wish
+    def hints(self, path: str, body: bytes) -> RequestHints:
+        hints = read_hints(body)
+        return RequestHints(model=hints.model) if _plain(path) in COUNTING_PATHS else hints
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:
         return parse_request(self.name, body, count_only=_plain(path) in COUNTING_PATHS)

@@ -1,7 +1,7 @@
-"""Answers of Anthropic's Messages API: whole bodies, streamed events, errors. Pure: equal arguments give equal bytes.
+"""Renders answers of Anthropic's Messages API: whole bodies, streamed events, errors. Pure: equal arguments give equal bytes.
 
-The content of an answer is, in this order: a `thinking` block where there is reasoning, its signature our key; a `text` block where
-there is text; a `tool_use` block for each call.
+The content of an answer is, in this order: a `thinking` block if there is reasoning, with the answer key as its signature; a `text` block
+if there is text; a `tool_use` block for each call.
 """
 
 from http import HTTPStatus
@@ -23,7 +23,7 @@ from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
 
 STOP_REASON: Final = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.ABORTED: "max_tokens"}
-"""An aborted answer is cut off, and this dialect has no other word for that."""
+"""The dialect's stop reasons. It has no reason of its own for an aborted answer."""
 ERROR_TYPES: Final = frozenset(
     {"authentication_error", "invalid_request_error", "not_found_error", "overloaded_error", "rate_limit_error", "timeout_error"}
 )
@@ -38,24 +38,24 @@ def answer_body(answer: CanonicalAnswer) -> bytes:
 
 
 def counted_body(prompt_tokens: int) -> bytes:
-    """Return the answer to a request that counts."""
+    """Return the answer to a request that only counts tokens."""
     return wire_json({"input_tokens": prompt_tokens})
 
 
 def opening_event(head: Head) -> bytes:
-    """Return the event that opens a message. What of the prompt was cached is said at its end."""
+    """Return the event that opens a message. The number of cached prompt tokens follows at the message's end."""
     usage = {"input_tokens": head.prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
     message = {**_head(head), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     return _event("message_start", {"message": message})
 
 
 def ping_event() -> bytes:
-    """Return the event that says nothing."""
+    """Return an event without content."""
     return _event("ping", {})
 
 
 def addition_events(key: str, streamed: Streamed, reasoning: str, text: str) -> bytes:
-    """Return the events that add reasoning, then text, to what was streamed; the last block stays open."""
+    """Return the events that add reasoning, then text, to what was streamed. The last block stays open."""
     events: list[bytes] = []
     if reasoning:
         if not streamed.reasoning:
@@ -71,7 +71,7 @@ def addition_events(key: str, streamed: Streamed, reasoning: str, text: str) -> 
 
 
 def answer_events(answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:
-    """Return all events after the opening one and what was streamed, and the end of the stream."""
+    """Return all events after the opening one and after what was streamed, including the end of the stream."""
     choice = answer.choices[0]
     left = rest_of(choice.message, streamed)
     events = [addition_events(choice.key, streamed, left.reasoning, left.text)]
@@ -121,7 +121,7 @@ def _stop_reason(choice: AnswerChoice) -> str:
 
 
 def _usage(answer: CanonicalAnswer) -> dict[str, int]:
-    """Return the tokens used; those of the prompt are divided into cached ones and others, where that is known."""
+    """Return the token counts. The prompt's tokens are split into cached and others if the engine reported it."""
     cached = min(answer.cached_tokens or 0, answer.prompt_tokens)
     usage = {"input_tokens": answer.prompt_tokens - cached, "output_tokens": answer.completion_tokens}
     return usage if answer.cached_tokens is None else {**usage, "cache_read_input_tokens": cached}
@@ -136,7 +136,7 @@ def _error_type(error: RequestError) -> str:
 
 
 def _too_long(error: RequestError) -> str:
-    """Return the words by which clients know that the context is full."""
+    """Return the message by which clients recognise that the context is full."""
     numbers = error.overflow
     return f"prompt is too long: {numbers.asked} tokens > {numbers.limit} maximum" if numbers else f"prompt is too long: {error.message}"
 

@@ -1,4 +1,4 @@
-"""Messages of Anthropic's Messages API to the canonical form, each alone. Pure."""
+"""Converts messages of Anthropic's Messages API to the canonical form, each separately. Pure."""
 
 from typing import Any, Final
 
@@ -13,28 +13,28 @@ from evener.tokens.digests import message_digest
 ROLES: Final = ("user", "assistant", "system")
 
 
-class Item(Struct, frozen=True, kw_only=True, eq=False):
-    """What one message of the wire is."""
+class MessageItem(Struct, frozen=True, kw_only=True, eq=False):
+    """The parsed form of one message on the wire."""
 
     messages: tuple[Message, ...]
-    """Several where it holds results of tools: those come first, in their order."""
+    """The canonical messages: several if the message holds tool results, which come first, in their order."""
     digests: tuple[bytes, ...]
-    """Of each message."""
+    """The digest of each message."""
     images: tuple[Image, ...] = ()
     references: frozenset[str] = frozenset()
-    """Names of deferred tools that results of tools brought up."""
+    """The names of deferred tools that tool results refer to."""
 
 
 class _Found:
-    """What is met on the way."""
+    """What the parser meets on its way."""
 
     def __init__(self) -> None:
         self.images: dict[str, Image] = {}
         self.references: set[str] = set()
 
 
-def parse_item(value: Any, path: str) -> Item:
-    """Return what a message says. Raises RequestError."""
+def parse_item(value: Any, path: str) -> MessageItem:
+    """Parse a message. Raises RequestError."""
     sent, found = as_object(value, path), _Found()
     role = as_string(sent.get("role"), f"{path}.role")
     content, at = sent.get("content"), f"{path}.content"
@@ -46,7 +46,7 @@ def parse_item(value: Any, path: str) -> Item:
         messages = [{"role": "system", "content": parse_text(content, at)}]
     else:
         malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
-    return Item(
+    return MessageItem(
         messages=tuple(messages),
         digests=tuple(message_digest(message) for message in messages),
         images=images_within(found.images.values(), path),
@@ -55,7 +55,7 @@ def parse_item(value: Any, path: str) -> Item:
 
 
 def parse_text(value: Any, path: str) -> str:
-    """Return a string, or the text blocks of a list, a newline between them."""
+    """Return a string, or the text blocks of a list joined with newlines."""
     if isinstance(value, str):
         return value
     blocks = [as_object(block, f"{path}[{index}]") for index, block in enumerate(as_list(value, path))]
@@ -116,7 +116,7 @@ def _text(block: Message, path: str) -> str:
 
 
 def _assistant(value: Any, path: str) -> Message:
-    """Return an answer: ours comes back with our key in the signature of its thinking."""
+    """Return an assistant message. A sampled answer comes back with the answer key in its thinking signature."""
     if isinstance(value, str):
         return {"role": "assistant", "content": value}
     texts: list[str] = []

@@ -1,11 +1,11 @@
-"""Parsing of requests of Anthropic's Messages API. Pure."""
+"""Parses requests of Anthropic's Messages API. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from evener.dialects.anthropic_messages_items import Item, parse_item, parse_text
+from evener.dialects.anthropic_messages_items import MessageItem, parse_item, parse_text
 from evener.dialects.canonical import CanonicalRequest, Message
 from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
@@ -14,10 +14,10 @@ from evener.dialects.rules import Rules, beside
 from evener.tokens.digests import message_digest
 
 HOSTED_TOOLS: Final = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""How the types of tools begin that the provider runs itself, outside the sandbox. The model is not shown them."""
+"""The first part of the types of tools that the provider runs itself, outside the sandbox. The model does not see them."""
 TOOL_SEARCH: Final = "tool_search_tool_"
 KEPT_EDITS: Final = "clear_thinking_"
-"""How the edits of a history begin that real harnesses ask for, to keep all of it."""
+"""The first part of the types of history edits that real harnesses request, and that keep the whole history."""
 CONSTRAINED: Final = "constrained sampling is not served; ask for the format in the prompt"
 RULES: Final = Rules(
     obeyed={
@@ -58,23 +58,23 @@ TOOL: Final = Rules(
 )
 
 
-class Tool(Struct, frozen=True, kw_only=True, eq=False):
-    """What one entry of `tools` is."""
+class AnthropicTool(Struct, frozen=True, kw_only=True, eq=False):
+    """The parsed form of one entry of `tools`."""
 
     function: Message | None = None
     hosted: str | None = None
-    """Its type, where the provider would run it."""
+    """The type of a tool that the provider would run."""
     deferred: bool = False
-    """Not shown before a result of a tool refers to it."""
+    """Whether the tool is hidden until a tool result refers to it."""
     beside: Mapping[str, Any] = {}
 
 
-def parse_tool(value: Any, path: str) -> Tool:
-    """Return what a tool is. Raises RequestError."""
+def parse_tool(value: Any, path: str) -> AnthropicTool:
+    """Parse a tool. Raises RequestError."""
     sent = as_object(value, path)
     kind = "custom" if sent.get("type") is None else as_string(sent["type"], f"{path}.type")
     if kind.startswith(HOSTED_TOOLS):
-        return Tool(hosted=kind)
+        return AnthropicTool(hosted=kind)
     if kind != "custom":
         refuse(f"{path}.type", f"{kind!r} has a schema that only its provider's models know; declare it with its `input_schema`")
     function: Message = {"name": as_name(sent.get("name"), f"{path}.name")}
@@ -85,7 +85,7 @@ def parse_tool(value: Any, path: str) -> Tool:
     if sent.get("allowed_callers") and "direct" not in as_list(sent["allowed_callers"], f"{path}.allowed_callers"):
         refuse(f"{path}.allowed_callers", "only tools that the model itself may call are served; add 'direct'")
     deferred = as_flag(sent.get("defer_loading"), f"{path}.defer_loading")
-    return Tool(function=function, deferred=deferred, beside=beside(sent, TOOL.obeyed))
+    return AnthropicTool(function=function, deferred=deferred, beside=beside(sent, TOOL.obeyed))
 
 
 _messages: Final = Items(parse_item)
@@ -103,13 +103,13 @@ def parse_request(dialect: str, body: bytes, *, count_only: bool) -> CanonicalRe
     digests = [message_digest(message) for message in system] + [digest for item in items for digest in item.digests]
     if messages[-1]["role"] == "assistant" and not count_only:
         refuse("messages", "must not end with an answer: it cannot be continued")
-    wishes = RULES.wishes(fields, count_only=count_only)
+    requested_params = RULES.requested_params(fields, count_only=count_only)
     _check_meaning(fields)
     if removed := [tool.hosted for tool in tools if tool.hosted] + RULES.removed(fields):
-        wishes["removed_tools"] = removed
+        requested_params["removed_tools"] = removed
     if besides := {tool.function["name"]: tool.beside for tool in tools if tool.function is not None and tool.beside}:
-        wishes["tools"] = besides
-    shown = [] if _chooses_none(fields.get("tool_choice"), wishes) else _shown(tools, items, wishes)
+        requested_params["tools"] = besides
+    shown = [] if _chooses_none(fields.get("tool_choice"), requested_params) else _shown(tools, items, requested_params)
     return CanonicalRequest(
         dialect=dialect,
         model=as_name(fields.get("model"), "model"),
@@ -120,19 +120,19 @@ def parse_request(dialect: str, body: bytes, *, count_only: bool) -> CanonicalRe
         reasoning_withheld=not _thinks(fields.get("thinking")),
         count_only=count_only,
         max_tokens=RULES.limit(fields),
-        wishes=wishes,
+        requested_params=requested_params,
         images=images_of((item.images for item in items), "messages"),
     )
 
 
 def _system(value: Any) -> list[Message]:
-    """Return the system prompt as one message. Claude Code's billing header is its first line then, where its noise is cut."""
+    """Return the system prompt as one message. Its first line is then Claude Code's billing header, which is cut there as noise."""
     text = parse_text(value, "system") if value is not None else ""
     return [{"role": "system", "content": text}] if text else []
 
 
 def _check_meaning(fields: dict[str, Any]) -> None:
-    """Refuse constrained sampling, and edits that would cut something out of the history."""
+    """Refuse constrained sampling, and edits that would remove something from the history."""
     if as_object(fields.get("output_config", {}), "output_config").get("format"):
         refuse("output_config.format", CONSTRAINED)
     at = "context_management.edits"
@@ -144,12 +144,12 @@ def _check_meaning(fields: dict[str, Any]) -> None:
 
 
 def _thinks(value: Any) -> bool:
-    """Tell whether thinking is asked for, by whichever type."""
+    """Return whether thinking is requested, by any type."""
     return value is not None and as_string(as_object(value, "thinking").get("type"), "thinking.type") != "disabled"
 
 
-def _chooses_none(value: Any, wishes: dict[str, Any]) -> bool:
-    """Tell whether the model is to see no tools. A forced choice is constrained sampling."""
+def _chooses_none(value: Any, requested_params: dict[str, Any]) -> bool:
+    """Return whether the model is to see no tools. A forced choice is refused: it is constrained sampling."""
     if value is None:
         return False
     choice = as_object(value, "tool_choice")
@@ -157,12 +157,12 @@ def _chooses_none(value: Any, wishes: dict[str, Any]) -> bool:
     if kind not in {"auto", "none"}:
         refuse("tool_choice.type", "only 'auto' and 'none' are served: a forced call is constrained sampling")
     if choice != {"type": "auto"}:
-        wishes["tool_choice"] = choice
+        requested_params["tool_choice"] = choice
     return kind == "none"
 
 
-def _shown(tools: Sequence[Tool], items: Sequence[Item], wishes: dict[str, Any]) -> list[Message]:
-    """Return the functions that the model sees. Deferred ones nobody could find are shown where the search for them was hosted."""
+def _shown(tools: Sequence[AnthropicTool], items: Sequence[MessageItem], requested_params: dict[str, Any]) -> list[Message]:
+    """Return the functions that the model sees. Deferred tools that nobody could find are shown if the search for them was hosted."""
     found = frozenset[str]().union(*(item.references for item in items))
     searched = any(tool.hosted and tool.hosted.startswith(TOOL_SEARCH) for tool in tools)
     shown: list[Message] = []
@@ -175,5 +175,5 @@ def _shown(tools: Sequence[Tool], items: Sequence[Item], wishes: dict[str, Any])
         else:
             shown.append(tool.function)
     if hidden:
-        wishes["deferred_tools"] = hidden
+        requested_params["deferred_tools"] = hidden
     return shown

@@ -1,7 +1,7 @@
-"""Bodies of requests before they are parsed: how much JSON is in one, and what parsers refuse in one that can be mended. Pure.
+"""Checks request bodies before they are parsed: how much JSON they hold, and whether faults that parsers refuse can be mended. Pure.
 
-A parser, like every step in C, keeps all threads of the process waiting. So bodies are looked at slice by slice, and what would take a
-parser long is refused before it begins.
+A parser, like every call into C, blocks all threads of the process. Therefore bodies are examined in slices, and what would occupy a parser
+for long is refused before parsing begins.
 """
 
 import codecs
@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 from evener.dialects.canonical import RequestError
 
 MOST_VALUES: Final = 200_000
-"""Members of objects and lists in a request: hundreds of turns and tools have a few thousand."""
+"""The limit of members of objects and lists in a request. Hundreds of turns and tools have a few thousand."""
 MOST_LETTERS: Final = 4 << 20
-"""Letters that cost a parser most: longer texts are no prompt, and images have none."""
+"""The limit of characters that are slow to parse. Longer texts are no prompt, and images contain no such characters."""
 FIRST_OF_LETTER: Final = 0xC0
-"""The first byte of a letter that is no ASCII is not below."""
+"""The smallest first byte of a character outside ASCII."""
 SLICE: Final = 1 << 20
 ESCAPE: Final = ord("\\")
 HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 HIGH: Final = b"89abAB"
-"""The third letter of a first half."""
+"""The third digit of an escaped first half of a surrogate pair."""
 REPLACEMENT: Final = b"\\ufffd"
 
 
 def as_utf8(body: bytes) -> bytes:
-    """Return the body in UTF-8, without a byte-order mark. Raises ValueError where it is in no Unicode encoding."""
+    """Return the body in UTF-8 without a byte-order mark. Raises ValueError if it is in no Unicode encoding."""
     encoding = json.detect_encoding(body)
     if encoding == "utf-8":
         return body
@@ -40,7 +40,7 @@ def as_utf8(body: bytes) -> bytes:
 
 
 def check_size(body: bytes) -> None:
-    """Refuse a UTF-8 body with more in it than is served, before anything is parsed. Raises RequestError."""
+    """Refuse a UTF-8 body that holds more than is served, before it is parsed. Raises RequestError."""
     codes = np.frombuffer(body, np.uint8)
     slices = [codes[low : low + SLICE] for low in range(0, len(codes), SLICE)]
     if sum(int(np.count_nonzero(_separates(one))) for one in slices) > MOST_VALUES and values_in(body) > MOST_VALUES:
@@ -53,9 +53,9 @@ def check_size(body: bytes) -> None:
 
 
 def values_in(body: bytes) -> int:
-    """Return how many members the objects and lists of a UTF-8 body have, an empty one counted as one.
+    """Return how many members the objects and lists of a UTF-8 body have. An empty one counts as one.
 
-    Of a body that is no JSON: at least as many as it has up to there.
+    For a body that is not JSON, this is at least the number up to the fault.
     """
     count, inside, rest = 0, False, b""
     for low in range(0, len(body), SLICE):
@@ -71,7 +71,7 @@ def values_in(body: bytes) -> int:
 
 
 def mended(body: bytes) -> bytes:
-    """Return the body with U+FFFD for each escaped half of a surrogate pair: harnesses that cut long outputs leave them."""
+    """Return the body with U+FFFD for each escaped half of a surrogate pair, which harnesses leave when they cut long outputs."""
     made = bytearray(body)
     done = 0
     for begin, end in _halves(body):
@@ -91,7 +91,7 @@ def _separates(codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _halves(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where escapes begin and end that are halves of pairs, or look so."""
+    """Yield the ranges of escapes that are, or look like, halves of pairs."""
     for low in range(0, len(body), SLICE):
         for found in HALF.finditer(body, low, low + SLICE + len(REPLACEMENT)):
             if found.start() < low + SLICE:

@@ -1,17 +1,17 @@
-"""The one form of requests and answers that everything behind the dialects sees. Pure: no I/O, no clock.
+"""The canonical form of requests and answers, which everything behind the dialects uses. Pure: no I/O, no clock.
 
-A canonical message is a JSON object with, in this order of meaning:
+A canonical message is a JSON object with:
 
 - `role`: `system`, `developer`, `user`, `assistant` or `tool`;
-- `content`: a string, or a list of parts (`{"type": "text", "text"}`, `{"type": "image", "digest", "media_type"}`); a list of
-  text parts only is joined into a string, with a newline between parts; absent or null is "";
-- assistants: `reasoning` (string, only if there is any), `tool_calls` (only if there are any): a list of
-  `{"id", "name", "arguments"}`, arguments a parsed JSON object, or a string where it is not valid JSON; `key` where a field
-  that clients return verbatim brought ours back (`AnswerChoice.key`): it says which answer this was, and is cut before comparing;
-- tools: `tool_call_id`; `name` where given.
+- `content`: a string, or a list of parts (`{"type": "text", "text"}`, `{"type": "image", "digest", "media_type"}`). A list of text parts
+  only is joined into a string with newlines; absent or null content is "";
+- for assistants: `reasoning` (a string, only if there is any); `tool_calls` (only if there are any), a list of
+  `{"id", "name", "arguments"}` whose arguments are a parsed JSON object, or a string if they are not valid JSON; `key`, if a field that
+  clients return verbatim brought back the key of an answer (`AnswerChoice.key`). It names the answer and is removed before comparing;
+- for tools: `tool_call_id`, and `name` if given.
 
-A canonical tool is `{"name", "description", "parameters"}` (JSON Schema), the latter two only where given.
-Cache markers and everything a model cannot see are gone.
+A canonical tool is `{"name", "description", "parameters"}` (JSON Schema); the last two are present only if given. Cache markers, and
+everything else that a model cannot see, are removed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from evener.proto.blobs import Sha256
-from evener.proto.ends import CallFailure
 from evener.proto.errors import EvenerError
+from evener.proto.reasons import CallFailure
 from evener.proto.sessions import FinishReason
 
 Message = dict[str, Any]
 
 
 class Overflow(Struct, frozen=True, kw_only=True):
-    """A prompt that does not fit the context: the tokens of both."""
+    """The sizes, in tokens, of a prompt and of the context that it does not fit."""
 
     asked: int
     limit: int
@@ -47,11 +47,11 @@ class RequestError(EvenerError):
         overflow: Overflow | None = None,
         reason: CallFailure = CallFailure.REFUSED,
     ) -> None:
-        """`kind` is the dialect-neutral error type; each dialect spells it in its own shape.
+        """`kind` is the error type in neutral terms; each dialect spells it in its own form.
 
-        Used: `invalid_request_error`, `context_length_exceeded`, `authentication_error`, `not_found_error`, `rate_limit_error`,
-        `overloaded_error`, `api_error`. `overflow`: of a `context_length_exceeded`, where the numbers are known. `reason` decides whose
-        fault it is (`evener.proto.ends.WHOSE`): where nothing else is said, ours, who do not serve it.
+        Kinds: `invalid_request_error`, `context_length_exceeded`, `authentication_error`, `not_found_error`, `rate_limit_error`,
+        `overloaded_error`, `api_error`. `overflow` belongs to `context_length_exceeded`, if the numbers are known. `reason` decides who is
+        responsible (`evener.proto.ends.WHOSE`): by default Evener, which does not serve the request.
         """
         super().__init__(message)
         self.message = message
@@ -62,7 +62,7 @@ class RequestError(EvenerError):
         self.reason = reason
 
     def __str__(self) -> str:
-        """Only the message: a harness shows it to its user."""
+        """Return the message alone: a harness shows it to its user."""
         return self.message
 
 
@@ -73,19 +73,19 @@ class Image(Struct, frozen=True, kw_only=True):
     media_type: str
     data: bytes
     place: str
-    """Where it stands: in a request, `messages[3].content[0].image_url.url`; in an item of one, without the item's own place."""
+    """The place of the image: in a request `messages[3].content[0].image_url.url`, in an item the same without the item's own place."""
 
 
 class ToolForm(Struct, frozen=True, kw_only=True):
-    """How a tool that the policy sees as a function is spelled on the wire."""
+    """How the wire spells a tool that the policy sees as a function."""
 
     name: str
-    """Its wire name."""
+    """The tool's name on the wire."""
     namespace: str | None = None
     freeform: bool = False
-    """Called with one text instead of JSON: the canonical function has one string parameter, `input`."""
+    """Whether the tool is called with one text instead of JSON. Its canonical function has one string parameter, `input`."""
     search: bool = False
-    """The harness's own tool search: called and answered by items of its own (Responses)."""
+    """Whether this is the harness's own tool search, which has items of its own (Responses)."""
 
 
 class CanonicalRequest(Struct, frozen=True, kw_only=True, eq=False):
@@ -95,24 +95,24 @@ class CanonicalRequest(Struct, frozen=True, kw_only=True, eq=False):
     model: str
     messages: tuple[Message, ...]
     digests: tuple[bytes, ...] | None = None
-    """Of each message (`evener.dialects.items`), where the parser had them at hand."""
+    """The digest of each message (`evener.dialects.items`), if the parser has them."""
     tools: tuple[Message, ...]
     forms: Mapping[str, ToolForm] = {}
-    """By canonical tool name: those that are no plain functions."""
+    """The forms of tools that are not plain functions, by canonical name."""
     stream: bool
     count_only: bool = False
-    """Only the number of prompt tokens is asked for: nothing is sampled."""
+    """Whether the request only asks for the number of prompt tokens, so that nothing is sampled."""
     include_usage: bool = False
-    """Chat: the stream ends with a usage chunk."""
+    """Chat: whether the stream ends with a usage chunk."""
     reasoning_withheld: bool = False
-    """Anthropic: without `thinking` the content of an answer begins with its text."""
+    """Anthropic: without `thinking`, the content of an answer begins with its text."""
     n: int = 1
     max_tokens: int | None = None
-    """The harness's wish, which stands in `wishes` by its own name too."""
-    wishes: Mapping[str, Any]
-    """What was asked for beside the answer, as sent (`evener.dialects.rules`): recorded, and but for limits not followed."""
+    """The harness's limit of an answer, which `requested_params` also holds under its own name."""
+    requested_params: Mapping[str, Any]
+    """The other parameters of the request, as sent (`evener.dialects.rules`). They are recorded; only limits are obeyed."""
     images: tuple[Image, ...] = ()
-    """Each once, in order of appearance, at its first place."""
+    """The images, each once, in order of appearance, with its first place."""
 
 
 class AnswerChoice(Struct, frozen=True, kw_only=True, eq=False):
@@ -121,14 +121,14 @@ class AnswerChoice(Struct, frozen=True, kw_only=True, eq=False):
     message: Message
     finish_reason: FinishReason
     key: str
-    """Letters and digits, one for each sampled answer: dialects put it where clients return it verbatim."""
+    """A key of letters and digits, unique to the sampled answer. Dialects put it where clients return it verbatim."""
 
 
 class CanonicalAnswer(Struct, frozen=True, kw_only=True, eq=False):
-    """What a dialect renders. Every id and time is from the record, so that rendering again gives the same bytes."""
+    """What a dialect renders. Every id and time comes from the record, so that rendering again gives the same bytes."""
 
     answer_id: str
-    """Letters and digits; each dialect puts its own prefix before it."""
+    """The answer's id, letters and digits. Each dialect puts its own prefix before it."""
     created: int
     model: str
     choices: Sequence[AnswerChoice]
@@ -136,10 +136,10 @@ class CanonicalAnswer(Struct, frozen=True, kw_only=True, eq=False):
     cached_tokens: int | None
     completion_tokens: int
     reasoning_tokens: int = 0
-    """Of the completion tokens."""
+    """The number of completion tokens that are reasoning."""
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class RequestHints(Struct, frozen=True, kw_only=True):
     """All that the relay reads of a request."""
 
     stream: bool = False
@@ -147,7 +147,7 @@ class Wish(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What the events of a stream say before anything is sampled; relay and gateway make the same."""
+    """What the events of a stream say before anything is sampled. Relay and gateway derive the same."""
 
     answer_id: str
     created: int
@@ -156,7 +156,7 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 class Streamed(Struct, frozen=True, kw_only=True):
-    """What has left of the first choice before its end (`live`): beginnings of its reasoning and of its text."""
+    """What has left of the first choice before its end (`live`): prefixes of its reasoning and of its text."""
 
     reasoning: str = ""
     text: str = ""
@@ -166,17 +166,17 @@ NOTHING: Final = Streamed()
 
 
 class Dialect(Protocol):
-    """A provider's wire format: one pure module each, see `openai_chat`. A streamed answer is `prologue`, `delta`s, `events`."""
+    """A provider's wire format, one pure module each; `openai_chat` is an example. A streamed answer is `prologue`, `delta`s, `events`."""
 
     name: str
     history: str
     """The field of a request that holds its messages."""
 
     def serves(self, path: str) -> bool:
-        """Return whether this path (with or without its version prefix, any query) asks for answers in this dialect."""
+        """Return whether this path asks for answers in this dialect. The path may lack its version prefix and may have a query."""
         ...
 
-    def wish(self, path: str, body: bytes) -> Wish:
+    def hints(self, path: str, body: bytes) -> RequestHints:
         """Return what the relay must know. What cannot be read the gateway will refuse: never raises."""
         ...
 
@@ -185,31 +185,31 @@ class Dialect(Protocol):
         ...
 
     def answer(self, request: CanonicalRequest, answer: CanonicalAnswer) -> bytes:
-        """Return the whole body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         ...
 
     def counted(self, prompt_tokens: int) -> bytes:
-        """Return the body of the answer to a request that only counts."""
+        """Return the body of the answer to a request that only counts tokens."""
         ...
 
     def prologue(self, head: Head) -> bytes:
-        """Return what opens a stream."""
+        """Return the bytes that open a stream."""
         ...
 
     def keep_alive(self, head: Head) -> bytes:
-        """Return a harmless protocol event; it may come anywhere between prologue and the end."""
+        """Return a harmless protocol event, which may come anywhere between the prologue and the end."""
         ...
 
     def delta(self, head: Head, key: str, streamed: Streamed, *, reasoning: str = "", text: str = "") -> bytes:
-        """Return the events that add to the first choice, after `streamed` has left. Reasoning ends where text begins."""
+        """Return the events that add to the first choice after `streamed` has left. Reasoning ends where text begins."""
         ...
 
     def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:
-        """Return everything after what was `streamed`, the end of the stream included."""
+        """Return everything after what was `streamed`, including the end of the stream."""
         ...
 
     def error(self, error: RequestError) -> bytes:
-        """Return the body of an error before any header left."""
+        """Return the body of an error, for use before any header has left."""
         ...
 
     def stream_error(self, head: Head, error: RequestError) -> bytes:
@@ -228,7 +228,7 @@ def rest_of(message: Message, streamed: Streamed) -> Streamed:
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message's content, images left out."""
+    """Return the text of a message's content without images."""
     content = message.get("content", "")
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content if part["type"] == "text")
 

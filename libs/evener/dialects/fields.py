@@ -1,4 +1,4 @@
-"""Fields of a request body, checked: whatever a client sends becomes typed values or a RequestError that names the place. Pure."""
+"""Checks the fields of a request body: each becomes a typed value, or a RequestError that names its place. Pure."""
 
 import json
 import math
@@ -9,16 +9,16 @@ import msgspec
 from msgspec import Struct
 
 from evener.dialects.bodies import as_utf8, check_size, mended
-from evener.dialects.canonical import RequestError, Wish
-from evener.proto.ends import CallFailure
+from evener.dialects.canonical import RequestError, RequestHints
+from evener.proto.reasons import CallFailure
 
 MAX_DEPTH: Final = 100
-"""Nested objects and lists in a request."""
+"""The limit of nested objects and lists in a request."""
 NO_JSON: Final = (json.JSONDecodeError, UnicodeError)
-"""What reading raises for what is no JSON anywhere; every other ValueError is a limit of ours."""
+"""The errors for a body that is not JSON anywhere. Any other ValueError is a limit of Evener."""
 
 NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What reading raises for bodies that are none."""
+"""The errors for a body that cannot be read as JSON."""
 
 Read = TypeVar("Read")
 
@@ -33,12 +33,12 @@ _wishes: Final = msgspec.json.Decoder(_Wished)
 
 
 def refuse(path: str, why: str, *, reason: CallFailure = CallFailure.REFUSED) -> NoReturn:
-    """Raise a RequestError for the field at `path` (`messages[3].content`): its provider serves it, and we do not."""
+    """Raise a RequestError for the field at `path` (`messages[3].content`) that its provider serves and Evener does not."""
     raise RequestError(f"{path}: {why}" if path else why, field=path or None, reason=reason)
 
 
 def malformed(path: str, why: str) -> NoReturn:
-    """Raise a RequestError for the field at `path` that no provider would serve either."""
+    """Raise a RequestError for the field at `path` that no provider would serve."""
     refuse(path, why, reason=CallFailure.MALFORMED)
 
 
@@ -54,7 +54,7 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """Return the fields of the JSON object in a request body, each as it stands there. Raises RequestError."""
+    """Return the fields of the JSON object in a request body, unparsed. Raises RequestError."""
     try:
         plain = as_utf8(body)
         check_size(plain)
@@ -65,7 +65,7 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def read_field(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
-    """Return a field's value; None where it is absent or null. Raises RequestError."""
+    """Return a field's value, None if it is absent or null. Raises RequestError."""
     return read_raw(fields[name], name) if name in fields else None
 
 
@@ -79,7 +79,7 @@ def read_raw(raw: bytes | msgspec.Raw, path: str) -> Any:
         refuse(path, f"is not JSON: {cause}")
 
 
-def read_wish(body: bytes) -> Wish:
+def read_hints(body: bytes) -> RequestHints:
     """Return whether a stream is asked for, and of which model, where both can be read. What cannot, the gateway refuses."""
     try:
         plain = as_utf8(body)
@@ -87,8 +87,8 @@ def read_wish(body: bytes) -> Wish:
         wished = _decoded(_wishes, plain)
         model = read_json(bytes(wished.model))
     except (*NOT_JSON, RequestError):
-        return Wish()
-    return Wish(stream=bytes(wished.stream) == b"true", model=model if isinstance(model, str) else "")
+        return RequestHints()
+    return RequestHints(stream=bytes(wished.stream) == b"true", model=model if isinstance(model, str) else "")
 
 
 def read_json(text: str | bytes) -> Any:
@@ -104,7 +104,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def _decoded(decoder: msgspec.json.Decoder[Read], body: bytes) -> Read:
-    """Decode a body, or the body without what this decoder refuses although it can be mended."""
+    """Decode a body; if the decoder refuses it for a fault that can be mended, decode it mended."""
     try:
         return decoder.decode(body)
     except msgspec.MsgspecError:
@@ -147,7 +147,7 @@ def as_count(value: Any, path: str, *, at_most: int | None = None) -> int:
 
 
 def as_integer(value: Any, path: str) -> int:
-    """Return an integer, or refuse. 7.0 is one: JSON has a single kind of number."""
+    """Return an integer, or refuse. 7.0 is an integer: JSON has a single kind of number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else malformed(path, f"must be an integer, not {_kind(value)}")
@@ -161,7 +161,7 @@ def as_number(value: Any, path: str, *, least: float, most: float) -> float:
 
 
 def as_arguments(value: Any, path: str) -> dict[str, Any] | str:
-    """Return the arguments of a tool call: the parsed object, or the text where it is none."""
+    """Return the arguments of a tool call: the parsed object, or the text if it is not an object."""
     if isinstance(value, dict):
         return value
     text = as_string(value, path)
@@ -194,7 +194,7 @@ def _clean(value: Any, depth: int) -> Any:
 
 
 def _whole(text: str) -> str:
-    """Replace halves of surrogate pairs: harnesses that cut long outputs leave them, and they are no text."""
+    """Replace halves of surrogate pairs, which harnesses leave when they cut long outputs, and which are not text."""
     if text.isascii():
         return text
     try:

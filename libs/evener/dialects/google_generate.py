@@ -4,7 +4,7 @@ import re
 from typing import Final
 from urllib.parse import parse_qs, unquote
 
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, Streamed, Wish
+from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, RequestHints, Streamed
 from evener.dialects.fields import refuse
 from evener.dialects.google_generate_answer import (
     addition_events,
@@ -24,7 +24,7 @@ STREAM: Final = "streamGenerateContent"
 
 
 class GoogleGenerate:
-    """Implements `canonical.Dialect`. Our key is a thoughtSignature; calls whose ids a client drops get them back from it."""
+    """Implements `canonical.Dialect`. The answer key is a thoughtSignature. From it, calls get back the ids that clients drop."""
 
     name = "google_generate"
     history = "contents"
@@ -32,9 +32,9 @@ class GoogleGenerate:
     def serves(self, path: str) -> bool:
         return _match(path) is not None
 
-    def wish(self, path: str, body: bytes) -> Wish:  # noqa: ARG002 (the path says it all)
+    def hints(self, path: str, body: bytes) -> RequestHints:  # noqa: ARG002 (the path says it all)
         found = _match(path)
-        return Wish(model=found["model"], stream=found["verb"] == STREAM and _asks_for_events(path)) if found else Wish()
+        return RequestHints(model=found["model"], stream=found["verb"] == STREAM and _asks_for_events(path)) if found else RequestHints()
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:
         found = _match(path) or refuse("", f"{path} is not served")

@@ -1,7 +1,7 @@
-"""Answers of Google's generateContent: whole bodies, streamed events, errors. Pure: equal arguments give equal bytes.
+"""Renders answers of Google's generateContent: whole bodies, streamed events, errors. Pure: equal arguments give equal bytes.
 
-The parts of an answer are, in this order: a thought where there is reasoning, a text where there is text, a call for each tool call.
-Our key is the `thoughtSignature` of the first call, else of the last part. Every event of a stream is a whole response.
+The parts of an answer are, in this order: a thought if there is reasoning, a text if there is text, and a call for each tool call. The
+answer key is the `thoughtSignature` of the first call, otherwise of the last part. Every event of a stream is a whole response.
 """
 
 import base64
@@ -24,7 +24,7 @@ from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
 
 FINISH: Final = {FinishReason.STOP: "STOP", FinishReason.LENGTH: "MAX_TOKENS", FinishReason.ABORTED: "MAX_TOKENS"}
-"""An aborted answer is cut off, and this dialect has no better word for that."""
+"""The dialect's finish reasons. It has no better one for an aborted answer."""
 STATUS: Final = {
     HTTPStatus.UNAUTHORIZED: "UNAUTHENTICATED",
     HTTPStatus.FORBIDDEN: "PERMISSION_DENIED",
@@ -45,12 +45,12 @@ def answer_body(answer: CanonicalAnswer) -> bytes:
 
 
 def counted_body(prompt_tokens: int) -> bytes:
-    """Return the answer to a request that counts."""
+    """Return the answer to a request that only counts tokens."""
     return wire_json({"totalTokens": prompt_tokens})
 
 
 def empty_event(head: Head) -> bytes:
-    """Return the event that says nothing."""
+    """Return an event without content."""
     return _event(head, _candidate([{"text": ""}]))
 
 
@@ -62,7 +62,7 @@ def addition_events(head: Head, reasoning: str, text: str) -> bytes:
 
 
 def answer_events(answer: CanonicalAnswer, streamed: Streamed) -> bytes:
-    """Return all events after what was streamed, and the end of the stream. The last one of a choice has its finish reason."""
+    """Return all events after what was streamed. The last event of each choice has its finish reason."""
     head, events = head_of(answer), []
     for index, choice in enumerate(answer.choices):
         parts = _parts(choice, rest_of(choice.message, streamed if index == 0 else NOTHING))
@@ -107,7 +107,7 @@ def _candidate(parts: list[Message], *, index: int = 0, finish: str | None = Non
 
 
 def _usage(answer: CanonicalAnswer) -> dict[str, int]:
-    """Return the tokens used; those of thoughts are apart from the candidates'."""
+    """Return the token counts. Those of thoughts are separate from the candidates'."""
     usage = {
         "promptTokenCount": answer.prompt_tokens,
         "candidatesTokenCount": answer.completion_tokens - answer.reasoning_tokens,
@@ -118,7 +118,7 @@ def _usage(answer: CanonicalAnswer) -> dict[str, int]:
 
 
 def _too_long(numbers: Overflow) -> str:
-    """Return the words by which clients know that the context is full."""
+    """Return the message by which clients recognise that the context is full."""
     return f"The input token count ({numbers.asked}) exceeds the maximum number of tokens allowed ({numbers.limit})."
 
 

@@ -1,7 +1,7 @@
-"""Contents of Google's generateContent to the canonical form: each is parsed alone, then the contents of a request are put together.
+"""Converts contents of Google's generateContent to the canonical form. Pure.
 
-Pure. Clients keep the pieces of a streamed answer as they came, so that all `model` contents in a row are one answer and their texts
-are joined without anything between them.
+Each content is parsed separately, then the contents of a request are assembled. Clients keep the pieces of a streamed answer as they came.
+Therefore consecutive `model` contents are one answer, and their texts are joined without a separator.
 """
 
 import base64
@@ -23,20 +23,20 @@ from evener.proto.ids import keyed_call_id
 MODEL: Final = "model"
 ROLES: Final = {"model": MODEL, "user": "user", "function": "user"}
 OUTPUTS: Final = ("output", "result", "content")
-"""A result with one of these fields alone, a string, is that string."""
+"""A result that has only one of these fields, with a string, is that string."""
 _SNAKE: Final = re.compile(r"_([a-z0-9])")
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 
 
-class Item(Struct, frozen=True, kw_only=True, eq=False):
-    """What one content of the wire is: a piece of an answer, or results of tools and what a user says after them."""
+class ContentItem(Struct, frozen=True, kw_only=True, eq=False):
+    """The parsed form of one content: a piece of an answer, or tool results followed by what the user says."""
 
     role: str
     text: str = ""
-    """Of an answer, as `reasoning`, `calls` and `key`."""
+    """Part of an answer, like `reasoning`, `calls` and `key`."""
     reasoning: str = ""
     calls: tuple[Message, ...] = ()
-    """With the id "" where the client dropped it, as `results`."""
+    """Tool calls. The id is "" if the client dropped it, also in `results`."""
     key: str | None = None
     results: tuple[Message, ...] = ()
     said: Message | None = None
@@ -44,7 +44,7 @@ class Item(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def read_object(value: Any, path: str) -> dict[str, Any]:
-    """Return an object's fields that are not null, named in camel case: the wire takes `inline_data` for `inlineData`."""
+    """Return an object's non-null fields in camel case: the wire accepts `inline_data` for `inlineData`."""
     return {camel(name): inner for name, inner in as_object(value, path).items() if inner is not None}
 
 
@@ -53,8 +53,8 @@ def camel(name: str) -> str:
     return _SNAKE.sub(lambda found: found[1].upper(), name)
 
 
-def parse_item(value: Any, path: str) -> Item:
-    """Return what a content says. Raises RequestError."""
+def parse_item(value: Any, path: str) -> ContentItem:
+    """Parse a content. Raises RequestError."""
     content = read_object(value, path)
     role = ROLES.get(as_string(content.get("role", "user"), f"{path}.role")) or malformed(
         f"{path}.role", f"must be one of {', '.join(ROLES)}"
@@ -65,7 +65,7 @@ def parse_item(value: Any, path: str) -> Item:
 
 
 def parse_text(value: Any, path: str) -> str:
-    """Return the text of a content: its parts, a newline between them."""
+    """Return the text of a content: its parts, joined with newlines."""
     if isinstance(value, str):
         return value
     at = f"{path}.parts"
@@ -73,10 +73,10 @@ def parse_text(value: Any, path: str) -> str:
     return "\n".join(_text(read_object(part, f"{at}[{index}]"), f"{at}[{index}]") for index, part in enumerate(parts))
 
 
-def assembled(items: Iterable[Item]) -> list[Message]:
+def assembled(items: Iterable[ContentItem]) -> list[Message]:
     """Return the canonical messages.
 
-    Calls that came back without ids get those that their answer had, if our key came back, else "". Results without ids belong to
+    Calls that came back without ids get those of their answer if the answer key came back too, otherwise "". Results without ids belong to
     the calls of the last answer, by name and order.
     """
     messages: list[Message] = []
@@ -93,9 +93,9 @@ def assembled(items: Iterable[Item]) -> list[Message]:
     return messages
 
 
-def _turns(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
-    """Yield items of the user alone and the pieces of an answer together. Two keys are two answers."""
-    pieces: list[Item] = []
+def _turns(items: Iterable[ContentItem]) -> Iterator[Sequence[ContentItem]]:
+    """Yield items of the user separately and the pieces of an answer together. Two answer keys mean two answers."""
+    pieces: list[ContentItem] = []
     key: str | None = None
     for item in items:
         if pieces and (item.role != MODEL or (key and item.key and item.key != key)):
@@ -110,7 +110,7 @@ def _turns(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
         yield pieces
 
 
-def _answer(pieces: Sequence[Item]) -> Message:
+def _answer(pieces: Sequence[ContentItem]) -> Message:
     key = next((piece.key for piece in pieces if piece.key), None)
     message: Message = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
     reasoning = "".join(piece.reasoning for piece in pieces)
@@ -125,7 +125,7 @@ def _answer(pieces: Sequence[Item]) -> Message:
 
 
 class _Waiting:
-    """The calls of an answer that no result has come for."""
+    """The calls of an answer that have no result yet."""
 
     def __init__(self, calls: Sequence[Message]) -> None:
         self._calls = calls
@@ -137,7 +137,7 @@ class _Waiting:
             self._by_name[call["name"]].append(place)
 
     def paired(self, result: Message) -> Message:
-        """Return a result with the id of its call, which waits no longer."""
+        """Return a result with the id of its call, which then has its result."""
         given = result["tool_call_id"]
         places = self._by_id[given] if given else self._by_name[result["name"]]
         while places:
@@ -148,7 +148,7 @@ class _Waiting:
         return result
 
 
-def _answer_piece(parts: Sequence[Message], path: str) -> Item:
+def _answer_piece(parts: Sequence[Message], path: str) -> ContentItem:
     texts: dict[bool, list[str]] = {False: [], True: []}
     calls: list[Message] = []
     keys: list[str | None] = []
@@ -160,10 +160,10 @@ def _answer_piece(parts: Sequence[Message], path: str) -> Item:
         elif part.keys() - {"thought", "thoughtSignature"}:
             texts[as_flag(part.get("thought"), f"{at}.thought")].append(_text(part, at))
     key = next((key for key in keys if key), None)
-    return Item(role=MODEL, text="".join(texts[False]), reasoning="".join(texts[True]), calls=tuple(calls), key=key)
+    return ContentItem(role=MODEL, text="".join(texts[False]), reasoning="".join(texts[True]), calls=tuple(calls), key=key)
 
 
-def _user(parts: Sequence[Message], path: str) -> Item:
+def _user(parts: Sequence[Message], path: str) -> ContentItem:
     results: list[Message] = []
     said: list[Message] = []
     images: dict[str, Image] = {}
@@ -174,7 +174,7 @@ def _user(parts: Sequence[Message], path: str) -> Item:
         else:
             said.append(_part(part, at, images))
     message: Message | None = {"role": "user", "content": joined(said)} if said or not results else None
-    return Item(role="user", results=tuple(results), said=message, images=images_within(images.values(), path))
+    return ContentItem(role="user", results=tuple(results), said=message, images=images_within(images.values(), path))
 
 
 def _call(value: Any, path: str) -> Message:
@@ -199,7 +199,7 @@ def _result(value: Any, path: str, images: dict[str, Image]) -> Message:
 
 
 def _output(response: dict[str, Any]) -> str:
-    """Return what a tool gave, as text; an error is marked."""
+    """Return the output of a tool as text. An error is marked."""
     if len(response) == 1:
         ((name, value),) = response.items()
         if isinstance(value, str) and name in (*OUTPUTS, "error"):
@@ -226,7 +226,7 @@ def _text(part: Message, path: str) -> str:
 
 
 def _key(signature: Any) -> str | None:
-    """Return our key from a signature, which is base64 for this API; any other signature says nothing."""
+    """Return the answer key in a signature, which is base64 in this API. Any other signature means nothing."""
     if not isinstance(signature, str):
         return None
     try:

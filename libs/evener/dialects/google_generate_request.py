@@ -1,4 +1,4 @@
-"""Parsing of requests of Google's generateContent and its siblings. Pure."""
+"""Parses requests of Google's generateContent and its siblings. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,12 +15,12 @@ from evener.dialects.rules import NEW_TURN, Only, Rules, beside
 MAX_CHOICES: Final = 8
 FUNCTIONS: Final = "functionDeclarations"
 NESTED: Final = "generateContentRequest"
-"""A request that only counts may hold the whole request in this field."""
+"""The field in which a request that only counts tokens may hold the whole request."""
 HOSTED_TOOLS: Final = frozenset(
     {"codeExecution", "enterpriseWebSearch", "fileSearch", "googleMaps", "googleSearch", "googleSearchRetrieval", "mcpServers"}
     | {"retrieval", "urlContext"}
 )
-"""Tools that the provider runs itself, outside the sandbox. The model is not shown them."""
+"""Tools that the provider runs itself, outside the sandbox. The model does not see them."""
 CONSTRAINED: Final = "constrained sampling is not served"
 LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
 RULES: Final = Rules(
@@ -63,12 +63,12 @@ TOOL: Final = Rules(
 
 
 class Offer(Struct, frozen=True, kw_only=True, eq=False):
-    """What one entry of `tools` is."""
+    """The parsed form of one entry of `tools`."""
 
     functions: tuple[Message, ...]
     hosted: tuple[str, ...]
     beside: Mapping[str, Mapping[str, Any]]
-    """By the function's name: what was dropped of it."""
+    """What was dropped from each function, by its name."""
 
 
 def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_only: bool) -> CanonicalRequest:
@@ -80,15 +80,15 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
     offers = _tools.of(raw.pop("tools", b"[]"), "tools")
     fields = {name: read_field(raw, name) for name in raw}
     config = read_object(fields.get("generationConfig", {}), "generationConfig")
-    wishes = RULES.wishes(fields) | CONFIG.wishes(config, count_only=count_only)
+    requested_params = RULES.requested_params(fields) | CONFIG.requested_params(config, count_only=count_only)
     _check_modalities(config)
     if removed := [kind for offer in offers for kind in offer.hosted]:
-        wishes["removed_tools"] = removed
+        requested_params["removed_tools"] = removed
     if besides := {name: more for offer in offers for name, more in offer.beside.items()}:
-        wishes["tools"] = besides
+        requested_params["tools"] = besides
     tools = [function for offer in offers for function in offer.functions]
-    if _chooses_none(fields.get("toolConfig", {}), wishes):
-        wishes["tool_choice"], tools = "none", []
+    if _chooses_none(fields.get("toolConfig", {}), requested_params):
+        requested_params["tool_choice"], tools = "none", []
     return CanonicalRequest(
         dialect=dialect,
         model=model,
@@ -98,13 +98,13 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
         count_only=count_only,
         n=as_count(config.get("candidateCount", 1), "generationConfig.candidateCount", at_most=MAX_CHOICES),
         max_tokens=CONFIG.limit(config),
-        wishes=wishes,
+        requested_params=requested_params,
         images=images_of((item.images for item in items), "contents"),
     )
 
 
 def parse_offer(value: Any, path: str) -> Offer:
-    """Return what an entry of `tools` offers. Raises RequestError."""
+    """Parse an entry of `tools`. Raises RequestError."""
     entry = read_object(value, path)
     unknown = entry.keys() - HOSTED_TOOLS - {FUNCTIONS}
     if unknown:
@@ -128,7 +128,7 @@ def _function(sent: Message, path: str) -> Message:
 
 
 def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return Google's own kind of schema as JSON Schema: the names of its types are in capitals."""
+    """Return Google's variant of a schema as JSON Schema. Its type names are in capitals."""
     converted = dict(schema)
     if isinstance(kind := schema.get("type"), str):
         converted["type"] = kind.lower()
@@ -153,15 +153,15 @@ def _system(value: Any) -> list[Message]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def _chooses_none(value: Any, wishes: dict[str, Any]) -> bool:
-    """Tell whether the model is to see no tools. A forced or narrowed choice is constrained sampling."""
+def _chooses_none(value: Any, requested_params: dict[str, Any]) -> bool:
+    """Return whether the model is to see no tools. A forced or narrowed choice is refused: it is constrained sampling."""
     at = "toolConfig.functionCallingConfig"
     config = read_object(value, "toolConfig")
     calling = read_object(config.get("functionCallingConfig", {}), at)
     if calling.get("allowedFunctionNames"):
         refuse(f"{at}.allowedFunctionNames", "is not served: a narrowed choice is constrained sampling; leave out the other tools")
     if more := beside(config, ("functionCallingConfig",)) | beside(calling, ("mode",)):
-        wishes["toolConfig"] = more
+        requested_params["toolConfig"] = more
     mode = calling.get("mode", "AUTO")
     if mode not in ("AUTO", "MODE_UNSPECIFIED", "NONE"):
         refuse(f"{at}.mode", "only AUTO and NONE are served: a forced call is constrained sampling")

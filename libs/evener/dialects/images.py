@@ -1,4 +1,4 @@
-"""Images in requests. Pure."""
+"""Reads images in requests. Pure."""
 
 import base64
 import binascii
@@ -14,12 +14,12 @@ from evener.dialects.fields import as_string, malformed, refuse
 
 MEDIA_TYPE: Final = re.compile(r"image/[a-z0-9.+-]+")
 SLICE: Final = 1 << 20
-"""Letters, a multiple of four."""
+"""A number of characters, a multiple of four."""
 DATA_URL: Final = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
 
 def read_image(media_type: Any, data: Any, *, type_path: str, data_path: str) -> Image:
-    """Return an image that is sent as base64 text. Raises RequestError."""
+    """Return an image that was sent as base64 text. Raises RequestError."""
     kind = as_string(media_type, type_path)
     if not MEDIA_TYPE.fullmatch(kind):
         refuse(type_path, f"{kind!r} is no type of an image; nothing else is served")
@@ -31,7 +31,7 @@ def read_image(media_type: Any, data: Any, *, type_path: str, data_path: str) ->
 
 
 def _decoded(data: str) -> bytes:
-    """Return what base64 text stands for, decoded in slices: a large one at once would keep all threads waiting. Raises ValueError."""
+    """Return decoded base64 text. It is decoded in slices, because a large one at once would block all threads. Raises ValueError."""
     starts = range(0, len(data), SLICE)
     if len(starts) > 1 and data.find("=", 0, starts[-1]) >= 0:
         msg = "padding before the end"
@@ -40,7 +40,7 @@ def _decoded(data: str) -> bytes:
 
 
 def image_part(image: Image) -> Message:
-    """Return the canonical part that names an image."""
+    """Return the canonical part that refers to an image."""
     return {"type": "image", "digest": image.digest, "media_type": image.media_type}
 
 
@@ -51,12 +51,12 @@ def image_at(value: Any, path: str) -> Image:
 
 
 def images_within(images: Iterable[Image], path: str) -> tuple[Image, ...]:
-    """Return the images of the item at `path` with their places in it: the item may come back anywhere."""
+    """Return the images of the item at `path` with their places inside the item, which may come back anywhere."""
     return tuple(replace(image, place=image.place.removeprefix(path)) for image in images)
 
 
 def images_of(items: Iterable[Iterable[Image]], path: str) -> tuple[Image, ...]:
-    """Return the images of a request from those of the items of its list at `path`: each once, with its first place."""
+    """Return the images of a request from those of the items in its list at `path`: each once, with its first place."""
     found: dict[str, Image] = {}
     for index, images in enumerate(items):
         for image in images:

@@ -1,7 +1,7 @@
-"""Items of request bodies (messages, contents, input items), parsed once however often a growing history repeats them. Pure.
+"""Parses items of request bodies (messages, contents, input items) once, however often a growing history repeats them. Pure.
 
-A harness sends its whole history with every call. Cutting a body into raw items and hashing them is cheap; parsing is not. So
-parsed items are kept by their raw JSON, a bounded number of bytes of it, the oldest dropped first.
+A harness sends its whole history with every call. Splitting a body into raw items and hashing them is cheap; parsing is not. Therefore
+parsed items are cached by their raw JSON, up to a number of bytes, and the oldest are dropped first.
 """
 
 import threading
@@ -15,17 +15,17 @@ from evener.dialects.bodies import values_in
 from evener.dialects.fields import as_list, read_raw, refuse
 
 MOST_BYTES: Final = 64 << 20
-"""What one cache holds at most: raw JSON, and what is made of it."""
+"""The limit of one cache: raw JSON and what was made of it."""
 PARSED_BYTES: Final = 2048
-"""What a parsed item weighs at least."""
+"""The least weight of a parsed item."""
 VALUE_BYTES: Final = 128
-"""What each value in it weighs at most, its letters apart."""
+"""The largest weight of each value in it, without its characters."""
 LETTER_BYTES: Final = 4
-"""What a letter takes at most: all of a text, where one of them is no common one."""
+"""The largest weight of a character. One uncommon character makes all characters of a text that wide."""
 MOST_ITEM_BYTES: Final = 256 << 10
-"""A larger item is parsed each time."""
+"""Larger items are not cached."""
 MOST_ITEMS: Final = 20_000
-"""More messages, or tools, are no request of a harness."""
+"""The limit of messages or tools. No harness sends more."""
 
 Parsed = TypeVar("Parsed")
 
@@ -33,9 +33,9 @@ _raws: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
 
 
 class Items(Generic[Parsed]):
-    """Parses items with `parse(value, path)`, which looks at nothing but the item: equal JSON gives an equal result.
+    """Parses items with `parse(value, path)`, which depends on nothing but the item, so that equal JSON gives an equal result.
 
-    Threads may share one: large bodies are read in threads of their own.
+    Threads may share an instance: large bodies are read in threads of their own.
     """
 
     def __init__(self, parse: Callable[[Any, str], Parsed], *, most_bytes: int = MOST_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""What providers answer when a client asks which models there are. Pure."""
+"""Answers clients that ask which models there are, in the form of their provider. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ NO_TIME: Final = "1970-01-01T00:00:00Z"
 
 
 def models_answer(path: str, headers: Mapping[str, str], names: Sequence[str]) -> bytes | None:
-    """Return the list of models, or the one that the path names, in the caller's dialect. None: the path asks for neither.
+    """Return the list of models, or the model that the path names, in the caller's dialect. None: the path asks for neither.
 
-    A model that is not in the list is told all the same: the run's model map decides about it when it is called.
+    A model that is not in the list is returned too: the run's model map decides about it when it is called.
     """
     found = PATH.match(path.partition("?")[0])
     if found is None:

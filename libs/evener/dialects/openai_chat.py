@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, Streamed, Wish
-from evener.dialects.fields import read_wish
+from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, RequestHints, Streamed
+from evener.dialects.fields import read_hints
 from evener.dialects.openai_chat_answer import (
     addition_events,
     answer_body,
@@ -19,7 +19,7 @@ PATHS: Final = frozenset({"v1/chat/completions", "chat/completions"})
 
 
 class OpenAIChat:
-    """Implements `canonical.Dialect`. This dialect has no place for our key: its answers are recognised by call ids and content."""
+    """Implements `canonical.Dialect`. It has no place for an answer key: answers are recognised by call ids and content."""
 
     name = "openai_chat"
     history = "messages"
@@ -27,8 +27,8 @@ class OpenAIChat:
     def serves(self, path: str) -> bool:
         return path.partition("?")[0].strip("/") in PATHS
 
-    def wish(self, path: str, body: bytes) -> Wish:  # noqa: ARG002 (other dialects say it in the path)
-        return read_wish(body)
+    def hints(self, path: str, body: bytes) -> RequestHints:  # noqa: ARG002 (other dialects say it in the path)
+        return read_hints(body)
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:  # noqa: ARG002 (other dialects name the model in the path)
         return parse_request(self.name, body)

@@ -1,4 +1,4 @@
-"""Answers of OpenAI Chat Completions: whole bodies, streamed events, errors. Pure: equal arguments give equal bytes."""
+"""Renders answers of OpenAI Chat Completions: whole bodies, streamed events, errors. Pure: equal arguments give equal bytes."""
 
 import json
 from typing import Any, Final
@@ -20,9 +20,9 @@ from evener.proto.sessions import FinishReason
 
 DONE: Final = b"data: [DONE]\n\n"
 FINISH: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORTED: "length"}
-"""An aborted answer is cut off, and this dialect has no other word for that."""
+"""The dialect's finish reasons. It has none of its own for an aborted answer."""
 CODES: Final = {"context_length_exceeded": "invalid_request_error"}
-"""Kinds of errors that OpenAI tells by `code`, and their `type`."""
+"""Kinds of errors that OpenAI expresses by `code`, and their `type`."""
 
 
 def answer_body(answer: CanonicalAnswer) -> bytes:
@@ -52,7 +52,7 @@ def addition_events(head: Head, reasoning: str, text: str, *, index: int = 0) ->
 
 
 def answer_events(answer: CanonicalAnswer, streamed: Streamed, *, include_usage: bool) -> bytes:
-    """Return all chunks after the opening one and what was streamed, and the end of the stream."""
+    """Return all chunks after the opening one and after what was streamed, including the end of the stream."""
     head = head_of(answer)
     events: list[bytes] = []
     for index, choice in enumerate(answer.choices):

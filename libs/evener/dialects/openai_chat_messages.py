@@ -1,4 +1,4 @@
-"""Messages of OpenAI Chat Completions to the canonical form. Pure."""
+"""Converts messages of OpenAI Chat Completions to the canonical form. Pure."""
 
 from typing import Any, Final
 
@@ -13,23 +13,23 @@ from evener.tokens.digests import message_digest
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 WITH_IMAGES: Final = ("user", "tool")
 TEXT_PARTS: Final = {"text": "text", "refusal": "refusal"}
-"""Kinds of parts that are text, and the field that holds it."""
+"""Kinds of parts that are text, and the field that holds the text."""
 UNSERVED: Final = {
     "function_call": "is not served; send tool_calls",
     "audio": "audio is not served",
     "prefix": "an answer cannot continue a given one",
 }
-"""Fields of an assistant's message that would change what it says."""
+"""Fields of an assistant message that would change its meaning."""
 
 
 class Parsed(Struct, frozen=True):
-    """A message, with what is wanted of it again and again."""
+    """A message, with derived values that are needed repeatedly."""
 
     message: Message
     digest: bytes
     images: tuple[Image, ...]
     name: str | None
-    """Of the one who says it: no template shows it."""
+    """The name of the speaker, which no template shows."""
 
 
 def parse_message(value: Any, path: str) -> Parsed:
@@ -56,7 +56,7 @@ def _message(sent: dict[str, Any], path: str, images: dict[str, Image]) -> Messa
 
 
 def _assistant(sent: dict[str, Any], message: Message, path: str) -> None:
-    """Add what only assistants have."""
+    """Add the fields that only assistants have."""
     for name, why in UNSERVED.items():
         if sent.get(name):
             refuse(f"{path}.{name}", why)

@@ -1,4 +1,4 @@
-"""Parsing of OpenAI Chat Completions requests. Pure."""
+"""Parses requests of OpenAI Chat Completions. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,7 +16,7 @@ MAX_CHOICES: Final = 128
 HOSTED_TOOLS: Final = frozenset(
     {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "url_context", "google_search"}
 )
-"""Tools that a provider would run itself. The model is not shown them, which is the same as never using them."""
+"""Tools that a provider would run itself. The model does not see them, which is the same as never using them."""
 LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
 DISTRIBUTION: Final = "it would change the sampled distribution"
 CONSTRAINED: Final = "constrained sampling is not served"
@@ -87,11 +87,11 @@ TOOL: Final = Rules(
 
 
 class Offered(Struct, frozen=True, kw_only=True, eq=False):
-    """What one entry of `tools` is."""
+    """The parsed form of one entry of `tools`."""
 
     function: Message | None = None
     hosted: str | None = None
-    """Its kind, where the provider would run it."""
+    """The kind of a tool that the provider would run."""
     beside: Mapping[str, Any] = {}
 
 
@@ -101,18 +101,18 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     items = _messages.of(raw.pop("messages", b"null"), "messages") or malformed("messages", "must not be empty")
     offered = _tools.of(raw.pop("tools", b"null"), "tools")
     fields = {name: value for name in raw if (value := read_field(raw, name)) is not None}
-    wishes = RULES.wishes(fields)
+    requested_params = RULES.requested_params(fields)
     _check_forms(fields)
-    include_usage = _include_usage(fields.get("stream_options", {}), wishes)
+    include_usage = _include_usage(fields.get("stream_options", {}), requested_params)
     tools = [tool.function for tool in offered if tool.function is not None]
     if removed := [tool.hosted for tool in offered if tool.hosted is not None] + RULES.removed(fields):
-        wishes["removed_tools"] = removed
+        requested_params["removed_tools"] = removed
     if besides := {tool.function["name"]: tool.beside for tool in offered if tool.function is not None and tool.beside}:
-        wishes["tools"] = besides
+        requested_params["tools"] = besides
     if names := list(dict.fromkeys(item.name for item in items if item.name)):
-        wishes["names"] = names
+        requested_params["names"] = names
     if _chooses_none(fields.get("tool_choice", "auto")):
-        wishes["tool_choice"], tools = "none", []
+        requested_params["tool_choice"], tools = "none", []
     return CanonicalRequest(
         dialect=dialect,
         model=as_name(fields.get("model"), "model"),
@@ -123,13 +123,13 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
         include_usage=include_usage,
         n=as_count(fields.get("n", 1), "n", at_most=MAX_CHOICES),
         max_tokens=RULES.limit(fields),
-        wishes=wishes,
+        requested_params=requested_params,
         images=images_of((item.images for item in items), "messages"),
     )
 
 
 def _check_forms(fields: dict[str, Any]) -> None:
-    """Refuse forms of an answer that are not text."""
+    """Refuse forms of an answer other than text."""
     if any(kind != "text" for kind in as_list(fields.get("modalities", []), "modalities")):
         refuse("modalities", "only text is served")
     form = as_object(fields.get("response_format", {}), "response_format")
@@ -138,7 +138,7 @@ def _check_forms(fields: dict[str, Any]) -> None:
 
 
 def _tool(value: Any, path: str) -> Offered:
-    """Return what an entry of `tools` is."""
+    """Parse an entry of `tools`."""
     tool = as_object(value, path)
     kind = as_string(tool.get("type"), f"{path}.type")
     if kind == "function":
@@ -160,16 +160,16 @@ def _function(function: dict[str, Any], path: str) -> Message:
 
 
 def _chooses_none(value: Any) -> bool:
-    """Tell whether the model is to see no tools. A forced choice is constrained sampling."""
+    """Return whether the model is to see no tools. A forced choice is refused: it is constrained sampling."""
     if value not in ("auto", "none"):
         refuse("tool_choice", "only 'auto' and 'none' are served: a forced call is constrained sampling")
     return bool(value == "none")
 
 
-def _include_usage(value: Any, wishes: dict[str, Any]) -> bool:
+def _include_usage(value: Any, requested_params: dict[str, Any]) -> bool:
     options = as_object(value, "stream_options")
     if more := {name: wish for name, wish in options.items() if wish is not None and name != "include_usage"}:
-        wishes["stream_options"] = more
+        requested_params["stream_options"] = more
     return as_flag(options.get("include_usage"), "stream_options.include_usage")
 
 

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, Streamed, Wish
-from evener.dialects.fields import read_wish
+from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, RequestHints, Streamed
+from evener.dialects.fields import read_hints
 from evener.dialects.openai_responses_answer import answer_body, counted_body, error_body
-from evener.dialects.openai_responses_request import Parser
+from evener.dialects.openai_responses_request import ResponsesParser
 from evener.dialects.openai_responses_stream import addition_events, answer_events, error_events, in_progress_event, opening_events
 
 PATHS: Final = frozenset({"v1/responses", "responses"})
@@ -13,19 +13,19 @@ COUNTING: Final = "/input_tokens"
 
 
 class OpenAIResponses:
-    """Implements `canonical.Dialect`. Our key goes into the ids of all items and into `encrypted_content`."""
+    """Implements `canonical.Dialect`. The answer key is part of the ids of all items and of `encrypted_content`."""
 
     name = "openai_responses"
     history = "input"
 
     def __init__(self) -> None:
-        self._parser = Parser()
+        self._parser = ResponsesParser()
 
     def serves(self, path: str) -> bool:
         return _place(path).removesuffix(COUNTING) in PATHS
 
-    def wish(self, path: str, body: bytes) -> Wish:
-        return Wish(model=read_wish(body).model) if _counts(path) else read_wish(body)
+    def hints(self, path: str, body: bytes) -> RequestHints:
+        return RequestHints(model=read_hints(body).model) if _counts(path) else read_hints(body)
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:
         return self._parser.parse(self.name, body, count_only=_counts(path))

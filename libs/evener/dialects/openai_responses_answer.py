@@ -1,6 +1,6 @@
-"""Answers of OpenAI Responses: whole bodies and errors. Pure: equal arguments give equal bytes.
+"""Renders answers of OpenAI Responses: whole bodies and errors. Pure: equal arguments give equal bytes.
 
-An answer is a list of items: reasoning as a summary, the text as a message, one item for each call. `openai_responses_stream` tells
+An answer is a list of items: reasoning as a summary, the text as a message, and one item for each call. `openai_responses_stream` renders
 the same items as events.
 """
 
@@ -15,9 +15,9 @@ from evener.dialects.wire import wire_json
 from evener.proto.sessions import FinishReason
 
 CODES: Final = {"context_length_exceeded": "invalid_request_error"}
-"""Kinds of errors that OpenAI tells by `code`, and their `type`."""
+"""Kinds of errors that OpenAI expresses by `code`, and their `type`."""
 ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": INPUT}
-"""Kinds of calls whose arguments are a text, and the field that holds it."""
+"""Kinds of calls whose arguments are text, and the field that holds the text."""
 
 Forms = Mapping[str, ToolForm]
 
@@ -28,7 +28,7 @@ def answer_body(answer: CanonicalAnswer, forms: Forms) -> bytes:
 
 
 def counted_body(prompt_tokens: int) -> bytes:
-    """Return the body of an answer to a request that only counts."""
+    """Return the answer to a request that only counts tokens."""
     return wire_json({"object": "response.input_tokens", "input_tokens": prompt_tokens})
 
 
@@ -38,12 +38,12 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_fields(error: RequestError, code: str | None) -> Message:
-    """Return what an error says."""
+    """Return the fields of an error."""
     return {"message": error.message, "type": CODES.get(error.kind, error.kind), "param": error.field, "code": code}
 
 
 def output_items(answer: CanonicalAnswer, forms: Forms) -> list[Message]:
-    """Return the items of an answer in their order. An answer of nothing, or of reasoning alone, has an empty message."""
+    """Return the items of an answer in their order. An answer without text or calls gets an empty message."""
     [choice] = answer.choices
     calls = choice.message.get("tool_calls", ())
     text = text_of(choice.message)
@@ -59,7 +59,7 @@ def output_items(answer: CanonicalAnswer, forms: Forms) -> list[Message]:
 
 
 def reasoning_item(key: str, text: str) -> Message:
-    """Return the reasoning of an answer; it is always the first item."""
+    """Return the reasoning of an answer, which is always the first item."""
     summary = [{"type": "summary_text", "text": text}] if text else []
     return {"id": item_id("rs", key, 0), "type": "reasoning", "summary": summary, "encrypted_content": key}
 
@@ -81,7 +81,7 @@ def text_part(text: str) -> Message:
 
 
 def call_item(key: str, index: int, call: Message, forms: Forms) -> Message:
-    """Return a tool call as the harness spelled the tool."""
+    """Return a tool call in the form in which the harness declared the tool."""
     form = forms.get(call["name"], ToolForm(name=call["name"]))
     arguments = call["arguments"]
     common: Message = {"status": "completed", "call_id": wire_call_id(call["id"])}
@@ -100,12 +100,12 @@ def call_item(key: str, index: int, call: Message, forms: Forms) -> Message:
 
 
 def arguments_text(arguments: Any) -> str:
-    """Return arguments as they were sampled where they are no JSON object, else as JSON."""
+    """Return arguments as they were sampled if they are not a JSON object, otherwise as JSON."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def open_response(head: Head) -> Message:
-    """Return a response before anything of it is known. What the harness sent is not told back to it."""
+    """Return a response before its content is known. It does not repeat what the harness sent."""
     return {
         "id": f"resp_{head.answer_id}",
         "object": "response",
@@ -132,7 +132,7 @@ def open_response(head: Head) -> Message:
 
 
 def ended_response(answer: CanonicalAnswer, items: list[Message]) -> Message:
-    """Return a response that is complete, or cut off: the format has one word for a limit and an abort."""
+    """Return a response that is complete or incomplete: the format does not distinguish a limit from an abort."""
     cut = answer.choices[0].finish_reason is not FinishReason.STOP
     return open_response(head_of(answer)) | {
         "status": "incomplete" if cut else "completed",
@@ -143,7 +143,7 @@ def ended_response(answer: CanonicalAnswer, items: list[Message]) -> Message:
 
 
 def _usage(answer: CanonicalAnswer) -> dict[str, Any]:
-    """Return the token counts. This format demands a number where the engine reported none: 0."""
+    """Return the token counts. This format requires a number, so what the engine did not report is 0."""
     return {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens or 0},

@@ -1,7 +1,7 @@
-"""Input items of OpenAI Responses to canonical messages. Pure.
+"""Converts input items of OpenAI Responses to canonical messages. Pure.
 
-Each item is parsed alone, so that it can be kept (`evener.dialects.items`); then the items of one turn become one message. Our
-key stands in the ids of all items that we make, `PREFIX_KEY_INDEX`, and in `encrypted_content`.
+Each item is parsed separately, so that it can be cached (`evener.dialects.items`); then the items of one turn become one message. The
+answer key is part of the ids of all items that Evener creates, `PREFIX_KEY_INDEX`, and of `encrypted_content`.
 """
 
 import re
@@ -20,33 +20,33 @@ from evener.tokens.digests import message_digest
 
 ROLES: Final = ("system", "developer", "user", "assistant")
 TEXT_PARTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-"""Kinds of parts that are text, and the field that holds it."""
+"""Kinds of parts that are text, and the field that holds the text."""
 JSON_MARK: Final = "j"
-"""In the id of a freeform call: its text is the JSON of arguments that were not one text."""
+"""In the id of a freeform call: its text is the JSON of arguments that were not a single text."""
 
 _OUR_ID: Final = re.compile(rf"[a-z]+_([A-Za-z0-9]+)_[0-9]+({JSON_MARK}?)")
 
 
-class Piece(Struct, frozen=True, kw_only=True, eq=False):
+class ItemPart(Struct, frozen=True, kw_only=True, eq=False):
     """What one item adds to a request."""
 
     message: Message | None = None
-    """Whole, or an assistant's part of a turn."""
+    """A whole message, or an assistant's part of a turn."""
     digest: bytes | None = None
-    """Of a whole message."""
+    """The digest of a whole message."""
     images: tuple[Image, ...] = ()
     tools: Toolset = NO_TOOLS
     opens: bool = False
-    """Before the first turn of the assistant, its tools are the request's, and it is no message."""
+    """Whether the item, if it comes before the first assistant turn, declares tools of the request and is not a message."""
 
 
 def item_id(prefix: str, key: str, index: int, mark: str = "") -> str:
-    """Return the id of an item of an answer."""
+    """Return the id of an item in an answer."""
     return f"{prefix}_{key}_{index}{mark}"
 
 
-def parse_item(value: Any, path: str) -> Piece:
-    """Return what an item says. Raises RequestError."""
+def parse_item(value: Any, path: str) -> ItemPart:
+    """Parse an item. Raises RequestError."""
     item = as_object(value, path)
     kind = as_string(item.get("type") or ("message" if "role" in item else "item_reference"), f"{path}.type")
     if kind == "item_reference":
@@ -56,14 +56,14 @@ def parse_item(value: Any, path: str) -> Piece:
     return replace(piece, images=images_within(piece.images, path)) if piece.images else piece
 
 
-def whole(role: str, content: str | list[Message], images: tuple[Image, ...] = (), **more: Any) -> Piece:
-    """Return a message that no other item adds to."""
+def whole(role: str, content: str | list[Message], images: tuple[Image, ...] = (), **more: Any) -> ItemPart:
+    """Return a message to which no other item adds."""
     message = {"role": role, "content": content, **more}
-    return Piece(message=message, digest=message_digest(message), images=images)
+    return ItemPart(message=message, digest=message_digest(message), images=images)
 
 
-def assembled(pieces: Iterable[Piece]) -> tuple[list[tuple[Message, bytes]], list[Toolset]]:
-    """Return the canonical messages with their digests, and the tools that came before the first answer."""
+def assembled(pieces: Iterable[ItemPart]) -> tuple[list[tuple[Message, bytes]], list[Toolset]]:
+    """Return the canonical messages with their digests, and the tools declared before the first answer."""
     said: list[tuple[Message, bytes] | _Turn] = []
     opening: list[Toolset] = []
     turn: _Turn | None = None
@@ -86,7 +86,7 @@ def assembled(pieces: Iterable[Piece]) -> tuple[list[tuple[Message, bytes]], lis
 
 
 class _Turn:
-    """An answer, as long as its parts come in."""
+    """An answer whose parts are being collected."""
 
     def __init__(self, first: Message) -> None:
         self._key: str | None = None
@@ -96,7 +96,7 @@ class _Turn:
         self.add(first)
 
     def takes(self, part: Message, *, adjacent: bool) -> bool:
-        """Tell whether a part belongs to this turn: by our key, else by its place; reasoning opens a turn."""
+        """Return whether a part belongs to this turn: by the answer key, otherwise by its place. Reasoning begins a new turn."""
         theirs = part.get("key")
         if self._key and theirs:
             return bool(self._key == theirs)
@@ -111,7 +111,7 @@ class _Turn:
         self._key = part.get("key", self._key)
 
     def digested(self) -> tuple[Message, bytes]:
-        """Return all of it as one message, with its digest."""
+        """Return the turn as one message, with its digest."""
         message: Message = {"role": "assistant", "content": "\n".join(self._texts)}
         message |= {"reasoning": "\n".join(self._thoughts)} if self._thoughts else {}
         message |= {"tool_calls": self._calls} if self._calls else {}
@@ -119,7 +119,7 @@ class _Turn:
         return message, message_digest(message)
 
 
-def _message(item: dict[str, Any], path: str) -> Piece:
+def _message(item: dict[str, Any], path: str) -> ItemPart:
     role = as_string(item.get("role"), f"{path}.role")
     if role not in ROLES:
         malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
@@ -129,8 +129,8 @@ def _message(item: dict[str, Any], path: str) -> Piece:
     return whole(role, content, images)
 
 
-def _reasoning(item: dict[str, Any], path: str) -> Piece:
-    """Return the reasoning: its text where that was sent, else its summary."""
+def _reasoning(item: dict[str, Any], path: str) -> ItemPart:
+    """Return the reasoning: its text if it was sent, otherwise its summary."""
     for name in ("content", "summary"):
         if item.get(name):
             parts = [as_object(part, f"{path}.{name}") for part in as_list(item[name], f"{path}.{name}")]
@@ -140,48 +140,48 @@ def _reasoning(item: dict[str, Any], path: str) -> Piece:
     return _assistant(item)
 
 
-def _function_call(item: dict[str, Any], path: str) -> Piece:
+def _function_call(item: dict[str, Any], path: str) -> ItemPart:
     arguments = as_arguments(item.get("arguments"), f"{path}.arguments")
     return _assistant(item, tool_calls=[_call(item, path, _name(item, path), arguments)])
 
 
-def _custom_call(item: dict[str, Any], path: str) -> Piece:
+def _custom_call(item: dict[str, Any], path: str) -> ItemPart:
     text = as_string(item.get(INPUT), f"{path}.{INPUT}")
     ours = _OUR_ID.fullmatch(str(item.get("id")))
     arguments = as_arguments(text, path) if ours and ours[2] else {INPUT: text}
     return _assistant(item, tool_calls=[_call(item, path, _name(item, path), arguments)])
 
 
-def _search_call(item: dict[str, Any], path: str) -> Piece:
+def _search_call(item: dict[str, Any], path: str) -> ItemPart:
     _check_execution(item, path)
     return _assistant(item, tool_calls=[_call(item, path, SEARCH, as_arguments(item.get("arguments"), f"{path}.arguments"))])
 
 
-def _call_output(item: dict[str, Any], path: str) -> Piece:
+def _call_output(item: dict[str, Any], path: str) -> ItemPart:
     content, images = _content(item.get("output"), f"{path}.output", with_images=True)
     return _result(item, path, content, images)
 
 
-def _search_output(item: dict[str, Any], path: str) -> Piece:
-    """Return the found definitions as the text of a tool result: the history stays as it was, only longer."""
+def _search_output(item: dict[str, Any], path: str) -> ItemPart:
+    """Return the definitions that were found as the text of a tool result, so that the history is only extended."""
     _check_execution(item, path)
     found = parse_tools(item.get("tools"), f"{path}.tools")
     return replace(_result(item, path, tools_text(found.tools)), tools=found)
 
 
-def _additional_tools(item: dict[str, Any], path: str) -> Piece:
+def _additional_tools(item: dict[str, Any], path: str) -> ItemPart:
     tools = parse_tools(item.get("tools"), f"{path}.tools")
     return replace(whole("developer", tools_text(tools.tools)), tools=tools, opens=True)
 
 
-def _configuration(item: dict[str, Any], path: str) -> Piece:
-    """Return nothing: the effort of reasoning is the run's."""
+def _configuration(item: dict[str, Any], path: str) -> ItemPart:
+    """Return nothing: the run decides the reasoning effort."""
     text = as_object(item.get("text") or {}, f"{path}.text")
     check_format(text.get("format"), f"{path}.text.format")
-    return Piece()
+    return ItemPart()
 
 
-PARSERS: Final[dict[str, Callable[[dict[str, Any], str], Piece]]] = {
+PARSERS: Final[dict[str, Callable[[dict[str, Any], str], ItemPart]]] = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _function_call,
@@ -196,21 +196,21 @@ PARSERS: Final[dict[str, Callable[[dict[str, Any], str], Piece]]] = {
 
 
 def check_format(value: Any, path: str) -> None:
-    """Refuse any form of text that constrains sampling."""
+    """Refuse any text format that constrains sampling."""
     kind = as_object(value or {}, path).get("type", "text")
     if kind != "text":
         refuse(path, f"{kind!r} is not served: its sampling is constrained; ask for it in the prompt")
 
 
-def _assistant(item: dict[str, Any], **said: Any) -> Piece:
-    """Return an assistant's part of a turn, with our key where it came back."""
+def _assistant(item: dict[str, Any], **said: Any) -> ItemPart:
+    """Return an assistant's part of a turn, with the answer key if it came back."""
     message: Message = {"role": "assistant", "content": "", **said}
     key = _key(item)
-    return Piece(message=message | {"key": key} if key else message)
+    return ItemPart(message=message | {"key": key} if key else message)
 
 
 def wire_call_id(call_id: str) -> str:
-    """Return a tool call's id in OpenAI's own form, `call_...`: OpenClaw rewrites any other. Reading takes the underscore off again."""
+    """Return a tool call's id in OpenAI's form, `call_...`; OpenClaw rewrites any other. Reading removes the underscore again."""
     return f"call_{call_id.removeprefix('call')}"
 
 
@@ -229,7 +229,7 @@ def _call(item: dict[str, Any], path: str, name: str, arguments: dict[str, Any] 
     return {"id": _call_id(item, path), "name": name, "arguments": arguments}
 
 
-def _result(item: dict[str, Any], path: str, content: str | list[Message], images: tuple[Image, ...] = ()) -> Piece:
+def _result(item: dict[str, Any], path: str, content: str | list[Message], images: tuple[Image, ...] = ()) -> ItemPart:
     return whole("tool", content, images, tool_call_id=_call_id(item, path))
 
 

@@ -1,4 +1,4 @@
-"""Parsing of OpenAI Responses requests. Pure."""
+"""Parses requests of OpenAI Responses. Pure."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from evener.dialects.canonical import CanonicalRequest
 from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, read_raw, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
-from evener.dialects.openai_responses_items import Piece, assembled, check_format, parse_item, whole
+from evener.dialects.openai_responses_items import ItemPart, assembled, check_format, parse_item, whole
 from evener.dialects.openai_responses_tools import Toolset, forms_of, joined, parse_tool
 from evener.dialects.rules import NEW_TURN, Only, Rules
 
@@ -45,11 +45,11 @@ RULES: Final = Rules(
 )
 
 
-class Parser:
-    """Parses requests; remembers input items and tools, which a growing history repeats."""
+class ResponsesParser:
+    """Parses requests and caches input items and tools, which a growing history repeats."""
 
     def __init__(self) -> None:
-        self._items: Items[Piece] = Items(parse_item)
+        self._items: Items[ItemPart] = Items(parse_item)
         self._tools: Items[Toolset] = Items(parse_tool)
 
     def parse(self, dialect: str, body: bytes, *, count_only: bool) -> CanonicalRequest:
@@ -58,17 +58,17 @@ class Parser:
         pieces = self._pieces(bytes(raw.pop("input", b"null")))
         offered = self._tools.of(raw.pop("tools", b"null"), "tools")
         fields = {name: value for name in raw if (value := read_field(raw, name)) is not None}
-        wishes = RULES.wishes(fields, count_only=count_only)
+        requested_params = RULES.requested_params(fields, count_only=count_only)
         _check_forms(fields)
         said, opening = assembled((*_instructions(fields), *pieces))
         shown = joined((*offered, *opening))
         known = joined((shown, *(piece.tools for piece in pieces)))
         if known.removed:
-            wishes["removed_tools"] = list(dict.fromkeys(known.removed))
+            requested_params["removed_tools"] = list(dict.fromkeys(known.removed))
         if known.beside:
-            wishes["tools"] = known.beside
+            requested_params["tools"] = known.beside
         if chooses_none := _chooses_none(fields.get("tool_choice", "auto")):
-            wishes["tool_choice"] = "none"
+            requested_params["tool_choice"] = "none"
         return CanonicalRequest(
             dialect=dialect,
             model=as_name(fields.get("model"), "model"),
@@ -79,30 +79,30 @@ class Parser:
             stream=as_flag(fields.get("stream"), "stream") and not count_only,
             count_only=count_only,
             max_tokens=RULES.limit(fields),
-            wishes=wishes,
+            requested_params=requested_params,
             images=images_of((piece.images for piece in pieces), "input"),
         )
 
-    def _pieces(self, raw: bytes) -> list[Piece]:
+    def _pieces(self, raw: bytes) -> list[ItemPart]:
         if raw.lstrip().startswith(b'"'):
             return [whole("user", as_string(read_raw(raw, "input"), "input"))]
         return self._items.of(raw, "input") or malformed("input", "must not be empty")
 
 
-def _instructions(fields: dict[str, Any]) -> tuple[Piece, ...]:
+def _instructions(fields: dict[str, Any]) -> tuple[ItemPart, ...]:
     text = as_string(fields.get("instructions", ""), "instructions")
     return (whole("system", text),) if text else ()
 
 
 def _check_forms(fields: dict[str, Any]) -> None:
-    """Refuse forms of an answer that are not text alone."""
+    """Refuse forms of an answer other than text."""
     if LOGPROBS in as_list(fields.get("include", []), "include"):
         refuse("include", NO_LOGPROBS)
     check_format(as_object(fields.get("text", {}), "text").get("format"), "text.format")
 
 
 def _chooses_none(value: Any) -> bool:
-    """Tell whether the model is to see no tools. A forced or narrowed choice is constrained sampling."""
+    """Return whether the model is to see no tools. A forced or narrowed choice is refused: it is constrained sampling."""
     if value not in ("auto", "none"):
         refuse("tool_choice", "only 'auto' and 'none' are served: a forced call is constrained sampling")
     return bool(value == "none")

@@ -1,8 +1,8 @@
-"""Streams of OpenAI Responses. Pure: equal arguments give equal bytes.
+"""Renders streams of OpenAI Responses. Pure: equal arguments give equal bytes.
 
-Nothing is kept between two writes, yet `sequence_number` must grow: an event's number is the count of events before it if every
-character of reasoning and text had been a delta of its own. So it follows from what has left, however that was split. A
-keep-alive repeats the number of the event that it repeats; an error, which ends the stream anywhere, has the last numbers there are.
+No state is kept between two writes, yet `sequence_number` must grow. An event's number is the count of events before it, as if every
+character of reasoning and text were a delta of its own. So the number follows from what has left, however that was split. A keep-alive
+repeats an event with its number. An error, which ends the stream anywhere, has the highest possible numbers.
 """
 
 from typing import Any, Final
@@ -22,24 +22,24 @@ from evener.dialects.openai_responses_answer import (
 from evener.dialects.wire import wire_json
 
 OPENING: Final = 2
-"""Events of the prologue."""
+"""The number of events in the prologue."""
 BEFORE_DELTAS: Final = 2
-"""An item and its part are added."""
+"""The number of events before the deltas: an item and its part are added."""
 AFTER_DELTAS: Final = 3
-"""The text, its part and the item are done."""
+"""The number of events after the deltas: the text, its part and the item are done."""
 LAST: Final = 2**31 - 1
 CODES: Final = {
     "context_length_exceeded": "context_length_exceeded",
     "rate_limit_error": "rate_limit_exceeded",
     "overloaded_error": "rate_limit_exceeded",
 }
-"""Codes of a failed response. Codex gives up at once on `server_is_overloaded`, and tries again on this one."""
+"""The codes of a failed response. Codex gives up at once on `server_is_overloaded`, and tries again on this one."""
 RETRIED: Final = "server_error"
 FATAL: Final = "invalid_prompt"
 
 
 def opening_events(head: Head) -> bytes:
-    """Return what opens a stream."""
+    """Return the events that open a stream."""
     response = open_response(head)
     return _event("response.created", 0, response=response) + _event("response.in_progress", 1, response=response)
 
@@ -58,7 +58,7 @@ def addition_events(key: str, streamed: Streamed, reasoning: str, text: str) -> 
 
 
 def answer_events(answer: CanonicalAnswer, streamed: Streamed, forms: Forms) -> bytes:
-    """Return all events after the prologue and what was streamed."""
+    """Return all events after the prologue and after what was streamed."""
     [choice] = answer.choices
     items = output_items(answer, forms)
     writer = _Writer(choice.key, streamed)
@@ -72,7 +72,7 @@ def answer_events(answer: CanonicalAnswer, streamed: Streamed, forms: Forms) -> 
 
 
 def error_events(head: Head, error: RequestError) -> bytes:
-    """Return the end of a stream with an error: for clients that read it from the response, then for those that want an `error`."""
+    """Return the end of a stream with an error: first for clients that read it from the response, then for those that expect an `error`."""
     code = CODES.get(error.kind) or (FATAL if _is_final(error.status) else RETRIED)
     told = error_fields(error, code)
     response = open_response(head) | {"status": "failed", "error": {"code": code, "message": error.message}}
@@ -81,12 +81,12 @@ def error_events(head: Head, error: RequestError) -> bytes:
 
 
 def _is_final(status: int) -> bool:
-    """Tell whether asking again is of no use."""
+    """Return whether trying again is of no use."""
     return 400 <= status < 500 and status not in (408, 409, 429)  # noqa: PLR2004 - HTTP statuses
 
 
 class _Writer:
-    """Writes events one after another, from where a stream stands."""
+    """Writes events one after another, from the current end of a stream."""
 
     def __init__(self, key: str, streamed: Streamed) -> None:
         self._key = key
@@ -94,7 +94,7 @@ class _Writer:
         self._text = streamed.text
         self._number = OPENING
         self._index = 0
-        """Of the open item, or of the next one."""
+        """The index of the open item, or of the next one."""
         self._out: list[bytes] = []
         if streamed.reasoning:
             self._number += BEFORE_DELTAS + len(streamed.reasoning)
@@ -128,7 +128,7 @@ class _Writer:
         self._text += more
 
     def end(self, items: list[Message]) -> None:
-        """End the open item, and write those of which nothing was streamed."""
+        """End the open item, and write the items of which nothing was streamed."""
         message = next((item for item in items if item["type"] == "message"), None)
         if message is None:
             self._end_reasoning()

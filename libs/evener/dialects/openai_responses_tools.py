@@ -1,7 +1,7 @@
-"""Tools of OpenAI Responses: the functions that the policy sees, and how each is spelled on the wire. Pure.
+"""Converts tools of OpenAI Responses to the functions that the policy sees, and back to their wire form. Pure.
 
-A tool in a namespace becomes a function `NAMESPACE__NAME`, a freeform (`custom`) tool one with a string parameter `input`, the
-client's own tool search a function `tool_search`.
+A tool in a namespace becomes a function `NAMESPACE__NAME`, a freeform (`custom`) tool becomes a function with a string parameter `input`,
+and the client's own tool search becomes a function `tool_search`.
 """
 
 import json
@@ -23,9 +23,9 @@ HOSTED_TOOLS: Final = frozenset(
     {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "programmatic_tool_calling"}
     | {"url_context", "google_search"}
 )
-"""Tools that a provider runs itself. The policy is not shown them, which is the same as never using them."""
+"""Tools that a provider runs itself. The policy does not see them, which is the same as never using them."""
 CLIENT_TOOLS: Final = frozenset({"computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch"})
-"""Tools that run at the client, and that only their provider's models know how to call."""
+"""Tools that run at the client and that only their provider's models can call."""
 TOOL: Final = Rules(
     at="tools[]",
     obeyed={
@@ -42,7 +42,7 @@ TOOL: Final = Rules(
 _DATED: Final = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 
 
-class Tool(Struct, frozen=True, kw_only=True, eq=False):
+class ResponsesTool(Struct, frozen=True, kw_only=True, eq=False):
     """A tool as the policy sees it, and as the harness spells it."""
 
     shown: Message
@@ -50,20 +50,20 @@ class Tool(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Toolset(Struct, frozen=True, kw_only=True, eq=False):
-    """What one definition, or a list of them, offers."""
+    """The tools of one definition, or of a list of definitions."""
 
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[ResponsesTool, ...] = ()
     removed: tuple[str, ...] = ()
-    """The kinds of hosted tools that were left out."""
+    """The kinds of hosted tools that were removed."""
     beside: Mapping[str, Mapping[str, Any]] = {}
-    """By the name of a tool or a namespace: what was dropped of it."""
+    """What was dropped from each tool or namespace, by its name."""
 
 
 NO_TOOLS: Final = Toolset()
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the canonical name of a tool; some namespaces end with the separator already."""
+    """Return the canonical name of a tool. Some namespaces already end with the separator."""
     if not namespace:
         return name
     return namespace + name if namespace.endswith(SEPARATOR) else namespace + SEPARATOR + name
@@ -86,7 +86,7 @@ def parse_tools(value: Any, path: str) -> Toolset:
 
 
 def joined(sets: Iterable[Toolset]) -> Toolset:
-    """Return all tools of several sets, in their order."""
+    """Return the union of several sets, in their order."""
     kept = list(sets)
     return Toolset(
         tools=tuple(tool for one in kept for tool in one.tools),
@@ -95,8 +95,8 @@ def joined(sets: Iterable[Toolset]) -> Toolset:
     )
 
 
-def forms_of(tools: Iterable[Tool]) -> dict[str, ToolForm]:
-    """Return how those are spelled that are no plain functions. Raises RequestError where tools of different kinds share a name."""
+def forms_of(tools: Iterable[ResponsesTool]) -> dict[str, ToolForm]:
+    """Return the forms of tools that are not plain functions. Raises RequestError if tools of different kinds share a name."""
     forms: dict[str, ToolForm] = {}
     for tool in tools:
         name = tool.shown["name"]
@@ -105,13 +105,13 @@ def forms_of(tools: Iterable[Tool]) -> dict[str, ToolForm]:
     return {name: form for name, form in forms.items() if form != ToolForm(name=name)}
 
 
-def tools_text(tools: Iterable[Tool]) -> str:
-    """Return definitions as text, for tools that come in the middle of a history."""
+def tools_text(tools: Iterable[ResponsesTool]) -> str:
+    """Return definitions as text, for tools that appear in the middle of a history."""
     return json.dumps([tool.shown for tool in tools], ensure_ascii=False)
 
 
 def _namespace(definition: dict[str, Any], path: str) -> Toolset:
-    """Return what is in a namespace. Its description goes before that of its first tool."""
+    """Return the tools of a namespace. Its description precedes that of its first tool."""
     namespace = as_name(definition.get("name"), f"{path}.name")
     inner = [as_object(item, f"{path}.tools") for item in as_list(definition.get("tools"), f"{path}.tools")]
     about = definition.get("description")
@@ -129,7 +129,7 @@ def _toolset(definition: dict[str, Any], namespace: str | None, path: str) -> To
     return Toolset(tools=(tool,), beside={tool.shown["name"]: more} if more else {})
 
 
-def _tool(definition: dict[str, Any], namespace: str | None, path: str) -> Tool:
+def _tool(definition: dict[str, Any], namespace: str | None, path: str) -> ResponsesTool:
     kind = as_string(definition.get("type"), f"{path}.type")
     if _DATED.sub("", kind) in CLIENT_TOOLS:
         refuse(f"{path}.type", f"{kind!r} runs at the client by a schema that only its provider's models know; declare a function instead")
@@ -143,11 +143,11 @@ def _tool(definition: dict[str, Any], namespace: str | None, path: str) -> Tool:
         shown["parameters"] = _freeform(definition.get("format"), f"{path}.format")
     elif definition.get("parameters") is not None:
         shown["parameters"] = as_object(definition["parameters"], f"{path}.parameters")
-    return Tool(shown=shown, form=ToolForm(name=wire, namespace=namespace, freeform=kind == "custom", search=kind == SEARCH))
+    return ResponsesTool(shown=shown, form=ToolForm(name=wire, namespace=namespace, freeform=kind == "custom", search=kind == SEARCH))
 
 
 def _freeform(value: Any, path: str) -> Message:
-    """Return the parameters of a freeform tool. Its grammar is told, not enforced."""
+    """Return the parameters of a freeform tool. Its grammar is described, not enforced."""
     text: Message = {"type": "string"}
     form = {} if value is None else as_object(value, path)
     if form.get("type") == "grammar":

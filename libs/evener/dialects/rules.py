@@ -1,8 +1,8 @@
-"""What becomes of the fields of a request: a table for each dialect, `RULES` in its `*_request` module. Pure.
+"""What happens to the fields of a request: a table for each dialect, `RULES` in its `*_request` module. Pure.
 
-A field is obeyed, or it is refused by name because the answer would mean something else without it, or it is recorded as a wish;
-what stands in no table is recorded too. Null asks for nothing, and so do false and empty values of what would be refused; where one
-value is served, an empty text does. The page docs/reference/dialects.md is made of these tables.
+A field is obeyed; or refused by name, because without it the answer would mean something else; or recorded among the requested parameters.
+Fields in no table are recorded too. Null asks for nothing, and so do false and empty values of fields that would be refused. For a field of
+which one value is served, an empty text asks for nothing. docs/reference/dialects.md is generated from these tables.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,58 +19,58 @@ CACHE_MARKS: Final = frozenset({"cache_control"})
 
 
 class Only(Struct, frozen=True):
-    """The one value that a field may have, but for null and an empty text, which ask for nothing."""
+    """The only value that a field may have, besides null and an empty text, which ask for nothing."""
 
     value: Any
     why: str
 
 
 class Rules(Struct, frozen=True, kw_only=True, eq=False):
-    """What becomes of the fields of one object."""
+    """The rules for the fields of one object."""
 
     at: str = ""
-    """The object, where it is not the body itself: `generationConfig`."""
+    """The name of the object, unless it is the body itself: `generationConfig`."""
     obeyed: Mapping[str, str]
-    """What of it is served. Its parser reads it."""
+    """Fields that are served, and how. The parser reads them."""
     limits: tuple[str, ...] = ()
-    """The tokens of an answer; the first that is given holds, lowered to what there is, and is recorded."""
+    """Fields that limit an answer's tokens. The first one given holds, lowered to what is left, and is recorded."""
     bounds: Mapping[str, tuple[float, float]] = {}
-    """Sampling parameters: recorded, the run's hold, but a mistake is told."""
+    """Sampling parameters with their bounds. They are recorded, and a wrong value is refused; the run's parameters hold."""
     integers: frozenset[str] = frozenset()
-    """The same, of which each is a whole number."""
+    """The sampling parameters among these that are integers."""
     recorded: Mapping[str, str] = {}
-    """Known fields among those that are recorded, and what becomes of them: for people."""
+    """Known fields that are recorded, and what happens to them, in words."""
     hosted: frozenset[str] = frozenset()
-    """Ask for tools that the provider would run itself: removed, and recorded in `removed_tools`."""
+    """Fields that ask for tools that the provider would run itself. They are removed, and recorded in `removed_tools`."""
     refused: Mapping[str, str] = {}
-    """Why it is not served."""
+    """Fields that are refused, and why."""
     only: Mapping[str, Only] = {}
-    """Refused with any other value than this one."""
+    """Fields that are refused with any other value than this one."""
     stops: str | None = None
-    """The field with stop strings: refused, but where only the prompt is counted."""
+    """The field of stop strings. It is refused unless the request only counts tokens."""
 
-    def wishes(self, fields: Mapping[str, Any], *, count_only: bool = False) -> dict[str, Any]:
-        """Return what is to be recorded of fields that are not null. Raises RequestError naming the field."""
-        wishes: dict[str, Any] = {}
+    def requested_params(self, fields: Mapping[str, Any], *, count_only: bool = False) -> dict[str, Any]:
+        """Return what to record of fields that are not null. Raises RequestError naming the field."""
+        requested_params: dict[str, Any] = {}
         for name, value in fields.items():
             if name in self.refused or name in self.only or name == self.stops:
                 self._refuse(name, value, count_only=count_only)
             elif name not in self.obeyed and name not in self.hosted:
                 self._check(name, value)
-                wishes[name] = value
-        return wishes
+                requested_params[name] = value
+        return requested_params
 
     def limit(self, fields: Mapping[str, Any]) -> int | None:
-        """Return how many tokens the answer may have, as asked for. Raises RequestError naming the field."""
+        """Return the requested limit of the answer's tokens. Raises RequestError naming the field."""
         given = [as_count(fields[name], self.place(name)) for name in self.limits if name in fields]
         return given[0] if given else None
 
     def removed(self, fields: Mapping[str, Any]) -> list[str]:
-        """Return the fields that ask for hosted tools. An empty object does, an empty list does not."""
+        """Return the fields that ask for hosted tools. An empty object asks for one, an empty list does not."""
         return sorted(name for name in self.hosted if fields.get(name, []) != [])
 
     def place(self, name: str) -> str:
-        """Return where a field stands in the body."""
+        """Return the full place of a field in the body."""
         return f"{self.at}.{name}" if self.at else name
 
     def _refuse(self, name: str, value: Any, *, count_only: bool) -> None:
@@ -90,5 +90,5 @@ class Rules(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def beside(sent: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return what else an object inside a request asks for: dropped, and so recorded."""
+    """Return the unknown fields of an object inside a request, which are dropped and therefore recorded."""
     return {name: value for name, value in sent.items() if value and name not in known and name not in CACHE_MARKS}

@@ -1,4 +1,4 @@
-"""What several dialects put on the wire the same way: JSON, events, arguments that are no JSON, our key. Pure."""
+"""What several dialects share on the wire: JSON, events, arguments that are not JSON, answer keys. Pure."""
 
 import json
 import re
@@ -8,19 +8,19 @@ from typing import Any, Final
 from evener.dialects.canonical import Message
 
 UNPARSED: Final = "__unparsedToolInput"
-"""The field that holds arguments which are no JSON object, where the wire has room for objects only.
+"""The field for arguments that are not a JSON object, in formats that only allow objects.
 
-It is the form that Claude Code itself gives to such arguments: `{"__unparsedToolInput": {"raw": text, "len": UTF-16 units of it}}`.
+Claude Code uses the same form for such arguments: `{"__unparsedToolInput": {"raw": text, "len": its length in UTF-16 units}}`.
 """
 KEY: Final = re.compile(r"[A-Za-z0-9]{1,200}")
 FAILED: Final = "Error: "
-"""Begins the text of a tool result that its harness marks as an error: the policy sees text alone."""
+"""The prefix of a tool result that its harness marks as an error: the policy sees only text."""
 _BREAKS: Final = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-"""Some clients take these for the end of a line of their stream. They stand in strings only, where they may be escaped."""
+"""Characters that some clients take for the end of a line in their stream. They occur only in strings, where they may be escaped."""
 
 
 def wire_json(value: Any) -> bytes:
-    """Return compact JSON. Equal values with equal order of keys give equal bytes."""
+    """Return compact JSON. Equal values with the same order of keys give equal bytes."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_BREAKS).encode()
 
 
@@ -32,7 +32,7 @@ def arguments_object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 
 def canonical_arguments(value: dict[str, Any]) -> dict[str, Any] | str:
-    """Return the canonical arguments in an object: the text again where they were no JSON, and it is whole."""
+    """Return the canonical arguments of an object: the original text if it wraps one that was not JSON and is complete."""
     held = value.get(UNPARSED)
     if len(value) == 1 and isinstance(held, dict) and isinstance(held.get("raw"), str):
         text: str = held["raw"]
@@ -42,7 +42,7 @@ def canonical_arguments(value: dict[str, Any]) -> dict[str, Any] | str:
 
 
 def our_key(text: Any) -> str | None:
-    """Return what may be a key of ours, or None for what cannot."""
+    """Return the text if it can be an answer key, otherwise None."""
     return text if isinstance(text, str) and KEY.fullmatch(text) else None
 
 

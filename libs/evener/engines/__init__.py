@@ -1,1 +1,1 @@
-"""What samples: the port, its adapters, the check at start, and the scripted engine of the tests."""
+"""Engines, which sample: the port, its adapters, the check at start, and the scripted engine of the tests."""

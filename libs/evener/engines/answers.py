@@ -1,4 +1,4 @@
-"""Chunks of an answer, made and joined."""
+"""Creates, cuts and joins the chunks of an answer."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
@@ -11,30 +11,30 @@ from evener.proto.sessions import FinishReason
 
 
 class Sampled:
-    """An answer as it grows: its chunks are joined as they come, so that a token takes 12 bytes and not those of a chunk."""
+    """A growing answer. Its chunks are joined as they arrive, so that a token takes 12 bytes instead of a chunk's."""
 
     def __init__(self) -> None:
         self.finish_reason: FinishReason | None = None
-        """Of the last chunk."""
+        """The finish reason of the last chunk."""
         self.continued_at: tuple[int, ...] = ()
-        """How many tokens there were whenever it was asked to go on."""
+        """The number of tokens each time the answer was continued."""
         self.cached_tokens: int | None = None
         self.prompt_ids: NDArray[np.int32] | None = None
         self._ids, self._logprobs, self._versions = bytearray(), bytearray(), bytearray()
         self._piece_versions: NDArray[np.int32] | None = None
-        """As the last chunk had them, of all tokens since the answer was last asked to go on."""
+        """The versions in the last chunk, of all tokens since the answer was last continued."""
 
     def __len__(self) -> int:
-        """Return how many tokens there are."""
+        """Return the number of tokens so far."""
         return len(self._ids) // 4
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        """int32[S], as they are now."""
+        """int32[S]: the ids so far."""
         return np.frombuffer(bytes(self._ids), np.int32)
 
     def add(self, part: Chunk) -> None:
-        """Take the next chunk."""
+        """Append the next chunk."""
         self._ids += part.ids.tobytes()
         self._logprobs += part.logprobs.tobytes()
         self._versions += part.versions.tobytes()
@@ -43,21 +43,21 @@ class Sampled:
         self.prompt_ids = part.prompt_ids if self.prompt_ids is None else self.prompt_ids
 
     def go_on(self) -> None:
-        """Take note that the next chunk is of another request, which was given all tokens so far."""
+        """Note that the next chunk comes from another request, which was given all tokens so far."""
         self._versions = bytearray(self._known_versions().tobytes())
         self.finish_reason, self._piece_versions = None, None
         if len(self) and len(self) not in self.continued_at:
             self.continued_at += (len(self),)
 
     def whole(self) -> Chunk:
-        """Return the answer as one chunk. Raises EngineUnreachable if it has no end."""
+        """Return the answer as one chunk. Raises EngineUnreachable if it did not end."""
         if self.finish_reason is None:
             msg = "the answer ended without a finish reason"
             raise EngineUnreachable(msg)
         return self.partial()
 
     def partial(self) -> Chunk:
-        """Return what there is of an answer that may have been cut off; it has a finish reason only if it has its end."""
+        """Return an answer that may have been cut off as one chunk. It has a finish reason only if the answer ended."""
         return Chunk(
             ids=self.ids,
             logprobs=np.frombuffer(bytes(self._logprobs), np.float32),
@@ -80,7 +80,7 @@ def chunk(
     finish_reason: FinishReason | None = None,
     cached_tokens: int | None = None,
 ) -> Chunk:
-    """Return a chunk of S tokens, all of one version."""
+    """Return a chunk of S tokens of the same version."""
     return Chunk(
         ids=np.asarray(ids, dtype=np.int32),
         logprobs=np.asarray(logprobs, dtype=np.float32),
@@ -91,7 +91,7 @@ def chunk(
 
 
 def cut(part: Chunk, count: int) -> Chunk:
-    """Return the first tokens of a chunk as the last ones of an answer that could not be longer."""
+    """Return the first tokens of a chunk, as the last tokens of an answer that reached its limit."""
     beyond, versions = len(part.ids) - count, part.answer_versions
     return replace(
         part,
@@ -104,7 +104,7 @@ def cut(part: Chunk, count: int) -> Chunk:
 
 
 async def whole(chunks: AsyncIterator[Chunk]) -> Chunk:
-    """Return a whole answer as one chunk. Raises EngineUnreachable if it has no end, and what the engine raises."""
+    """Return a whole answer as one chunk. Raises EngineUnreachable if it did not end, and what the engine raises."""
     return join([each async for each in chunks])
 
 

@@ -1,7 +1,7 @@
-"""What an engine has to prove at start: our tokenizer, and logprobs of what it samples. Anything else cannot be trained on.
+"""Checks an engine at start: its tokenizer must be the policy's, and its logprobs those of what it samples. Others cannot be trained on.
 
-The draws are judged by Hoeffding's bound (1963, theorem 1): for n independent events of mean probability p, a share of at least a > p
-has a probability of at most exp(-n KL(a || p)), and likewise below. So a false alarm is rarer than FALSE_ALARM, whatever the model.
+The draws are judged by Hoeffding's bound (1963, theorem 1): for n independent events of mean probability p, a share of at least a > p has a
+probability of at most exp(-n KL(a || p)), and likewise below. So a false alarm is rarer than FALSE_ALARM, for any model.
 """
 
 import asyncio
@@ -35,24 +35,24 @@ AWKWARD: Final = (
     "https://example.org/a_b?c=%20&d=~#e {{braces}} \\n \\u00e9 $HOME",
     "zero\u200bwidth\u00a0space\ufeff",
 )
-"""Texts on which tokenizers with other rules part ways."""
+"""Texts on which tokenizers with different rules disagree."""
 OPEN_ENDED: Final = ("qz vlk 83 !! Ω", "My favourite is", "x")
-"""Prompts after which much is possible."""
+"""Prompts that allow many continuations."""
 DRAWS: Final = 96
 TOGETHER: Final = 4
 TOP: Final = 16
 RANKS: Final = (1, 4, TOP)
-"""Events that are counted: the drawn id was among the so many most likely ones."""
+"""The counted events: the drawn id was among this many most likely ones."""
 FALSE_ALARM: Final = 1e-6
 TOLERANCE: Final = 0.15
-"""Nats. Quantised kernels differ so much between a cached and a computed prefix."""
+"""In nats. Quantised kernels differ by this much between a cached and a computed prefix."""
 OTHER_TEMPERATURE: Final = 2.0
 ALIGNED_TOKENS: Final = 6
 CHECK_SECONDS: Final = 120.0
 
 
 async def check_engine(engine: Engine, renderer: Renderer) -> LogprobRule:
-    """Return for which settings the engine's logprobs are those of what it samples.
+    """Return the settings for which the engine's logprobs are those of what it samples.
 
     Raises EngineRefused naming what differs, and what the engine raises.
     """
@@ -72,7 +72,7 @@ async def check_engine(engine: Engine, renderer: Renderer) -> LogprobRule:
 
 
 async def compare_tokenizers(engine: Engine, renderer: Renderer) -> None:
-    """See that an engine has a policy's tokenizer. Raises EngineRefused naming what differs, and what the engine raises."""
+    """Check that an engine has a policy's tokenizer. Raises EngineRefused naming what differs, and what the engine raises."""
     ends = b"|".join(renderer.pieces(renderer.stop_ids)).decode(errors="replace")
     for text in (*AWKWARD, f"a{ends}b {ends}"):
         ours, theirs = renderer.encode(text, special=True), await engine.tokenize(text)
@@ -88,7 +88,7 @@ async def compare_tokenizers(engine: Engine, renderer: Renderer) -> None:
 
 
 async def _compare_reports(engine: Engine, prompt: Sequence[int]) -> None:
-    """See that an answer has a logprob for each of its ids, the one that the distribution at its place gives."""
+    """Check that each id of an answer has a logprob, and that it matches the distribution at its place."""
     ids = np.asarray(prompt, np.int32)
     request = GenerateRequest(request_id=f"{PROBE}-reports", ids=ids, sampling=Sampling(seed=1), max_tokens=ALIGNED_TOKENS)
     async with aclosing(engine.generate(request)) as chunks:
@@ -107,7 +107,7 @@ async def _compare_reports(engine: Engine, prompt: Sequence[int]) -> None:
 
 
 async def _find_rule(engine: Engine, prompt: Sequence[int]) -> LogprobRule:
-    """Ask for one distribution with several settings, and see which of them show in it."""
+    """Request one distribution with several settings, and find which settings change the reported logprobs."""
     ids = np.asarray(prompt, np.int32)
 
     async def reported(sampling: Sampling) -> dict[int, float]:
@@ -124,7 +124,7 @@ async def _find_rule(engine: Engine, prompt: Sequence[int]) -> LogprobRule:
 
 
 def _after_temperature(raw: dict[int, float], hot: dict[int, float]) -> bool:
-    """Return whether the second distribution is the first after OTHER_TEMPERATURE, or the same."""
+    """Return whether the second distribution is the first one after OTHER_TEMPERATURE. False: both are the same."""
     common = raw.keys() & hot.keys()
     if not common:
         msg = f"at temperature {OTHER_TEMPERATURE} the engine reports other ids as the most likely ones than at 1"
@@ -139,7 +139,7 @@ def _after_temperature(raw: dict[int, float], hot: dict[int, float]) -> bool:
 
 
 async def _compare_draws(engine: Engine, prompts: Sequence[Sequence[int]], *, temperature: float) -> None:
-    """See that what is sampled follows what is reported."""
+    """Check that the samples follow the reported distribution."""
     limit = asyncio.Semaphore(TOGETHER)
 
     async def draw(number: int) -> tuple[int, dict[int, float]]:
@@ -155,7 +155,7 @@ async def _compare_draws(engine: Engine, prompts: Sequence[Sequence[int]], *, te
         if DRAWS * _divergence(share, expected) > math.log(2 * len(RANKS) / FALSE_ALARM):
             how = "more sharply" if share > expected else "more evenly"
             msg = (
-                f"asked for temperature {temperature:g} without filters, the engine samples {how} than it reports, as if by another "
+                f"asked for temperature {temperature:g} without filters, the engine samples {how} than it reports, as if with another "
                 f"temperature or a filter: {share:.0%} of {DRAWS} draws were among the {rank} most likely ids, "
                 f"which its logprobs expect of {expected:.0%}"
             )
@@ -163,7 +163,7 @@ async def _compare_draws(engine: Engine, prompts: Sequence[Sequence[int]], *, te
 
 
 def _divergence(share: float, expected: float) -> float:
-    """Return the Kullback-Leibler divergence, in nats, of two coins."""
+    """Return the Kullback-Leibler divergence, in nats, of two Bernoulli distributions."""
     p = min(max(expected, 1e-9), 1 - 1e-9)
     parts = ((share, p), (1 - share, 1 - p))
     return sum(one * math.log(one / other) for one, other in parts if one > 0)

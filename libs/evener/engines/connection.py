@@ -1,9 +1,9 @@
-"""HTTP to an engine: JSON and event streams, with every failure named."""
+"""HTTP to an engine: JSON and event streams, with an error for every failure."""
 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -11,32 +11,31 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from evener.engines.port import EngineError, EngineUnreachable, GenerateRequest
-from evener.service.off_loop import Threads
+from evener.engines.port import HEALTH_SECONDS, EngineError, EngineUnreachable, GenerateRequest
+from evener.runtime.threads import Threads
 
 CONNECT_SECONDS: Final = 10.0
 CONTROL_SECONDS: Final = 900.0
-"""Silence of an engine that is asked for anything but an answer: loading weights takes minutes. Sampling may be silent for ever."""
-HEALTH_SECONDS: Final = 10.0
+"""How long an engine may be silent on any request but sampling: loading weights takes minutes. Sampling may be silent for ever."""
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
-"""A host that is gone is found by the kernel: after 30 s of silence it is asked three times, 10 s apart; what is sent and never
-received breaks the connection after 60,000 ms. A system may lack one or the other."""
+"""Socket options by which the kernel finds a host that is gone: after 30 s of silence it probes three times, 10 s apart; unacknowledged
+data breaks the connection after 60,000 ms. A system may lack some of them."""
 IDLE_SECONDS: Final = 4.0
-"""A connection is used again within this time: vLLM closes one that was idle for 5 s."""
+"""A connection is reused within this time: vLLM closes one that was idle for 5 s."""
 LINE_BYTES: Final = 8 << 20
 SHORT_IDS: Final = 4_000
-"""A prompt of so many ids is encoded in a tenth of a millisecond."""
+"""A prompt of this many ids is encoded in a tenth of a millisecond."""
 ENCODING: Final = Threads("encode", 1)
-"""Long prompts are encoded here, one after the other: a call of 64 answers sends as many requests at once."""
+"""The thread that encodes long prompts, one after another: a call of 64 answers sends as many requests at once."""
 HEALTH: Final = "/health"
 JSON: Final = {"content-type": "application/json"}
 SHOWN_CHARACTERS: Final = 200
-"""Of what an engine said, in the one line of an error."""
+"""How much of an engine's answer is quoted in an error."""
 BUSY: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 
 
 class HttpRefusal(EngineError):
-    """The engine refused the request; it says why. Look at its log."""
+    """The engine refused the request for the quoted reason. Look at its log."""
 
     def __init__(self, what: str, status: int, body: str) -> None:
         super().__init__(what, status, body)
@@ -45,10 +44,10 @@ class HttpRefusal(EngineError):
 
 
 class EngineHttp:
-    """Connections to one engine. Closing or cancelling a request closes its connection, which is how an engine learns of it."""
+    """Connections to one engine. Closing or cancelling a request closes its connection, which tells the engine to abort it."""
 
     def __init__(self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False) -> None:
-        """`refuses_by_500`: so it says why it does not do what it is told. Else it has failed, and is as good as gone."""
+        """`refuses_by_500`: a status of 500 is a refusal with a reason. Otherwise the engine has failed and counts as unreachable."""
         self.url: Final = url.rstrip("/")
         self._refuses_by_500: Final = refuses_by_500
         self._silence_seconds: Final = silence_seconds
@@ -60,27 +59,27 @@ class EngineHttp:
             return self.parse(await self._text(response, path), path)
 
     async def post(self, path: str, body: Any, *, samples: bool = False) -> Any:
-        """Return the JSON answer to a POST. `samples`: it takes as long as it takes."""
+        """Return the JSON answer to a POST. `samples`: the answer may take any time."""
         silence = None if samples else self._silence_seconds
         async with self._request("POST", path, msgspec.json.encode(body), silence) as response:
             return self.parse(await self._text(response, path), path)
 
-    async def health(self) -> None:
-        """See that the server is well. Raises EngineUnreachable; one without `/health` is well if it answers at all."""
+    async def health(self, seconds: float = HEALTH_SECONDS) -> None:
+        """Check that the server is healthy. Raises EngineUnreachable. A server without `/health` is healthy if it answers at all."""
         try:
             with suppress(HttpRefusal):
-                async with asyncio.timeout(HEALTH_SECONDS), self._request("GET", HEALTH, None, None) as response:
+                async with asyncio.timeout(seconds), self._request("GET", HEALTH, None, None) as response:
                     await response.read()
         except TimeoutError as cause:
-            msg = f"GET {self.url}{HEALTH}: no answer in {HEALTH_SECONDS:.0f} s"
+            msg = f"GET {self.url}{HEALTH}: no answer in {seconds:.0f} s"
             raise EngineUnreachable(msg) from cause
 
-    async def events(self, path: str, body: bytes) -> AsyncGenerator[list[bytes], None]:
-        """Yield the data of the server-sent events that answer a POST of JSON: together those that came together, at least one.
+    async def events(self, path: str, encode: Callable[[], Awaitable[bytes]]) -> AsyncGenerator[list[bytes], None]:
+        """Yield the data of the server-sent events that answer a POST of JSON, in lists of those that arrived together.
 
-        The body is encoded, because it is held until the last event: the ids of a long prompt are large as Python's numbers.
+        `encode` makes the body. Nobody holds the body after it was sent: an answer may take minutes, and a long prompt is large.
         """
-        async with self._request("POST", path, body, None) as response:
+        async with self._request("POST", path, await encode(), None) as response:
             if response.content_type != "text/event-stream":
                 raise self.rubbish(path, await self._text(response, path))
             begun = b""
@@ -94,7 +93,7 @@ class EngineHttp:
                 yield data
 
     def parse(self, text: str | bytes, path: str) -> Any:
-        """Return JSON text as Python values. Raises EngineError naming it."""
+        """Return JSON text as Python values. Raises EngineError quoting it."""
         try:
             return json.loads(text)
         except ValueError as cause:
@@ -102,14 +101,14 @@ class EngineHttp:
 
     @contextmanager
     def reading(self, path: str, answer: Any) -> Iterator[None]:
-        """Name the answer in an EngineError if this block does not find in it what it looks for."""
+        """Raise EngineError quoting the answer if this block does not find in it what it looks for."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as cause:
             raise self.rubbish(path, answer) from cause
 
     def rubbish(self, path: str, came: object) -> EngineError:
-        """Return the error that names what came instead of an answer."""
+        """Return the error that quotes an unexpected answer."""
         return EngineError(f"{self.url}{path} answered {_shown(str(came))!r}")
 
     async def aclose(self) -> None:
@@ -119,7 +118,7 @@ class EngineHttp:
 
     @asynccontextmanager
     async def _request(self, method: str, path: str, body: bytes | None, silence: float | None) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask. `silence`: seconds without a byte after which the engine is unreachable."""
+        """Send a request. `silence`: the engine is unreachable after this many seconds without a byte."""
         if self._session is None:  # whoever calls bounds the calls in flight
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=kept_alive)
             self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES)
@@ -128,7 +127,9 @@ class EngineHttp:
             raise EngineUnreachable(msg)
         timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
         try:
-            async with self._session.request(method, f"{self.url}{path}", data=body, headers=JSON, timeout=timeout) as response:
+            asking = self._session.request(method, f"{self.url}{path}", data=body, headers=JSON, timeout=timeout)
+            del body
+            async with asking as response:
                 if response.status != HTTPStatus.OK:
                     raise self._refusal(path, response.status, await self._text(response, path))
                 yield response
@@ -151,7 +152,7 @@ class EngineHttp:
             raise self.rubbish(path, body) from cause
 
     def _data(self, lines: list[bytes], path: str) -> list[bytes]:
-        """Return the data in whole lines of an event stream."""
+        """Return the data in complete lines of an event stream."""
         data: list[bytes] = []
         for line in lines:
             if line.startswith(b"data:"):
@@ -162,13 +163,13 @@ class EngineHttp:
 
 
 async def encoded(encode: Callable[[GenerateRequest], bytes], request: GenerateRequest) -> bytes:
-    """Return the body of a request; the loop goes on while that of a long one is made."""
+    """Return the body of a request. A long one is encoded in a thread."""
     short = len(request.ids) <= SHORT_IDS and not request.images
     return encode(request) if short else await ENCODING.run(encode, request)
 
 
 def kept_alive(address: tuple[Any, ...]) -> socket.socket:
-    """Return a socket for an address (`getaddrinfo`) whose kernel finds out when the other side is gone."""
+    """Return a socket for an address (`getaddrinfo`) whose kernel notices when the other side is gone."""
     family, kind, protocol = address[:3]
     opened = socket.socket(family, kind, protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

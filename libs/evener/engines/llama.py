@@ -1,8 +1,8 @@
-"""llama.cpp's server as an engine: POST /completion with ids as prompt.
+"""llama.cpp's server as an engine: POST /completion with ids as the prompt.
 
-An answer is sampled in blocks that are not streamed: in a stream, llama.cpp loses the ids of tokens that end inside a UTF-8
-character, and in either mode their logprobs. Continuing from the ids so far costs no more than going on (the last sampled token is
-evaluated then in both cases), and missing logprobs are looked up afterwards, in the distribution at their place.
+An answer is sampled in blocks that are not streamed: in a stream, llama.cpp loses the ids of tokens that end inside a UTF-8 character, and
+in either mode their logprobs. Continuing from the ids so far costs nothing extra (the last sampled token is evaluated then in both cases).
+Missing logprobs are looked up afterwards, in the distribution at their place.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal
-from evener.engines.port import Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
+from evener.engines.port import HEALTH_SECONDS, Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
 BLOCK_TOKENS: Final = 16
-"""Tokens of one request; what is sampled at most after a client has gone."""
+"""The number of tokens in one request, which is also the most that is sampled after a client has disconnected."""
 LOOKED_UP: Final = 256
-"""Most likely tokens asked for at first when a logprob is looked up; then all."""
+"""How many of the most likely tokens are requested first to look up a logprob. If that fails, all are."""
 FORCED_BIAS: Final = 1000.0
 NEUTRAL: Final[dict[str, Any]] = {
     "typical_p": 1.0,
@@ -47,18 +47,19 @@ NEUTRAL: Final[dict[str, Any]] = {
     "post_sampling_probs": False,
     "samplers": ["temperature", "min_p", "top_k", "top_p"],
 }
-"""Every other knob of the sampler, off: the server's own defaults (top_k 40, min_p 0.05, ...) are not what its logprobs describe."""
+"""Turns off every other parameter of the sampler: with the server's defaults (top_k 40, min_p 0.05, ...) its logprobs would not describe
+what it samples."""
 
 
 class LlamaEngine:
-    """An engine behind llama.cpp's HTTP API. Its weights never change: every token is of version 0. It reports the raw logprobs."""
+    """An engine behind llama.cpp's HTTP API. Its weights never change, so every token is of version 0. It reports raw logprobs."""
 
     def __init__(self, url: str) -> None:
         self._http: Final = EngineHttp(url)
         self._slots: asyncio.Semaphore | None = None
 
-    async def health(self) -> None:
-        await self._http.health()
+    async def health(self, seconds: float = HEALTH_SECONDS) -> None:
+        await self._http.health(seconds)
 
     async def facts(self) -> EngineFacts:
         props = await self._http.get("/props")
@@ -108,7 +109,7 @@ class LlamaEngine:
         return self._slots
 
     async def _logprobs(self, ids: Sequence[int], sampled: Sequence[int], answer: "Completion") -> list[float]:
-        """Return the logprob of each sampled id: as reported, or looked up where llama.cpp left it out."""
+        """Return the logprob of each sampled id, as reported, or looked up if llama.cpp omitted it."""
         reported = align(answer.ids, answer.logprobs)[: len(sampled)]
         return [
             await self._lookup([*ids, *sampled[:place]], sampled[place]) if logprob is None else logprob
@@ -123,7 +124,7 @@ class LlamaEngine:
         return math.nan
 
     async def _distribution(self, ids: Sequence[int], count: int) -> dict[int, float]:
-        """Return the logprobs of the `count` most likely ids after `ids`: with a printable token forced, as only its event has them."""
+        """Return the logprobs of the `count` most likely ids after `ids`. A printable token is forced, since only its event has them."""
         forced = (await self.tokenize("a"))[0]
         answer = await self._complete(ids, Sampling(), n_predict=1, n_probs=count, seed=0, logit_bias=[[forced, FORCED_BIAS]])
         return answer.top[0] if answer.top else {}
@@ -153,7 +154,7 @@ class LlamaEngine:
 
 
 class Completion:
-    """What /completion answered. Raises LookupError, TypeError or ValueError if it is something else."""
+    """An answer of /completion. Raises LookupError, TypeError or ValueError if it is something else."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         probabilities = answer.get("completion_probabilities", [])
@@ -169,9 +170,9 @@ class Completion:
 
 
 def cut(answer: Completion, stop_ids: Sequence[int], wanted: int) -> tuple[list[int], FinishReason | None]:
-    """Return the sampled ids up to the first stop id, which is kept, and why the answer ends there (None: it goes on).
+    """Return the sampled ids up to and including the first stop id, and why the answer ends there (None: it continues).
 
-    llama.cpp stops at its own end-of-generation ids only; what it sampled beyond another stop id is dropped.
+    llama.cpp stops only at its own end-of-generation ids. What it sampled after another stop id is dropped.
     """
     stops = set(stop_ids)
     for place, token in enumerate(answer.ids):
@@ -188,10 +189,10 @@ def cut(answer: Completion, stop_ids: Sequence[int], wanted: int) -> tuple[list[
 
 
 def align(ids: Sequence[int], reported: Sequence[tuple[int, float]]) -> list[float | None]:
-    """Return a logprob for each of `ids`, None where it was left out. `reported` are those of some of them, in order.
+    """Return a logprob for each of `ids`, None if it was omitted. `reported` has the logprobs of some of them, in order.
 
-    Raises EngineError where they do not belong to these ids. Where an id could stand for more than one place, all its places in
-    that stretch are looked up: a logprob must not land on its neighbour.
+    Raises EngineError if they do not belong to these ids. If an id could stand for several places, all of these places are looked up, so
+    that no logprob is assigned to a neighbour.
     """
     if [token for token, _ in reported] == list(ids):
         return [logprob for _, logprob in reported]
@@ -221,13 +222,13 @@ def _places(ids: Sequence[int], reported: Sequence[tuple[int, float]]) -> list[i
 
 
 def block_seed(seed: int, place: int) -> int:
-    """Return the seed of the block that starts at `place`; blocks of one answer must not repeat each other's draws."""
+    """Return the seed of the block that starts at `place`. Blocks of one answer must not repeat each other's draws."""
     digest = hashlib.blake2b(f"{seed}/{place}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1  # 2**32 - 1 would mean "draw one"
 
 
 def overflow(refusal: HttpRefusal) -> ContextOverflow | None:
-    """Return the error for a prompt that does not fit, if that is what was refused."""
+    """Return the error for a prompt that does not fit, if that is why the request was refused."""
     try:
         error = json.loads(refusal.body)["error"]
         if error["type"] != "exceed_context_size_error":

@@ -1,4 +1,4 @@
-"""The engine port: ids in; ids, logprobs and versions out."""
+"""The engine port: ids go in; ids, logprobs and versions come out."""
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Protocol
@@ -12,15 +12,19 @@ from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
 PROBE: Final = "probe"
-"""How request ids begin that are no calls: what the check at start asks. A scripted engine answers them from its own distribution."""
+"""The prefix of request ids that are not calls but belong to the check at start. A scripted engine answers them from its own
+distribution."""
+
+HEALTH_SECONDS: Final = 10.0
+"""An engine that does not answer for this long is not healthy."""
 
 
 class EngineError(EvenerError):
-    """The engine answered something that is not an answer. Look at its log."""
+    """The engine's answer is invalid. Look at its log."""
 
 
 class EngineUnreachable(EngineError, Recoverable):
-    """No answer from the engine. Check its URL and that its readiness probe passes."""
+    """The engine does not answer. Check its URL and that its readiness probe passes."""
 
 
 class EngineRefused(EngineError):
@@ -31,97 +35,97 @@ class ContextOverflow(EngineError):
     """The prompt does not fit the engine's context. Shorten the task, or serve the model with a longer context."""
 
     def __init__(self, message: str, numbers: tuple[int, int] | None = None) -> None:
-        """`numbers`: tokens of the prompt and of the context, where the engine says them."""
+        """`numbers`: the sizes of the prompt and of the context in tokens, if the engine reports them."""
         super().__init__(message)
         self.numbers = numbers
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, eq=False):
-    """One sampling: T ids in, one answer out. n answers are n requests."""
+    """A request for one answer: T ids in, one answer out. n answers take n requests."""
 
     request_id: str
     ids: NDArray[np.int32]
-    """int32[T], the whole context."""
+    """int32[T]: the whole context."""
     sampling: Sampling
-    """`seed` is this request's own."""
+    """The sampling parameters. `seed` is this request's own."""
     max_tokens: int
-    """At least 1; already lowered to the context that is left."""
+    """The limit of the answer, at least 1, already lowered to the context that is left."""
     stop_ids: tuple[int, ...] = ()
-    """End-of-turn ids; the sampled one is kept."""
-    together: int = 1
-    """So many tokens may come in one chunk, where the engine can do that; the first and the end still come at once."""
+    """The end-of-turn ids. The sampled one is kept."""
+    stream_interval: int = 1
+    """How many tokens may come in one chunk, if the engine supports that. The first token and the end still come at once."""
     session: str | None = None
-    """For prefix-cache affinity."""
+    """The session, for prefix-cache affinity."""
     messages: tuple[dict[str, Any], ...] | None = None
-    """For an engine on its chat path, which renders canonical messages itself: the whole history. `ids` are then not looked at."""
+    """The whole history as canonical messages, for an engine that renders them itself. It ignores `ids`."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Canonical tools; only with `messages`."""
+    """Canonical tools, used only with `messages`."""
     images: Mapping[str, tuple[str, bytes]] = {}
-    """Media type and bytes of the images in `messages`, by their digest."""
+    """The media type and bytes of the images in `messages`, by digest."""
 
 
 class Chunk(Struct, frozen=True, kw_only=True, eq=False):
-    """Sampled tokens, as they come: three arrays of the same length S."""
+    """Sampled tokens as they arrive: three arrays of the same length S."""
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    """NaN where not reported."""
+    """float32[S]: the logprob of each id. NaN: not reported."""
     versions: NDArray[np.int32]
-    """-1 where the engine does not report versions, or only at the end of an answer."""
+    """int32[S]: the policy version of each id. -1: the engine does not report versions, or only at the end of an answer."""
     finish_reason: FinishReason | None = None
-    """Set in the last chunk, and only there."""
+    """Why the answer ended; set in the last chunk only."""
     cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache, where reported (last chunk)."""
+    """The number of prompt tokens found in the prefix cache, if reported (last chunk)."""
     answer_versions: NDArray[np.int32] | None = None
-    """Versions of all tokens of this answer, from its first on: in the last chunk of an engine that reports them only there. They
-    replace those of the chunks; `whole` does it."""
+    """The versions of all tokens of the answer, in the last chunk of an engine that reports them only there. `whole` replaces the versions
+    of the other chunks with them."""
     prompt_ids: NDArray[np.int32] | None = None
-    """int32[T], in the first chunk of an engine that rendered the prompt itself: the ids that it conditioned on."""
+    """int32[T]: the ids that the engine conditioned on, in the first chunk of an engine that rendered the prompt itself."""
 
 
 class LogprobRule(Struct, frozen=True, kw_only=True):
-    """For which settings the reported logprobs are those of the sampled distribution, as proven at start."""
+    """The settings for which the reported logprobs are those of the sampled distribution, as proven at start."""
 
     any_temperature: bool
-    """True: logprobs are after temperature. False: only temperature 1 is exact."""
+    """True: the logprobs are taken after temperature. False: only temperature 1 is exact."""
     filters: bool
-    """True: after top-p, top-k and min-p too. False: exact only with all of them off."""
+    """True: they are also taken after top-p, top-k and min-p. False: they are exact only with all filters off."""
 
     def exact_for(self, sampling: Sampling) -> bool:
-        """Return whether the reported logprobs are those of the distribution that these parameters sample from."""
+        """Return whether the reported logprobs are those of the distribution under these parameters."""
         filtered = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
         heated = sampling.temperature != 1
         return (not heated or (self.any_temperature and sampling.temperature > 0)) and (not filtered or self.filters)
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
-    """What an engine says of itself."""
+    """What an engine reports about itself."""
 
     kind: str
     model: str
     context_length: int
-    """Ids of prompt and answer together, for one request."""
+    """The number of ids of prompt and answer together, for one request."""
     reports_versions: bool
-    """With each token. False: only in these facts."""
+    """Whether versions come with each token. If not, only these facts have one."""
     renders: bool = False
-    """It wants messages, and reports the ids that it made of them."""
+    """Whether the engine takes messages and reports the ids that it rendered."""
     vision: bool = False
-    """It takes images."""
+    """Whether the engine takes images."""
     version: int
-    """The policy version that it serves now; 0 for weights that no trainer published."""
+    """The policy version that the engine serves now; 0 for weights that no trainer published."""
     label: str | None = None
-    """What it calls its weights. None: it has no names for them."""
+    """The engine's label of its weights. None: it has no labels."""
 
 
 class Engine(Protocol):
     """A sampling server.
 
-    All methods raise EngineUnreachable when it does not answer, and where it fails of itself: it says so, or its answer just ends.
-    They raise EngineError when it refuses, or answers rubbish.
+    All methods raise EngineUnreachable if it does not answer or fails: it reports a failure, or its answer breaks off. They raise
+    EngineError if it refuses, or if its answer is invalid.
     """
 
-    async def health(self) -> None:
-        """See that it is well, without sampling."""
+    async def health(self, seconds: float = HEALTH_SECONDS) -> None:
+        """Check that the engine is healthy, without sampling. Raises EngineUnreachable for one that does not answer within this time."""
         ...
 
     async def facts(self) -> EngineFacts:
@@ -133,33 +137,33 @@ class Engine(Protocol):
         ...
 
     async def tokenize(self, text: str) -> list[int]:
-        """Return the ids of `text` by the engine's own tokenizer, special tokens parsed, none added."""
+        """Return the ids of `text` by the engine's own tokenizer. Special tokens are parsed, and none are added."""
         ...
 
     async def top_logprobs(self, ids: NDArray[np.int32], sampling: Sampling, count: int) -> tuple[int, dict[int, float]]:
-        """Sample one token; return it and the reported logprobs of the `count` most likely ones (check at start)."""
+        """Sample one token; return it with the reported logprobs of the `count` most likely ids (for the check at start)."""
         ...
 
     async def aclose(self) -> None:
-        """Close connections; the engine itself goes on."""
+        """Close the connections. The engine keeps running."""
         ...
 
 
-class Scores(Struct, frozen=True, kw_only=True, eq=False):
-    """What an engine thinks of given ids."""
+class TokenScores(Struct, frozen=True, kw_only=True, eq=False):
+    """The logprobs that an engine gives to known ids."""
 
     logprobs: NDArray[np.float64]
-    """float64[T]: of each id after those before it, at temperature 1; NaN for the first, and where not reported."""
+    """float64[T]: the logprob of each id given the ids before it, at temperature 1. NaN for the first, and where not reported."""
     version: int
     """The policy version that the answer reports."""
 
 
 class WeightControl(Protocol):
-    """An engine whose weights can be exchanged while its answers are under way.
+    """An engine whose weights can be exchanged while it has open answers.
 
-    After `pause` nothing is sampled until `resume`; open answers stay, and go on from their exact ids. What was computed with
-    the earlier weights is dropped by `load`: a token sampled afterwards scores equal under a full prefill of the new weights.
-    Each step can be done again. All methods raise EngineUnreachable when it does not answer, EngineError when it refuses.
+    Between `pause` and `resume` nothing is sampled; open answers stay open and continue from their exact ids. `load` drops everything that
+    was computed with the earlier weights: a token sampled afterwards scores the same under a full prefill with the new weights. Each step
+    can be repeated. All methods raise EngineUnreachable if the engine does not answer, and EngineError if it refuses.
     """
 
     async def label(self) -> str:
@@ -167,7 +171,7 @@ class WeightControl(Protocol):
         ...
 
     async def paused(self) -> bool:
-        """Return whether it samples nothing until `resume`."""
+        """Return whether the engine is paused."""
         ...
 
     async def pause(self) -> None: ...
@@ -175,28 +179,28 @@ class WeightControl(Protocol):
     async def resume(self) -> None: ...
 
     async def relabel(self, label: str) -> None:
-        """Count every token sampled from now on to this label; a whole number at its end is the policy version."""
+        """Assign this label to every token sampled from now on. The number at its end is the policy version."""
         ...
 
     async def load(self, location: str) -> None:
-        """Exchange the weights for those in a folder that it can read, and drop everything computed with the earlier ones.
+        """Load weights from a folder that the engine can read, and drop everything computed with the earlier ones.
 
-        One that fails may leave any weights, or a dead engine.
+        A failed load may leave any weights, or a dead engine.
         """
         ...
 
-    async def score(self, ids: NDArray[np.int32]) -> Scores:
-        """Return the logprobs of T given ids, T at least 2. Waits while it is paused."""
+    async def score(self, ids: NDArray[np.int32]) -> TokenScores:
+        """Return the logprobs of T given ids, T at least 2. Waits while the engine is paused."""
         ...
 
     async def tokenize(self, text: str) -> list[int]:
-        """Return the ids of `text` by the engine's own tokenizer, special tokens parsed, none added."""
+        """Return the ids of `text` by the engine's own tokenizer. Special tokens are parsed, and none are added."""
         ...
 
     async def origin(self) -> str:
-        """Return where it loaded its weights at its start, in its own words."""
+        """Return where the engine loaded its first weights from, as it says itself."""
         ...
 
     async def aclose(self) -> None:
-        """Close connections; the engine itself goes on."""
+        """Close the connections. The engine keeps running."""
         ...

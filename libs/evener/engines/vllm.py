@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal, encoded
-from evener.engines.port import PROBE, Chunk, ContextOverflow, EngineError, EngineFacts, EngineRefused, EngineUnreachable, GenerateRequest
+from evener.engines.port import (
+    HEALTH_SECONDS,
+    PROBE,
+    Chunk,
+    ContextOverflow,
+    EngineError,
+    EngineFacts,
+    EngineRefused,
+    EngineUnreachable,
+    GenerateRequest,
+)
 from evener.proto.prepared import Converter
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
@@ -25,15 +35,15 @@ from evener.proto.spec import Sampling
 GENERATE: Final = "/inference/v1/generate"
 PROMPT_LENGTH: Final = re.compile(r"(?:\(length |at least )(\d+)(?:\)| input tokens)")
 CONTEXT_LENGTH: Final = re.compile(r"maximum (?:model length of|context length is) (\d+)")
-"""What an error says of a prompt that does not fit: by ids, and by messages."""
+"""Matches the message for a prompt that does not fit, by ids and by messages."""
 LARGEST_ID: Final = 999_999
-"""Larger ones, which no vocabulary has, are written the slow way."""
+"""Ids above this, which no vocabulary has, are written the slow way."""
 NO_SUCH_ENDPOINT: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
 DONE: Final = b"[DONE]"
 """The data of the event that ends a stream."""
 FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 UNKNOWN_LOGPROB: Final = -9999.0
-"""vLLM's word for a logprob that it does not have (and for minus infinity)."""
+"""vLLM's value for a logprob that it does not have, and for minus infinity."""
 NEUTRAL: Final[dict[str, Any]] = {
     "n": 1,
     "repetition_penalty": 1.0,
@@ -47,14 +57,14 @@ NEUTRAL: Final[dict[str, Any]] = {
 
 
 class NotAnEngine(EngineRefused):
-    """What listens there has no token endpoint, as an ordinary OpenAI-compatible server has none: it takes text and gives none of the ids.
+    """The server has no token endpoint. An ordinary OpenAI-compatible server takes text and returns no ids.
 
-    Serve the model by `vllm serve MODEL --enable-scale-out`, which has POST /inference/v1/generate: ids in, ids and logprobs out.
+    Serve the model with `vllm serve MODEL --enable-scale-out`, which adds POST /inference/v1/generate: ids in, ids and logprobs out.
     """
 
 
 class _Token(Struct):
-    """One sampled token; what else is told of it is not looked at, as everywhere here."""
+    """One sampled token. Other fields are ignored, here and below."""
 
     token_id: int
     logprob: float
@@ -65,7 +75,7 @@ class _Logprobs(Struct):
 
 
 class _Span(Struct):
-    """Tokens of one version, from `start` to before `end`."""
+    """Tokens [start, end) of one version."""
 
     version: str
     start: int
@@ -93,17 +103,17 @@ _spans: Final = Converter(list[_Span])
 class VllmEngine:
     """An engine behind vLLM's token endpoint. Versions come with the end of an answer (`Chunk.answer_versions`).
 
-    Where they are not told of each of its tokens they are unknown, of all of them.
+    If they are not reported for each token of an answer, they are unknown for all of them.
     """
 
     def __init__(self, url: str, model: str | None = None, *, kind: str = "vllm") -> None:
-        """`model`: its served name. None: the one that the server names first."""
+        """`model`: the served model's name. None: the first that the server lists."""
         self._http: Final = EngineHttp(url)
         self._model: Final = model
         self._kind: Final = kind
 
-    async def health(self) -> None:
-        await self._http.health()
+    async def health(self, seconds: float = HEALTH_SECONDS) -> None:
+        await self._http.health(seconds)
 
     async def facts(self) -> EngineFacts:
         label = await self._label()
@@ -114,7 +124,7 @@ class VllmEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         ended, sampled = False, 0
-        async with aclosing(self._events(await encoded(self._streamed, request))) as batches:
+        async with aclosing(self._events(request)) as batches:
             async for events in batches:  # to [DONE], so that the connection is used again
                 part = self._chunk(events, sampled)
                 sampled += len(part.ids)
@@ -139,7 +149,7 @@ class VllmEngine:
         await self._http.aclose()
 
     async def _label(self) -> str:
-        """Return what the weights are called, which only an answer tells."""
+        """Return the label of the weights, which only an answer reveals."""
         try:
             answer = await self._probe(self._body(np.zeros(1, np.int32), Sampling(), 1))
         except HttpRefusal as refusal:
@@ -153,13 +163,13 @@ class VllmEngine:
 
     def _streamed(self, request: GenerateRequest) -> bytes:
         body = self._body(request.ids, request.sampling, request.max_tokens)
-        body["sampling_params"] |= {"stop_token_ids": list(request.stop_ids), "stream_interval": request.together}
+        body["sampling_params"] |= {"stop_token_ids": list(request.stop_ids), "stream_interval": request.stream_interval}
         return msgspec.json.encode(body | {"request_id": request.request_id, "stream": True})
 
-    async def _events(self, body: bytes) -> AsyncGenerator[list[_Event], None]:
-        """Yield the events of a streamed answer up to [DONE], those together that came together; an error event is raised."""
+    async def _events(self, request: GenerateRequest) -> AsyncGenerator[list[_Event], None]:
+        """Yield the events of a streamed answer up to [DONE], in lists of those that arrived together. An error event is raised."""
         try:
-            async with aclosing(self._http.events(GENERATE, body)) as batches:
+            async with aclosing(self._http.events(GENERATE, partial(encoded, self._streamed, request))) as batches:
                 async for data in batches:
                     done = DONE in data
                     if events := [self._event(line) for line in (data[: data.index(DONE)] if done else data)]:
@@ -179,14 +189,14 @@ class VllmEngine:
         return event
 
     async def _probe(self, body: dict[str, Any]) -> Any:
-        """Return the answer to a request that is no call; its id says so."""
+        """Return the answer to a request whose id says that it is not a call."""
         try:
             return await self._http.post(GENERATE, body | {"request_id": f"{PROBE}-{secrets.token_hex(8)}"})
         except HttpRefusal as refusal:
             raise overflow(refusal.body) or refusal from None
 
     def _chunk(self, events: list[_Event], sampled: int) -> Chunk:
-        """Return the tokens of events that came together, after so many `sampled` before."""
+        """Return the tokens of events that arrived together, after `sampled` earlier tokens."""
         ids, logprobs = list[int](), list[float]()
         for event in events:
             with self._http.reading(GENERATE, event):
@@ -219,7 +229,7 @@ class VllmEngine:
 
 
 def ids_json(ids: NDArray[np.int32]) -> msgspec.Raw:
-    """Return ids as a JSON list, taken from a table: a prompt of 60,000 ids would cost milliseconds as Python's numbers."""
+    """Return ids as a JSON list, assembled from a table: 60,000 ids would take milliseconds as Python integers."""
     largest = int(ids.max(initial=0))
     if largest > LARGEST_ID:
         return msgspec.Raw(msgspec.json.encode(ids.tolist()))
@@ -228,12 +238,12 @@ def ids_json(ids: NDArray[np.int32]) -> msgspec.Raw:
 
 @lru_cache(maxsize=4)
 def _spelled(count: int) -> NDArray[np.bytes_]:
-    """Return numbers with a comma behind and blanks before them, all of one length."""
+    """Return numbers followed by a comma and preceded by blanks, all of one length."""
     return np.array([b"%6d," % number for number in range(count)])
 
 
 async def served_model(http: EngineHttp, wanted: str | None) -> tuple[str, int]:
-    """Return name and context length of a model that the server has; None: of the one that it names first. Raises EngineError."""
+    """Return the name and context length of a served model, the first one if `wanted` is None. Raises EngineError."""
     models = await http.get("/v1/models")
     with http.reading("/v1/models", models):
         served = {str(each["id"]): int(each["max_model_len"]) for each in models["data"]}
@@ -245,14 +255,14 @@ async def served_model(http: EngineHttp, wanted: str | None) -> tuple[str, int]:
 
 
 async def encode_there(http: EngineHttp, text: str, name: dict[str, str]) -> list[int]:
-    """Return the ids of a text by the server's tokenizer, special tokens parsed, none added."""
+    """Return the ids of a text by the server's tokenizer. Special tokens are parsed, and none are added."""
     answer = await http.post("/tokenize", {"prompt": text, "add_special_tokens": False} | name)
     with http.reading("/tokenize", answer):
         return [int(token) for token in answer["tokens"]]
 
 
 def version_number(label: str) -> int:
-    """Return the policy version that a label names: the whole number at its end (`step-7`), 0 for `default`. Raises ValueError."""
+    """Return the policy version in a label: the number at its end (`step-7`), 0 for `default`. Raises ValueError."""
     digits = re.search(r"\d+$", label)
     if digits:
         return int(digits[0])
@@ -263,7 +273,7 @@ def version_number(label: str) -> int:
 
 
 def overflow(text: str) -> ContextOverflow | None:
-    """Return the error for a prompt that does not fit, if that is what this error body says."""
+    """Return the error for a prompt that does not fit, if this error body says so."""
     try:
         message = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -276,7 +286,7 @@ def overflow(text: str) -> ContextOverflow | None:
 
 
 def event_error(http: EngineHttp, path: str, text: str) -> EngineError:
-    """Return the error for an event that is none of an answer: the prompt does not fit, the request is refused, the engine failed."""
+    """Return the error in an event of a stream: the prompt does not fit, the request is refused, or the engine failed."""
     rubbish = http.rubbish(path, text)
     try:
         code = json.loads(text)["error"].get("code")
@@ -287,7 +297,7 @@ def event_error(http: EngineHttp, path: str, text: str) -> EngineError:
 
 
 def unfinished(http: EngineHttp, path: str) -> EngineUnreachable:
-    """Return the error for an answer that just ends: whoever sampled it is gone."""
+    """Return the error for an answer that breaks off because its engine is gone."""
     return EngineUnreachable(f"{http.url}{path} ended its answer without a finish reason")
 
 
@@ -302,7 +312,7 @@ def _with_versions(part: Chunk, versions: NDArray[np.int32]) -> Chunk:
 
 
 def _versions(spans: list[_Span], count: int) -> NDArray[np.int32] | None:
-    """Return int32[S] from contiguous spans, S = `count`; None where they are of more tokens, or of fewer. Raises ValueError."""
+    """Return int32[S] from contiguous spans, S = `count`. None: they cover another number of tokens. Raises ValueError."""
     if (spans[-1].end if spans else 0) != count:
         return None
     at = 0

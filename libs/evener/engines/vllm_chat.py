@@ -1,7 +1,7 @@
-"""vLLM's chat endpoint as an engine: messages in, and the ids of prompt and answer reported (`return_token_ids`).
+"""vLLM's chat endpoint as an engine: messages in, with the ids of prompt and answer reported (`return_token_ids`).
 
-For servers that do not take ids for agents' calls. Which weights sampled a token is not told on this path; what the check at start
-asks, by ids, goes to /v1/completions of the same server.
+This is for servers that take no ids for agents' calls. This endpoint does not report which weights sampled a token. The check at start
+works with ids, and uses /v1/completions of the same server.
 """
 
 import base64
@@ -10,6 +10,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import EngineHttp, HttpRefusal, encoded
-from evener.engines.port import PROBE, Chunk, EngineFacts, GenerateRequest
+from evener.engines.port import HEALTH_SECONDS, PROBE, Chunk, EngineFacts, GenerateRequest
 from evener.engines.vllm import (
     DONE,
     NEUTRAL,
@@ -45,22 +46,22 @@ FINISH: Final = {
 }
 MISSING: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 IDS: Final[dict[str, Any]] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-"""The second names the id of each logprob, so that both are known to belong together."""
+"""The second parameter names the id of each logprob, which proves that both belong together."""
 WITH_TEXT: Final = {name: value for name, value in NEUTRAL.items() if name != "detokenize"}
 
 
 class VllmChatEngine:
-    """An engine behind vLLM's chat endpoint. `generate` wants messages; versions are unknown."""
+    """An engine behind vLLM's chat endpoint. `generate` needs messages; versions are unknown."""
 
     def __init__(self, url: str, model: str | None = None, *, kind: str = "vllm_chat", vision: bool = False) -> None:
-        """`model`: its served name. None: the one that the server names first. `vision`: it takes images."""
+        """`model`: the served model's name. None: the first that the server lists. `vision`: the model takes images."""
         self._http: Final = EngineHttp(url)
         self._model: Final = model
         self._kind: Final = kind
         self._vision: Final = vision
 
-    async def health(self) -> None:
-        await self._http.health()
+    async def health(self, seconds: float = HEALTH_SECONDS) -> None:
+        await self._http.health(seconds)
 
     async def facts(self) -> EngineFacts:
         model, context = await served_model(self._http, self._model)
@@ -76,13 +77,12 @@ class VllmChatEngine:
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Sample after the request's messages; without any, after its ids and in one chunk."""
+        """Sample after the request's messages; without messages, after its ids and in one chunk."""
         if request.messages is None:
             yield await self._complete(request)
             return
-        body = await encoded(self._streamed, request)
         ended = False
-        async with aclosing(self._parts(body)) as parts:
+        async with aclosing(self._parts(request)) as parts:
             async for part in parts:  # to [DONE], so that the connection is used again
                 ended = ended or part.finish_reason is not None
                 yield part
@@ -112,17 +112,17 @@ class VllmChatEngine:
             "stop_token_ids": list(request.stop_ids),
             "request_id": request.request_id,
             "stream": True,
-            "stream_interval": request.together,
+            "stream_interval": request.stream_interval,
         }
         if request.tools:  # shown to the model; its answer is not parsed, and not constrained
             body |= {"tools": [{"type": "function", "function": tool} for tool in request.tools], "tool_choice": "none"}
         return msgspec.json.encode(body)
 
-    async def _parts(self, body: bytes) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a streamed answer up to [DONE], the prompt's ids in the first one."""
+    async def _parts(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of a streamed answer up to [DONE]. The first has the prompt's ids."""
         prompt: NDArray[np.int32] | None = None
         given = False
-        async with aclosing(self._events(body)) as events:
+        async with aclosing(self._events(request)) as events:
             async for event in events:
                 prompt = self._prompt(event) if prompt is None else prompt
                 part = self._part(event)
@@ -130,9 +130,9 @@ class VllmChatEngine:
                     yield part if given else structs.replace(part, prompt_ids=prompt)
                     given = True
 
-    async def _events(self, body: bytes) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, request: GenerateRequest) -> AsyncGenerator[dict[str, Any], None]:
         try:
-            async with aclosing(self._http.events(CHAT, body)) as batches:
+            async with aclosing(self._http.events(CHAT, partial(encoded, self._streamed, request))) as batches:
                 async for data in batches:
                     for line in data:
                         if line == DONE:
@@ -149,7 +149,7 @@ class VllmChatEngine:
             return np.asarray([int(token) for token in event["prompt_token_ids"]], np.int32)
 
     def _part(self, event: dict[str, Any]) -> Chunk | None:
-        """Return the tokens of an event; None where it has none and ends nothing."""
+        """Return the tokens of an event, None if it has none and ends nothing."""
         with self._http.reading(CHAT, event):
             (choice,) = event["choices"]
             ids = [int(token) for token in choice.get("token_ids") or ()]
@@ -177,7 +177,7 @@ class VllmChatEngine:
     async def _completion(
         self, name: str, ids: NDArray[np.int32], sampling: Sampling, max_tokens: int, *, logprobs: int, stop_ids: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Return the one choice of an answer by ids, to a request of this name."""
+        """Return the one choice of a request by ids, sent under this request id."""
         asked = {"request_id": name, "prompt": ids.tolist(), "logprobs": logprobs, "stop_token_ids": list(stop_ids)}
         try:
             answer = await self._http.post(COMPLETIONS, self._body(sampling, max_tokens) | asked, samples=True)
@@ -188,7 +188,7 @@ class VllmChatEngine:
             return dict(choice)
 
     async def _version(self) -> int:
-        """Return the version that the server tells on its control path; 0 where it has none."""
+        """Return the version that the server's control endpoint reports, 0 if it has none."""
         try:
             answer = await self._http.get("/weight_info")
         except HttpRefusal as refusal:
@@ -237,7 +237,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _id(name: str) -> int:
-    """Return the id that a token is named by: `token_id:7`. Raises ValueError."""
+    """Return the id in a token's name, `token_id:7`. Raises ValueError."""
     return int(name.removeprefix("token_id:"))
 
 

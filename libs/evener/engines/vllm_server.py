@@ -1,4 +1,4 @@
-"""A vLLM server of our own: found on this machine, started with what Evener needs, watched, ended with its parent."""
+"""A vLLM server that Evener starts: finds it on this machine, starts it with the options that Evener needs, watches it, and ends it."""
 
 import asyncio
 import os
@@ -19,37 +19,37 @@ from evener.engines.port import EngineError
 HOST: Final = "127.0.0.1"
 KEEPER: Final = Path(__file__).with_name("keeper.py")
 START_SECONDS: Final = 1800.0
-"""A large model takes minutes; one that fails ends by itself."""
+"""The limit of a start. A large model takes minutes; a failed start ends by itself."""
 POLL_SECONDS: Final = 0.5
 TELL_SECONDS: Final = 10.0
-"""Between two words about a start."""
+"""The interval of progress reports during a start."""
 WATCH_SECONDS: Final = 5.0
-"""Between two looks at a running server."""
+"""The interval of health checks of a running server."""
 PING_SECONDS: Final = 5.0
 DEAF_PINGS: Final = 12
-"""Looks in a row without an answer, after which a server is taken for dead: a minute."""
+"""The number of failed health checks in a row after which a server counts as dead: a minute."""
 STOP_SECONDS: Final = 20.0
-"""More than the keeper leaves to the server."""
+"""The limit of a stop, longer than what the keeper grants the server."""
 LAST_BYTES: Final = 65_536
 SHOWN_CHARACTERS: Final = 300
 CPU_KV_GIB: Final = "1"
 SETTINGS: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-"""Control of weights; nothing is sent or fetched."""
+"""Environment variables that allow control of the weights, and that keep vLLM from sending or fetching anything."""
 
 SPLIT_PROMPTS: Final = "--no-enable-chunked-prefill"
-"""vLLM 0.32 for CPU dies when it splits the prompt of a call that has a seed: it winds the seed's generator back, which those of CPUs
-cannot. With this option it splits none."""
+"""vLLM 0.32 for CPU dies when it splits the prompt of a call with a seed: it rewinds the seed's generator, which is impossible on a CPU.
+With this option it never splits prompts."""
 
 Tell = Callable[[float, str], None]
-"""Called during a start with the seconds since its beginning, and the server's last line."""
+"""Called during a start with the seconds since its beginning and the server's last line."""
 
 
 class VllmMissing(EngineError):
-    """Install vLLM (https://docs.vllm.ai), or name its `vllm` program with --vllm; for trials on a CPU: scripts/vllm_cpu.py install."""
+    """Install vLLM (https://docs.vllm.ai), or name its `vllm` program with --vllm. For trials on a CPU: scripts/vllm_cpu.py install."""
 
 
 class VllmDied(EngineError):
-    """vLLM ended by itself. Its log, engine.log in the state folder, says why: does the model fit, and is its folder whole?"""
+    """vLLM exited. Its log, engine.log in the state folder, says why: does the model fit, and is its folder complete?"""
 
 
 class VllmOptions(Struct, frozen=True, kw_only=True):
@@ -58,25 +58,25 @@ class VllmOptions(Struct, frozen=True, kw_only=True):
     model: Path
     """A Hugging Face folder."""
     program: str | None = None
-    """The `vllm` program, or a Python that has vLLM. None: found in PATH, else the one that scripts/vllm_cpu.py installed."""
+    """The `vllm` program, or a Python that has vLLM. None: the one in PATH, otherwise the one that scripts/vllm_cpu.py installed."""
     served_name: str = "policy"
     extra: tuple[str, ...] = ()
-    """More of vLLM's own options; they come last."""
+    """More of vLLM's own options, which come last."""
 
 
 class VllmServer:
-    """A server that answers at `url`, until it is stopped or dies."""
+    """A server that answers at `url` until it is stopped or dies."""
 
     def __init__(self, process: Process, url: str, log: Path, *, seeds_kill: bool) -> None:
         self.url: Final = url
         self.seeds_kill: Final = seeds_kill
-        """A call with a seed can end it (`SPLIT_PROMPTS`)."""
+        """Whether a call with a seed can kill the server (`SPLIT_PROMPTS`)."""
         self.pid: Final = process.pid
         self._process: Final = process
         self._log: Final = log
 
     async def until_ready(self, tell: Tell) -> None:
-        """Wait until it serves. Raises VllmDied, or EngineError after START_SECONDS."""
+        """Wait until the server serves. Raises VllmDied, or EngineError after START_SECONDS."""
         began = told = time.monotonic()
         while (now := time.monotonic()) - began < START_SECONDS:
             if self._process.returncode is not None:
@@ -91,7 +91,7 @@ class VllmServer:
         raise EngineError(msg)
 
     async def died(self) -> VllmDied:
-        """Wait until it has ended by itself, or does not answer for a minute or says that it is dead; return what says so."""
+        """Wait until the server exits, reports that it is dead, or does not answer for a minute; return the error that says so."""
         silent = 0
         while self._process.returncode is None:
             try:
@@ -104,7 +104,7 @@ class VllmServer:
         return self._death()
 
     async def stop(self) -> None:
-        """End it with all its workers. Survives a cancellation."""
+        """End the server and all its workers. Survives a cancellation."""
         try:
             if self._process.returncode is None:
                 self._process.terminate()
@@ -122,7 +122,7 @@ class VllmServer:
 
 
 async def start_vllm(options: VllmOptions, log: Path) -> VllmServer:
-    """Start a server; `until_ready` waits for it. Raises VllmMissing."""
+    """Start a server, whose `until_ready` waits for it. Raises VllmMissing."""
     program = find_program(options.program)
     on_cpu = "cpu" in await version_of(program)
     port = _free_port()
@@ -145,7 +145,7 @@ async def start_vllm(options: VllmOptions, log: Path) -> VllmServer:
 
 
 def arguments(options: VllmOptions, port: int, *, on_cpu: bool) -> list[str]:
-    """Return what follows `vllm serve`."""
+    """Return the arguments of `vllm serve`."""
     kind = ("--dtype=float32", "--enforce-eager") if on_cpu else ("--dtype=auto",)
     own = (f"--served-model-name={options.served_name}", f"--host={HOST}", f"--port={port}", "--enable-scale-out")
     return [str(options.model), *own, *kind, *options.extra]
@@ -186,7 +186,7 @@ async def version_of(program: Path) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that says anything, an error before others."""
+    """Return the last line of a log, preferably an error."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -217,7 +217,7 @@ def _is_python(program: Path) -> bool:
 
 
 def _interpreter(program: Path) -> Path:
-    """Return the Python that a console script names in its first line, else the one beside it."""
+    """Return the Python in the first line of a console script, otherwise the one beside it."""
     with program.open("rb") as file:
         first = file.readline(4096)
     named = Path(first[2:].decode(errors="replace").strip().partition(" ")[0]) if first.startswith(b"#!") else program
@@ -235,5 +235,5 @@ def _appending(log: Path) -> BinaryIO:
 
 
 def _without_ours(environ: "os._Environ[str]") -> dict[str, str]:
-    """Our secrets are not the engine's."""
+    """Return the environment without Evener's own variables, some of which are secret."""
     return {name: value for name, value in environ.items() if not name.startswith("EVENER_")}

@@ -1,4 +1,4 @@
-"""vLLM's control of weights: `/pause`, `/collective_rpc` and their like (`VLLM_SERVER_DEV_MODE=1`), as vLLM 0.32 has them."""
+"""vLLM's control of weights: `/pause`, `/collective_rpc` and similar endpoints (`VLLM_SERVER_DEV_MODE=1`), as vLLM 0.32 has them."""
 
 import math
 import secrets
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.engines.connection import CONTROL_SECONDS, EngineHttp, HttpRefusal
-from evener.engines.port import PROBE, EngineError, Scores
+from evener.engines.port import PROBE, EngineError, TokenScores
 from evener.engines.vllm import GENERATE, UNKNOWN_LOGPROB, version_number
 
 QUICK_SECONDS: Final = 10.0
-"""For what an engine answers without its workers: one that is silent for longer hangs."""
+"""The limit for answers that need no workers. An engine that is silent for longer hangs."""
 MISSING: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 
 
@@ -25,7 +25,7 @@ class VllmWeights:
     """The weights of an engine behind vLLM's control endpoints."""
 
     def __init__(self, url: str, model: str | None = None, *, load_seconds: float = CONTROL_SECONDS) -> None:
-        """`model`: its served name. None: the one that the server names first. `load_seconds`: of silence while it loads weights."""
+        """`model`: the served model's name (None: the first one listed). `load_seconds`: the limit of silence while it loads weights."""
         self._http: Final = EngineHttp(url, silence_seconds=load_seconds, refuses_by_500=True)
         self._quick: Final = EngineHttp(url, silence_seconds=QUICK_SECONDS, refuses_by_500=True)
         self._model: Final = model
@@ -50,7 +50,7 @@ class VllmWeights:
         await self._post("/update_weight_version", {"new_version": label})
 
     async def load(self, location: str) -> None:
-        """Load a folder. vLLM 0.32 dies of one that it cannot load while answers are open: look into it before."""
+        """Load a folder. Inspect the folder before: vLLM 0.32 dies if loading fails while answers are open."""
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": location}})
         path = "/reset_prefix_cache?reset_running_requests=true"
         answer = await self._post(path)
@@ -59,7 +59,7 @@ class VllmWeights:
         if dropped is not True:
             raise self._http.rubbish(path, answer)
 
-    async def score(self, ids: NDArray[np.int32]) -> Scores:
+    async def score(self, ids: NDArray[np.int32]) -> TokenScores:
         params = {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": ids.tolist(), "sampling_params": params, "request_id": f"{PROBE}-{secrets.token_hex(8)}"}
         answer = await self._http.post(GENERATE, body if self._model is None else body | {"model": self._model})
@@ -67,7 +67,7 @@ class VllmWeights:
             told = answer["prompt_logprobs"][1:]
             logprobs = [_logprob(each[str(token)]["logprob"]) for each, token in zip(told, ids[1:].tolist(), strict=True)]
             version = version_number(answer["choices"][0]["weight_versions"][-1]["version"])
-        return Scores(logprobs=np.asarray([math.nan, *logprobs], np.float64), version=version)
+        return TokenScores(logprobs=np.asarray([math.nan, *logprobs], np.float64), version=version)
 
     async def tokenize(self, text: str) -> list[int]:
         body: dict[str, Any] = {"prompt": text, "add_special_tokens": False}

@@ -1,1 +1,1 @@
-"""Groups and rows in the forms that trainers and people read. Pure."""
+"""The formats in which trainers and people read groups and rows. Pure."""

@@ -1,4 +1,4 @@
-"""The neutral row: everything that any trainer's format is made of. Other formats are pure functions of it."""
+"""The neutral row, which holds everything that a trainer's format needs. Each format is a pure function of neutral rows."""
 
 from typing import Final, TypedDict
 
@@ -6,12 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.proto.arrays import float32s, int32s, uint8s
-from evener.proto.ends import End
+from evener.proto.errors import EvenerError
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import FinishReason
 from evener.proto.trajectories import GroupMerged, Row, TrajectoryScored
 
-CUT_SHORT: Final = frozenset({End.AGENT_TIME, End.TOKEN_BUDGET, End.CALL_BUDGET, End.TURN_BUDGET, End.CONTEXT_OVERFLOW})
-"""Ends that cut the agent's work short."""
+CUT_SHORT: Final = frozenset(
+    {
+        TerminationReason.AGENT_TIME,
+        TerminationReason.TOKEN_BUDGET,
+        TerminationReason.CALL_BUDGET,
+        TerminationReason.TURN_BUDGET,
+        TerminationReason.CONTEXT_OVERFLOW,
+    }
+)
+"""Termination reasons that cut the agent's work short."""
+
+
+class RowsRefused(EvenerError):
+    """These rows do not fit the format, which is a defect of Evener. Export them as JSON lines, and report the defect."""
 
 
 class NeutralRow(TypedDict):
@@ -19,41 +32,42 @@ class NeutralRow(TypedDict):
 
     run_id: str
     purpose: str
-    """`train`, `eval` or `collect`: what is evaluated or collected is not to be trained."""
+    """`train`, `eval` or `collect`. Do not train on rows of purpose `eval` or `collect`."""
     task_id: str
     group_id: str
-    """Rows of one group are compared with each other."""
+    """The group. Rows of one group are compared with each other."""
     rollout_id: str
     """The session. Rows that share it are one sample: count its reward once."""
     branch_index: int
     n_branches: int
-    """Rows of the session."""
+    """The number of rows of the session."""
     policy: str
     harness: str
     ids: NDArray[np.int32]
-    """The whole row, prompt included."""
-    mask: NDArray[np.uint8]
-    """1: sampled by the policy, trainable, and trained by no other row."""
+    """The ids of the whole row, prompt included."""
+    loss_mask: NDArray[np.uint8]
+    """1: the policy sampled the token, it is trainable, and no other row trains it."""
     logprobs: NDArray[np.float32]
-    """Natural log, of the sampled distribution where the mask is 1. NaN where not sampled."""
+    """The natural logarithm of each sampled token's probability, under the sampled distribution where the loss mask is 1. NaN: not
+    sampled."""
     versions: NDArray[np.int32]
-    """Policy version of each sampled token, else -1."""
+    """The policy version of each sampled token. -1: not sampled."""
     call_of: NDArray[np.int32]
-    """Which of the branch's calls sampled the token, else -1."""
+    """The index of the branch's call that sampled the token. -1: not sampled."""
     prompt_len: int
-    """Tokens before the first sampled one: where the response begins."""
+    """The number of tokens before the first sampled one, which is where the response begins."""
     reward: float | None
-    """Of the session, the same in all its rows. None: a recording that nobody graded."""
+    """The reward of the session, the same in all its rows. None: a recording that nobody graded."""
     rewards: dict[str, float]
-    """All named numbers of its grader."""
+    """All numbers that the session's grader named."""
     finish_reason: str
-    """Of the row's last sampled tokens: `stop`, `length` or `aborted`."""
+    """Why the row's last answer ended: `stop`, `length` or `aborted`."""
     truncated: bool
-    """The last answer was cut by length, or a budget ended the session."""
+    """Whether the length limit cut the last answer, or a budget ended the session."""
     status: str
-    """How the session ended: `finished`, `agent_time`, ..."""
+    """The termination reason of the session: `finished`, `agent_time`, ..."""
     kind: str
-    """`main`, `branch`, `sub_agent` or `compaction`."""
+    """The role of the row in its session: `main`, `branch`, `sub_agent`, `compaction` or `conversation`."""
     fidelity: str
     """`fed` or `matched`."""
     temperature: float
@@ -62,14 +76,14 @@ class NeutralRow(TypedDict):
 def neutral_rows(group: GroupMerged) -> list[NeutralRow]:
     """Return the rows of all delivered sessions of a group, by session and branch. Arrays are read-only views.
 
-    Raises TypeError where the group's blobs were not fetched.
+    Raises TypeError if the group's blobs were not fetched.
     """
-    delivered = (member.scored for member in group.members if member.left_out is None)
+    delivered = (member.scored for member in group.members if member.excluded is None)
     return [row for scored in delivered if scored is not None for row in session_rows(scored)]
 
 
 def session_rows(scored: TrajectoryScored) -> list[NeutralRow]:
-    """Return the rows of one session, graded or not. Raises TypeError where its blobs were not fetched."""
+    """Return the rows of one session, graded or not. Raises TypeError if its blobs were not fetched."""
     return [_row(scored, row, index) for index, row in enumerate(scored.trajectory.rows)]
 
 
@@ -87,7 +101,7 @@ def _row(scored: TrajectoryScored, row: Row, index: int) -> NeutralRow:
         policy=spec.policy,
         harness=spec.harness.name,
         ids=int32s(row.ids),
-        mask=uint8s(row.mask),
+        loss_mask=uint8s(row.loss_mask),
         logprobs=float32s(row.logprobs),
         versions=int32s(row.versions),
         call_of=int32s(row.call_of),
@@ -95,8 +109,8 @@ def _row(scored: TrajectoryScored, row: Row, index: int) -> NeutralRow:
         reward=scored.reward,
         rewards=scored.rewards,
         finish_reason=row.finish_reason.value,
-        truncated=row.finish_reason is FinishReason.LENGTH or trajectory.end in CUT_SHORT,
-        status=trajectory.end.value,
+        truncated=row.finish_reason is FinishReason.LENGTH or trajectory.termination_reason in CUT_SHORT,
+        status=trajectory.termination_reason.value,
         kind=row.kind.value,
         fidelity=row.fidelity.value,
         temperature=row.sampling.temperature,

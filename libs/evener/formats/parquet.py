@@ -1,21 +1,21 @@
-"""Neutral rows as Parquet: one row group a group, arrays as lists of their own type. Needs the extra `parquet`.
+"""Writes neutral rows as Parquet: one row group per group, arrays as lists. Needs the extra `parquet`.
 
-Columns are the fields of `NeutralRow`: `ids`, `versions`, `call_of` list<int32>; `mask` list<uint8>; `logprobs` list<float>
-(NaN where not sampled); `rewards` map<string, double>; `branch_index`, `n_branches`, `prompt_len` int32; `reward`,
-`temperature` double; `truncated` bool; `reward` is null where nobody graded; the rest strings. Hugging Face `datasets` reads it as it is.
+The columns are the fields of `NeutralRow`: `ids`, `versions`, `call_of` list<int32>; `loss_mask` list<uint8>; `logprobs` list<float> (NaN
+where not sampled); `rewards` map<string, double>; `branch_index`, `n_branches`, `prompt_len` int32; `reward`, `temperature` double;
+`truncated` bool; all others are strings. `reward` is null if nobody graded the session. Hugging Face `datasets` reads the file as it is.
 """
 
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from evener.formats.neutral import NeutralRow, neutral_rows
+from evener.formats.neutral import NeutralRow, RowsRefused, neutral_rows
 from evener.proto.errors import EvenerError
 from evener.proto.trajectories import GroupMerged
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ARRAYS: Final = {"ids": "int32", "mask": "uint8", "logprobs": "float32", "versions": "int32", "call_of": "int32"}
+ARRAYS: Final = {"ids": "int32", "loss_mask": "uint8", "logprobs": "float32", "versions": "int32", "call_of": "int32"}
 SCALARS: Final = {
     "branch_index": "int32",
     "n_branches": "int32",
@@ -33,12 +33,8 @@ class ParquetMissing(EvenerError):
     """Install Evener with its extra `parquet`: pip install 'evener[parquet]'."""
 
 
-class ParquetRefused(EvenerError):
-    """These rows do not fit the columns, which is a defect of Evener: export them as JSON lines, and report it."""
-
-
 def write(groups: Iterable[GroupMerged], sink: IO[bytes]) -> int:
-    """Write all rows of the groups and return how many. Raises ParquetMissing, ParquetRefused."""
+    """Write all rows of the groups; return their number. Raises ParquetMissing, RowsRefused."""
     try:
         import pyarrow as pa  # noqa: PLC0415 - an extra, and slow to import
         import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, and slow to import
@@ -55,7 +51,7 @@ def write(groups: Iterable[GroupMerged], sink: IO[bytes]) -> int:
                 count += len(rows)
     except pa.ArrowException as cause:
         msg = f"the rows cannot be written as Parquet: {cause}"
-        raise ParquetRefused(msg) from cause
+        raise RowsRefused(msg) from cause
     return count
 
 

@@ -1,4 +1,4 @@
-"""What a run came to, from its groups alone: the figures of `summary.json`."""
+"""Summarizes a run from its groups alone: the figures of `summary.json`."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,82 +13,86 @@ Outcome = GroupMerged | GroupFailed
 
 STAGES: Final = ("queue", "prepare", "agent", "engine", "reconstruct", "grade", "merge")
 NOT_ENDED: Final = "not_ended"
-"""A session that had not been seen when its group was delivered early."""
+"""The state of a session that had not ended when its group was delivered early."""
 
 
 class GroupCounts(Struct, frozen=True):
-    """Groups."""
+    """The number of groups by outcome."""
 
     submitted: int
     merged: int
-    """Delivered: merged, or kept where their purpose is not `train`."""
+    """The number of delivered groups: merged, or kept if their purpose is not `train`."""
+    dropped: int
+    """The number of groups that a rule of the run dropped, though they could have been used."""
 
 
 class SessionCounts(Struct, frozen=True):
-    """Sessions of all groups."""
+    """The number of sessions in all groups."""
 
     total: int
     by_end: dict[str, int]
 
 
 class Rewards(Struct, frozen=True):
-    """Rewards of graded sessions."""
+    """The rewards of graded sessions."""
 
     mean: float | None
-    """None: none was graded."""
+    """The mean reward. None: no session was graded."""
     per_group: dict[str, tuple[float | None, ...]]
-    """By group id, in the order of the sessions. None: not graded."""
+    """The rewards by group id, in the order of the sessions. None: the session was not graded."""
 
 
 class Tokens(Struct, frozen=True):
-    """`delivered + sum(left_out) == sampled`."""
+    """The accounting of tokens: `delivered + sum(excluded) == sampled`."""
 
     sampled: int
     delivered: int
-    left_out: dict[str, int]
+    excluded: dict[str, int]
 
 
 class FidelityCounts(Struct, frozen=True):
-    """Delivered rows by how their ids are known."""
+    """The number of delivered rows by fidelity."""
 
     fed: int
     matched: int
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """The figures."""
+    """The figures of a run."""
 
     groups: GroupCounts
     sessions: SessionCounts
     rewards: Rewards
     tokens: Tokens
     rows: int
-    """Delivered."""
+    """The number of delivered rows."""
     rows_per_session: float
-    """Per session with at least one row."""
+    """The mean number of rows per session that has any."""
     fidelity: FidelityCounts
     calls_without_tools: int
-    """Calls whose tools the policy never saw: its chat template renders none."""
+    """The number of calls whose tools the policy never saw, because its chat template does not render tools."""
     thinking_stripped: int
-    """Calls that began a row because the template drops earlier reasoning; `thinking = "all"` keeps it."""
+    """The number of calls that began a row because the template drops earlier reasoning; `thinking = "all"` keeps it."""
     seconds: dict[str, float]
-    """Mean per session of each stage: `queue` (the wait for an engine: of calls for admission, a slot of an
-    engine, or a weight update; not of sessions for a runner), `prepare`, `agent` (the agent's
-    clock), `engine` (sampling; a part of `agent`), `reconstruct` (seal to grading), `grade`; `merge` is from a group's last score."""
+    """The mean seconds per session of each stage: `queue` (the waits of calls for admission, a slot of an engine or a weight update, but
+    not the wait of a session for a runner), `prepare`, `agent` (the agent's clock), `engine` (sampling, a part of `agent`), `reconstruct`
+    (from the seal to grading), `grade`, and `merge` (from the group's last score)."""
 
 
 def summarize(outcomes: Iterable[Outcome], submitted: int | None = None) -> Summary:
-    """Return the figures of the groups that ended; `submitted`: how many there were (None: as many)."""
+    """Return the figures of the groups that ended. `submitted` is the number of groups that were submitted (None: as many as ended)."""
     ended = tuple(outcomes)
     members = [member for event in ended for member in event.members]
     rows = [row for _, scored in seen(members) for row in scored.trajectory.rows]
     trained = sum(1 for _, scored in seen(members) if scored.trajectory.rows)
     fidelity = Counter(row.fidelity.value for row in rows)
     merged = sum(isinstance(event, GroupMerged) for event in ended)
+    dropped = sum(isinstance(event, GroupFailed) and event.dropped_by is not None for event in ended)
     return Summary(
-        groups=GroupCounts(submitted=len(ended) if submitted is None else submitted, merged=merged),
+        groups=GroupCounts(submitted=len(ended) if submitted is None else submitted, merged=merged, dropped=dropped),
         sessions=SessionCounts(
-            total=len(members), by_end=dict(Counter(member.end.value if member.end else NOT_ENDED for member in members))
+            total=len(members),
+            by_end=dict(Counter(member.termination_reason.value if member.termination_reason else NOT_ENDED for member in members)),
         ),
         rewards=_rewards(ended),
         tokens=_tokens([event.accounting for event in ended]),
@@ -102,19 +106,19 @@ def summarize(outcomes: Iterable[Outcome], submitted: int | None = None) -> Summ
 
 
 def seen(members: Iterable[Member]) -> Iterator[tuple[Member, TrajectoryScored]]:
-    """Yield the members whose sessions were seen, with them."""
+    """Yield the members whose sessions were seen, each with its session."""
     for member in members:
         if member.scored is not None:
             yield member, member.scored
 
 
 def ended_at(event: Outcome) -> float:
-    """Return when a group ended, Unix seconds."""
+    """Return when a group ended, in Unix seconds."""
     return event.merged_at if isinstance(event, GroupMerged) else event.failed_at
 
 
 def stages(scored: TrajectoryScored) -> dict[str, float]:
-    """Return the seconds of a session by stage, `merge` left out."""
+    """Return the seconds of a session by stage, except `merge`."""
     trajectory = scored.trajectory
     exited = trajectory.exit
     return {
@@ -134,10 +138,10 @@ def _rewards(ended: Sequence[Outcome]) -> Rewards:
 
 
 def _tokens(books: Sequence[Accounting]) -> Tokens:
-    left_out: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
     for book in books:
-        left_out.update({reason.value: tokens for reason, tokens in book.left_out.items()})
-    return Tokens(sampled=sum(book.sampled for book in books), delivered=sum(book.delivered for book in books), left_out=dict(left_out))
+        excluded.update({reason.value: tokens for reason, tokens in book.excluded.items()})
+    return Tokens(sampled=sum(book.sampled for book in books), delivered=sum(book.delivered for book in books), excluded=dict(excluded))
 
 
 def _seconds(ended: Sequence[Outcome]) -> dict[str, float]:

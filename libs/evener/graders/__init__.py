@@ -1,1 +1,1 @@
-"""From what a session left to a reward."""
+"""Graders: from what a session left to its reward."""

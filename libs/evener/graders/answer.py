@@ -1,23 +1,23 @@
-"""Compare the agent's last message with an expected answer.
+"""Compares the agent's last message with an expected answer.
 
-Options: `expected` (the answer), `match` = `exact` (default), `contains`, `regex` or `number`. Case and white space are folded,
-except inside a regular expression. No answer is worth 0; so is a wrong one.
+Options: `expected` (the answer), `match` = `exact` (default), `contains`, `regex` or `number`. Case and white space are folded, except in a
+regular expression. A wrong answer is worth 0, and so is no answer.
 """
 
 import re
 from collections.abc import Callable
 from typing import Final
 
-from evener.graders.port import Context, Grade, GraderRefused, graded
+from evener.graders.port import Grade, GraderRefused, GradingContext, graded
 
 OPTIONS: Final = frozenset({"expected", "match"})
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
-class Answer:
+class AnswerGrader:
     """The grader `answer`."""
 
-    async def grade(self, context: Context) -> Grade:
+    async def grade(self, context: GradingContext) -> Grade:
         options = context.trajectory.spec.grader.options
         if unknown := sorted(set(options) - OPTIONS):
             msg = f"grader `answer` knows no option {unknown[0]!r}"
@@ -27,7 +27,7 @@ class Answer:
 
 
 def compare(answer: str | None, expected: str | None, match: str) -> bool:
-    """Return whether the answer is the expected one. Raises GraderRefused where that cannot be said."""
+    """Return whether the answer is the expected one. Raises GraderRefused if the options do not allow a comparison."""
     if expected is None:
         msg = "grader `answer` has no option `expected`"
         raise GraderRefused(msg)
@@ -38,7 +38,7 @@ def compare(answer: str | None, expected: str | None, match: str) -> bool:
 
 
 def folded(text: str) -> str:
-    """Return the text in one case, with single blanks and none around it."""
+    """Return the text case-folded, with single spaces and none around it."""
     return " ".join(text.casefold().split())
 
 
@@ -54,15 +54,15 @@ def _regex(answer: str, expected: str) -> bool:
     try:
         return re.search(expected, answer, re.IGNORECASE) is not None
     except re.error as cause:
-        msg = f"grader `answer`: {expected!r} is no regular expression: {cause}"
+        msg = f"grader `answer`: {expected!r} is not a regular expression: {cause}"
         raise GraderRefused(msg) from cause
 
 
 def _number(answer: str, expected: str) -> bool:
-    """Compare the last number of the answer: people say what they computed first."""
+    """Return whether the last number in the answer is the expected one; people write their computation before the result."""
     wanted, said = _last_number(expected), _last_number(answer)
     if wanted is None:
-        msg = f"grader `answer`: {expected!r} is no number"
+        msg = f"grader `answer`: {expected!r} is not a number"
         raise GraderRefused(msg)
     return said == wanted
 

@@ -1,12 +1,12 @@
-"""A reward given by hand: the option `reward`, or the one that a recording was ended with."""
+"""A reward given by hand: the option `reward`, or the reward with which a recording was ended."""
 
-from evener.graders.port import Context, Grade, GraderRefused, graded
+from evener.graders.port import Grade, GraderRefused, GradingContext, graded
 
 
-class Fixed:
+class FixedGrader:
     """The grader `fixed`."""
 
-    async def grade(self, context: Context) -> Grade:
+    async def grade(self, context: GradingContext) -> Grade:
         exited = context.trajectory.exit
         given: str | float | None = exited.reward if exited is not None and exited.reward is not None else None
         if given is None:
@@ -16,5 +16,5 @@ class Fixed:
         try:
             return graded({"reward": float(given)})
         except ValueError as cause:
-            msg = f"grader `fixed`: {given!r} is no number"
+            msg = f"grader `fixed`: {given!r} is not a number"
             raise GraderRefused(msg) from cause

@@ -1,7 +1,7 @@
-"""Harbor's contract: the task's `tests/test.sh` in a fresh sandbox with the agent's changes, then the reward that it wrote.
+"""Harbor's contract: runs the task's `tests/test.sh` in a fresh sandbox with the agent's changes, then reads the reward that it wrote.
 
-`reward.json` (an object of finite numbers) is read first, then `reward.txt` (one finite number). Empty, missing or unreadable is
-no reward, never 0. The exit status of the tests is kept as evidence and means nothing.
+`reward.json` (an object of finite numbers) is read first, then `reward.txt` (one finite number). A reward that is empty, missing or
+unreadable is no reward, never 0. The exit code of the tests is kept as evidence and ignored.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from evener.blobs.port import Blobs
-from evener.graders.port import Context, Grade, GraderError, GraderRefused, graded
+from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext, graded
 from evener.proto.spec import TaskRef
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.sandboxes import grading
@@ -26,21 +26,21 @@ REMOVED: Final = "removed.json"
 OUTPUT: Final = "test-stdout.txt"
 ENDED: Final = "grading.json"
 LAST_LINES: Final = 10
-"""Of the tests' output, in the reason why there is no reward."""
+"""The number of output lines quoted in the reason why there is no reward."""
 LAST_CHARACTERS: Final = 1000
 
 _numbers: Final = msgspec.json.Decoder(dict[str, float])
 
 
-class Harbor:
+class HarborGrader:
     """The grader `harbor`."""
 
-    async def grade(self, context: Context) -> Grade:
+    async def grade(self, context: GradingContext) -> Grade:
         ref = context.trajectory.spec.task
         if ref is None:
             msg = "grader `harbor` needs a task with tests; this session is a recording without one"
             raise GraderRefused(msg)
-        left = grading.Graded()
+        left = grading.GradingOutcome()
         try:
             with tempfile.TemporaryDirectory(prefix="evener-grading-") as folder:
                 await _grade(context, ref, Path(folder), left)
@@ -49,7 +49,7 @@ class Harbor:
         return judge(left)
 
 
-async def _grade(context: Context, ref: TaskRef, folder: Path, left: grading.Graded) -> None:
+async def _grade(context: GradingContext, ref: TaskRef, folder: Path, left: grading.GradingOutcome) -> None:
     try:
         task = await _unpacked(context.blobs, ref, folder)
         if task.tests is None:
@@ -71,15 +71,15 @@ async def _grade(context: Context, ref: TaskRef, folder: Path, left: grading.Gra
         raise GraderError(str(cause)) from cause
 
 
-def evidence_of(left: grading.Graded) -> dict[str, bytes]:
-    """Return what a grading left to look at, however far it came."""
+def evidence_of(left: grading.GradingOutcome) -> dict[str, bytes]:
+    """Return the files that a grading left, however far it got."""
     ended = {"exit_code": left.exit_code, "timed_out": left.timed_out, "seconds": round(left.seconds, 3), "unread": left.unread}
     files = {OUTPUT: left.output, "reward.json": left.reward_json, "reward.txt": left.reward_text, ENDED: msgspec.json.encode(ended)}
     return {name: content for name, content in files.items() if content is not None}
 
 
-def judge(left: grading.Graded) -> Grade:
-    """Return the grade that the tests wrote. Raises GraderError, with the end of their output, where they wrote none."""
+def judge(left: grading.GradingOutcome) -> Grade:
+    """Return the grade that the tests wrote. Raises GraderError, with the end of their output, if they wrote none."""
     try:
         return graded(_rewards(left))
     except GraderError as cause:
@@ -87,7 +87,7 @@ def judge(left: grading.Graded) -> Grade:
         raise GraderError(msg) from cause
 
 
-def _rewards(left: grading.Graded) -> dict[str, float]:
+def _rewards(left: grading.GradingOutcome) -> dict[str, float]:
     if left.unread is not None:
         raise GraderError(left.unread)
     if left.reward_json is not None:
@@ -100,7 +100,7 @@ def _rewards(left: grading.Graded) -> dict[str, float]:
 
 
 def last_lines(output: bytes | None) -> str:
-    """Return for people how the tests' output ends."""
+    """Return the end of the tests' output, as a clause for a message."""
     lines = [line for line in (output or b"").decode(errors="replace").splitlines() if line.strip()]
     if not lines:
         return "it printed nothing"
@@ -130,7 +130,7 @@ async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> directory.Task:
 
 
 async def _changes(trajectory: TrajectoryBuilt, blobs: Blobs) -> Changes | None:
-    """Return what the agent left. None: no harness ran in a sandbox. Raises GraderRefused where its changes were not kept."""
+    """Return what the agent changed. None: no harness ran in a sandbox. Raises GraderRefused if the changes were not kept."""
     if trajectory.exit is None or not trajectory.exit.artifacts:
         return None
     refs = {artifact.name: artifact.blob for artifact in trajectory.exit.artifacts}

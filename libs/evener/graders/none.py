@@ -1,10 +1,10 @@
-"""No grading: for recordings and offline data whose worth is judged elsewhere."""
+"""The grader `none`, for recordings and offline data that are graded elsewhere."""
 
-from evener.graders.port import Context, Grade
+from evener.graders.port import Grade, GradingContext
 
 
 class NoGrader:
     """The grader `none`."""
 
-    async def grade(self, context: Context) -> Grade:  # noqa: ARG002 - the port's signature
+    async def grade(self, context: GradingContext) -> Grade:  # noqa: ARG002 - the port's signature
         return Grade(reward=None, ungraded="no grader")

@@ -1,4 +1,4 @@
-"""The grader port: a trajectory and what its agent left in, a reward and its evidence out."""
+"""The grader port: a trajectory and what its agent left go in; a reward and its evidence come out."""
 
 import math
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from evener.proto.trajectories import TrajectoryBuilt
 from evener.sandboxes.port import Sandboxes
 
 REWARD = "reward"
-"""The name of the number that is the reward, where a grader gives several."""
+"""The name of the number that is the reward, if a grader gives several."""
 
 
 class GraderError(EvenerError):
-    """The grader crashed or gave no reward; the session counts as ungraded, not as 0. Look at its evidence: `evener show SESSION`."""
+    """The grader crashed or gave no reward. The session counts as ungraded, not as 0. Look at its evidence: `evener show SESSION`."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -25,29 +25,29 @@ class GraderError(EvenerError):
 
 
 class GraderRefused(GraderError):
-    """Trying again cannot help. Correct the task or the grader's options and submit the task again."""
+    """Trying again cannot help. Correct the task or the grader's options, and submit the task again."""
 
 
-class Context(Struct, frozen=True, kw_only=True, eq=False):
+class GradingContext(Struct, frozen=True, kw_only=True, eq=False):
     """What a grader may use."""
 
     trajectory: TrajectoryBuilt
-    """`trajectory.spec.grader.options` are the grader's own options."""
+    """The session to grade. `trajectory.spec.grader.options` are the grader's own options."""
     blobs: Blobs
-    """Holds the task's archive and the session's artifacts."""
+    """The blob store, which holds the task's archive and the session's artifacts."""
     sandboxes: Sandboxes
-    """Opens fresh sandboxes."""
+    """The backend that opens fresh sandboxes."""
     name: str
-    """For a sandbox: unique among the gradings that run."""
+    """A name for a sandbox, unique among the gradings that run."""
     evidence: dict[str, bytes] = msgspec.field(default_factory=dict)
-    """Contents of files that the grading leaves, by name. A grader fills it as it goes: it is kept however the grading ends."""
+    """The files that the grading leaves, name to content. A grader fills it as it runs, so that it is kept however the grading ends."""
 
 
 class Grade(Struct, frozen=True, kw_only=True):
     """What a session is worth."""
 
     reward: float | None
-    """Finite. None: this grader does not grade, see `ungraded`."""
+    """The reward, a finite number. None: this grader does not grade, and `ungraded` says why."""
     rewards: dict[str, float] = {}
     """All named numbers."""
     ungraded: str | None = None
@@ -55,15 +55,15 @@ class Grade(Struct, frozen=True, kw_only=True):
 
 
 class Grader(Protocol):
-    """A way to score a session. Knows nothing of groups, retries or topics."""
+    """A way to score a session. A grader knows nothing of groups, retries or topics."""
 
-    async def grade(self, context: Context) -> Grade:
-        """Return the session's grade. Raises GraderError, BlobError; any other exception is a crash of the grader."""
+    async def grade(self, context: GradingContext) -> Grade:
+        """Return the session's grade. Raises GraderError or BlobError; any other exception is a crash of the grader."""
         ...
 
 
 def graded(rewards: Mapping[str, float]) -> Grade:
-    """Return the grade of named numbers: the reward is the one named `reward`, or their mean. Raises GraderError if one is not finite."""
+    """Return the grade of named numbers: the one named `reward`, or their mean. Raises GraderError if one of them is not finite."""
     if not rewards:
         msg = "no reward among the grader's numbers"
         raise GraderError(msg)

@@ -1,15 +1,15 @@
-"""Graders by name."""
+"""The registry of graders, by name."""
 
 from collections.abc import Callable
 from typing import Final
 
-from evener.graders.answer import Answer
-from evener.graders.fixed import Fixed
-from evener.graders.harbor import Harbor
+from evener.graders.answer import AnswerGrader
+from evener.graders.fixed import FixedGrader
+from evener.graders.harbor import HarborGrader
 from evener.graders.none import NoGrader
 from evener.graders.port import Grader, GraderRefused
 
-GRADERS: Final[dict[str, Callable[[], Grader]]] = {"answer": Answer, "fixed": Fixed, "harbor": Harbor, "none": NoGrader}
+GRADERS: Final[dict[str, Callable[[], Grader]]] = {"answer": AnswerGrader, "fixed": FixedGrader, "harbor": HarborGrader, "none": NoGrader}
 
 
 def grader_for(name: str) -> Grader:

@@ -1,1 +1,1 @@
-"""One folder per harness: pinned version, install, head-less launch, how its exit is judged, its quirks as data."""
+"""Harnesses, one folder each: pinned version, installation, headless launch, how its exit is classified, and its quirks as data."""

@@ -1,9 +1,9 @@
-"""A model provider as Pi and OpenClaw read it in their configuration, one for each dialect that they speak."""
+"""The relay as a model provider in the configuration format of Pi and OpenClaw, for each dialect that they speak."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from evener.harnesses.port import Context
+from evener.harnesses.port import LaunchContext
 
 APIS: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("openai-completions", "/v1"),
@@ -11,11 +11,11 @@ APIS: Final[Mapping[str, tuple[str, str]]] = {
     "anthropic": ("anthropic-messages", ""),
     "google": ("google-generative-ai", "/v1beta"),
 }
-"""By dialect: the name of its client, and what follows the relay's address in its base URL."""
+"""By dialect: the name of its client, and the path after the relay's address in its base URL."""
 
 
-def provider(context: Context, *, dialect: str, reasoning: bool, context_tokens: int, answer_tokens: int) -> dict[str, object]:
-    """Return the relay as a provider of one model. `reasoning`: the model is known to reason."""
+def provider(context: LaunchContext, *, dialect: str, reasoning: bool, context_tokens: int, answer_tokens: int) -> dict[str, object]:
+    """Return the relay as a provider of one model. `reasoning`: the model is declared to reason."""
     api, suffix = APIS[dialect]
     model = {
         "id": context.model,

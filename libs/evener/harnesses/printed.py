@@ -1,4 +1,4 @@
-"""What harnesses print without a person: JSON objects, one a line, possibly cut in the middle of all."""
+"""Reads what headless harnesses print: one JSON object per line, possibly cut in the middle of the output."""
 
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ DETAIL_CHARACTERS: Final = 500
 
 
 def last_event(log: bytes, *types: str) -> dict[str, Any] | None:
-    """Return the last printed object whose `type` is one of these. None: there is none."""
+    """Return the last printed object whose `type` is one of `types`. None: there is none."""
     for line in reversed(log.splitlines()):
         if not line.startswith(b"{"):
             continue
@@ -22,7 +22,7 @@ def last_event(log: bytes, *types: str) -> dict[str, Any] | None:
 
 
 def told(event: dict[str, Any] | None, *names: str) -> str:
-    """Return the text under these names, one in the other. Empty: there is none."""
+    """Return the text under these nested names. Empty: there is none."""
     value: Any = event
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
@@ -30,5 +30,5 @@ def told(event: dict[str, Any] | None, *names: str) -> str:
 
 
 def last_line(log: bytes) -> str:
-    """Return the last line of an output, for people."""
+    """Return the last line of an output."""
     return log.strip().rpartition(b"\n")[2].decode(errors="replace")[-DETAIL_CHARACTERS:]

@@ -1,13 +1,13 @@
-"""The variables by which programs find a model provider, for every dialect's usual client."""
+"""The environment variables by which programs find a model provider, for the usual client of every dialect."""
 
 from typing import Final
 
 CONTRARY: Final = ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY")
-"""Variables that a client takes beside or before those below: with both set it warns, or sends a key that is not the relay's."""
+"""Variables that a client reads beside or before those below. With both set it warns, or sends a key that is not the relay's."""
 
 
 def variables(base_url: str, key: str, model: str) -> dict[str, str]:
-    """Return the environment that points a program at the relay: `base_url` is without `/v1`."""
+    """Return the environment that points a program at the relay. `base_url` has no `/v1`."""
     return {
         "OPENAI_BASE_URL": f"{base_url}/v1",
         "OPENAI_API_BASE": f"{base_url}/v1",

@@ -1,6 +1,5 @@
-"""What is special about a harness, read from a TOML file: the fields of `evener.proto.spec.Quirks`, and nothing else."""
+"""Reads a harness's quirks from a TOML file with the fields of `evener.proto.spec.Quirks` and no others."""
 
-import difflib
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from evener.harnesses.port import HarnessError
+from evener.proto.names import unknown
 from evener.proto.prepared import Converter
 from evener.proto.spec import NOISY_ROLES, Noise, Quirks, SideCall, Tolerance
 
@@ -16,7 +16,7 @@ _quirks: Final = Converter(Quirks)
 
 
 def read_quirks(path: Path) -> Quirks:
-    """Return the quirks in a file. Raises HarnessError naming the place of what is wrong, and what was perhaps meant."""
+    """Return the quirks in a file. Raises HarnessError, which names the place of the fault and a likely correction."""
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as cause:
@@ -37,7 +37,7 @@ def read_quirks(path: Path) -> Quirks:
 
 
 def _check_names(table: dict[str, Any], path: Path) -> None:
-    """Check what a person may misspell; the rest is the types' work."""
+    """Check the names that a person may misspell. The types check the rest."""
     _known(table, Quirks.__struct_fields__, "key", f"in {path}")
     _known(_texts(table.get("tolerances")), tuple(Tolerance), "tolerance", f"in {path}")
     for name, kind in (("side_calls", SideCall), ("noise", Noise)):
@@ -48,13 +48,10 @@ def _check_names(table: dict[str, Any], path: Path) -> None:
 
 
 def _known(names: Iterable[str], known: Iterable[str], what: str, where: str) -> None:
-    known = tuple(map(str, known))
+    known = tuple(known)
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-            msg = f"unknown {what} {name!r} {where}{meant}"
-            raise HarnessError(msg)
+            raise HarnessError(unknown(what, name, known, where))
 
 
 def _tables(value: object) -> list[dict[str, Any]]:

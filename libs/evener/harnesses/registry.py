@@ -1,4 +1,4 @@
-"""Harnesses by name: each folder beside this file is one, and exports `HARNESS`; an installed package adds its own by an entry point."""
+"""The registry of harnesses. Each folder beside this file exports one as `HARNESS`; an installed package adds its own by an entry point."""
 
 import difflib
 import importlib
@@ -10,7 +10,7 @@ from evener.harnesses.port import Harness, HarnessError
 
 FOLDER: Final = Path(__file__).parent
 GROUP: Final = "evener.harnesses"
-"""Entry points of this group are harnesses by name."""
+"""The group of entry points that name harnesses."""
 NEEDED: Final = (*Harness.__annotations__, "check", "first_prompt_bytes", "install", "launch", "judge")
 
 
@@ -20,12 +20,12 @@ def own_names() -> tuple[str, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all harnesses, sorted. Raises HarnessError where two have one name."""
+    """Return the names of all harnesses, sorted. Raises HarnessError if two have the same name."""
     return tuple(sorted({*own_names(), *_added()}))
 
 
 def harness(name: str) -> Harness:
-    """Return the harness of this name. Raises HarnessError listing those that there are."""
+    """Return the harness of this name. Raises HarnessError, which lists the known ones."""
     if name in own_names():
         return cast("Harness", importlib.import_module(f"evener.harnesses.{name}").HARNESS)
     added = _added()
@@ -39,7 +39,7 @@ def harness(name: str) -> Harness:
 
 
 def _added() -> dict[str, importlib.metadata.EntryPoint]:
-    """Return what installed packages add."""
+    """Return the harnesses that installed packages add."""
     added: dict[str, importlib.metadata.EntryPoint] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         other = added.get(entry.name)

@@ -1,1 +1,1 @@
-"""Where a harness or a grader runs: the port and its backends."""
+"""Sandboxes, in which harnesses and graders run: the port and its backends."""

@@ -1,8 +1,8 @@
-"""What a program changed in a folder, as a deterministic tar. Blocking: call it in a thread of `FileWork`.
+"""Collects what a program changed in a folder, as a deterministic tar. Blocking: call it in a thread of `FileWork`.
 
-Names are relative to the folder. Links are kept as links and never followed. What cannot be kept is left out by name and with the
-reason, and the rest is kept: sockets, pipes and devices, what is nested too deep, what cannot be read or changes while it is read.
-Sizes and counts are looked at first: nothing is read where a limit says that nothing will be kept.
+Names are relative to the folder. Links are kept as links and never followed. What cannot be kept is named with the reason, and the rest is
+kept: omitted are sockets, pipes and devices, entries nested too deeply, and files that cannot be read or change while they are read. Sizes
+and counts are checked first, so that nothing is read if a limit says that nothing will be kept.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from evener.sandboxes.folders import Deadline, OutOfTime, descend, open_file, op
 from evener.sandboxes.port import ChangeLimits, Changes, ChangesTooLarge
 
 MAX_DEPTH: Final = 100
-"""Folders in folders. What lies deeper is left out."""
+"""The limit of nested folders. Entries below it are omitted."""
 MAX_NAME_BYTES: Final = 2048
-"""Of a name, folders included. Longer ones are left out: a path has to fit into what the kernel takes."""
+"""The limit of a name, folders included. Longer names are omitted, because the kernel limits a path."""
 MAX_NAMES_BYTES: Final = 32 << 20
-"""Of all names together: beyond it, changes are refused."""
+"""The limit of all names together. Beyond it, the changes are refused."""
 MOST_NAMED: Final = 1_000
-"""Of what is left out so many are named; all are counted."""
+"""The number of omitted entries that are named. All are counted."""
 BLOCK: Final = 1 << 20
 KINDS: Final = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 DEEP: Final = f"nested deeper than {MAX_DEPTH} folders"
@@ -36,34 +36,34 @@ LONG: Final = f"a name of more than {MAX_NAME_BYTES} bytes"
 UNSTEADY: Final = "changed while it was read"
 
 
-class Known(Struct, frozen=True):
-    """A file, directory or link as it was."""
+class KnownEntry(Struct, frozen=True):
+    """The former state of a file, directory or link."""
 
     mode: int
-    """Type and permissions; of a link the type alone."""
+    """The type and permissions; for a link the type only."""
     size: int
-    """Of a file."""
+    """The size of a file."""
     stamp: tuple[int, ...]
-    """Equal stamps: surely the same."""
+    """A stamp. Entries with equal stamps are certainly the same."""
     content: str | None
-    """SHA-256 of a file's bytes, a link's target. None: not read, or a directory."""
+    """The SHA-256 of a file's bytes, or a link's target. None: a directory, or not read."""
 
 
-State = dict[str, Known]
+State = dict[str, KnownEntry]
 
 
 class Unreadable(Exception):
-    """Why one entry is left out."""
+    """The reason why one entry is omitted."""
 
 
 class Look:
-    """One walk through a folder: what is there, and what is left out."""
+    """One walk through a folder, with what is there and what is omitted."""
 
     def __init__(self, root: int, tracked: Callable[[str], bool], limits: ChangeLimits, deadline: Deadline) -> None:
         self.state: State = {}
-        self.left_out: dict[str, str] = {}
-        """The first of them, with the reasons."""
-        self.left_out_count = 0
+        self.excluded: dict[str, str] = {}
+        """The first omitted entries, with the reasons."""
+        self.excluded_count = 0
         self.unlisted: set[str] = set()
         """Folders whose entries nobody saw."""
         self._root = root
@@ -73,7 +73,7 @@ class Look:
         self._deadline = deadline
 
     def walk(self) -> None:
-        """Look at every entry, and read none. Raises ChangesTooLarge, OutOfTime, OSError for the folder itself."""
+        """Look at every entry without reading it. Raises ChangesTooLarge, OutOfTime, and OSError for the folder itself."""
         folders = [""]
         while folders:
             name = folders.pop()
@@ -95,7 +95,7 @@ class Look:
 
     @contextmanager
     def file(self, name: str) -> Iterator[tuple[io.FileIO, os.stat_result]]:
-        """Open a file that `walk` saw. Raises Unreadable where it is not there any more, or cannot be read."""
+        """Open a file that `walk` saw. Raises Unreadable if it is gone or cannot be read."""
         *above, last = PurePosixPath(name).parts
         try:
             with descend(self._root, tuple(above)) as parent:
@@ -111,10 +111,10 @@ class Look:
             yield file, status
 
     def leave_out(self, name: str, reason: str) -> None:
-        """Note what is not kept."""
-        self.left_out_count += 1
-        if len(self.left_out) < MOST_NAMED:
-            self.left_out[name[:MAX_NAME_BYTES]] = reason
+        """Note an entry that is not kept."""
+        self.excluded_count += 1
+        if len(self.excluded) < MOST_NAMED:
+            self.excluded[name[:MAX_NAME_BYTES]] = reason
 
     def link(self, name: str) -> str:
         """Return a link's target. Raises Unreadable."""
@@ -126,7 +126,7 @@ class Look:
             raise Unreadable(UNSTEADY) from cause
 
     def blocks(self, file: io.FileIO, size: int) -> Iterator[bytes]:
-        """Read exactly so many bytes of a file. Raises Unreadable where it has fewer, OutOfTime."""
+        """Read exactly `size` bytes of a file. Raises OutOfTime, and Unreadable if the file is shorter."""
         while size > 0:
             self._deadline.check()
             block = file.read(min(size, BLOCK))
@@ -144,7 +144,7 @@ class Look:
         return digest.hexdigest()
 
     def _see(self, name: str, entry: os.DirEntry[str]) -> str | None:
-        """Note an entry; return its name if it is a folder to look into."""
+        """Note an entry; return its name if it is a folder to walk."""
         self._deadline.check()
         if not self._tracked(name):
             return None
@@ -163,7 +163,7 @@ class Look:
             return None
         stamp = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         mode = kind if kind == stat.S_IFLNK else status.st_mode
-        self.state[name] = Known(mode, status.st_size if kind == stat.S_IFREG else 0, stamp, None)
+        self.state[name] = KnownEntry(mode, status.st_size if kind == stat.S_IFREG else 0, stamp, None)
         return name if kind == stat.S_IFDIR else None
 
     def _count(self, name: str) -> None:
@@ -192,7 +192,7 @@ def state_of(root: Path, tracked: Callable[[str], bool], limits: ChangeLimits | 
 def changes_since(
     root: Path, before: State, tracked: Callable[[str], bool], limits: ChangeLimits, called_off: threading.Event | None = None
 ) -> Changes:
-    """Return what differs from `before`. Raises ChangesTooLarge before anything is read that will not be kept; OSError for the root."""
+    """Return what differs from `before`. Raises OSError for the root, and ChangesTooLarge before reading anything that will not be kept."""
     with _looking(root, tracked, limits, called_off) as look:
         maybe = sorted(name for name, known in look.state.items() if not _same(known, before.get(name)))
         surely = sum(known.size for name in maybe if _differs(known := look.state[name], before.get(name)))
@@ -206,8 +206,8 @@ def changes_since(
             except Unreadable as reason:
                 look.leave_out(name, str(reason))
         gone = sorted(name for name in before.keys() - look.state.keys() if not _unseen(name, look.unlisted))
-        left_out = dict(sorted(look.left_out.items()))
-        return Changes(archive=tar.close(), removed=tuple(gone), left_out=left_out, left_out_count=look.left_out_count)
+        excluded = dict(sorted(look.excluded.items()))
+        return Changes(archive=tar.close(), removed=tuple(gone), excluded=excluded, excluded_count=look.excluded_count)
 
 
 @contextmanager
@@ -222,43 +222,43 @@ def _looking(root: Path, tracked: Callable[[str], bool], limits: ChangeLimits, c
         raise ChangesTooLarge(msg) from cause
 
 
-def _read(look: Look, name: str, known: Known) -> Known:
+def _read(look: Look, name: str, known: KnownEntry) -> KnownEntry:
     match stat.S_IFMT(known.mode):
         case stat.S_IFREG:
-            return Known(known.mode, known.size, known.stamp, look.digest(name))
+            return KnownEntry(known.mode, known.size, known.stamp, look.digest(name))
         case stat.S_IFLNK:
-            return Known(known.mode, known.size, known.stamp, look.link(name))
+            return KnownEntry(known.mode, known.size, known.stamp, look.link(name))
         case _:
             return known
 
 
-def _same(now: Known, before: Known | None) -> bool:
-    """Return whether nothing has to be read to know that an entry is as it was."""
+def _same(now: KnownEntry, before: KnownEntry | None) -> bool:
+    """Return whether an entry is certainly unchanged, without reading it."""
     if before is None or now.mode != before.mode:
         return False
     return stat.S_ISDIR(now.mode) or (now.stamp, now.size) == (before.stamp, before.size)
 
 
-def _differs(now: Known, before: Known | None) -> bool:
-    """Return whether nothing has to be read to know that an entry is another one. Else its size is one of the prepared files."""
+def _differs(now: KnownEntry, before: KnownEntry | None) -> bool:
+    """Return whether an entry has certainly changed, without reading it. Otherwise its size equals that of the former file."""
     return before is None or (now.mode, now.size) != (before.mode, before.size)
 
 
 def _unseen(name: str, unlisted: set[str]) -> bool:
-    """Return whether nobody looked where an entry was: then it is not known to be gone."""
+    """Return whether nobody looked where an entry was, so that it is not known to be gone."""
     return bool(unlisted) and any(above.as_posix() in unlisted for above in PurePosixPath(name).parents)
 
 
 class _Tar:
-    """A tar without times and owners. An entry that cannot be read to its end leaves nothing in it."""
+    """A tar without times and owners. An entry that cannot be read to its end leaves no trace in it."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self._root = root
         self._buffer = io.BytesIO()
         self._limit_bytes = self._left_bytes = limit_bytes
 
-    def add(self, look: Look, name: str, before: Known | None) -> None:
-        """Add an entry, unless it proves to be as before. Raises Unreadable, OutOfTime, ChangesTooLarge."""
+    def add(self, look: Look, name: str, before: KnownEntry | None) -> None:
+        """Add an entry unless it proves to be unchanged. Raises Unreadable, OutOfTime, ChangesTooLarge."""
         known = look.state[name]
         member = tarfile.TarInfo(name)
         member.mode = stat.S_IMODE(known.mode) & 0o777
@@ -308,5 +308,5 @@ class _Tar:
 
 
 def _link_out(root: Path, name: str, target: str) -> str:
-    """A link to an absolute path in its own sandbox is kept as a relative one, so that it stays in the sandbox that it comes to."""
+    """Return the target of a link for another sandbox: an absolute path becomes a relative one, so that it stays inside that sandbox."""
     return os.path.relpath(target, root / PurePosixPath(name).parent) if target.startswith(f"{root}/") else target

@@ -1,7 +1,7 @@
-"""Folders that a stranger filled: opened, listed and emptied by descriptor. Blocking: call it in a thread of `FileWork`.
+"""Opens, lists and empties folders that an untrusted program filled, by descriptor. Blocking: call it in a thread of `FileWork`.
 
-Every step names one entry of an open folder. So no path grows beyond what the kernel takes, no depth is one of Python's stack, and no
-link is followed, also where somebody swaps a folder for a link meanwhile.
+Every step names one entry of an open folder. Therefore no path exceeds the kernel's limit, no depth exhausts Python's stack, and no link is
+followed, even if somebody replaces a folder by a link meanwhile.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from typing import Final
 
 FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_STUCK: Final = 100
-"""Entries that cannot be removed: after so many of them no further ones are tried."""
+"""The number of entries that cannot be removed after which no further ones are tried."""
 
 
 class OutOfTime(Exception):
-    """The deadline passed, or the work was called off."""
+    """The deadline passed, or the work was cancelled."""
 
 
 class Deadline:
-    """The end of a piece of work. It can be called off from another thread."""
+    """The deadline of a piece of work, which another thread can cancel."""
 
     def __init__(self, seconds: float, called_off: threading.Event | None = None) -> None:
         self.seconds = seconds
@@ -41,7 +41,7 @@ class Deadline:
 
 @contextmanager
 def opened(name: str | os.PathLike[str], folder: int | None = None) -> Iterator[int]:
-    """Open a folder for listing, by its name in an open folder (None: by its path). Its owner's rights are given back where they lack."""
+    """Open a folder for listing, by name in an open folder (None: by path). Restores its owner's permissions if they are missing."""
     try:
         descriptor = os.open(name, os.O_RDONLY | FOLDER, dir_fd=folder)
     except PermissionError:
@@ -66,7 +66,7 @@ def own(name: str | os.PathLike[str], folder: int | None = None) -> None:
 
 @contextmanager
 def descend(folder: int, parts: tuple[str, ...]) -> Iterator[int]:
-    """Open a folder below an open one, step by step. Raises OSError where a step is missing or no folder."""
+    """Open a folder below an open one, step by step. Raises OSError if a step is missing or is not a folder."""
     current = os.dup(folder)
     try:
         for part in parts:
@@ -79,7 +79,7 @@ def descend(folder: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 
 def open_file(name: str, folder: int) -> int:
-    """Open a regular file for reading, also where its owner may not read it. Raises OSError, for anything else too."""
+    """Open a regular file for reading, even if its owner may not read it. Raises OSError, also for anything else than a file."""
     descriptor = _open_any(name, folder)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -88,7 +88,7 @@ def open_file(name: str, folder: int) -> int:
 
 
 def _open_any(name: str, folder: int) -> int:
-    """Open an entry, without following a link and without waiting at a pipe."""
+    """Open an entry without following a link and without waiting for a pipe's writer."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=folder)
@@ -109,7 +109,7 @@ def _open_any(name: str, folder: int) -> int:
 
 
 def remove(name: str, folder: int, deadline: Deadline) -> None:
-    """Remove an entry of an open folder, whatever it is and holds. Raises OSError for the first thing that cannot go, OutOfTime."""
+    """Remove an entry of an open folder with everything in it. Raises OutOfTime, and OSError for the first entry that cannot be removed."""
     if not is_folder(name, folder):
         os.unlink(name, dir_fd=folder)
         return
@@ -126,10 +126,10 @@ def is_folder(name: str, folder: int) -> bool:
 
 
 def empty(folder: int, deadline: Deadline) -> None:
-    """Remove all that an open folder holds. Raises OSError for the first thing that cannot go, after all others went; OutOfTime.
+    """Remove everything in an open folder. Raises OutOfTime, and OSError for the first entry that cannot be removed, after all others.
 
-    Folders are flattened: what lies in a folder is moved up into the open one before that folder goes. The kernel moves no mount point,
-    so nothing is removed from a file system that somebody mounted here.
+    Folders are flattened: the folders in a folder are moved up into the open one before that folder is removed. The kernel does not move
+    mount points, so nothing is removed from a file system that somebody mounted here.
     """
     stuck: dict[str, OSError] = {}
     names = (f".{secrets.token_hex(8)}.{number}" for number in itertools.count())
@@ -140,7 +140,7 @@ def empty(folder: int, deadline: Deadline) -> None:
 
 
 def _pass(folder: int, names: Iterator[str], stuck: dict[str, OSError], deadline: Deadline) -> bool:
-    """Go once through the entries; return whether any of them went."""
+    """Go through the entries once; return whether any of them was removed."""
     went = False
     with os.scandir(folder) as found:
         for entry in found:
@@ -162,7 +162,7 @@ def _pass(folder: int, names: Iterator[str], stuck: dict[str, OSError], deadline
 
 
 def _flatten(name: str, folder: int, names: Iterator[str], deadline: Deadline) -> None:
-    """Move the folders in a folder up, and remove it with the rest."""
+    """Move the folders inside a folder up, and remove it with the rest."""
     failed: OSError | None = None
     with contextlib.suppress(OSError):
         own(name, folder)

@@ -1,6 +1,6 @@
-"""Harbor's grading contract in a fresh sandbox: task files, the agent's changes, then the tests, then the reward they write.
+"""Harbor's grading contract in a fresh sandbox: the task's files, the agent's changes, then the tests, then the reward that they write.
 
-The exit status of the tests is recorded and ignored; a reward that is missing is missing, not zero.
+The exit code of the tests is recorded and ignored. A missing reward is missing, not zero.
 """
 
 import asyncio
@@ -17,42 +17,42 @@ class Grading(Struct, frozen=True, kw_only=True):
     """What to grade."""
 
     name: str
-    """Of the sandbox: unique among the open ones of its backend."""
+    """The name of the sandbox, unique among the open ones of its backend."""
     files: Path | None
-    """The task's own files, for the working directory. None: it has none."""
+    """The task's own files, for the working directory. None: there are none."""
     tests: Path
-    """The task's `tests` folder, with `test.sh` in it."""
+    """The task's `tests` folder, which holds `test.sh`."""
     changes: Changes | None = None
-    """What the agent left. None: nothing."""
+    """What the agent changed. None: nothing."""
     workdir: str = WORKDIR
     environment: Mapping[str, str] = {}
-    """The verifier's variables."""
+    """The environment variables of the verifier."""
     seconds: float = 600.0
-    """The verifier's time limit."""
+    """The time limit of the verifier."""
 
 
-class Graded(Struct, kw_only=True):
-    """What the tests left. Raw: what it is worth is the grader's business. Filled as the grading goes on: it says how far it came."""
+class GradingOutcome(Struct, kw_only=True):
+    """What the tests left, uninterpreted: the grader decides what it is worth. It is filled as the grading proceeds."""
 
     exit_code: int | None = None
-    """Of `test.sh`. None: it was not started, the time limit ended it, or somebody called the grading off."""
+    """The exit code of `test.sh`. None: it was not started, reached the time limit, or the grading was cancelled."""
     timed_out: bool = False
-    """The verifier's own time limit ended it."""
+    """Whether the verifier reached its time limit."""
     reward_json: bytes | None = None
-    """`/logs/verifier/reward.json`. None: not written."""
+    """The content of `/logs/verifier/reward.json`. None: it was not written."""
     reward_text: bytes | None = None
-    """`/logs/verifier/reward.txt`. None: not written."""
+    """The content of `/logs/verifier/reward.txt`. None: it was not written."""
     unread: str | None = None
-    """Why a reward that is there was not read: it is a link, a pipe, a folder, or too large. None: all that is there was read."""
+    """Why an existing reward was not read: it is a link, a pipe, a folder, or too large. None: everything was read."""
     output: bytes | None = None
-    """What the tests printed, stdout and stderr together, cut as `Program.log_bytes` says. None: they were not started."""
+    """What the tests printed, stdout and stderr together, cut as `Program.log_bytes` says. None: the tests were not started."""
     seconds: float = 0.0
-    """That the tests ran."""
+    """How long the tests ran."""
 
 
-async def grade(sandboxes: Sandboxes, grading: Grading, graded: Graded | None = None) -> Graded:
-    """Run the tests on a fresh copy of the task with the changes applied. Raises SandboxError; `graded` then says how far it came."""
-    graded = graded or Graded()
+async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome | None = None) -> GradingOutcome:
+    """Run the tests on a fresh copy of the task with the changes applied. Raises SandboxError; `graded` then shows how far it got."""
+    graded = graded or GradingOutcome()
     async with sandboxes.open(grading.name, workdir=grading.workdir) as sandbox:
         if grading.files is not None:
             await sandbox.bring(grading.files, grading.workdir)
@@ -71,7 +71,7 @@ async def grade(sandboxes: Sandboxes, grading: Grading, graded: Graded | None = 
     return graded
 
 
-async def _read_rewards(sandbox: Sandbox, graded: Graded) -> None:
+async def _read_rewards(sandbox: Sandbox, graded: GradingOutcome) -> None:
     try:
         graded.reward_json = await sandbox.read(f"{VERIFIER_LOGS}/reward.json")
         graded.reward_text = await sandbox.read(f"{VERIFIER_LOGS}/reward.txt")

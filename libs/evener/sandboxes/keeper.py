@@ -1,10 +1,10 @@
 """Keeps the program of a `local` sandbox: `python keeper.py PROGRAM ARGUMENT...`, with a pipe of the runner as stdin.
 
-It starts the program in a session of its own and adopts whatever the program leaves behind (PR_SET_CHILD_SUBREAPER): a process that
-leaves its group, its session, its parent and its environment is still a descendant of this one. When the program ends, all of them are
-killed, then this process ends as the program did. `t` in the pipe asks the program to end; `k`, and the end of the pipe, kill it: the
-kernel closes the pipe when the runner dies, however it dies. A program of its own, because code between fork and exec of a threaded
-process can deadlock.
+The keeper starts the program in a session of its own and adopts every process that the program leaves behind (PR_SET_CHILD_SUBREAPER): a
+process that leaves its group, session, parent and environment is still a descendant of the keeper. When the program ends, the keeper kills
+all of them and then ends as the program did. The byte `t` in the pipe asks the program to end; `k`, or the end of the pipe, kills it: the
+kernel closes the pipe when the runner dies, however it dies. The keeper is a program of its own because code between fork and exec of a
+threaded process can deadlock.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from collections.abc import Callable
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_SECONDS = 10.0
-"""Descendants that are not dead after so long (stuck in the kernel, or another user's) are left to the runner."""
+"""Descendants that are not dead after this time (stuck in the kernel, or another user's) are left to the runner."""
 FREEZE_SECONDS = 1.0
-"""Descendants are stopped for so long before they are killed: a killed one makes room for another, a stopped one does not."""
+"""How long descendants are stopped before they are killed. A killed process makes room for another one, a stopped one does not."""
 
 
 def main(argv: list[str]) -> None:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
 
 
 def become(argv: list[str], prctl: Callable[[int, int], int], parent: int) -> None:
-    """Become the program: in the child, for ever."""
+    """Become the program. This runs in the child and never returns."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the wish was heard
@@ -66,7 +66,7 @@ def become(argv: list[str], prctl: Callable[[int, int], int], parent: int) -> No
 
 
 def watch(program: int, woken: int) -> int | None:
-    """Wait for the program's end and obey the pipe; return its wait status. None: it was told to be killed, or is beyond that."""
+    """Wait for the program's end and obey the pipe; return its wait status. None: it was told to be killed, or does not react."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -97,7 +97,7 @@ def kill(program: int) -> int | None:
 
 
 def reap(program: int) -> int | None:
-    """Reap whoever is dead, adopted ones included; return the program's wait status, if it was among them."""
+    """Reap all dead children, including adopted ones; return the program's wait status if it was among them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -110,7 +110,7 @@ def reap(program: int) -> int | None:
 
 
 def kill_descendants(program: int) -> None:
-    """Kill all that the program left, until none is left or it takes too long. All are descendants of this process."""
+    """Kill everything that the program left, until nothing is left or it takes too long. All of it descends from this process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(program, signal.SIGKILL)  # one step for the whole group: nobody in it forks away
     began = time.monotonic()
@@ -127,7 +127,7 @@ def kill_descendants(program: int) -> None:
 
 
 def freeze(found: set[int], end: float) -> None:
-    """Stop descendants until no further one appears."""
+    """Stop descendants until no new one appears."""
     stopped: set[int] = set()
     while found - stopped and time.monotonic() < end:
         for pid in found - stopped:
@@ -137,7 +137,7 @@ def freeze(found: set[int], end: float) -> None:
 
 
 def send(pid: int, number: int) -> None:
-    """Signal a descendant and its group: at once for all of the group, so that nobody in it forks away."""
+    """Signal a descendant and its whole group at once, so that no process of the group forks away."""
     with contextlib.suppress(OSError):
         group = os.getpgid(pid)
         if group != os.getpgid(0):
@@ -148,7 +148,7 @@ def send(pid: int, number: int) -> None:
 
 
 def descendants() -> set[int]:
-    """Return the ids of all processes below this one that are not dead."""
+    """Return the ids of all living processes below this one."""
     found: set[int] = set()
     below = children(os.getpid())
     while below:

@@ -1,7 +1,7 @@
 """Becomes a program that must not outlive its parent: `python launch.py PARENT_PID PROGRAM ARGUMENT...`.
 
-The kernel is asked to kill this process when the thread that started it dies; that wish survives exec. A program of its own,
-because the alternative, code between fork and exec of a threaded process, can deadlock.
+This asks the kernel to kill the process when the thread that started it dies, a setting that survives exec. It is a program of its own
+because code between fork and exec of a threaded process can deadlock.
 """
 
 import ctypes

@@ -1,10 +1,10 @@
 """The `local` backend: a plain process with its own home and working directory, for trusted tasks, the demo and tests.
 
-It protects nothing: the program has the rights of the user who runs Evener, and reaches the network. A sandbox is a folder
-`<root>/<name>` that mirrors a container's places: `/app` is `<root>/<name>/app`, and so on. There is no mount namespace, so the
-text files of a task's tests are rewritten when they are brought in: where `/tests`, `/logs/verifier`, `/logs/agent`,
-`/logs/artifacts` or the working directory begins a path, the sandbox's own path stands in the copy. Paths that a test
-puts together at run time are not seen. The root must hold no character that a shell would split.
+It protects nothing: the program has the rights of the user who runs Evener, and it reaches the network. A sandbox is a folder
+`<root>/<name>` that mirrors the paths of a container: `/app` is `<root>/<name>/app`, and so on. There is no mount namespace, so the text
+files of a task's tests are rewritten when they are brought in: in the copy, the sandbox's own path replaces `/tests`, `/logs/verifier`,
+`/logs/agent`, `/logs/artifacts` or the working directory at the beginning of a path. Paths that a test composes at run time are not
+rewritten. The root must contain no character that a shell would split.
 """
 
 import asyncio
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import Struct
 
 from evener.sandboxes import processes
-from evener.sandboxes.applying import apply, make_folder
+from evener.sandboxes.apply_changes import apply, make_folder
 from evener.sandboxes.changes import State, changes_since, state_of
 from evener.sandboxes.folders import Deadline, descend, open_file, opened, remove
 from evener.sandboxes.port import (
@@ -51,24 +52,36 @@ from evener.sandboxes.work import FileWork, file_work
 
 LOCK_FILE: Final = ".held"
 SCRIPTS: Final = frozenset({".bash", ".cfg", ".ini", ".js", ".json", ".py", ".rb", ".sh", ".toml", ".txt", ".yaml", ".yml", ""})
-"""Endings of the test files in which places are rewritten."""
+"""The extensions of the test files in which paths are rewritten."""
 SCRIPT_BYTES: Final = 1 << 20
-"""Larger files are data."""
+"""Larger files count as data."""
 UNSAFE: Final = re.compile(r"[^\w./@%+=:,-]")
-"""A shell would split or read it."""
-CLOSE_SECONDS: Final = 5.0
-"""A sandbox's end waits so long for its files to be gone; then they are removed while other things go on."""
-START_SECONDS: Final = 2.0
-"""So long a start waits for the removal of what is left."""
-
+"""Matches characters that a shell would split or interpret."""
 log = structlog.get_logger()
 
 
-class LocalSandbox:
-    """A folder, and what runs in it."""
+class LocalTimings(Struct, frozen=True, kw_only=True):
+    """Times of the `local` backend."""
 
-    def __init__(self, folder: Path, workdir: str, work: FileWork) -> None:
+    start_seconds: float = 2.0
+    """How long a start waits for the removal of old sandboxes."""
+    close_seconds: float = 5.0
+    """How long closing a sandbox waits for the removal of its files, which then continues in the background."""
+    keeper_seconds: float = 15.0
+    """A keeper that was told to kill its program and has not ended after this time is killed itself."""
+
+
+TIMINGS: Final = LocalTimings()
+LOCK_SECONDS: Final = 2.0
+"""How long the removal of what stands in the place of the lock file may take."""
+
+
+class LocalSandbox:
+    """A folder, and the programs that run in it."""
+
+    def __init__(self, folder: Path, workdir: str, work: FileWork, timings: LocalTimings) -> None:
         self._folder = folder
+        self._timings = timings
         self._work = work
         self._started: list[LocalProcess] = []
         self._places = (workdir, HOME, TEMPORARY, TESTS, VERIFIER_LOGS, AGENT_LOGS, ARTIFACTS)
@@ -80,19 +93,19 @@ class LocalSandbox:
 
     async def bring(self, folder: Path, place: str) -> None:
         with door(f"cannot copy {folder} to {place}"):
-            await self._work.run(self._bring, folder, place)
+            await self._work.files.begin(self._bring, folder, place)
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         with door("cannot write the harness's files"):
-            await self._work.run(self._write, files)
+            await self._work.files.begin(self._write, files)
 
     async def apply(self, changes: Changes) -> None:
         with door("cannot apply changes"):
-            await self._work.run(self._apply, changes)
+            await self._work.files.begin(self._apply, changes)
 
     async def settle(self) -> None:
         with door("cannot read the prepared files"):
-            self._state = await self._work.run(state_of, self._folder, tracked)
+            self._state = await self._work.files.begin(state_of, self._folder, tracked)
 
     async def start(self, program: Program) -> Process:
         environment = {**self._environment(), **program.environment}
@@ -103,36 +116,37 @@ class LocalSandbox:
             marker=str(self._folder),
             log_bytes=program.log_bytes,
             sweep=self._sweep,
+            keeper_seconds=self._timings.keeper_seconds,
         )
         self._started.append(process)
         return process
 
     async def changes(self, limits: ChangeLimits) -> Changes:
         with door("cannot read the changed files"):
-            if not await self._work.run(self._is_there):
+            if not await self._work.files.begin(self._is_there):
                 msg = f"{self._folder} is gone"
                 raise SandboxRemoved(msg)
-            return await self._work.run(changes_since, self._folder, self._state, tracked, limits, self._work.called_off)
+            return await self._work.files.begin(changes_since, self._folder, self._state, tracked, limits, self._work.called_off)
 
     async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:
         with door(f"cannot read {place}"):
-            return await self._work.run(self._read, place, limit_bytes)
+            return await self._work.files.begin(self._read, place, limit_bytes)
 
     def make(self) -> None:
-        """Make the folder and its places. Blocks."""
+        """Create the folder and its places. Blocks."""
         self._folder.mkdir(parents=True)
         for place in self._places:
             self._path(place).mkdir(parents=True, exist_ok=True)
 
     async def stop(self) -> None:
-        """End whatever runs in it."""
+        """End everything that runs in the sandbox."""
         for process in self._started:
             if not process.ended:
                 await process.end(grace_seconds=0)
         await self._sweep()
 
     async def _sweep(self) -> None:
-        await self._work.run(processes.kill_marked, lambda folder: folder == str(self._folder))
+        await self._work.files.begin(processes.kill_marked, lambda folder: folder == str(self._folder))
 
     def _path(self, place: str) -> Path:
         return self._folder / place.removeprefix("/")
@@ -160,7 +174,7 @@ class LocalSandbox:
             self._rewrite_scripts(target)
 
     def _rewrite_scripts(self, folder: Path) -> None:
-        """Replace the places that begin a path by the sandbox's own."""
+        """Replace container paths in the test files by the sandbox's own."""
         shown = [place for place in self._places if place not in {HOME, TEMPORARY, "/"}]
         pattern = re.compile(rb"(?<![\w.\-/}~)*\]])(?:" + b"|".join(re.escape(place.encode()) for place in shown) + rb")(?![\w\-])")
         for path in folder.rglob("*"):
@@ -178,7 +192,7 @@ class LocalSandbox:
             path.write_bytes(content)
 
     def _apply(self, changes: Changes) -> None:
-        """Make the changes; then the places are there again, and those that are ours alone are no links."""
+        """Apply the changes, then restore the sandbox's places and make sure that none of its own is a link."""
         apply(self._folder, changes, tracked)
         with opened(self._folder) as root:
             for place in UNTRACKED:
@@ -201,20 +215,21 @@ class LocalSandbox:
 
 
 class LocalSandboxes:
-    """The backend over one root folder. Made by `open_local`."""
+    """The backend over one root folder, opened by `open_local`."""
 
-    def __init__(self, root: Path, work: FileWork) -> None:
+    def __init__(self, root: Path, work: FileWork, timings: LocalTimings) -> None:
         self._root = root
+        self._timings = timings
         self._work = work
         self._removal = Removal(root, work)
         self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def open(self, name: str, *, workdir: str = WORKDIR) -> AsyncIterator[LocalSandbox]:
-        sandbox = LocalSandbox(self._root / name, workdir, self._work)
+        sandbox = LocalSandbox(self._root / name, workdir, self._work, self._timings)
         try:
             with door(f"cannot make a sandbox in {self._root}"):
-                await self._work.run(sandbox.make)
+                await self._work.files.begin(sandbox.make)
             yield sandbox
         finally:
             closing = asyncio.create_task(self._close(sandbox, name))
@@ -223,12 +238,12 @@ class LocalSandboxes:
             await asyncio.shield(closing)
 
     async def reap(self) -> None:
-        """Kill every process of a sandbox below the root, and put the sandboxes aside to be removed. Raises OSError."""
-        await self._work.run(processes.kill_marked, lambda folder: Path(folder).parent == self._root)
-        await asyncio.wait([await self._removal.take_all()], timeout=START_SECONDS)
+        """Kill every process of a sandbox below the root, and set the sandboxes aside for removal. Raises OSError."""
+        await self._work.files.begin(processes.kill_marked, lambda folder: Path(folder).parent == self._root)
+        await asyncio.wait([await self._removal.take_all()], timeout=self._timings.start_seconds)
 
     async def closed(self) -> None:
-        """Wait until the sandboxes that are being closed are closed."""
+        """Wait until the sandboxes that are closing are closed."""
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _close(self, sandbox: LocalSandbox, name: str) -> None:
@@ -240,14 +255,14 @@ class LocalSandboxes:
         except OSError as cause:
             log.warning("sandbox_not_removed", folder=str(self._root / name), error=str(cause), mend="the next start tries again")
             return
-        await asyncio.wait([removed], timeout=CLOSE_SECONDS)
+        await asyncio.wait([removed], timeout=self._timings.close_seconds)
 
 
 @asynccontextmanager
-async def open_local(root: Path) -> AsyncIterator[LocalSandboxes]:
-    """Open the backend on a folder of its own; what a dead process left there is killed, put aside, and removed while others work.
+async def open_local(root: Path, timings: LocalTimings = TIMINGS) -> AsyncIterator[LocalSandboxes]:
+    """Open the backend on a folder of its own. What a dead process left there is killed, set aside, and removed in the background.
 
-    Raises SandboxHeld where a living process has it open, SandboxError where the folder cannot be used.
+    Raises SandboxHeld if a living process has the folder open, and SandboxError if the folder cannot be used.
     """
     root = await asyncio.to_thread(root.resolve)
     if found := UNSAFE.search(str(root)):
@@ -256,7 +271,7 @@ async def open_local(root: Path) -> AsyncIterator[LocalSandboxes]:
     async with AsyncExitStack() as stack:
         with door(f"cannot keep sandboxes in {root}"):
             stack.enter_context(held(root))
-            sandboxes = LocalSandboxes(root, await stack.enter_async_context(file_work()))
+            sandboxes = LocalSandboxes(root, await stack.enter_async_context(file_work()), timings)
             await sandboxes.reap()
         stack.push_async_callback(sandboxes.closed)
         yield sandboxes
@@ -264,7 +279,7 @@ async def open_local(root: Path) -> AsyncIterator[LocalSandboxes]:
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
-    """Hold the folder; the kernel lets it go when this process dies."""
+    """Lock the folder. The kernel releases the lock when this process dies."""
     root.mkdir(parents=True, exist_ok=True)
     with opened(root) as folder, FileIO(_lock_file(folder), "w") as file:
         try:
@@ -276,16 +291,16 @@ def held(root: Path) -> Iterator[None]:
 
 
 def _lock_file(root: int) -> int:
-    """Open the lock file: a program of a sandbox may have put anything in its place."""
+    """Open the lock file. A program of a sandbox may have put anything in its place."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(LOCK_FILE, dir_fd=root, follow_symlinks=False).st_mode):
-            remove(LOCK_FILE, root, Deadline(START_SECONDS))
+            remove(LOCK_FILE, root, Deadline(LOCK_SECONDS))
     return os.open(LOCK_FILE, flags, 0o600, dir_fd=root)
 
 
 def _content(file: FileIO, place: str, limit_bytes: int) -> bytes:
-    """Return what an open file holds. Raises NotAFile."""
+    """Return the content of an open file. Raises NotAFile."""
     content = bytearray()
     while len(content) <= limit_bytes and (block := file.read(limit_bytes + 1 - len(content))):
         content += block
@@ -302,7 +317,7 @@ def tracked(name: str) -> bool:
 
 @contextmanager
 def door(doing: str) -> Iterator[None]:
-    """Name what the file system refuses."""
+    """Raise what the file system refuses as SandboxError."""
     try:
         yield
     except (OSError, shutil.Error) as cause:

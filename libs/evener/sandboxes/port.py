@@ -1,7 +1,7 @@
 """The sandbox port: where a harness or a grader runs.
 
-Places are absolute paths as a container has them (`/app/answer.txt`), whatever the backend: `Sandbox.inside` says where a
-program in the sandbox finds a place. A container finds it where it is; `local` has no mount namespace and maps it.
+A place is an absolute path as a container has it (`/app/answer.txt`), for every backend. `Sandbox.inside` returns the path by which a
+program in the sandbox finds the place: the same path in a container, another one in `local`, which has no mount namespace.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,27 +27,27 @@ UNTRACKED: Final = (HOME, TEMPORARY, TESTS, VERIFIER_LOGS)
 
 
 class SandboxError(EvenerError):
-    """Look at the sandbox backend: its folder, its rights, the free space on its disk."""
+    """Look at the sandbox backend: its folder, its permissions, the free space on its disk."""
 
 
 class SandboxLost(SandboxError, Recoverable):
-    """The sandbox failed under its program. Another attempt may go through."""
+    """The sandbox failed while its program ran. Another attempt may succeed."""
 
 
 class SandboxHeld(SandboxError):
-    """Another process keeps its sandboxes in this folder. Stop that one, or give this one another state folder or instance name."""
+    """Another process keeps its sandboxes in this folder. Stop it, or give this process another state folder or instance name."""
 
 
 class Unstartable(SandboxError):
-    """Change its arguments or variables: no program can be started with them."""
+    """Change the arguments or variables: no program can be started with them."""
 
 
 class ProgramMissing(Unstartable):
-    """Install the program, or name it by its whole path. It is looked for in the sandbox's own PATH."""
+    """Install the program, or give its full path. It is looked up in the sandbox's own PATH."""
 
 
 class ChangesTooLarge(SandboxError):
-    """The program left more than is kept. Have it work in its home or in /tmp, or raise the runner's limits `changes_...`."""
+    """The program left more than is kept. Let it work in its home or in /tmp, or raise the runner's limits `changes_...`."""
 
 
 class SandboxRemoved(SandboxError):
@@ -55,69 +55,68 @@ class SandboxRemoved(SandboxError):
 
 
 class NotAFile(SandboxError):
-    """A place holds something that is not read: a link, a pipe, a folder, or a file above the limit. Have a plain file written there."""
+    """The place holds a link, a pipe, a folder, or a file above the limit, which is not read. Let the task write a plain file there."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What a program left, relative to the state in which it found the sandbox."""
+    """What a program changed, relative to the state in which it found the sandbox."""
 
     archive: bytes
-    """A deterministic tar of new and changed files, directories and links; names are places without the leading slash."""
+    """A deterministic tar of new and changed files, directories and links. Names are places without the leading slash."""
     removed: tuple[str, ...] = ()
-    """Names of files, directories and links that are gone, sorted."""
-    left_out: Mapping[str, str] = {}
-    """Names that are not in the archive although something is there, and why: the first of them. What lies below such a directory is not
-    named."""
-    left_out_count: int = 0
-    """Of all that are left out."""
+    """The names of removed files, directories and links, sorted."""
+    excluded: Mapping[str, str] = {}
+    """The first names that exist but are not in the archive, each with the reason. Entries below such a directory are not named."""
+    excluded_count: int = 0
+    """The number of all omitted entries."""
 
 
 class ChangeLimits(Struct, frozen=True, kw_only=True):
-    """What of a sandbox's changes is kept. Beyond a limit nothing is: ChangesTooLarge."""
+    """How much of a sandbox's changes is kept. Beyond a limit nothing is kept: ChangesTooLarge."""
 
     bytes: int = 256 * 1024 * 1024
-    """Of new and changed files together, before any of them is read."""
+    """The limit of new and changed files together, checked before any of them is read."""
     entries: int = 50_000
-    """Of the whole sandbox: whatever has a name."""
+    """The limit of named entries in the whole sandbox."""
     seconds: float = 120.0
-    """For reading them."""
+    """The time limit for reading the changes."""
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    """What to run in a sandbox. It sees the sandbox's own environment, then `environment`, and nothing of ours."""
+    """A program to run in a sandbox. It sees the sandbox's own environment plus `environment`, and nothing of the runner's."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = {}
     log_bytes: int = 1 << 20
-    """Of its output (stdout and stderr together) so much is kept: the first half from the start, the rest from the end."""
+    """How much of its output (stdout and stderr together) is kept: half from the beginning, half from the end."""
 
 
 class Process(Protocol):
-    """A running program and all that it starts."""
+    """A running program, with everything that it starts."""
 
     async def wait(self) -> int:
-        """Wait for its end; return the exit code, negative for a signal. What it left running is killed."""
+        """Wait for the program's end; return its exit code, negative for a signal. Processes that it left running are killed."""
         ...
 
     async def end(self, grace_seconds: float = 2.0) -> int:
-        """End it and all that it started: ask first, kill after `grace_seconds`. Return the exit code."""
+        """End the program and everything that it started: ask first, kill after `grace_seconds`. Return the exit code."""
         ...
 
     def log(self) -> bytes:
-        """Return its output so far, cut as `Program.log_bytes` says."""
+        """Return the output so far, cut as `Program.log_bytes` says."""
         ...
 
 
 class Sandbox(Protocol):
-    """One sandbox. Its files are gone when its context ends."""
+    """One sandbox. Its files are removed when its context ends."""
 
     @property
     def workdir(self) -> str:
-        """The working directory, as a program inside finds it."""
+        """The working directory, as a program inside the sandbox finds it."""
         ...
 
     def inside(self, place: str) -> str:
-        """Return the path by which a program inside finds a place."""
+        """Return the path by which a program inside the sandbox finds a place."""
         ...
 
     async def bring(self, folder: Path, place: str) -> None:
@@ -125,32 +124,32 @@ class Sandbox(Protocol):
         ...
 
     async def write(self, files: Mapping[str, bytes]) -> None:
-        """Write files, by place. Raises SandboxError."""
+        """Write files, given by place. Raises SandboxError."""
         ...
 
     async def apply(self, changes: Changes) -> None:
-        """Make the changes of another sandbox here. Names that lead out of it, or to untracked places, are refused: SandboxError."""
+        """Apply the changes of another sandbox. Raises SandboxError for names that leave the sandbox or lead to untracked places."""
         ...
 
     async def settle(self) -> None:
-        """Remember the state: `changes` is relative to it."""
+        """Remember the current state, to which `changes` is relative."""
         ...
 
     async def start(self, program: Program) -> Process:
-        """Start a program in the working directory, its stdin closed. Raises SandboxError."""
+        """Start a program in the working directory with its stdin closed. Raises SandboxError."""
         ...
 
     async def changes(self, limits: ChangeLimits) -> Changes:
-        """Return what changed since `settle`. No program may run. Raises ChangesTooLarge, SandboxRemoved, SandboxError."""
+        """Return what changed since `settle`. No program may be running. Raises ChangesTooLarge, SandboxRemoved, SandboxError."""
         ...
 
     async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:
-        """Return a file's content. None: nothing is there. Raises NotAFile for anything else than a regular file within the limit."""
+        """Return a file's content. None: nothing is there. Raises NotAFile for anything but a regular file within the limit."""
         ...
 
 
 class Sandboxes(Protocol):
-    """A backend. Opening it removes what a dead process left of the same kind, before anything new starts."""
+    """A sandbox backend. Opening it removes what a dead process of the same kind left, before anything new starts."""
 
     def open(self, name: str, *, workdir: str = WORKDIR) -> AbstractAsyncContextManager[Sandbox]:
         """Open a fresh sandbox under a name that is unique among the open ones. Raises SandboxError."""

@@ -1,7 +1,7 @@
-"""Processes of `local` sandboxes: each program under a keeper (`keeper.py`) that adopts and kills all that it starts.
+"""The processes of `local` sandboxes. Each program runs under a keeper (`keeper.py`), which adopts and kills everything that it starts.
 
-A mark in the environment finds what has no keeper any more: where the keeper itself was killed, by the program or with the runner.
-What clears its environment and loses its keeper is not found: `local` is for trusted tasks.
+A marker in the environment finds processes without a keeper: those whose keeper was killed, by the program or together with the runner. A
+process that clears its environment and loses its keeper is not found: `local` is for trusted tasks.
 """
 
 import asyncio
@@ -20,26 +20,24 @@ from pathlib import Path
 from typing import Final
 
 from evener.sandboxes.port import ProgramMissing, SandboxError, Unstartable
-from evener.sandboxes.spawning import Child, spawn
+from evener.sandboxes.spawn import Child, spawn
 
 MARKER: Final = "EVENER_SANDBOX"
-"""Environment variable of everything that runs in a `local` sandbox: the sandbox's folder."""
+"""The environment variable of every process in a `local` sandbox. Its value is the sandbox's folder."""
 KEEPER: Final = Path(__file__).with_name("keeper.py")
 OUTPUT_SECONDS: Final = 2.0
-"""After a program's end its output is read for so long: a survivor may keep the pipe open."""
-KEEPER_SECONDS: Final = 15.0
-"""A keeper that was told to kill its program, and has not ended after so long, is killed itself."""
+"""How long a program's output is read after its end: a survivor may keep the pipe open."""
 SWEEP_SECONDS: Final = 10.0
-"""Marked processes are found and killed again and again for so long: one that forks while it is looked for is found in the next round."""
+"""How long marked processes are searched and killed. A process that forks during a search is found in the next round."""
 BATCH: Final = 200
-"""Processes that are held open at a time while they are killed."""
+"""The number of processes that are held open at a time while they are killed."""
 
 Sweep = Callable[[], Awaitable[object]]
-"""Kills what has a sandbox's marker."""
+"""Kills every process that has a sandbox's marker."""
 
 
 class BoundedLog:
-    """The first half of a limit from the start of a stream, the other half from its end."""
+    """The beginning and the end of a stream, each up to half of a limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._half = limit_bytes // 2
@@ -58,24 +56,27 @@ class BoundedLog:
             self._dropped += over
 
     def read(self) -> bytes:
-        """Return what was kept, with a line that says what was not."""
-        gap = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
+        """Return what was kept, with a line that says how much was dropped."""
+        gap = f"\n[... {self._dropped} bytes dropped ...]\n".encode() if self._dropped else b""
         return bytes(self._head) + gap + bytes(self._tail)
 
 
 class LocalProcess:
-    """A program of a `local` sandbox under its keeper. Made by `start`."""
+    """A program of a `local` sandbox under its keeper, started by `start`."""
 
-    def __init__(self, keeper: Child, control: FileIO, reading: asyncio.Task[None], log: BoundedLog, sweep: Sweep) -> None:
+    def __init__(
+        self, keeper: Child, control: FileIO, reading: asyncio.Task[None], log: BoundedLog, sweep: Sweep, *, keeper_seconds: float
+    ) -> None:
         self._keeper = keeper
         self._control = control
         self._reading = reading
         self._log = log
         self._sweep = sweep
+        self._keeper_seconds = keeper_seconds
 
     @property
     def ended(self) -> bool:
-        """Whether somebody has waited for its end."""
+        """Whether `wait` or `end` has seen its end."""
         return self._control.closed
 
     async def wait(self) -> int:
@@ -90,7 +91,7 @@ class LocalProcess:
         self._ask(b"t")
         if not await self._ended(grace_seconds):
             self._ask(b"k")
-            if not await self._ended(KEEPER_SECONDS):
+            if not await self._ended(self._keeper_seconds):
                 self._keeper.kill()
         return await self.wait()
 
@@ -112,9 +113,12 @@ class LocalProcess:
 
 
 async def start(
-    argv: Sequence[str], *, environment: Mapping[str, str], folder: Path, marker: str, log_bytes: int, sweep: Sweep
+    argv: Sequence[str], *, environment: Mapping[str, str], folder: Path, marker: str, log_bytes: int, sweep: Sweep, keeper_seconds: float
 ) -> LocalProcess:
-    """Start a program in `folder` with exactly this environment and the marker. `sweep` kills what else has the marker."""
+    """Start a program in `folder` with exactly this environment and the marker. `sweep` kills whatever else has the marker.
+
+    `keeper_seconds`: a keeper that was told to kill its program and has not ended after this time is killed itself.
+    """
     if shutil.which(argv[0] if "/" not in argv[0] else folder / argv[0], path=environment.get("PATH")) is None:
         msg = f"there is no program {argv[0]}"
         raise ProgramMissing(msg)
@@ -137,7 +141,7 @@ async def start(
             raise SandboxError(msg) from cause
         ours.pop_all()
     log = BoundedLog(log_bytes)
-    return LocalProcess(keeper, asking, asyncio.create_task(_read(output, log)), log, sweep)
+    return LocalProcess(keeper, asking, asyncio.create_task(_read(output, log)), log, sweep, keeper_seconds=keeper_seconds)
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
@@ -147,7 +151,7 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
 
 
 async def _read(output: FileIO, log: BoundedLog) -> None:
-    """Keep what a program prints, until all that may print have ended."""
+    """Keep what a program prints, until every process that may print has ended."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), output)
     try:
@@ -158,7 +162,7 @@ async def _read(output: FileIO, log: BoundedLog) -> None:
 
 
 def kill_marked(ours: Callable[[str], bool]) -> int:
-    """Kill every process whose marker `ours` accepts, until none is left or it takes too long. Return how many there were. Blocks."""
+    """Kill every process whose marker `ours` accepts, until none is left or it takes too long. Return their number. Blocks."""
     killed: set[int] = set()
     end = time.monotonic() + SWEEP_SECONDS
     while time.monotonic() < end:
@@ -180,7 +184,7 @@ def _pids() -> Iterator[int]:
 
 
 def _marked(pid: int, ours: Callable[[str], bool]) -> tuple[int, int] | None:
-    """Return (pid, open pidfd) if the marker is ours: read with the pidfd open, so that the number cannot be reused meanwhile."""
+    """Return (pid, open pidfd) if the marker is ours. It is read with the pidfd open, so that the pid cannot be reused meanwhile."""
     if not _accepted(pid, ours):
         return None
     try:
@@ -203,7 +207,7 @@ def _accepted(pid: int, ours: Callable[[str], bool]) -> bool:
 
 
 def _wait_gone(descriptor: int, seconds: float = 1.0) -> None:
-    """Wait until the process behind a pidfd is dead (a dead one's descriptor is readable), and close the descriptor."""
+    """Wait until the process behind a pidfd is dead (the descriptor is then readable), and close the descriptor."""
     with contextlib.closing(select.epoll()) as poll:
         poll.register(descriptor, select.EPOLLIN)
         poll.poll(seconds)

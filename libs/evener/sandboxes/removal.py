@@ -1,4 +1,4 @@
-"""What closed sandboxes leave is put aside at once and removed in the background: no tree holds up a start, a close or a grading."""
+"""Sets closed sandboxes aside at once and removes them in the background, so that no tree of files delays a start, a close or a grading."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from evener.sandboxes.folders import Deadline, OutOfTime, opened, own, remove
 from evener.sandboxes.work import FileWork
 
 ASIDE: Final = ".removed"
-"""Folder below the backend's root: what is no sandbox any more, until it is removed."""
+"""The folder below the backend's root for former sandboxes that await removal."""
 REMOVAL_SECONDS: Final = 600.0
 """A folder whose removal takes longer is left for the next start."""
 
@@ -22,30 +22,30 @@ log = structlog.get_logger()
 
 
 class Removal:
-    """Removes folders of one backend. What cannot go stays in `<root>/.removed`, is named in the log, and tried again at the next start."""
+    """Removes folders of one backend. What cannot be removed stays in `<root>/.removed`, is logged, and is retried at the next start."""
 
     def __init__(self, root: Path, work: FileWork) -> None:
         self._root = root
         self._work = work
 
     async def take(self, name: str) -> asyncio.Future[None]:
-        """Put the folder `<root>/<name>` aside; the future is done when it is removed, or given up. Raises OSError."""
-        aside = await self._work.run(put_aside, self._root, name)
+        """Set the folder `<root>/<name>` aside. The future is done when it is removed or given up. Raises OSError."""
+        aside = await self._work.files.begin(put_aside, self._root, name)
         return self._remove(aside)
 
     async def take_all(self) -> asyncio.Future[None]:
-        """Put aside all folders below the root and remove them, with those that were aside before. Raises OSError."""
-        names = await self._work.run(put_all_aside, self._root)
+        """Set all folders below the root aside and remove them, with those that were set aside before. Raises OSError."""
+        names = await self._work.files.begin(put_all_aside, self._root)
         removals = [self._remove(name) for name in names]
         return asyncio.ensure_future(_all(removals))
 
     def _remove(self, name: str) -> asyncio.Future[None]:
-        removal = self._work.remove(lambda: self._try(name))
+        removal = self._work.removals.begin(self._try, name)
         removal.add_done_callback(_seen)
         return removal
 
     def _try(self, name: str) -> None:
-        """Remove a folder that was put aside; or say that it stays, and how to remove it."""
+        """Remove a folder that was set aside, or log that it stays and how to remove it."""
         folder = self._root / ASIDE / name
         try:
             with opened(folder.parent) as aside:
@@ -73,7 +73,7 @@ def put_aside(root: Path, name: str) -> str:
 
 
 def put_all_aside(root: Path) -> list[str]:
-    """Move all folders out of the way; return all names in `<root>/.removed`. What cannot be moved is logged. Raises OSError. Blocks."""
+    """Move all folders out of the way; return all names in `<root>/.removed`. Logs what cannot be moved. Raises OSError. Blocks."""
     with os.scandir(root) as found:
         names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False) and entry.name != ASIDE]
     for name in names:
@@ -86,7 +86,7 @@ def put_all_aside(root: Path) -> list[str]:
 
 
 def _aside(root: int) -> str:
-    """Make sure of the folder for what is aside: a program of a sandbox may have put anything there."""
+    """Open the folder for what is set aside. A program of a sandbox may have put anything in its place."""
     try:
         os.mkdir(ASIDE, stat.S_IRWXU, dir_fd=root)
     except FileExistsError:
@@ -101,6 +101,6 @@ async def _all(removals: list[asyncio.Future[None]]) -> None:
 
 
 def _seen(removal: asyncio.Future[None]) -> None:
-    """A bug of the removal is told, and stops nothing."""
+    """Log a bug in the removal, which stops nothing else."""
     if not removal.cancelled() and (error := removal.exception()) is not None:
         log.error("sandbox_not_removed", error=repr(error), exc_info=error)

@@ -1,1 +1,1 @@
-"""What every service is made of: configuration, lifecycle, health, authorisation, telemetry."""
+"""What every service is built from: configuration, lifecycle, health, authorisation, telemetry."""

@@ -1,4 +1,4 @@
-"""Who may do what: the operator's token for control endpoints, and the capability that opens one session at the gateway."""
+"""Authorisation: the operator's token for control endpoints, and the capability that opens one session at the gateway."""
 
 import base64
 import hashlib
@@ -31,26 +31,26 @@ class CapabilityRefused(EvenerError):
 
 
 class StateUnusable(EvenerError):
-    """Make it a folder that can be written and has room, or name another with --state or XDG_STATE_HOME."""
+    """Make the path a folder that can be written and has free space, or name another with --state or XDG_STATE_HOME."""
 
 
 class Secrets(Struct, frozen=True, kw_only=True):
-    """The secrets of a deployment. All of its processes hold the same."""
+    """The secrets of a deployment, the same in all of its processes."""
 
     operator_token: str
     capability_key: bytes
 
 
 class Capability(Struct, frozen=True, kw_only=True):
-    """The right to make calls in one session, carried by the relay with each of them."""
+    """The right to make calls in one session, which the relay sends with each call."""
 
     session_id: str
     attempt: int
     start_id: str
     partition: int
-    """Of SessionStarted in `sessions`."""
+    """The partition of SessionStarted in `sessions`."""
     offset: int
-    """Of SessionStarted: the owner waits until its tail has passed it."""
+    """The offset of SessionStarted. The owner waits until it has read it."""
     expires_at: float
 
 
@@ -58,7 +58,7 @@ _capabilities: Final = msgspec.msgpack.Decoder(Capability)
 
 
 def load_secrets(state: Path, *, operator_token: str | None = None, capability_key: str | None = None) -> Secrets:
-    """Return the given secrets; what is not given is read from `state`, and drawn and stored there (mode 0600) at first use."""
+    """Return the given secrets. A secret that is not given is read from `state`; at first use it is drawn and stored there (mode 0600)."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         return _secrets(state, operator_token, capability_key)
@@ -98,7 +98,7 @@ def seal_capability(secret: Secrets, capability: Capability) -> str:
 
 
 def open_capability(secret: Secrets, text: str, *, now: float | None = None) -> Capability:
-    """Return the capability in `text`. Raises CapabilityRefused for a forged, damaged or expired one."""
+    """Return the capability in `text`. Raises CapabilityRefused if it is forged, damaged or expired."""
     try:
         body, signature = (_bytes(part) for part in text.split("."))
         if not hmac.compare_digest(signature, _sign(secret, body)):
@@ -115,7 +115,7 @@ def open_capability(secret: Secrets, text: str, *, now: float | None = None) -> 
 
 
 def _stored(path: Path) -> str:
-    """Return the secret in a file; the first of the processes that start on one folder draws it."""
+    """Return the secret in a file. The first process that starts on the folder draws it."""
     if not path.exists():
         descriptor, drawn = tempfile.mkstemp(dir=path.parent)
         try:

@@ -1,47 +1,23 @@
-"""Configuration as people read it: `--help`, and `--print-config` as TOML."""
+"""Configuration as TOML, for `--print-config`."""
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from msgspec import NODEFAULT, Struct, structs
+from msgspec import Struct, structs
 
-from evener.proto.docs import field_docs
-from evener.service.config import SECRET, ServiceConfig
-
-
-def show_help(sections: Mapping[str, type[ServiceConfig]]) -> None:
-    """Print every key with its meaning and default; of a further service only what is its own."""
-    lines = ["Options (also from a TOML file by --config FILE, and from EVENER_* variables; --print-config shows what holds):", ""]
-    for number, (name, config_type) in enumerate(sections.items()):
-        if number:
-            lines += ["", f"Options of {name}:", ""]
-        lines += _keys(config_type, prefix=f"{name}." if number else "", all_keys=not number)
-    sys.stdout.write("\n".join(lines) + "\n")
+from evener.service.config import SECRET, SHARED, ServiceConfig
 
 
 def show_config(configs: Mapping[str, ServiceConfig]) -> None:
-    """Print what holds, as TOML; secrets are hidden."""
+    """Print the effective configuration as TOML. Secrets are hidden."""
     lines: list[str] = []
-    shared = {field.name for field in structs.fields(ServiceConfig)}
     for number, (name, config) in enumerate(configs.items()):
         values = structs.asdict(config)
         if not number:
-            lines += [_line(key, value) for key, value in values.items() if key in shared]
-        lines += ["", f"[{name}]", *(_line(key, value) for key, value in values.items() if key not in shared)]
+            lines += [_line(key, value) for key, value in values.items() if key in SHARED]
+        lines += ["", f"[{name}]", *(_line(key, value) for key, value in values.items() if key not in SHARED)]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _keys(config_type: type[ServiceConfig], *, prefix: str, all_keys: bool) -> Iterator[str]:
-    docs = field_docs(config_type)
-    shared = {field.name for field in structs.fields(ServiceConfig)}
-    for field in structs.fields(config_type):
-        if field.name in shared and not all_keys:
-            continue
-        yield f"  --{prefix}{field.name.replace('_', '-')}"
-        default = field.default if field.default_factory is NODEFAULT else field.default_factory()
-        told = "" if default is NODEFAULT else f" (default: {toml(default)})"
-        yield f"      {docs.get(field.name, '')}{told}"
 
 
 def _line(key: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""`trajectories.merged` as trainers read it: from a position, in the order of the log, with the place of every group."""
+"""`trajectories.merged` as trainers read it: from a position, in the order of the log, with the position after every group."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -6,26 +6,37 @@ from contextlib import aclosing
 from typing import Final
 
 import structlog
-from msgspec import Raw
+from msgspec import Raw, Struct
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind
 
 from evener.bus.port import Bus, Record
-from evener.client.views import Delivered
 from evener.proto.codec import BadRecord, encode
+from evener.proto.delivered import Delivered
 from evener.proto.errors import EvenerError
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.service.events import EventLog
+from evener.service.tracing import context_of
 
 AHEAD: Final = 4
-"""Groups that are fetched before somebody takes them."""
+"""The number of groups that are fetched ahead."""
 CANCEL_SECONDS: Final = 1.0
 """Longer than a reader takes to end that has heard of it."""
 
 log = structlog.get_logger()
+tracer = trace.get_tracer("evener.delivery")
 
 
 class PositionUnknown(EvenerError):
-    """The log does not have this position. Start at one that was saved of this log, or without one, from what is still kept."""
+    """The log does not have this position. Start at a position that was saved from this log, or without one at the oldest record."""
+
+
+class _Ready(Struct, frozen=True, eq=False):
+    """A group, and the span of its delivery."""
+
+    group: Delivered
+    span: Span
 
 
 async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
@@ -46,19 +57,20 @@ async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
 
 
 async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, follow: bool) -> AsyncGenerator[Delivered, None]:
-    """Yield groups, blobs fetched: of one partition in its order, partitions as they come.
+    """Yield groups with their blobs: those of one partition in its order, partitions as they come.
 
-    `position`: partition to the offset to begin with; of others all is read. `follow`: for ever, else to the log's end as it is now.
-    Raises NotRead where `events` does not wait for the blob store.
+    `position`: partition to the offset to begin with; other partitions are read from their beginning. `follow`: for ever, otherwise to the
+    end of the log at the time of the call. Raises NotRead if `events` does not wait for the blob store.
     """
     count = bus.partitions_of(Topic.MERGED)
-    ready: asyncio.Queue[Delivered | None] = asyncio.Queue(AHEAD)
+    ready: asyncio.Queue[_Ready | None] = asyncio.Queue(AHEAD)
 
     async def read(partition: int) -> None:
         async with aclosing(_records(bus, partition, position.get(partition, 0), follow=follow)) as records:
             async for record in records:
-                if (one := await _delivered(record, events)) is not None:
-                    await ready.put(one)
+                span = tracer.start_span("deliver", context=context_of(record), kind=SpanKind.CONSUMER)
+                if (group := await _delivered(record, events)) is not None:
+                    await ready.put(_Ready(group, span))
         await ready.put(None)
 
     readers = [asyncio.create_task(read(partition)) for partition in range(count)]
@@ -69,13 +81,16 @@ async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, 
             if one is None:
                 open_readers -= 1
             else:
-                yield one
+                try:
+                    yield one.group
+                finally:
+                    one.span.end()
     finally:
         await _cancelled(readers)
 
 
 async def _cancelled(readers: list[asyncio.Task[None]]) -> None:
-    """End all readers. Before Python 3.12 `asyncio.wait_for`, which aiokafka uses, may swallow a cancellation: it is said again."""
+    """Cancel all readers. Before Python 3.12 `asyncio.wait_for`, which aiokafka uses, may swallow a cancellation, so it is repeated."""
     while left := {reader for reader in readers if not reader.done()}:
         for reader in left:
             reader.cancel()
@@ -83,8 +98,8 @@ async def _cancelled(readers: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def _next(ready: asyncio.Queue[Delivered | None], readers: list[asyncio.Task[None]]) -> Delivered | None:
-    """Return what is ready next; raise what a reader died of."""
+async def _next(ready: asyncio.Queue[_Ready | None], readers: list[asyncio.Task[None]]) -> _Ready | None:
+    """Return what is ready next, or raise the error of a reader."""
     taking = asyncio.ensure_future(ready.get())
     try:
         running = {reader for reader in readers if not reader.done()}
@@ -109,9 +124,10 @@ async def _records(bus: Bus, partition: int, start: int, *, follow: bool) -> Asy
 
 
 async def _delivered(record: Record, events: EventLog) -> Delivered | None:
-    """Return the group in a record. None: there is none in it that can be read. Raises NotRead: the position must not pass it yet.
+    """Return the group in a record. None: it cannot be read. Raises NotRead: the position must not pass the record yet.
 
-    A bad one is logged, and is no dead letter: readers are many, begin anew, and may have no right to write. Replaying works the same.
+    A bad record is logged but becomes no dead letter: readers are many, may start again, and may not be allowed to write. It can be
+    replayed all the same.
     """
     try:
         event = await events.event(record)

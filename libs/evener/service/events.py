@@ -1,4 +1,4 @@
-"""Events on the bus: claim check, headers, dead letters. What every service reads and writes with."""
+"""Reads and writes events on the bus: claim check, headers, dead letters. Every service uses it."""
 
 import time
 import zlib
@@ -7,21 +7,23 @@ from typing import Final, TypeVar
 
 import msgspec
 import structlog
+from opentelemetry.context import Context
 
-from evener.blobs.claims import deflate, inflate
+from evener.blobs.claims import hydrate, offload
 from evener.blobs.port import BlobError, Blobs, NotRead
 from evener.bus.port import Bus, Header, Outgoing, Position, Record
-from evener.proto.blobs import BlobRef, Bulk
+from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef
 from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, decode, encode, tag_of
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import DeadLetter
 from evener.proto.sessions import Event
-from evener.proto.topics import HEADER_CLAIM, HEADER_CRC, HEADER_GROUP, HEADER_SESSION, HEADER_TRACE, HEADER_TYPE, Topic
-from evener.service.telemetry import inject
+from evener.proto.topics import HEADER_CLAIM, HEADER_CRC, HEADER_GROUP, HEADER_SESSION, HEADER_TYPE, Topic
+from evener.service.telemetry import Metrics
+from evener.service.tracing import context_of, trace_headers
 
 MAX_BAD_IN_A_ROW: Final = 50
 CLAIM_BYTES: Final = 900_000
-"""An event that is larger without its bulk fields (thousands of calls in a group) moves to the blob store whole."""
+"""An event that is larger than this without its bulk fields (thousands of calls in a group) moves to the blob store as a whole."""
 
 _refs: Final = msgspec.msgpack.Decoder(BlobRef)
 
@@ -31,62 +33,92 @@ log = structlog.get_logger()
 
 
 class TooManyBadRecords(EvenerError):
-    """Not single records are bad, but what is read. Look at the dead letters: another program or version writes to this topic."""
+    """The whole input is bad, not single records. Look at the dead letters: another program or version writes to this topic."""
 
 
 class EventLog:
-    """A service's view of the bus. Not shared between services: it counts bad records in a row.
+    """A service's view of the bus. Services do not share one, because it counts bad records in a row.
 
-    `blobs`: a `Waited`; without a limit for what follows a stream, with one for what answers somebody.
+    `blobs` is a `Waited`, without a limit for readers of a stream and with a limit for endpoints.
     """
 
-    def __init__(self, bus: Bus, blobs: Blobs) -> None:
+    def __init__(self, bus: Bus, blobs: Blobs, metrics: Metrics | None = None) -> None:
+        """`metrics` are those of the service that gives up records."""
         self._bus = bus
         self._blobs = blobs
+        self._metrics = metrics
         self._bad_in_a_row = 0
 
+    def record(
+        self,
+        topic: Topic,
+        key: str,
+        event: Event,
+        *,
+        session_id: str | None = None,
+        group_id: str | None = None,
+        trace: Context | None = None,
+    ) -> Outgoing | None:
+        """Return the record of an event, with a trace context (None: the current). None: it needs the blob store, see `outgoing`."""
+        value = encode(event)
+        if len(value) > INLINE_LIMIT_BYTES:
+            return None
+        return _record(topic, key, event, value, session_id=session_id, group_id=group_id, trace=trace)
+
     async def outgoing(
-        self, topic: Topic, key: str, event: Event, *, session_id: str | None = None, group_id: str | None = None
+        self,
+        topic: Topic,
+        key: str,
+        event: Event,
+        *,
+        session_id: str | None = None,
+        group_id: str | None = None,
+        trace: Context | None = None,
     ) -> Outgoing:
-        """Return the record of an event, its large fields in the blob store. Raises BlobError."""
-        value, claimed = encode(await deflate(event, self._blobs)), b""
+        """Return the record of an event, its large fields in the blob store, with a trace context (None: the current). Raises BlobError."""
+        value, claimed = encode(await offload(event, self._blobs)), b""
         if len(value) > CLAIM_BYTES:
             value, claimed = msgspec.msgpack.encode(await self._blobs.put(value)), b"1"
-        named = {
-            HEADER_TYPE: tag_of(event).encode(),
-            HEADER_SESSION: session_id.encode() if session_id else None,
-            HEADER_GROUP: group_id.encode() if group_id else None,
-            HEADER_CLAIM: claimed or None,
-            HEADER_CRC: _crc(value),
-            HEADER_TRACE: inject(),
-        }
-        headers = tuple(Header(name, told) for name, told in named.items() if told is not None)
-        return Outgoing(topic=topic, key=key, value=value, headers=headers)
+        return _record(topic, key, event, value, claimed=claimed, session_id=session_id, group_id=group_id, trace=trace)
 
-    async def send(self, topic: Topic, key: str, event: Event, *, session_id: str | None = None, group_id: str | None = None) -> Position:
+    async def send(
+        self,
+        topic: Topic,
+        key: str,
+        event: Event,
+        *,
+        session_id: str | None = None,
+        group_id: str | None = None,
+        trace: Context | None = None,
+    ) -> Position:
         """Append an event outside any transaction. Raises NotCommitted, RecordTooLarge, BlobError."""
-        (position,) = await self._bus.send([await self.outgoing(topic, key, event, session_id=session_id, group_id=group_id)])
+        outgoing = await self.outgoing(topic, key, event, session_id=session_id, group_id=group_id, trace=trace)
+        (position,) = await self._bus.send([outgoing])
         return position
 
     async def event(self, record: Record) -> AnyEvent:
-        """Return the event in a record, its blobs fetched. Raises NotRead, and BadRecord.
+        """Return the event in a record with its blobs. Raises NotRead, BadRecord.
 
-        A record is bad that holds no event or a deletion, or whose blobs are missing or damaged.
+        A record is bad if it holds no event or a deletion, or if its blobs are missing or damaged.
         """
         light = await self._decoded(record)
-        event = await _fetched(lambda: inflate(light, self._blobs))
+        event = await _fetched(lambda: hydrate(light, self._blobs))
         self._bad_in_a_row = 0
         return event
 
     async def light(self, record: Record) -> AnyEvent:
-        """Return the event in a record as it stands there, references to blobs included. Raises as `event`."""
+        """Return the event in a record without fetching its blobs. Raises the same errors as `event`."""
         event = await self._decoded(record)
         self._bad_in_a_row = 0
         return event
 
-    async def fetched(self, field: Bulk) -> bytes:
-        """Return the bytes of a field of a light event. Raises BadRecord where their blob is missing or damaged, NotRead."""
-        return field if isinstance(field, bytes) else await _fetched(lambda: self._blobs.get(field))
+    async def store(self, event: Event) -> BlobRef:
+        """Put an event, as it stands, into the blob store. Raises BlobError."""
+        return await self._blobs.put(encode(event))
+
+    async def stored(self, ref: BlobRef) -> AnyEvent:
+        """Return an event that was put there. Raises BadRecord where it is missing or damaged, NotRead."""
+        return decode(await _fetched(lambda: self._blobs.get(ref)))
 
     async def _decoded(self, record: Record) -> AnyEvent:
         if record.value is None:
@@ -102,7 +134,7 @@ class EventLog:
         return decode(value)
 
     async def dead_letter(self, service: str, record: Record, reason: str) -> None:
-        """Give a record up and go on. Raises TooManyBadRecords at fifty in a row."""
+        """Write a dead letter for a record. Raises TooManyBadRecords at the fiftieth in a row."""
         self._bad_in_a_row += 1
         letter = DeadLetter(
             service=service,
@@ -118,14 +150,16 @@ class EventLog:
         )
         log.error("dead_letter", service=service, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason)
         session_id, group_id = ((header(record, name) or b"").decode(errors="replace") for name in (HEADER_SESSION, HEADER_GROUP))
-        await self.send(Topic.DEAD_LETTERS, record.key, letter, session_id=session_id, group_id=group_id)
+        await self.send(Topic.DEAD_LETTERS, record.key, letter, session_id=session_id, group_id=group_id, trace=context_of(record))
+        if self._metrics is not None:
+            self._metrics.dead_letters.labels(service, record.topic).inc()
         if self._bad_in_a_row >= MAX_BAD_IN_A_ROW:
             msg = f"{service}: {self._bad_in_a_row} bad records in a row on {record.topic}"
             raise TooManyBadRecords(msg)
 
 
 async def _fetched(fetch: Callable[[], Awaitable[T]]) -> T:
-    """Fetch from the blob store. Raises BadRecord for what is missing or damaged; that the store is away says nothing of the record."""
+    """Fetch from the blob store. Raises BadRecord for a missing or damaged object. An unavailable store says nothing about the record."""
     try:
         return await fetch()
     except NotRead:
@@ -134,12 +168,34 @@ async def _fetched(fetch: Callable[[], Awaitable[T]]) -> T:
         raise BadRecord(str(failed)) from failed
 
 
+def _record(
+    topic: Topic,
+    key: str,
+    event: Event,
+    value: bytes,
+    *,
+    claimed: bytes = b"",
+    session_id: str | None,
+    group_id: str | None,
+    trace: Context | None,
+) -> Outgoing:
+    named = {
+        HEADER_TYPE: tag_of(event).encode(),
+        HEADER_SESSION: session_id.encode() if session_id else None,
+        HEADER_GROUP: group_id.encode() if group_id else None,
+        HEADER_CLAIM: claimed or None,
+        HEADER_CRC: _crc(value),
+    }
+    headers = tuple(Header(name, told) for name, told in named.items() if told is not None)
+    return Outgoing(topic=topic, key=key, value=value, headers=(*headers, *trace_headers(trace)))
+
+
 def _crc(value: bytes) -> bytes:
     return zlib.crc32(value).to_bytes(4, "big")
 
 
 def claim_of(value: bytes) -> BlobRef:
-    """Return where a claimed event lies. Raises BadRecord."""
+    """Return the reference of an event that was moved to the blob store. Raises BadRecord."""
     try:
         return _refs.decode(value)
     except NOT_AN_EVENT as cause:
@@ -148,5 +204,5 @@ def claim_of(value: bytes) -> BlobRef:
 
 
 def header(record: Record, name: str) -> bytes | None:
-    """Return the value of a record's header. None: it has none of that name."""
+    """Return the value of a record's header. None: there is no such header."""
     return next((header.value for header in record.headers if header.name == name), None)

@@ -1,4 +1,4 @@
-"""How a program of Evener ends: 0, 2 for wrong usage or configuration, 1 for the rest; one line for people, no traceback."""
+"""How a program of Evener exits: with 0, 2 for wrong usage or configuration, 1 for other errors; with one line and no traceback."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ CONTROL: Final = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *ra
 
 
 def exit_code(run: Callable[[], int], *, debug: bool = False) -> int:
-    """Return what `run` returns, or the code of the error that leaves it, told in one line on stderr. `debug`: raise it instead."""
+    """Return what `run` returns, or the code of its error, which is printed as one line on stderr. `debug`: raise the error instead."""
     try:
         return run()
     except BrokenPipeError:
@@ -34,11 +34,11 @@ def _told(error: Exception) -> str:
 
 
 def complain(message: str) -> None:
-    """Write one line on stderr, if that takes it: it may be a file on a full disk."""
+    """Write one line to stderr, which may fail if it is a file on a full disk."""
     with suppress(OSError):
         sys.stderr.write(f"evener: {' '.join(visible(message).split())}\n")
 
 
 def visible(text: str) -> str:
-    """Return a text whose control characters, but line ends and tabs, are seen and do nothing to a terminal."""
+    """Return a text with control characters, except line ends and tabs, made visible, so that they do nothing to a terminal."""
     return text.translate(CONTROL)

@@ -1,4 +1,4 @@
-"""What platforms probe: /healthz (the loop lives), /readyz (every named condition holds), /metrics; /health is /healthz."""
+"""The endpoints that platforms probe: /healthz (the loop runs), /readyz (every named condition holds), /metrics; /health is /healthz."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Conditions = Callable[[], dict[str, dict[str, bool]]]
 
 
 def health_routes(bus: Bus, registry: CollectorRegistry, conditions: Conditions, store_usable: Callable[[], bool]) -> Sequence[BaseRoute]:
-    """Return the routes; `conditions` gives service name to its named conditions."""
+    """Return the routes. `conditions` returns the named conditions of each service."""
 
     async def alive(_: Request) -> Response:
         return json_response({"alive": True})

@@ -1,11 +1,9 @@
-"""Runs services: one in `python -m evener.<service>`, all six in `evener up`. Opens what they share, and closes it in reverse."""
+"""Runs services: one in `python -m evener.<service>`, all six in `evener up`. Opens what they share, and closes it in reverse order."""
 
 import asyncio
 import gc
-import importlib
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -20,55 +18,46 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import BaseRoute
 
 from evener.blobs.open import open_blobs
+from evener.blobs.waited import TIMINGS, BlobTimings
 from evener.bus.open import open_bus
 from evener.proto.ids import new_id
-from evener.service import faults
+from evener.runtime import faults
 from evener.service.auth import load_secrets
-from evener.service.config import ServiceConfig, load
-from evener.service.exits import complain, exit_code
+from evener.service.config import ServiceConfig
+from evener.service.context import ServiceContext
+from evener.service.exits import complain
 from evener.service.health import health_routes
 from evener.service.listener import Mounts, Server, address_of, bind, listen
 from evener.service.loop_watch import watch_loop
 from evener.service.neighbours import Neighbours
-from evener.service.parts import Parts
 from evener.service.replay import replay_routes
 from evener.service.store import Store
 from evener.service.supervisor import Supervisor, Wanted, not_open
-from evener.service.telemetry import metrics, set_up_logs, set_up_traces
+from evener.service.telemetry import metrics, set_up_logs
+from evener.service.tracing import set_up_traces
 
 CLOSE_SECONDS: Final = 15.0
-"""What closing may take after the drain; then the process ends at once, with 1."""
+"""The limit of closing after the drain. Then the process exits at once, with 1."""
 STATE_FILE: Final = "evener.json"
 
 log = structlog.get_logger()
 
-Beside = Callable[[Parts], AbstractAsyncContextManager[object]]
-"""Something that is open as long as the services are: an embedded engine."""
+Beside = Callable[[ServiceContext], AbstractAsyncContextManager[object]]
+"""Something that is open as long as the services are, such as an embedded engine."""
 
 
 class RunningUp(Struct, frozen=True, kw_only=True):
-    """What the state file says: where commands find the running `evener up`."""
+    """The content of the state file, by which commands find the running `evener up`."""
 
     url: str
     pid: int
-
-
-def main(section: str, config_type: type[ServiceConfig], module: str) -> None:
-    """Run one service as a program: `module` is the one with its `open_service`."""
-
-    def run() -> int:
-        config = load(config_type, sys.argv[1:], os.environ, section)
-        opener = importlib.import_module(module).open_service
-        return run_process(config, [Wanted(name=section, config=config, open=opener)])
-
-    raise SystemExit(exit_code(run))
 
 
 def run_process(config: ServiceConfig, wanted: Sequence[Wanted], *, beside: Sequence[Beside] = (), state_file: bool = False) -> int:
     """Run services in this process until a signal ends it; return the exit code."""
     faults.arm(os.environ.get("EVENER_FAULTS", ""))
     set_up_logs(config.log_level)
-    set_up_traces(wanted[0].name if len(wanted) == 1 else "up")
+    set_up_traces(wanted[0].name if len(wanted) == 1 else "up", config.instance)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_services(config, wanted, beside=beside, state_file=state_file, opened=_spare_collector))
     return 0
@@ -81,39 +70,42 @@ async def run_services(
     beside: Sequence[Beside] = (),
     state_file: bool = False,
     opened: Callable[[], None] = lambda: None,
+    blob_timings: BlobTimings = TIMINGS,
 ) -> None:
-    """Run services until SIGTERM or SIGINT. Raises what makes a service impossible to start, and CrashLoop.
+    """Run services until SIGTERM or SIGINT. Raises what prevents a service from starting, and CrashLoop.
 
     `opened` is called whenever all of them are open.
     """
     async with _signals(config.stop_seconds) as stop, AsyncExitStack() as stack:
         listening = stack.enter_context(bind(config))
         mounts = Mounts()
-        parts, store = await _open_parts(config, address_of(config, listening), stack)
-        stack.enter_context(watch_loop(metrics(parts.registry)))
-        names = [f"{parts.instance_id}-{one.name}" for one in wanted]
-        neighbours = Neighbours(parts.bus, parts.secrets, store, boot_id=parts.boot_id, names=names)
+        context, store = await _open_context(config, address_of(config, listening), stack, blob_timings)
+        stack.enter_context(watch_loop(metrics(context.registry)))
+        names = [f"{context.instance_id}-{one.name}" for one in wanted]
+        neighbours = Neighbours(context.bus, context.secrets, store, boot_id=context.boot_id, names=names)
         await neighbours.fit()
         supervisors: list[Supervisor] = []
 
         def remount() -> None:
-            mounts.replace(_routes(parts, supervisors))
+            mounts.replace(_routes(context, supervisors))
             mounts.missing = not_open(supervisors)
             if not mounts.missing:
                 opened()
 
-        supervisors += [Supervisor(one, parts, remount, neighbours.marked) for one in wanted]
+        supervisors += [Supervisor(one, context, remount, neighbours.marked) for one in wanted]
         remount()
         server = await stack.enter_async_context(listen(mounts, listening))
-        log.info("listening", url=parts.address, services=[one.name for one in wanted])
+        log.info("listening", url=context.address, services=[one.name for one in wanted])
         for opening in beside:
-            await stack.enter_async_context(opening(parts))
+            await stack.enter_async_context(opening(context))
         if state_file:
-            stack.enter_context(_told(Path(config.state) / STATE_FILE, parts.address))
+            stack.enter_context(_told(Path(config.state) / STATE_FILE, context.address))
         await _run_all(supervisors, [neighbours.watch(), store.watch()], server, stop, config.stop_seconds)
 
 
-async def _open_parts(config: ServiceConfig, address: str, stack: AsyncExitStack) -> tuple[Parts, Store]:
+async def _open_context(
+    config: ServiceConfig, address: str, stack: AsyncExitStack, blob_timings: BlobTimings
+) -> tuple[ServiceContext, Store]:
     state = Path(config.state)
     secrets = load_secrets(state, operator_token=config.operator_token, capability_key=config.capability_key)
     registry = CollectorRegistry()
@@ -123,7 +115,7 @@ async def _open_parts(config: ServiceConfig, address: str, stack: AsyncExitStack
     blobs, boot_id = open_blobs(config.blobs), new_id("b")
     store = Store(blobs, boot_id)
     await store.look()
-    parts = Parts(
+    context = ServiceContext(
         bus=bus,
         blobs=blobs,
         secrets=secrets,
@@ -132,15 +124,16 @@ async def _open_parts(config: ServiceConfig, address: str, stack: AsyncExitStack
         boot_id=boot_id,
         address=address,
         store_usable=lambda: store.usable,
+        blob_timings=blob_timings,
     )
-    return parts, store
+    return context, store
 
 
-def _routes(parts: Parts, supervisors: Sequence[Supervisor]) -> list[BaseRoute]:
+def _routes(context: ServiceContext, supervisors: Sequence[Supervisor]) -> list[BaseRoute]:
     def conditions() -> dict[str, dict[str, bool]]:
         return {supervisor.name: supervisor.conditions() for supervisor in supervisors}
 
-    routes = [*health_routes(parts.bus, parts.registry, conditions, parts.store_usable), *replay_routes(parts.bus, parts.secrets)]
+    routes = [*health_routes(context.bus, context.registry, conditions, context.store_usable), *replay_routes(context.bus, context.secrets)]
     for supervisor in supervisors:
         if supervisor.service is not None:
             routes += supervisor.service.routes
@@ -154,7 +147,7 @@ async def _run_all(
     stop: asyncio.Event,
     stop_seconds: float,
 ) -> None:
-    """Run until the signal, then drain, end the requests, close the services. What fails for good is raised."""
+    """Run until the signal, then drain, end the requests, and close the services. A permanent failure is raised."""
     running = [asyncio.create_task(watch) for watch in watches]
     running += [asyncio.create_task(supervisor.run(), name=supervisor.name) for supervisor in supervisors]
     stopping = asyncio.create_task(stop.wait())
@@ -184,7 +177,7 @@ async def _drain(supervisors: Sequence[Supervisor], seconds: float) -> None:
 
 @asynccontextmanager
 async def _signals(stop_seconds: float) -> AsyncIterator[asyncio.Event]:
-    """Yield the event of the first SIGTERM or SIGINT. The second ends the process."""
+    """Yield the event of the first SIGTERM or SIGINT. The second signal ends the process."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal() -> None:
@@ -203,7 +196,7 @@ async def _signals(stop_seconds: float) -> AsyncIterator[asyncio.Event]:
 
 
 def _spare_collector() -> None:
-    """Keep libraries, templates and tokenizers, which stay, out of garbage collections: each stopped all calls for 20 to 40 ms."""
+    """Exclude libraries, templates and tokenizers from garbage collection, each of which stopped all calls for 20 to 40 ms."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""The HTTP listener of a process: one port, the routes of all its services, which come and go."""
+"""The HTTP listener of a process: one port with the routes of all its services, which may come and go."""
 
 import asyncio
 import errno
@@ -23,7 +23,7 @@ from evener.service.config import ServiceConfig
 from evener.service.http import error_response
 
 GRACE_SECONDS: Final = 2
-"""What open streams get at the end of a stop; then they are cancelled, and their `finally` runs."""
+"""How long open streams may continue at the end of a stop. Then they are cancelled, and their `finally` runs."""
 KEEP_ALIVE_SECONDS: Final = 75
 BACKLOG: Final = 2048
 
@@ -31,19 +31,19 @@ log = structlog.get_logger()
 
 
 class PortInUse(EvenerError):
-    """Stop what listens there, or choose another port with --port (0: any free one)."""
+    """Stop the program that listens there, or choose another port with --port (0: any free one)."""
 
 
 class Mounts:
-    """The ASGI application: routes of the services that are open now. While one is missing, unknown paths answer 503, not 404."""
+    """The ASGI application with the routes of the open services. While a service is missing, unknown paths answer 503 instead of 404."""
 
     def __init__(self) -> None:
         self.missing: tuple[str, ...] = ("all services",)
-        """Services that are not open, with the reason where there is one."""
+        """The services that are not open, with the reason if there is one."""
         self.replace(())
 
     def replace(self, routes: Sequence[BaseRoute]) -> None:
-        """Serve these routes from now on; requests under way keep theirs."""
+        """Serve these routes from now on. Requests in progress keep theirs."""
         handlers = {HTTPException: self._http_error, EvenerError: _evener_error}
         self._app = Starlette(routes=list(routes), exception_handlers=handlers)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ class Mounts:
 
 
 async def _evener_error(request: Request, error: EvenerError) -> Response:
-    """Answer what a handler let through: 503 where trying again can help."""
+    """Answer an error that a handler did not catch, with 503 if trying again can help."""
     log.warning("request_failed", path=request.url.path, error=str(error))
     return error_response(503 if isinstance(error, Recoverable) else 500, str(error))
 
@@ -74,13 +74,13 @@ class Server(uvicorn.Server):
         self._serving = asyncio.create_task(self.serve(sockets=[listening]), name="http")
 
     async def stop(self) -> None:
-        """Take no more requests; open ones have GRACE_SECONDS."""
+        """Take no more requests. Open ones have GRACE_SECONDS."""
         self.should_exit = True
         await asyncio.wait({self._serving})
 
 
 def bind(config: ServiceConfig) -> socket.socket:
-    """Return a listening socket. Raises PortInUse, and ConfigError for an address that is not ours or not safe without a token."""
+    """Return a listening socket. Raises PortInUse, and ConfigError for an address that is foreign, or unsafe without a token."""
     if config.operator_token is None and not is_loopback(config.host):
         msg = f"host {config.host} can be reached from other machines, and no operator_token was given"
         raise ConfigError(msg)
@@ -96,7 +96,7 @@ def bind(config: ServiceConfig) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address or name."""
+    """Return whether an address or name can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""How long the event loop of a process stops: while it does, no call, stream, commit or heartbeat of the process goes on."""
+"""Measures how long the event loop of a process is blocked. During that time no call, stream, commit or heartbeat makes progress."""
 
 import asyncio
 import time
@@ -10,11 +10,11 @@ from evener.service.telemetry import Metrics
 
 TICK_SECONDS: Final = 0.005
 COUNTED_SECONDS: Final = 0.01
-"""A tick that is no later than this is the noise of timers."""
+"""Shorter delays of a tick are the noise of timers."""
 
 
 class LoopWatch:
-    """Ticks on the running loop, and takes down how much later than due each tick comes. Of a stop it sees all but TICK_SECONDS."""
+    """Ticks on the running loop and records how late each tick comes. It sees all of a stop but TICK_SECONDS."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._stops = metrics.loop_stop_seconds
@@ -26,7 +26,7 @@ class LoopWatch:
         metrics.loop_longest_stop_seconds.set_function(self.take)
 
     def take(self) -> float:
-        """Return the longest stop since the last time this was asked, in seconds, and begin anew. Each scrape asks."""
+        """Return the longest stop since the last call, in seconds, and start again. Each scrape calls this."""
         self._note()
         self._cpu.set(self._longest_cpu)  # a scrape reads it next
         longest = self._longest
@@ -34,7 +34,7 @@ class LoopWatch:
         return longest
 
     def close(self) -> None:
-        """Tick no more."""
+        """Stop ticking."""
         self._timer.cancel()
 
     def _tick(self) -> None:

@@ -1,10 +1,10 @@
-"""What the log still tells of a session whose trajectory cannot be read: enough to count it, so that its group ends."""
+"""Reads what the log still says about a session whose trajectory cannot be read: enough to count it, so that its group ends."""
 
 from typing import Final
 
 from evener.bus.port import Bus, Record
 from evener.proto.codec import BadRecord, decode, tag_of
-from evener.proto.ends import LeftOut
+from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import SessionGivenUp, SessionSealed, SessionStarted
 from evener.proto.spec import SessionSpec
 from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
@@ -15,7 +15,7 @@ NEEDED: Final = frozenset(tag_of(event).encode() for event in (SessionStarted, S
 
 
 async def lost_trajectory(bus: Bus, session_id: str, reason: str) -> TrajectoryBuilt | None:
-    """Return an empty trajectory of a sealed session, its tokens left out as `dead_letter`. None: the log was trimmed before it."""
+    """Return an empty trajectory of a sealed session, its tokens excluded as `dead_letter`. None: the log was trimmed."""
     partition = bus.partition_of(Topic.SESSIONS, session_id)
     spec: SessionSpec | None = None
     seal: SessionSealed | None = None
@@ -33,11 +33,11 @@ async def lost_trajectory(bus: Bus, session_id: str, reason: str) -> TrajectoryB
 def lost_score(trajectory: TrajectoryBuilt, now: float) -> TrajectoryScored:
     """Return the ungraded score of such a trajectory."""
     grader = trajectory.spec.grader.name
-    return TrajectoryScored(trajectory=trajectory, ungraded=LeftOut.DEAD_LETTER.value, grader=grader, scored_at=now)
+    return TrajectoryScored(trajectory=trajectory, ungraded=ExclusionReason.DEAD_LETTER.value, grader=grader, scored_at=now)
 
 
 def _event(record: Record, session_id: str) -> object:
-    """Return a needed event of the session; None for any other record (its header tells), and for one that is bad too."""
+    """Return an event of the session that is needed; None for any other record, which its header tells, and for a bad one."""
     if header(record, HEADER_SESSION) != session_id.encode() or header(record, HEADER_TYPE) not in NEEDED or record.value is None:
         return None
     try:
@@ -47,17 +47,17 @@ def _event(record: Record, session_id: str) -> object:
 
 
 def empty_trajectory(spec: SessionSpec, seal: SessionSealed, reason: str) -> TrajectoryBuilt:
-    """Return the trajectory of a session of which nothing but its end is certain."""
+    """Return the trajectory of a session of which only the end is certain."""
     tokens = seal.sampled_tokens
     return TrajectoryBuilt(
         session_id=seal.session_id,
         attempt=seal.attempt,
         spec=spec,
-        end=seal.end,
+        termination_reason=seal.termination_reason,
         detail=seal.detail,
-        accounting=Accounting(sampled=tokens, left_out={LeftOut.DEAD_LETTER: tokens} if tokens else {}),
+        accounting=Accounting(sampled=tokens, excluded={ExclusionReason.DEAD_LETTER: tokens} if tokens else {}),
         rule=0,
         rows_digest=seal.rows_digest,
-        doubts=(reason,),
+        inconsistencies=(reason,),
         sealed_at=seal.sealed_at,
     )

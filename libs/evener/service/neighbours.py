@@ -1,6 +1,6 @@
-"""The other processes of the deployment, as `fleet` tells of them: each has a name of its own, and all share one store and one key.
+"""Checks the other processes of the deployment in `fleet`: each needs a name of its own, and all need the same store and key.
 
-Of two that do not fit together the one that was started later ends, and names the other: what runs goes on.
+If two processes do not fit together, the one that was started later ends and names the other.
 """
 
 import asyncio
@@ -23,50 +23,61 @@ from evener.service.auth import Secrets
 from evener.service.store import Store
 
 FRESH_SECONDS: Final = 10.0
-"""A heartbeat that is older, by this machine's clock, is that of a process that is gone."""
-SIGN_SECONDS: Final = 5.0
-"""So long a start waits for a further sign of a process that it does not fit to: more than two heartbeats."""
+"""A heartbeat that is older, by this machine's clock, comes from a process that is gone."""
 SIGNS: Final = 2
-"""Signs of the same trouble before it is believed: one may have been on its way when its sender was killed."""
-
-PAUSE_SECONDS: Final = 2.0
-"""After the log could not be read."""
+"""How often a conflict must be seen before it counts: one heartbeat may have been in flight when its sender was killed."""
 
 log = structlog.get_logger()
 
 
 class NameTaken(Hopeless):
-    """Give each process of a deployment a name of its own (`instance`), or end the other one first."""
+    """Give each process of a deployment a name of its own (`instance`), or end the other process first."""
 
 
 class NotShared(Hopeless):
-    """All processes of a deployment need the same blob store (`blobs`) and key (`capability_key`): correct the one that is wrong."""
+    """All processes of a deployment need the same blob store (`blobs`) and key (`capability_key`). Correct the wrong one."""
 
 
 class Neighbours:
-    """Compares the heartbeats of others with what this process is and has."""
+    """Compares the heartbeats of other processes with the name, store and key of this one."""
 
-    def __init__(self, bus: Bus, secrets: Secrets, store: Store, *, boot_id: str, names: Collection[str]) -> None:
-        """`names` are the instance ids of this process's services."""
+    def __init__(
+        self,
+        bus: Bus,
+        secrets: Secrets,
+        store: Store,
+        *,
+        boot_id: str,
+        names: Collection[str],
+        sign_seconds: float = 5.0,
+        pause_seconds: float = 2.0,
+    ) -> None:
+        """`names` are the instance ids of this process's services.
+
+        `sign_seconds`: how long a start waits for a second heartbeat of a process that does not fit, more than two intervals.
+        `pause_seconds`: the pause after the log could not be read.
+        """
         self._bus = bus
         self._store = store
         self._boot_id = boot_id
         self._names = frozenset(names)
+        self._sign_seconds = sign_seconds
+        self._pause_seconds = pause_seconds
         self._key = fingerprint(secrets)
         self._next: int | None = None
         self._signs: dict[tuple[str, str], int] = {}
-        """By boot id and trouble: how often it was seen."""
+        """How often each conflict was seen, by boot id and conflict."""
         self._fits: set[tuple[str, BlobRef]] = set()
-        """Probes that are here."""
+        """The probes that were found in this process's store."""
 
     def marked(self, beat: Heartbeat) -> Heartbeat:
-        """Return a heartbeat of this process with what others compare."""
+        """Return a heartbeat of this process, completed with what other processes compare."""
         return structs.replace(beat, key=self._key, probe=self._store.probe if self._store.usable else None)
 
     async def fit(self) -> None:
-        """Return where nobody who is alive stands against this process's start. Raises NameTaken, NotShared.
+        """Return if no living process conflicts with this one. Raises NameTaken, NotShared.
 
-        Only a fresh heartbeat that does not fit makes it wait, for the next ones of its sender. A log that is away is looked at later.
+        Only a fresh heartbeat that does not fit makes it wait, for the next ones of its sender. A log that is unavailable is checked later.
         """
         try:
             self._next = await self._bus.end(Topic.FLEET, 0)
@@ -77,13 +88,13 @@ class Neighbours:
         found = [beat for beat in _beats(told.values()) if time.time() - beat.at < FRESH_SECONDS]
         if any([await self._trouble(beat) is not None for beat in found if beat.instance_id not in self._names]):
             try:
-                async with asyncio.timeout(SIGN_SECONDS):
+                async with asyncio.timeout(self._sign_seconds):
                     await self.watch()
             except TimeoutError:
                 pass
 
     async def watch(self) -> None:
-        """Look at every heartbeat from the start on, for ever, also after times without a log. Raises NameTaken, NotShared."""
+        """Check every heartbeat from the start on, for ever, also after outages of the log. Raises NameTaken, NotShared."""
         while True:
             try:
                 await self._follow()
@@ -91,7 +102,7 @@ class Neighbours:
                 raise
             except EvenerError as away:
                 log.warning("neighbours_not_seen", error=str(away))
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(self._pause_seconds)
 
     async def _follow(self) -> None:
         start = await self._bus.end(Topic.FLEET, 0) if self._next is None else self._next
@@ -111,7 +122,7 @@ class Neighbours:
             log.error("neighbour_does_not_fit", trouble=str(trouble.args[0]))
 
     async def _trouble(self, beat: Heartbeat) -> EvenerError | None:
-        """Return what stands between a heartbeat's sender and this process. None: nothing, or it is this one, or leaves."""
+        """Return the conflict between a heartbeat's sender and this process. None: there is none, or the sender is stopping."""
         if beat.boot_id == self._boot_id or beat.stopping:
             return None
         other = f"{beat.instance_id} at {beat.address or 'an unknown address'}"
@@ -137,7 +148,7 @@ class Neighbours:
 
 
 def fingerprint(secrets: Secrets) -> str:
-    """Return what tells two capability keys apart, and nothing of either."""
+    """Return a text that differs for different capability keys and reveals neither."""
     return hmac.new(secrets.capability_key, b"fleet", hashlib.sha256).hexdigest()[:16]
 
 

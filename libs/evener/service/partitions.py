@@ -1,4 +1,4 @@
-"""One task for every partition that the consumer group assigns to this instance."""
+"""Runs one task for every partition that the consumer group assigns to this instance."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,23 +8,23 @@ import structlog
 
 from evener.bus.port import Bus, Fenced, Membership
 
-FENCED_PAUSE_SECONDS: Final = 3.0
-"""Longer than a heartbeat of the group: an instance that was replaced learns of it before it takes a partition again."""
+FENCED_SECONDS: Final = 3.0
+"""Longer than a heartbeat of the group, so that an instance that was replaced learns of it before it takes a partition again."""
 
 log = structlog.get_logger()
 
 Serve = Callable[[int], Awaitable[None]]
 
 
-async def own_partitions(bus: Bus, group: str, topic: str, serve: Serve, *, keep: bool) -> None:
+async def own_partitions(bus: Bus, group: str, topic: str, serve: Serve, *, keep: bool, fenced_seconds: float = FENCED_SECONDS) -> None:
     """Join the group and run `serve(partition)` for every assigned partition, until cancelled.
 
-    `keep`: a partition that the group takes away is served on until its writer is fenced; else its task is cancelled. A `serve`
-    that raises Fenced is started again after a pause, if the partition is still assigned then. Any other exception of a `serve`
-    ends them all and is raised.
+    `keep`: a partition that the group takes away is served until its writer is fenced; otherwise its task is cancelled. A `serve` that
+    raises Fenced is started again after a pause, if the partition is still assigned. Any other exception of a `serve` ends them all and is
+    raised.
     """
     async with bus.join(group, topic) as membership:
-        owned = Owned(membership, serve, keep=keep)
+        owned = Owned(membership, serve, keep=keep, fenced_seconds=fenced_seconds)
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -34,16 +34,17 @@ async def own_partitions(bus: Bus, group: str, topic: str, serve: Serve, *, keep
 
 
 class Owned:
-    """The tasks of the partitions of one member."""
+    """The tasks of one member's partitions."""
 
-    def __init__(self, membership: Membership, serve: Serve, *, keep: bool) -> None:
+    def __init__(self, membership: Membership, serve: Serve, *, keep: bool, fenced_seconds: float) -> None:
         self._membership = membership
         self._serve = serve
         self._keep = keep
+        self._fenced_seconds = fenced_seconds
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def assign(self, partitions: frozenset[int], tasks: asyncio.TaskGroup) -> None:
-        """Start what is new, end what is gone (unless kept), leave the rest alone."""
+        """Start tasks for new partitions, end those of partitions that are gone (unless kept), and leave the others alone."""
         for partition, task in list(self._tasks.items()):
             if task.done() or (partition not in partitions and not self._keep):
                 task.cancel()
@@ -57,6 +58,6 @@ class Owned:
                 return await self._serve(partition)
             except Fenced:
                 log.warning("fenced", partition=partition)
-            await asyncio.sleep(FENCED_PAUSE_SECONDS)
+            await asyncio.sleep(self._fenced_seconds)
             if partition not in self._membership.partitions:  # none while the group divides anew: `assign` starts this again
                 return None

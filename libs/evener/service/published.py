@@ -1,4 +1,4 @@
-"""The topic `policies` as it is read: which versions were staged, published and retired; and what engines call them."""
+"""Reads the topic `policies`: which versions were staged, published and retired, and how engines label them."""
 
 import hashlib
 from typing import Final
@@ -12,25 +12,25 @@ from evener.proto.topics import Topic
 from evener.service.events import EventLog
 
 PARTITION: Final = 0
-"""`policies` has one partition, so that its order is total."""
+"""The only partition of `policies`, so that its order is total."""
 DIGEST: Final = 12
-"""Characters of a version's digest in a label."""
+"""The number of digest characters in a label."""
 JOIN: Final = 8
-"""Characters that stand for one joining of an engine."""
+"""The number of characters that stand for one joining of an engine."""
 
 log = structlog.get_logger()
 
 Version = PolicyStaged | PolicyPublished | PolicyRetired
-"""The last that was said of a version."""
+"""The last event of a version."""
 
 
 def loaded_label(version: PolicyStaged | PolicyPublished) -> str:
-    """Return what an engine that was given a version calls its weights. Like all labels it ends with the version's number."""
+    """Return the label of an engine's weights after it loaded a version. Like all labels it ends with the version's number."""
     return f"{version.policy}:{(version.digest or '')[:DIGEST]}@{version.version}"
 
 
 def proven_label(version: PolicyStaged | PolicyPublished, joined: EngineJoined) -> str:
-    """Return what it calls them once it has proven that it samples by them, since it joined: only then a gateway gives it calls."""
+    """Return the label after the engine has proven, since it joined, that it samples from these weights. Only then it gets calls."""
     stem, _, number = loaded_label(version).rpartition("@")
     join = hashlib.sha256(f"{joined.engine_id} {joined.joined_at}".encode()).hexdigest()[:JOIN]
     return f"{stem}:{join}@{number}"
@@ -43,12 +43,12 @@ def without_proof(label: str) -> str:
 
 
 def digest_in(label: str) -> str:
-    """Return the characters of a digest in a label. Empty: it has none."""
+    """Return the characters of a digest in a label. Empty: there are none."""
     return without_proof(label).rpartition("@")[0].partition(":")[2]
 
 
 class Published:
-    """What was published, as far as it was read."""
+    """The versions that were published, as far as the topic was read."""
 
     def __init__(self, bus: Bus, events: EventLog) -> None:
         self._bus = bus
@@ -57,15 +57,15 @@ class Published:
         self._read = 0
 
     def policies(self) -> tuple[str, ...]:
-        """Return the names of all policies of which anything was said."""
+        """Return the names of all policies in the topic."""
         return tuple(sorted(self._versions))
 
     def versions(self, policy: str) -> tuple[Version, ...]:
-        """Return the last that was said of each version of a policy, by rising version."""
+        """Return the last event of each version of a policy, by rising version."""
         return tuple(said for _, said in sorted(self._versions.get(policy, {}).items()))
 
     def current(self, policy: str) -> PolicyPublished | None:
-        """Return the newest version that was published and not retired. None: there is none."""
+        """Return the newest version that is published and not retired. None: there is none."""
         published = [said for said in self.versions(policy) if isinstance(said, PolicyPublished)]
         return published[-1] if published else None
 
@@ -74,12 +74,12 @@ class Published:
         current = self.current(policy)
         return None if current is None else current.version
 
-    def doubtful(self, policy: str) -> frozenset[int]:
-        """Return the versions whose tokens are not to be trained: rolled back, or not proven yet."""
+    def unproven_versions(self, policy: str) -> frozenset[int]:
+        """Return the versions whose tokens must not be trained: rolled back, or not proven yet."""
         return frozenset(said.version for said in self.versions(policy) if not isinstance(said, PolicyPublished))
 
     async def refresh(self) -> None:
-        """Read to the end as it is now."""
+        """Read to the current end of the topic."""
         async for record in self._bus.read(Topic.POLICIES, PARTITION, self._read):
             await self._take(record)
 

@@ -1,4 +1,4 @@
-"""POST /replay/{topic}/{partition}/{offset}: append the record that stands there once more, for whoever gave it up."""
+"""POST /replay/{topic}/{partition}/{offset} appends the record at that position again, for the reader that gave it up."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whether the blob store can be used now, seen by a blob of this process: its probe. The others of the deployment look for it, too."""
+"""Checks whether the blob store can be used, by a blob that this process writes: its probe, for which other processes look too."""
 
 import asyncio
 from typing import Final
@@ -9,21 +9,21 @@ from evener.blobs.port import BlobError, Blobs
 from evener.proto.blobs import BlobRef
 
 CHECK_SECONDS: Final = 5.0
-"""Between two looks."""
+"""The interval of the checks."""
 ANSWER_SECONDS: Final = 20.0
-"""A store that takes longer cannot be used now; a machine that is merely busy does not."""
+"""A store that takes longer counts as unusable. On a machine that is merely busy it does not take that long."""
 
 log = structlog.get_logger()
 
 
 class Store:
-    """Writes the probe once, and reads it again and again."""
+    """Writes the probe once, and reads it repeatedly."""
 
     def __init__(self, blobs: Blobs, boot_id: str) -> None:
         self.probe: BlobRef | None = None
-        """None: it could not be written yet."""
+        """The probe. None: it could not be written yet."""
         self.usable = True
-        """What the last look said."""
+        """The result of the last check."""
         self._blobs = blobs
         self._content = f"evener: process {boot_id} uses this store\n".encode()
 
@@ -45,12 +45,12 @@ class Store:
             self.usable = True
 
     async def watch(self) -> None:
-        """Look for ever."""
+        """Check for ever."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             await self.look()
 
     async def lacks(self, probe: BlobRef) -> bool:
-        """Return whether this store, which can be used, has no such object: whoever wrote it has another. Raises NotRead, TimeoutError."""
+        """Return whether this store is usable and lacks the object, so that its writer uses another store. Raises NotRead, TimeoutError."""
         async with asyncio.timeout(ANSWER_SECONDS):
             return not await self._blobs.has(probe)

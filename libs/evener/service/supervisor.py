@@ -1,4 +1,4 @@
-"""Keeps one service running: opens it, starts it again with a back-off when it crashes, and sends its heartbeats."""
+"""Keeps one service running: opens it, restarts it after a pause when it crashes, and sends its heartbeats."""
 
 import asyncio
 import time
@@ -11,17 +11,17 @@ from msgspec import Struct
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
-from evener.service import faults
+from evener.runtime import faults
+from evener.runtime.retry import Backoff
 from evener.service.config import ServiceConfig
+from evener.service.context import OpenService, Service, ServiceContext
 from evener.service.events import EventLog
-from evener.service.parts import OpenService, Parts, Service
 from evener.service.telemetry import metrics
 
-HEARTBEAT_SECONDS: Final = 2.0
-BACK_OFF_SECONDS: Final = (0.5, 10.0)
-"""First pause, longest pause; doubling between."""
+RESTART: Final = Backoff(0.5, 10.0)
+"""The pauses before a crashed service, or an engine that Evener started, is restarted."""
 RAPID_SECONDS: Final = 30.0
-"""A service that ran for longer than this starts its count of crashes anew."""
+"""A service that ran for longer than this starts its count of crashes again."""
 MAX_RAPID_CRASHES: Final = 8
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
     """A service to run."""
 
     name: str
-    """Its folder's name."""
+    """The name of its folder."""
     config: ServiceConfig
     open: OpenService[ServiceConfig]
 
@@ -48,18 +48,27 @@ class Supervisor:
     """Owns one service of the process. `service` is None while it is not open."""
 
     def __init__(
-        self, wanted: Wanted, parts: Parts, changed: Callable[[], None], marked: Callable[[Heartbeat], Heartbeat] = lambda beat: beat
+        self,
+        wanted: Wanted,
+        context: ServiceContext,
+        changed: Callable[[], None],
+        marked: Callable[[Heartbeat], Heartbeat] = lambda beat: beat,
+        *,
+        heartbeat_seconds: float = 2.0,
+        restart: Backoff = RESTART,
     ) -> None:
         """`marked`: what the process adds to the service's heartbeats."""
         self.name = wanted.name
         self.service: Service | None = None
         self.trouble = ""
-        """Why it crashed last. Empty: it never did."""
+        """The reason of the last crash. Empty: there was none."""
         self._wanted = wanted
-        self._parts = parts
-        self._events = EventLog(parts.bus, parts.blobs)
+        self._context = context
+        self._events = EventLog(context.bus, context.blobs)
         self._changed = changed
         self._marked = marked
+        self._heartbeat_seconds = heartbeat_seconds
+        self._restart = restart
         self._opened = False
         self._stopping = False
 
@@ -81,10 +90,10 @@ class Supervisor:
                     raise
                 crashes = 1 if time.monotonic() - began > RAPID_SECONDS else crashes + 1
                 self._note(error, crashes)
-            await asyncio.sleep(back_off(crashes))
+            await asyncio.sleep(self._restart.seconds(crashes))
 
     async def drain(self) -> None:
-        """Ask the service to stop taking work and to finish or hand back what is open; `fleet` hears of it at once, and of the end."""
+        """Ask the service to stop taking work, and to finish or hand back what is open. `fleet` learns of it at once, and of the end."""
         self._stopping = True
         service = self.service
         if service is not None:
@@ -92,7 +101,7 @@ class Supervisor:
             await self._beat(service)
 
     async def _run_once(self) -> None:
-        async with self._wanted.open(self._wanted.config, self._parts) as service:
+        async with self._wanted.open(self._wanted.config, self._context) as service:
             self._opened = True
             self._show(service)
             try:
@@ -123,7 +132,7 @@ class Supervisor:
     async def _beat_for_ever(self, service: Service) -> None:
         while True:
             await self._beat(service)
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(self._heartbeat_seconds)
 
     async def _beat(self, service: Service) -> None:
         beat = self._marked(service.heartbeat())
@@ -139,7 +148,7 @@ class Supervisor:
     def _note(self, error: Exception, crashes: int) -> None:
         self.trouble = str(error)
         self._changed()
-        metrics(self._parts.registry).crashes.labels(self.name).inc()
+        metrics(self._context.registry).crashes.labels(self.name).inc()
         log.error("service_crashed", service=self.name, crashes=crashes, error=str(error), exc_info=not isinstance(error, EvenerError))
         if crashes >= MAX_RAPID_CRASHES and not isinstance(error, Recoverable):  # a full disk gets room again
             msg = f"{self.name} failed {crashes} times in a row, last: {type(error).__name__}: {error}"
@@ -147,15 +156,9 @@ class Supervisor:
 
 
 def not_open(supervisors: Iterable[Supervisor]) -> tuple[str, ...]:
-    """Return the names of the services that are not open, each trouble once: a full disk is one, whatever it stops."""
+    """Return the names of the services that are not open, with each reason once: a full disk is one reason, whatever it stops."""
     by_trouble: dict[str, list[str]] = {}
     for one in supervisors:
         if one.service is None:
             by_trouble.setdefault(one.trouble, []).append(one.name)
     return tuple(", ".join(names) + (f" ({trouble})" if trouble else "") for trouble, names in by_trouble.items())
-
-
-def back_off(crashes: int) -> float:
-    """Return the seconds to wait after so many crashes in a row."""
-    first, longest = BACK_OFF_SECONDS
-    return min(first * 2.0 ** (crashes - 1), longest)

@@ -1,1 +1,1 @@
-"""Task directories in Harbor's format: read, checked, packed, unpacked. `bundled/` holds the tasks of the demo."""
+"""Task directories in Harbor's format: finding, checking, packing and unpacking them. `bundled/` holds the tasks of the demo."""

@@ -1,4 +1,4 @@
-"""A task directory as one checked value."""
+"""Reads and checks a task directory."""
 
 import os
 from pathlib import Path, PurePosixPath
@@ -14,38 +14,38 @@ INSTRUCTION: Final = "instruction.md"
 MANIFEST: Final = "task.toml"
 IMAGE_FILES: Final = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
 IGNORED: Final = frozenset({"__pycache__", ".git", ".DS_Store"})
-"""Names that are no part of a task."""
+"""File names that are not part of a task."""
 
 MAX_FILES: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of all files together."""
+"""The limit of all files together."""
 MAX_DEPTH: Final = 50
-"""Folders in folders."""
+"""The limit of nested folders."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """A task directory that was read and found good."""
+    """A task directory that was read and checked."""
 
     name: str
     """`[task] name`, or the folder's name."""
     path: Path
     instruction: str
-    """What the agent is told; canary lines are gone."""
+    """The instruction for the agent, without canary lines."""
     environment: Path | None
-    """Folder whose files are put into the agent's working directory. None: it starts empty."""
+    """The folder whose files are copied into the agent's working directory. None: the working directory starts empty."""
     tests: Path | None
-    """Folder with `test.sh`, brought in after the agent. None: graded without a script."""
+    """The folder with `test.sh`, brought in after the agent has finished. None: the task is graded without a script."""
     workdir: str | None
-    """Where an image wants the agent to work. None: the sandbox decides."""
+    """The agent's working directory according to the task's image. None: the sandbox decides."""
     env: dict[str, str] = {}
-    """Variables of the agent."""
+    """The agent's environment variables."""
     agent_seconds: float | None
-    """None: no limit."""
+    """The agent's time limit. None: no limit."""
     verifier_seconds: float
     verifier_env: dict[str, str] = {}
     grader: GraderSpec
     needs: tuple[str, ...] = ()
-    """What a plain working directory cannot give, in words for people: images, GPUs, network rules. Empty: `local` can run it."""
+    """What the task needs beyond a plain working directory, in words: images, GPUs, network rules. Empty: `local` can run it."""
 
 
 def bundled() -> Path:
@@ -54,7 +54,7 @@ def bundled() -> Path:
 
 
 def find(path: Path) -> list[Path]:
-    """Return `path` if it is a task, else the tasks directly in it, sorted by name. Raises TaskError where there is none."""
+    """Return `path` if it is a task, otherwise the tasks directly inside it, sorted by name. Raises TaskError if there are none."""
     if not path.is_dir():
         msg = f"{path} is no directory"
         raise TaskError(msg)
@@ -80,7 +80,7 @@ def load(path: Path) -> Task:
 
 
 def entries(path: Path) -> list[Path]:
-    """Return everything below `path`, sorted, links not followed. Raises TaskError for what may not be in a task."""
+    """Return everything below `path`, sorted, without following links. Raises TaskError for what a task may not contain."""
     found: list[Path] = []
     size = 0
     for folder, names, files in os.walk(path):
@@ -99,7 +99,7 @@ def entries(path: Path) -> list[Path]:
 
 
 def leaves(root: Path, link: Path) -> bool:
-    """Return whether a link points out of `root`, or nowhere at all (a loop)."""
+    """Return whether a link points outside `root`, or is a loop."""
     try:
         return link.readlink().is_absolute() or not link.resolve().is_relative_to(root.resolve())
     except RuntimeError:
@@ -134,7 +134,7 @@ def _load(path: Path) -> Task:
 
 
 def _workdir(wanted: str | None) -> str | None:
-    """Return where the agent works. Raises TaskError for a place that would lie outside of its sandbox."""
+    """Return the agent's working directory. Raises TaskError for a path that would lie outside the sandbox."""
     if wanted is not None and (not wanted.startswith("/") or "\0" in wanted or ".." in PurePosixPath(wanted).parts):
         msg = f"task.toml: workdir is {wanted!r}, not an absolute path without '..'"
         raise TaskError(msg)
@@ -188,7 +188,7 @@ def _needs_of_files(path: Path) -> tuple[str, ...]:
 
 
 def _size(root: Path, entry: Path) -> int:
-    """Return the bytes of a file. Raises TaskError for a link that leaves the directory, and for devices and sockets."""
+    """Return the size of a file in bytes. Raises TaskError for a link that leaves the directory, and for devices and sockets."""
     name = entry.relative_to(root)
     if entry.is_symlink():
         if leaves(root, entry):

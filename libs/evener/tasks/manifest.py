@@ -1,4 +1,4 @@
-"""task.toml (Harbor's schema 1.4): the keys that change what a task means. Others are accepted and left alone."""
+"""Reads task.toml (Harbor's schema 1.4): the keys that change what a task means. Other keys are accepted and ignored."""
 
 import re
 import tomllib
@@ -15,10 +15,10 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 MOST_BYTES: Final = 256 * 1024
 MOST_DOTS: Final = 1000
-"""In a line: what a parser takes for a dotted key grows with the square of its parts."""
+"""The limit of dots in a line. The time that the parser takes for a dotted key grows with the square of its parts."""
 
 MATCHES: Final = ("exact", "contains", "regex", "number")
-"""How the `answer` grader compares the last message with what is expected."""
+"""How the `answer` grader compares the last message with the expected answer."""
 
 
 class Identity(Struct, frozen=True):
@@ -71,7 +71,7 @@ class OwnGrader(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Metadata(Struct, frozen=True):
-    """`[metadata]`: free, but for our own table."""
+    """`[metadata]`: free-form, except for Evener's own table."""
 
     evener: OwnGrader | None = None
 
@@ -105,7 +105,7 @@ def parse(text: str) -> Manifest:
 
 
 def _check_size(text: str) -> None:
-    """Refuse what a parser would be busy with for minutes."""
+    """Refuse text that would keep the parser busy for minutes."""
     if len(text) > MOST_BYTES:
         msg = f"task.toml is larger than {MOST_BYTES // 1024} KiB"
         raise TaskError(msg)
@@ -116,7 +116,7 @@ def _check_size(text: str) -> None:
 
 
 def own_grader(table: OwnGrader) -> GraderSpec:
-    """Return the grader of `[metadata.evener]`. Raises TaskError where it cannot grade."""
+    """Return the grader of `[metadata.evener]`. Raises TaskError if the table is not a valid grader."""
     if table.grader == "none":
         return GraderSpec(name="none")
     if table.grader != "answer":
@@ -130,7 +130,7 @@ def own_grader(table: OwnGrader) -> GraderSpec:
 
 
 def needs(manifest: Manifest) -> tuple[str, ...]:
-    """Return what the task needs beyond a working directory and its files, in words for people."""
+    """Return what the task needs beyond a working directory and its files, in words."""
     place, grading = manifest.environment, manifest.verifier
     wanted = {
         f"the image {place.docker_image}": place.docker_image is not None,
@@ -164,5 +164,5 @@ def _check_match(match: str, expected: str) -> None:
         elif match == "number":
             float(expected)
     except (re.error, ValueError) as cause:
-        msg = f"task.toml: [metadata.evener] expected is no {match}: {cause}"
+        msg = f"task.toml: [metadata.evener] expected is not a {match}: {cause}"
         raise TaskError(msg) from cause

@@ -1,4 +1,4 @@
-"""Task directories as tars: the same files give the same bytes, and nothing unpacks outside its folder."""
+"""Packs task directories as tars: the same files give the same bytes, and nothing is unpacked outside its folder."""
 
 import hashlib
 import io
@@ -20,15 +20,15 @@ PROGRAM_MODE: Final = 0o755
 
 
 class Packed(Struct, frozen=True, kw_only=True):
-    """A packed task directory and what events call it."""
+    """A packed task directory, and the reference by which events name it."""
 
     ref: TaskRef
     data: bytes
-    """The tar; its SHA-256 is the task's digest."""
+    """The tar. Its SHA-256 is the task's digest."""
 
 
 def pack(path: Path) -> Packed:
-    """Check the task directory `path` and pack it whole. Raises TaskError."""
+    """Check the task directory `path` and pack it. Raises TaskError."""
     task = load(path)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -40,7 +40,7 @@ def pack(path: Path) -> Packed:
 
 
 def unpack(data: bytes, into: Path) -> None:
-    """Write the files of a packed task into the empty folder `into`. Raises TaskError, with nothing written outside of it."""
+    """Write the files of a packed task into the empty folder `into`. Raises TaskError without writing anything outside the folder."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             members = tar.getmembers()
@@ -99,7 +99,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
 
 
 def _link(links: Mapping[Path, str], into: Path) -> None:
-    """Make the links; none at all where one of them leaves the folder."""
+    """Create the links, or none if one of them leaves the folder."""
     try:
         for link, target in links.items():
             link.parent.mkdir(parents=True, exist_ok=True)

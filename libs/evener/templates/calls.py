@@ -1,6 +1,6 @@
-"""Tool calls in sampled text: how families spell them. Pure.
+"""How families of models spell tool calls in sampled text. Pure.
 
-Spellings are those that the families' chat templates write and teach. A block that is not whole and valid stays text.
+These are the spellings that the families' chat templates write and teach. A block that is incomplete or invalid stays text.
 """
 
 import json
@@ -14,18 +14,18 @@ from msgspec import Struct
 from evener.templates.port import Message
 
 Found = tuple[str, dict[str, Any]]
-"""Name and arguments of a call."""
+"""The name and arguments of a call."""
 Read = Callable[[str, int, Mapping[str, Mapping[str, Any]]], tuple[Sequence[Found], int] | None]
-"""Given a text, the place behind an opening mark, and parameter schemas by tool: calls and the end of their block, or None."""
+"""Given a text, the position after an opening mark, and the parameter schemas by tool: the calls and the end of their block, or None."""
 HERMES, HERMES_END = "<tool_call>", "</tool_call>"
 DEEPSEEK, DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
 PYTHON: Final = "<|python_tag|>"
 SPACE: Final = re.compile(r"\s*")
 MOST_NESTED: Final = 64
-"""Objects and lists within each other in what is a call: it must come back within a request, which may nest 100 deep."""
+"""The deepest nesting of objects and lists in a call. The call must come back inside a request, which may nest 100 levels."""
 
 
-class Calls(Protocol):
+class ToolCallFormat(Protocol):
     """A spelling of tool calls."""
 
     def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
@@ -33,12 +33,12 @@ class Calls(Protocol):
         ...
 
     def certain(self, text: str) -> str:
-        """Return a beginning of what `split` leaves of every text that begins with `text`."""
+        """Return a prefix of what `split` leaves of every text that begins with `text`."""
         ...
 
 
 class Blocks(Struct, frozen=True):
-    """Calls between marks. White space next to a block is the template's glue."""
+    """Calls between marks. White space next to a block belongs to the template."""
 
     opener: str
     read: Read
@@ -67,7 +67,7 @@ class Blocks(Struct, frozen=True):
 
 
 class WholeJson(Struct, frozen=True):
-    """An answer that is nothing but one call as JSON, with `parameters` (Llama 3), perhaps behind `<|python_tag|>`."""
+    """An answer that consists of one call as JSON with `parameters` (Llama 3), optionally after `<|python_tag|>`."""
 
     def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
         del tools
@@ -99,12 +99,12 @@ def keys() -> Blocks:
 
 
 def deepseek() -> Blocks:
-    """Return the spelling of DeepSeek V3: `function`, NAME and fenced JSON between marks; that of V3.1: NAME and JSON."""
+    """Return the spelling of DeepSeek V3 (`function`, NAME and fenced JSON between marks) and V3.1 (NAME and JSON)."""
     return Blocks(DEEPSEEK, _read_deepseek)
 
 
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
-    """Return the JSON value at a place, white space apart, and its end; None where there is none, or none that can be sent back."""
+    """Return the JSON value at a position, after white space, and its end. None: there is none, or it could not be sent back."""
     try:
         value, end = _decoder.raw_decode(text, _skip(text, at))
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is valid JSON, but no text
@@ -114,7 +114,7 @@ def read_json(text: str, at: int) -> tuple[Any, int] | None:
 
 
 def before(mark: str, text: str) -> str:
-    """Return what stands before `mark`, or all that does if a longer text should bring it."""
+    """Return the text before `mark`, or the text that is certainly before it if a longer text could complete it."""
     head, found, _ = text.partition(mark)
     return head if found else without_beginning_of(mark, head)
 
@@ -135,11 +135,11 @@ def _read_hermes(text: str, at: int, _: Mapping[str, Mapping[str, Any]]) -> tupl
 
 
 class _Pairs(Struct, frozen=True):
-    """How a block spells a name and pairs of keys and values."""
+    """How a block spells a name, and pairs of keys and values."""
 
     name: re.Pattern[str]
     key: re.Pattern[str]
-    """Up to where the value begins."""
+    """Matches up to the beginning of the value."""
     value_end: str
     end: re.Pattern[str]
 
@@ -174,7 +174,7 @@ _KEYS: Final = _Pairs(
 
 
 def _typed(value: str, schema: Any) -> Any:
-    """Return a value that is spelled without quotes in the type that its tool declares, else as JSON if it is any but a string."""
+    """Return a value that is spelled without quotes, in the type that its tool declares, otherwise as JSON unless it is a string."""
     declared = schema.get("type") if isinstance(schema, dict) else None
     if declared == "string":
         return value
@@ -205,7 +205,7 @@ def _read_deepseek(text: str, at: int, _: Mapping[str, Mapping[str, Any]]) -> tu
 
 
 def _named(found: tuple[Any, int] | None, arguments: str) -> tuple[Found, int] | None:
-    """Return the call that a JSON object `{"name": ..., ARGUMENTS: {...}}` is."""
+    """Return the call in a JSON object `{"name": ..., ARGUMENTS: {...}}`."""
     if found is None or not isinstance(found[0], dict):
         return None
     name, given = found[0].get("name"), found[0].get(arguments)
@@ -215,7 +215,7 @@ def _named(found: tuple[Any, int] | None, arguments: str) -> tuple[Found, int] |
 
 
 def _schemas(tools: Sequence[Message]) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of parameters by tool."""
+    """Return the parameter schemas by tool name."""
     read: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         parameters = tool.get("parameters")
@@ -225,7 +225,7 @@ def _schemas(tools: Sequence[Message]) -> dict[str, Mapping[str, Any]]:
 
 
 def _nests(value: Any, levels: int) -> bool:
-    """Return whether more than so many objects and lists are within each other."""
+    """Return whether objects and lists are nested deeper than this."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return inner is not None and (levels == 0 or any(_nests(one, levels - 1) for one in inner))
 

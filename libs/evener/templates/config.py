@@ -1,4 +1,4 @@
-"""Which tokenizer and chat template a policy is rendered with."""
+"""The configuration of a policy's tokenizer and chat template."""
 
 from typing import Literal
 
@@ -8,20 +8,20 @@ from evener.proto.spec import PolicyOptions
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A policy's tokenizer, template and options. `open_renderer` turns it into a Renderer."""
+    """A policy's tokenizer, template and options. `open_renderer` opens them as a Renderer."""
 
     name: str
     source: str
-    """`gguf:PATH`, `gguf:package:NAME` (the one GGUF file inside an installed package) or `hf:FOLDER` (tokenizer.json beside
-    chat_template.jinja or tokenizer_config.json)."""
+    """Where the tokenizer comes from: `gguf:PATH`, `gguf:package:NAME` (the one GGUF file inside an installed package) or `hf:FOLDER`
+    (tokenizer.json beside chat_template.jinja or tokenizer_config.json)."""
     template: str | None = None
-    """A bundled template's name (`chatml_tools`), a file's path, or `own`: the one that the source brings. None: the source's own, but
-    `chatml_tools` where that renders no tools and the tokenizer has the control tokens of ChatML."""
+    """The chat template: the name of a bundled one (`chatml_tools`), a file's path, or `own` for the one in the source. None: the source's
+    own, or `chatml_tools` if that one renders no tools and the tokenizer has ChatML's control tokens."""
     renderer: str = "auto"
-    """Who extends a conversation: `jinja`, a family of the library `renderers` (`qwen3`, `llama-3`, ...), or `auto`: the family that is
-    proven against the template, else jinja."""
+    """How a conversation is extended: `jinja`, a family of the library `renderers` (`qwen3`, `llama-3`, ...), or `auto`: the family that is
+    proven against the template, otherwise jinja."""
     tool_parser: Literal["auto", "hermes", "functions", "keys", "json", "deepseek", "harmony", "none"] = "auto"
     """How sampled tool calls are spelled (`evener.templates.calls`). `auto`: as the template writes them."""
     options: PolicyOptions = PolicyOptions()
     vision: bool = False
-    """Images are passed on to the template; otherwise they are refused."""
+    """Whether images are passed to the template. If not, they are refused."""

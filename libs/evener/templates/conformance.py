@@ -1,6 +1,6 @@
-"""What a policy's template can extend: a table for people (`evener doctor --policy`), and for `docs/templates.md`.
+"""Examines what a policy's template can extend, for `evener doctor --policy` and `docs/templates.md`.
 
-A turn is followed by each kind of message; either the sampled ids are extended, or the call starts a new root and its reason is said.
+A turn is followed by each kind of message. Either the sampled ids are extended, or the call starts a new root with a reason.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from evener.proto.sessions import BridgedBy, RootReason
 from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
 from evener.templates.family import FamilyRenderer
-from evener.templates.open import make_renderer, read
+from evener.templates.open import Material, make_renderer
 from evener.templates.port import Message, Renderer, TemplateError
 from evener.templates.renderer import JinjaRenderer
 
@@ -27,7 +27,8 @@ TOOLS: Final[tuple[Message, ...]] = (
 )
 REASONING: Final = "I should look."
 FAMILY, RENDERS, REFUSED = "extends", "two renders", "refused"
-"""Outcomes besides `root: REASON`: at the same cost for any length; at a cost that grows with the history; the template raises an error."""
+"""Outcomes besides `root: REASON`: extended at the same cost for any length; extended at a cost that grows with the history; the template
+raises an error."""
 
 
 class Following(Struct, frozen=True, kw_only=True):
@@ -35,34 +36,34 @@ class Following(Struct, frozen=True, kw_only=True):
 
     what: str
     reasoning: bool
-    """The turn had reasoning."""
+    """Whether the turn had reasoning."""
     thinking: Thinking
     outcome: str
 
 
 class Conformance(Struct, frozen=True, kw_only=True):
-    """What was found out about a template."""
+    """The properties of a template."""
 
     family: str | None
-    """The family by whose rules turns are bridged. None: by two renders alone."""
+    """The family whose rules extend turns. None: the difference of two renders does."""
     template: str
     """`own`, the name of a bundled template, or a file's path."""
     renders_tools: bool
-    """The prompt shows the tools of a request."""
+    """Whether the prompt shows the tools of a request."""
     tool_parser: str
     followings: tuple[Following, ...]
     forged_stay_text: bool
-    """Control tokens that a tool result spells stay text, in whole renders and in bridges."""
+    """Whether control tokens spelled in a tool result stay text, in whole renders and in bridges."""
 
 
 def calling(count: int) -> Message:
-    """Return an answer with so many tool calls."""
+    """Return an answer with this many tool calls."""
     calls = [{"id": f"callc1x0x{index}", "name": "find", "arguments": {"name": f"Ada {index}"}} for index in range(count)]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def results(count: int, text: str = "In the garden.") -> list[Message]:
-    """Return the results of so many calls."""
+    """Return the results of this many calls."""
     return [{"role": "tool", "tool_call_id": f"callc1x0x{index}", "content": text} for index in range(count)]
 
 
@@ -77,12 +78,11 @@ CASES: Final[tuple[tuple[str, Sequence[Message], Message, list[Message]], ...]] 
     ("a user turn after tools", CALLED, ANSWERED, [{"role": "user", "content": "And Bob?"}]),
     ("a system turn", ASKED, ANSWERED, [{"role": "system", "content": "Be briefer."}]),
 )
-"""What follows which turn, after what."""
+"""The cases: a name, the history, the turn, and the messages that follow it."""
 
 
-def examine(config: PolicyConfig) -> Conformance:
-    """Open a policy with both `thinking` options and try everything. Takes seconds. Raises TemplateError if it cannot be opened."""
-    material = read(config)
+def examine(material: Material, config: PolicyConfig) -> Conformance:
+    """Open a policy, whose files are read, with both `thinking` options and try every case. Raises TemplateError if it cannot be opened."""
     renderers = {
         thinking: make_renderer(material, structs.replace(config, options=structs.replace(config.options, thinking=thinking)))
         for thinking in Thinking

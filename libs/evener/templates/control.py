@@ -1,6 +1,6 @@
-"""Control tokens as they are spelled in texts.
+"""Finds control tokens that are spelled in texts.
 
-A search, like every other step in C, keeps all threads of the process waiting. So long texts are searched slice by slice.
+A search runs in C and blocks all threads of the process, so long texts are searched in slices.
 """
 
 import re
@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 NEVER: Final = "(?!)"
 """A pattern that matches nothing."""
 SLICE: Final = 1 << 18
-"""Characters that are searched at once: a few milliseconds, whatever they are."""
+"""The number of characters searched at once, which takes a few milliseconds for any text."""
 _SPACE: Final = re.compile(r"\s*")
 
 
@@ -27,14 +27,14 @@ class ControlTokens:
         self._longest = max(map(len, self._named), default=0)
 
     def spelled(self, text: str) -> Iterator[int]:
-        """Yield where each spelling begins, those within others too."""
+        """Yield where each spelling begins, including those inside others."""
         for low in range(0, len(text), SLICE):
             for found in self._spelled.finditer(text, low, low + SLICE + self._longest):
                 if found.start() < low + SLICE:
                     yield found.start()
 
     def written(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield (begin, end, id) of the tokens as a tokenizer parses them: one after the other, with the white space that they swallow."""
+        """Yield (begin, end, id) of the tokens as a tokenizer parses them: in sequence, with the white space that they swallow."""
         end = 0
         while (found := self._next(text, end)) is not None:
             id_, token = self._named[found[0]]

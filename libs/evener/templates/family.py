@@ -1,9 +1,9 @@
-"""Bridges by a family's own rules (the library `renderers`): the same cost at any length of the conversation.
+"""Bridges by the rules of a model family (the library `renderers`), at the same cost for any length of the conversation.
 
-The library knows how a family goes on after a sampled turn without rendering what came before. It is believed only where it was
-proven when the policy was opened: for each order of roles that may follow a turn, its ids are those of the difference of two
-renders of the model's own template, after short and long histories, after texts, reasoning and tool calls. Whatever else follows a
-turn is bridged by two renders. Texts reach the library guarded, so that it cannot mistake them for control tokens either.
+The library knows how a family continues after a sampled turn without rendering what came before. Its rules are used only where they were
+proven when the policy was opened: for each order of roles that may follow a turn, its ids must equal the difference of two renders of the
+model's own template, after short and long histories, after texts, reasoning and tool calls. Everything else that follows a turn is bridged
+by two renders. Texts reach the library guarded, so that it cannot mistake them for control tokens either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ CANDIDATES: Final = {
     "<|tool_calls_section_begin|>": ("kimi-k2",),
     "]~b]": ("minimax-m2",),
 }
-"""Families by a token that their tokenizers have. Without gpt-oss, whose renderer fetches its vocabulary from the network and encodes
-texts past our guard, and without families of images."""
+"""Families by a token of their tokenizers. gpt-oss is absent because its renderer fetches its vocabulary from the network and encodes texts
+past the guard, and families of vision models are absent too."""
 FAULTS: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What the library raises for a tokenizer or a message that is not its family's."""
+"""The errors that the library raises for a tokenizer or a message of another family."""
 Roles = tuple[str, ...]
 
 
 class LibraryTokenizer:
-    """What the library asks of a tokenizer. Texts are guarded: their special tokens are split, those of the library are parsed."""
+    """The tokenizer that the library uses. Special tokens in guarded texts are split; those that the library writes are parsed."""
 
     name_or_path = ""
     unk_token_id = None
@@ -49,7 +49,7 @@ class LibraryTokenizer:
 
     @contextmanager
     def guarding(self, sentinel: str) -> Iterator[None]:
-        """Encode texts that are guarded with this sentinel."""
+        """Encode texts that were guarded with this sentinel."""
         token = self._sentinel.set(sentinel)
         try:
             yield
@@ -67,10 +67,10 @@ class LibraryTokenizer:
 
 
 class FamilyBridge:
-    """The ids after a turn by a family's rules, given the prompt and the answer of a probe instead of the conversation's own."""
+    """The ids after a turn by a family's rules, computed after the prompt and answer of a probe instead of the conversation's own."""
 
     def __init__(self, family: str, renderer: JinjaRenderer, options: PolicyOptions) -> None:
-        """Raise TemplateError where the library has no such family, or the tokenizer is not that family's."""
+        """Raise TemplateError if the library has no such family, or the tokenizer is another family's."""
         self.family = family
         self._renderer = renderer
         self._tokenizer = LibraryTokenizer(renderer.encoder, renderer)
@@ -79,7 +79,7 @@ class FamilyBridge:
         self._prompt, self._completion = _probe_turn(renderer)
 
     def after(self, answer: Message, new: Sequence[Message], *, closed: bool) -> list[int] | None:
-        """Return the ids that follow the answer, its closing token included unless `closed`. None: the library refuses."""
+        """Return the ids that follow the answer, including its closing token unless `closed`. None: the library refuses."""
         called = {call["id"]: call["name"] for call in answer.get("tool_calls", ())}
         named = [{"name": called[one["tool_call_id"]], **one} if one["role"] == "tool" else one for one in new]
         shaped, sentinel = self._renderer.encoder.guard(self._renderer.shape.messages(named))
@@ -97,13 +97,13 @@ class FamilyBridge:
 
 
 class FamilyRenderer:
-    """Implements `port.Renderer`: the model's own template renders whole histories, its family's rules extend them."""
+    """Implements `port.Renderer`: the model's own template renders whole histories, and its family's rules extend them."""
 
     def __init__(self, jinja: JinjaRenderer, flat: FamilyBridge, proven: frozenset[Roles]) -> None:
         self._jinja = jinja
         self._flat = flat
         self.proven = proven
-        """The orders of roles after a turn that are bridged by the family's rules."""
+        """The orders of roles after a turn for which the family's rules are proven."""
         self.family: str | None = flat.family
         self.template_name = jinja.template_name
         self.renders_tools = jinja.renders_tools
@@ -127,7 +127,7 @@ class FamilyRenderer:
         *,
         closed: bool,
     ) -> Bridge | None:
-        """Bridge by the family's rules where they are proven, else by two renders. The first looks at `answer` and `new` alone."""
+        """Bridge by the family's rules where they are proven, otherwise by two renders. The rules look only at `answer` and `new`."""
         if _roles(new) in self.proven and _answered(answer, new) and (self.reads_reasoning or "reasoning" not in answer):
             ids = self._flat.after(answer, new, closed=closed)
             if ids is not None:
@@ -136,9 +136,9 @@ class FamilyRenderer:
 
 
 def with_family(renderer: JinjaRenderer, name: str, options: PolicyOptions) -> JinjaRenderer | FamilyRenderer:
-    """Return the renderer with the first family that is proven, or with the one of this `name`.
+    """Return the renderer with the first family that is proven, or with the one called `name`.
 
-    Without any (`auto`) it is returned as it is. Raises TemplateError where a named family is not proven.
+    If no family is proven (`auto`), return the renderer unchanged. Raises TemplateError if a named family is not proven.
     """
     named = name != "auto"
     known = [family for families in CANDIDATES.values() for family in families]
@@ -173,7 +173,7 @@ FOLLOWING: Final[tuple[Roles, ...]] = (
     ("tools", "system"),
     ("system", "user"),
 )
-"""What may follow a turn: one tool result or several; `user` and `system` stand for any number of such messages in a row."""
+"""The orders of roles that may follow a turn: one or several tool results; `user` and `system` stand for any number of such messages."""
 SYSTEM: Final[Message] = {"role": "system", "content": "Be brief."}
 USER: Final[Message] = {"role": "user", "content": "Zebra?"}
 TEXT: Final[Message] = {"role": "assistant", "content": "Zebras."}
@@ -198,7 +198,7 @@ ANSWERS: Final[tuple[Message, ...]] = (TEXT, _calling("call8"), _calling("call8"
 
 
 def _proven(roles: Roles, renderer: JinjaRenderer, flat: FamilyBridge) -> bool:
-    """Compare the library with two renders, where it does not refuse."""
+    """Return whether the library agrees with two renders wherever it does not refuse."""
     compared = 0
     for before in (*HISTORIES, LONG):
         for answer in _answers(renderer):
@@ -233,7 +233,7 @@ def _answers(renderer: JinjaRenderer) -> Iterator[Message]:
 
 
 def _following(roles: Roles, answer: Message) -> Iterator[list[Message]]:
-    """Yield messages in this order of roles: one of each, and two of each, but as many results as there were calls."""
+    """Yield messages in this order of roles: one of each, then two of each, but as many results as there were calls."""
     results = [_result(call["id"]) for call in answer.get("tool_calls", ())]
     for count in (1, 2):
         makes = {"tool": results[:1], "tools": results if len(results) > 1 else [], "user": [USER] * count, "system": [SYSTEM] * count}
@@ -246,14 +246,14 @@ def _roles(new: Sequence[Message]) -> Roles:
 
 
 def _answered(answer: Message, new: Sequence[Message]) -> bool:
-    """Tell whether every call of the answer has its result, and there are texts only."""
+    """Return whether every call of the answer has its result, and all contents are texts."""
     asked = [call["id"] for call in answer.get("tool_calls", ())]
     results = [one["tool_call_id"] for one in new if one["role"] == "tool"]
     return bool(new) and sorted(asked) == sorted(results) and all(isinstance(one.get("content"), str) for one in new)
 
 
 def _probe_turn(renderer: JinjaRenderer) -> tuple[list[int], list[int]]:
-    """Return a short prompt and an answer to it as the template spells it. Raises TemplateError where it cannot be told."""
+    """Return a short prompt, and an answer to it as the template spells it. Raises TemplateError if the answer's end cannot be found."""
     answer: Message = _calling("call1") | ({"reasoning": "Stripes."} if renderer.reads_reasoning else {})
     new = [_result("call1")]
     bridge = renderer.bridge([USER], answer, new, None, closed=True)
@@ -265,7 +265,7 @@ def _probe_turn(renderer: JinjaRenderer) -> tuple[list[int], list[int]]:
 
 
 def _library(family: str, tokenizer: LibraryTokenizer, options: PolicyOptions) -> Any:
-    """Return the library's renderer. The only place that imports it: it takes two seconds."""
+    """Return the library's renderer. The import is here because it takes two seconds."""
     try:
         from renderers import base, configs  # noqa: PLC0415 (heavy, and optional)
     except ImportError as cause:

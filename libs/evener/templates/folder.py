@@ -1,4 +1,4 @@
-"""Tokenizer and chat template of a Hugging Face folder: tokenizer.json and the configuration files beside it."""
+"""Reads the tokenizer and chat template of a Hugging Face folder: tokenizer.json and the configuration files beside it."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -7,12 +7,12 @@ import msgspec
 from tokenizers import Tokenizer
 
 from evener.templates.port import TemplateError
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 
 _objects: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-def load(folder: Path) -> Source:
+def load(folder: Path) -> ModelSource:
     """Return the tokenizer and chat template of a folder. Raises TemplateError."""
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -21,7 +21,7 @@ def load(folder: Path) -> Source:
         raise TemplateError(msg) from cause
     config = _json(folder / "tokenizer_config.json")
     constants = {key: text for key, value in config.items() if key.endswith("_token") and (text := _spelling(value)) is not None}
-    return Source(
+    return ModelSource(
         tokenizer=tokenizer, template=_template(folder, config), constants=constants, eos_ids=_eos_ids(folder, tokenizer, constants)
     )
 
@@ -37,7 +37,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _spelling(value: Any) -> str | None:
-    """A special token stands there as its text, or as an object that holds it."""
+    """Return the text of a special token, which the file gives as a string or as an object."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 

@@ -1,7 +1,7 @@
-"""Tokenizer and chat template of a GGUF file: only its metadata is read, neither torch nor a model library is needed.
+"""Reads the tokenizer and chat template of a GGUF file from its metadata, without torch or a model library.
 
-Format: the GGUF specification, versions 2 and 3 (little-endian). Read here because a start must not cost the two seconds
-that the general reader takes for 98,000 strings.
+Format: the GGUF specification, versions 2 and 3 (little-endian). The general reader takes two seconds for 98,000 strings, which a start
+must not cost.
 """
 
 import mmap
@@ -13,12 +13,12 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from evener.templates.port import TemplateError
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 CONTROL: Final = 3
-"""Token type of special tokens."""
+"""The token type of special tokens."""
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 SPECIAL_IDS: Final = ("bos", "eos", "unknown", "padding", "eot", "eom")
@@ -26,7 +26,7 @@ END_IDS: Final = ("eos", "eot", "eom")
 
 
 class _Cursor:
-    """Reads values one after the other."""
+    """Reads one value after another."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -75,14 +75,14 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raise TemplateError(msg) from cause
 
 
-def load(path: Path) -> Source:
+def load(path: Path) -> ModelSource:
     """Return the tokenizer and chat template of a GGUF file. Raises TemplateError."""
     data = read_metadata(path)
     try:
         tokenizer = _tokenizer(data)
         tokens = data["tokenizer.ggml.tokens"]
         named = {name: data[f"tokenizer.ggml.{name}_token_id"] for name in SPECIAL_IDS if f"tokenizer.ggml.{name}_token_id" in data}
-        return Source(
+        return ModelSource(
             tokenizer=tokenizer,
             template=data.get("tokenizer.chat_template"),
             constants={f"{name}_token": tokens[named[name]] for name in ("bos", "eos") if name in named},
@@ -118,7 +118,7 @@ def package_file(package: str) -> Path:
 
 
 def _tokenizer(data: dict[str, Any]) -> Tokenizer:
-    """Build the byte-level BPE; the pre-tokenizer is known by name only, so only names that were compared are accepted."""
+    """Return the byte-level BPE tokenizer. The file names its pre-tokenizer only, so only compared names are accepted."""
     model, pre = data["tokenizer.ggml.model"], data["tokenizer.ggml.pre"]
     if (model, pre) != ("gpt2", "smollm"):
         msg = f"tokenizer {model}/{pre} is not known; use hf:FOLDER with the model's tokenizer.json"

@@ -1,8 +1,8 @@
-"""Sampled text in the harmony format of gpt-oss. Pure.
+"""Parses sampled text in the harmony format of gpt-oss. Pure.
 
-An answer is a chain of messages `<|channel|>NAME<|message|>...<|end|>`: `analysis` is reasoning, `final` and `commentary` are text,
-and what is addressed to `functions.NAME` and ends with `<|call|>` is a tool call. The answer proper begins with the first `final`: what
-comes after it is text, also in `analysis`.
+An answer is a chain of messages `<|channel|>NAME<|message|>...<|end|>`: `analysis` is reasoning, `final` and `commentary` are text, and a
+message addressed to `functions.NAME` that ends with `<|call|>` is a tool call. The answer proper begins with the first `final`: everything
+after it is text, including `analysis`.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from evener.templates.calls import Found, read_json, without_beginning_of
-from evener.templates.parsers import Answer
+from evener.templates.parsers import ParsedAnswer
 from evener.templates.port import Message
 
 MARKS: Final = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
@@ -26,16 +26,16 @@ REASONING, FINAL = "analysis", "final"
 
 
 class _Part(Struct, frozen=True):
-    """A message of the chain, or whatever else stands there."""
+    """A message of the chain, or other text in its place."""
 
     start: int
     stop: int
     channel: str
-    """Empty: it is not of this format."""
+    """The channel. Empty: the text is not in this format."""
     recipient: str
     body: str
     ended: str
-    """The mark that ended it. Empty: nothing did yet."""
+    """The mark that ended the message. Empty: it has not ended."""
     is_reasoning: bool = False
 
 
@@ -46,7 +46,7 @@ class Harmony(Struct, frozen=True):
     def reads_reasoning(self) -> bool:
         return True
 
-    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> Answer:
+    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> ParsedAnswer:
         del tools
         reasoning: list[str] = []
         content: list[str] = []
@@ -62,12 +62,12 @@ class Harmony(Struct, frozen=True):
             else:
                 content.append(text[part.start : part.stop])
         thought = "\n".join(reasoning)
-        return Answer(reasoning=thought if thought.strip() else "", content="\n".join(content), calls=tuple(calls))
+        return ParsedAnswer(reasoning=thought if thought.strip() else "", content="\n".join(content), calls=tuple(calls))
 
     def certain(self, text: str) -> tuple[str, str]:
-        """Hold everything from the first part on that is neither plain reasoning nor plain text.
+        """Hold back everything from the first part on that is neither plain reasoning nor plain text.
 
-        And all text up to the first `final`: after a preamble the model may reason on.
+        All text before the first `final` is held back too, since the model may continue to reason after a preamble.
         """
         final = False
         reasoning: list[str] = []
@@ -86,7 +86,7 @@ class Harmony(Struct, frozen=True):
 
 
 def _parts(text: str) -> list[_Part]:
-    """Return the messages; from the first place on that is no header, one part without a channel."""
+    """Return the messages. From the first place that is not a header, the rest is one part without a channel."""
     parts: list[_Part] = []
     at, final = 0, False
     while at < len(text):

@@ -21,7 +21,7 @@ class ChatTemplate:
     """A compiled chat template with its constants."""
 
     def __init__(self, source: str, constants: Mapping[str, Any]) -> None:
-        """Raise TemplateError where the source is no template."""
+        """Raise TemplateError if the source is not a template."""
         self.source = source
         self._constants = dict(constants)
         try:
@@ -40,7 +40,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what training masks use elsewhere; here it is only its contents."""
+    """`{% generation %}` marks a training mask elsewhere. Here only its contents are rendered."""
 
     tags = {"generation"}
 
@@ -64,7 +64,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """Unlike Jinja's own filter it escapes no HTML."""
+    """Return JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""From a policy's configuration to its renderer."""
+"""Opens the renderer of a policy from its configuration."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -13,23 +13,23 @@ from evener.templates.family import FamilyRenderer, with_family
 from evener.templates.jinja import ChatTemplate
 from evener.templates.port import TemplateError
 from evener.templates.renderer import JinjaRenderer
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 from evener.templates.special import SplitEncoder
 from evener.templates.tools import renders_tools
 
 OWN: Final = "own"
-"""The `template` that takes the source's own whatever it renders."""
+"""The value of `template` that uses the source's own template whatever it renders."""
 CHATML_TOOLS: Final = "chatml_tools"
 CHATML: Final = ("<|im_start|>", "<|im_end|>")
 """The control tokens that `chatml_tools` writes."""
 KEEP_THINKING: Final = {"clear_thinking": False, "preserve_thinking": True}
-"""The names under which templates let earlier reasoning be kept. One that knows none of them strips it, and then nothing is bridged."""
+"""The names under which templates offer to keep earlier reasoning. A template that knows neither strips it, and no turn is bridged."""
 
 
 class Material(Struct, frozen=True, kw_only=True, eq=False):
-    """A policy's files, read. Renderers with other options are made of the same material in no time."""
+    """A policy's files, read. Renderers with other options are made from the same material quickly."""
 
-    source: Source
+    source: ModelSource
     template: str
     template_name: str
     """`own`, the name of a bundled template, or a file's path."""
@@ -53,7 +53,7 @@ def read(config: PolicyConfig) -> Material:
 
 
 def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer | FamilyRenderer:
-    """Return the renderer of a policy whose files are read, proven. Raises TemplateError."""
+    """Return the proven renderer of a policy whose files were read. Raises TemplateError."""
     template = ChatTemplate(material.template, material.source.constants | _switches(config.options))
     renderer = JinjaRenderer(
         material.source,
@@ -67,7 +67,7 @@ def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer | F
     return renderer if config.renderer == "jinja" else with_family(renderer, config.renderer, config.options)
 
 
-def _source(source: str) -> Source:
+def _source(source: str) -> ModelSource:
     kind, _, where = source.partition(":")
     if kind == "hf":
         return folder.load(Path(where).expanduser())
@@ -78,8 +78,8 @@ def _source(source: str) -> Source:
     raise TemplateError(msg)
 
 
-def _default_template(source: Source) -> str:
-    """Return the source's own template, or `chatml_tools` where that renders no tools and the tokenizer has ChatML's control tokens."""
+def _default_template(source: ModelSource) -> str:
+    """Return the source's own template, or `chatml_tools` if that one renders no tools and the tokenizer has ChatML's control tokens."""
     chatml = all(source.tokenizer.token_to_id(token) is not None for token in CHATML)
     if source.template is None or not chatml or renders_tools(ChatTemplate(source.template, source.constants)):
         return OWN

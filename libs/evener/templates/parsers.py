@@ -1,7 +1,7 @@
-"""Sampled text to reasoning, content and tool calls. Pure.
+"""Parses sampled text into reasoning, content and tool calls. Pure.
 
-A family spells reasoning and calls in its own way; what is not a whole, valid call stays text: the harness sees what the model
-wrote. Every parser also tells what no later text can change (`certain`), for streaming.
+Each family spells reasoning and calls in its own way. An incomplete or invalid call stays text, so that the harness sees what the model
+wrote. For streaming, every parser also tells what no later text can change (`certain`).
 """
 
 from collections.abc import Sequence
@@ -9,58 +9,58 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from evener.templates.calls import Calls, Found, without_beginning_of
+from evener.templates.calls import Found, ToolCallFormat, without_beginning_of
 from evener.templates.port import Message
 
 THINK, THOUGHT = "<think>", "</think>"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """What an answer says."""
+class ParsedAnswer(Struct, frozen=True, kw_only=True):
+    """The parsed parts of an answer."""
 
     reasoning: str = ""
     content: str = ""
     calls: tuple[Found, ...] = ()
 
 
-class Parser(Protocol):
+class AnswerParser(Protocol):
     """How a policy's template spells answers."""
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether any answer can have reasoning."""
+        """Whether an answer can have reasoning."""
         ...
 
-    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> Answer:
-        """Return what an answer's text says; `end` is its end-of-turn token (not in `text`), "" where it was cut."""
+    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> ParsedAnswer:
+        """Return the parsed answer. `end` is its end-of-turn token (not in `text`), "" if the answer was cut."""
         ...
 
     def certain(self, text: str) -> tuple[str, str]:
-        """Return beginnings of reasoning and content that hold for every answer that begins with `text`.
+        """Return prefixes of reasoning and content that hold for every answer that begins with `text`.
 
-        Content only where no reasoning can follow: dialects send reasoning first.
+        There is content only if no reasoning can follow, because dialects send reasoning first.
         """
         ...
 
     def reasoning_spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where reasoning stands in `text`, its markers included, as [start, end) in letters."""
+        """Return where the reasoning stands in `text`, markers included, as character ranges [start, end)."""
         ...
 
 
 class Tagged(Struct, frozen=True, kw_only=True):
-    """Reasoning in `<think>` before the answer, tool calls as marked blocks in it. Most families."""
+    """Reasoning in `<think>` before the answer, and tool calls as marked blocks in it. Most families use this."""
 
-    calls: Calls | None
+    calls: ToolCallFormat | None
     thinks: bool
-    """Reasoning stands in `<think>`."""
+    """Whether `<think>` marks reasoning."""
     thinking: bool = False
-    """The generation prompt opens the reasoning, so that an answer begins inside it."""
+    """Whether the generation prompt opens the reasoning, so that an answer begins inside it."""
 
     @property
     def reads_reasoning(self) -> bool:
         return self.thinks
 
-    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> Answer:
+    def parse(self, text: str, *, end: str, tools: Sequence[Message]) -> ParsedAnswer:
         del end
         start, stop, after = self._reasoning(text)
         reasoning = text[start:stop].strip("\n")
@@ -68,7 +68,7 @@ class Tagged(Struct, frozen=True, kw_only=True):
         calls: tuple[Found, ...] = ()
         if self.calls is not None:
             content, calls = self.calls.split(content, tools)
-        return Answer(reasoning=reasoning if reasoning.strip() else "", content=content, calls=calls)
+        return ParsedAnswer(reasoning=reasoning if reasoning.strip() else "", content=content, calls=calls)
 
     def certain(self, text: str) -> tuple[str, str]:
         if self.thinks and THINK.startswith(text.lstrip()):
@@ -86,7 +86,7 @@ class Tagged(Struct, frozen=True, kw_only=True):
         return [(0, after)] if after else []
 
     def _reasoning(self, text: str) -> tuple[int, int, int]:
-        """Return where the reasoning begins and ends, and where the rest begins: 0, 0, 0 if there is none. Unfinished, it has no rest."""
+        """Return where the reasoning begins and ends, and where the rest begins: 0, 0, 0 without reasoning, no rest if it is unfinished."""
         begin = len(text) - len(text.lstrip())
         if self.thinks and text.startswith(THINK, begin):
             start = begin + len(THINK)

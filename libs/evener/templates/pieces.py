@@ -1,4 +1,4 @@
-"""The bytes that each id of a byte-level tokenizer stands for."""
+"""The bytes behind each id of a byte-level tokenizer."""
 
 import codecs
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from evener.templates.port import TemplateError
 _Decoder: Final = codecs.getincrementaldecoder("utf-8")
 
 
-class Pieces:
-    """Ids to bytes, remembered. Only for byte-level tokenizers; raises TemplateError for others."""
+class TokenBytes:
+    """A cache of the bytes behind ids, for byte-level tokenizers only. Raises TemplateError for others."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         if not isinstance(tokenizer.decoder, decoders.ByteLevel):
@@ -28,15 +28,15 @@ class Pieces:
         return [known[id_] if id_ in known else self._ordinary(id_) for id_ in ids]
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ids. Bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.of(ids)).decode("utf-8", "replace")
 
     def certain_text(self, ids: Iterable[int]) -> str:
-        """Return the text of ids without a letter at the end that more bytes could complete or spoil."""
+        """Return the text of ids without a last character that more bytes could complete or spoil."""
         return _Decoder("replace").decode(b"".join(self.of(ids)))
 
     def ends(self, ids: Iterable[int]) -> list[int]:
-        """Return how many letters the text has after each id."""
+        """Return the number of characters in the text up to and including each id."""
         decoder, length, ends = _Decoder("replace"), 0, []
         for piece in self.of(ids):
             length += len(decoder.decode(piece))
@@ -52,9 +52,9 @@ class Pieces:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the letter that byte-level BPE writes for each byte. Source: GPT-2's bytes_to_unicode.
+    """Return the character that byte-level BPE writes for each byte. Source: GPT-2's bytes_to_unicode.
 
-    Printable Latin-1 stands for itself; the other bytes, in order, for the letters from U+0100 on.
+    Printable Latin-1 characters stand for themselves; the characters from U+0100 on stand for the other bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,4 +1,4 @@
-"""Messages to ids and back, for one policy: the port that the gateway uses and `evener.tokens` is handed."""
+"""The renderer port: messages to ids and back, for one policy. The gateway uses it and hands it to `evener.tokens`."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -19,10 +19,10 @@ class TemplateError(EvenerError):
 
 
 class Bridge(Struct, frozen=True, eq=False):
-    """Ids that extend a sampled segment, with what proves them."""
+    """Ids that extend a sampled segment, and how they were proven."""
 
     ids: NDArray[np.int32]
-    """int32[G]: closing glue where the sampled turn was not closed, the new messages, the generation prompt."""
+    """int32[G]: the end of the sampled turn if it was not closed, the new messages, and the generation prompt."""
     by: BridgedBy
 
 
@@ -31,7 +31,7 @@ class Renderer(Protocol):
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn; the first is the template's own, where it has several that behind a tool call."""
+        """The ids that end a turn. The first is the template's own; if the template has several, it is the one that ends a tool call."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Renderer(Protocol):
 
     @property
     def renders_tools(self) -> bool:
-        """Whether the prompt shows the tools of a request. Where it does not, the policy never sees them."""
+        """Whether the prompt shows the tools of a request. If not, the policy never sees them."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> NDArray[np.int32]:
@@ -57,36 +57,36 @@ class Renderer(Protocol):
         *,
         closed: bool,
     ) -> Bridge | None:
-        """Return the ids after the sampled `answer` to `before` when `new` follows, or None where that cannot be proven.
+        """Return the ids that follow the sampled `answer` to `before` when `new` follows, or None if they cannot be proven.
 
-        `closed`: the sampled ids end with an end-of-turn id; otherwise the bridge begins with it.
+        `closed`: the sampled ids end with an end-of-turn id. Otherwise the bridge begins with one.
         """
         ...
 
     def parse(self, ids: NDArray[np.int32], *, call_id: str, choice: int, tools: Sequence[Message] | None = None) -> Message:
-        """Return the assistant message that sampled ids (without prompt) spell; tool-call ids by `evener.proto.ids.tool_call_id`.
+        """Return the assistant message that sampled ids (without the prompt) spell, with tool-call ids by `evener.proto.ids.tool_call_id`.
 
-        Text that looks like a broken tool call stays text: the harness sees what the model wrote. `tools`: those of the call;
-        families that spell arguments without quotes need their schemas to tell a number from a text.
+        Text that looks like a broken tool call stays text, so that the harness sees what the model wrote. `tools` are those of the call:
+        families that spell arguments without quotes need the schemas to tell a number from a text.
         """
         ...
 
     def certain(self, ids: NDArray[np.int32]) -> tuple[str, str]:
-        """Return (reasoning, content) of an unfinished answer that no later id can change.
+        """Return the (reasoning, content) of an unfinished answer that no later id can change.
 
-        Each is a beginning of what `parse` gives for every continuation of `ids`, and grows with them; once there is content the
-        reasoning is whole.
+        Each is a prefix of what `parse` returns for every continuation of `ids`, and grows with them. Once there is content, the reasoning
+        is complete.
         """
         ...
 
     def reasoning_length(self, ids: NDArray[np.int32]) -> int:
-        """Return how many of the sampled ids are reasoning, its marks included."""
+        """Return how many of the sampled ids are reasoning, its delimiters included."""
         ...
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes that each id stands for, special tokens spelled out."""
+        """Return the bytes behind each id, special tokens spelled out."""
         ...
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text; `special`: special tokens in it are parsed, else they are split into ordinary ones."""
+        """Return the ids of a text. `special`: special tokens in it are parsed; otherwise they are split into ordinary tokens."""
         ...

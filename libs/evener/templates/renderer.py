@@ -14,12 +14,12 @@ from evener.proto.sessions import BridgedBy
 from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates.control import SLICE
 from evener.templates.jinja import ChatTemplate
-from evener.templates.keeping import KeptThinking
-from evener.templates.parsers import THINK, Answer
-from evener.templates.pieces import Pieces
+from evener.templates.kept_thinking import KeptThinking
+from evener.templates.parsers import THINK, ParsedAnswer
+from evener.templates.pieces import TokenBytes
 from evener.templates.port import Bridge, Message, TemplateError
 from evener.templates.shape import Shape, shape_tools
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 from evener.templates.special import SplitEncoder
 from evener.templates.spellings import ToolParser, parser_for, spelling_of
 from evener.templates.tools import renders_tools
@@ -30,14 +30,14 @@ PROBE_CALL: Final[Message] = {"id": "call00001", "name": "f", "arguments": {"a":
 
 
 class JinjaRenderer:
-    """Implements `port.Renderer` with a tokenizer and a chat template. Thread-safe; nothing is kept between calls."""
+    """Implements `port.Renderer` with a tokenizer and a chat template. It is thread-safe and keeps no state between calls."""
 
     family: str | None = None
-    """The family by whose rules turns are bridged. None: by the difference of two renders."""
+    """The family whose rules extend turns. None: the difference of two renders does."""
 
     def __init__(
         self,
-        source: Source,
+        source: ModelSource,
         template: ChatTemplate,
         encoder: SplitEncoder,
         *,
@@ -46,14 +46,14 @@ class JinjaRenderer:
         tool_parser: ToolParser = "auto",
         vision: bool = False,
     ) -> None:
-        """Probe the template. Raises TemplateError where it or the tokenizer cannot be trusted."""
+        """Probe the template. Raises TemplateError if the template or the tokenizer cannot be trusted."""
         self.template_name = template_name
         self.renders_tools = renders_tools(template)
         self._template: ChatTemplate | KeptThinking = template
         self._options = options
         self.shape = Shape(vision=vision, thinking_field=".thinking" in template.source and ".reasoning_content" not in template.source)
         self.encoder = encoder
-        self._pieces = Pieces(source.tokenizer)
+        self._pieces = TokenBytes(source.tokenizer)
         own = self._probe_ends()
         self._ends = frozenset(own)
         self._stop_ids = (*own, *sorted(set(source.eos_ids) - set(own)))
@@ -65,7 +65,7 @@ class JinjaRenderer:
 
     @property
     def control_ids(self) -> tuple[int, ...]:
-        """Ids of the control tokens, which no text of a harness may become."""
+        """The ids of the control tokens, which no text of a harness may become."""
         return tuple(self.encoder.control.values())
 
     @property
@@ -88,9 +88,9 @@ class JinjaRenderer:
     ) -> Bridge | None:
         """Prove the difference of two renders.
 
-        Compared as guarded text: pieces between special tokens are encoded alone, so equal text up to a special token gives
-        equal ids. The new ids are everything after the token that closes the sampled turn, not what follows the first render:
-        that would lose its trailing newline.
+        The renders are compared as guarded text: the pieces between special tokens are encoded separately, so equal text up to a special
+        token gives equal ids. The new ids are everything after the token that closes the sampled turn, not everything after the first
+        render, which would lose its trailing newline.
         """
         (shaped, shaped_tools), sentinel = self._guarded([*before, answer, *new], tools)
         asked = len(before)
@@ -143,12 +143,12 @@ class JinjaRenderer:
     def _without_end(self, sampled: list[int]) -> tuple[list[int], list[int]]:
         return (sampled[:-1], sampled[-1:]) if sampled and sampled[-1] in self._stop_ids else (sampled, [])
 
-    def _read(self, sampled: list[int], tools: Sequence[Message]) -> Answer:
+    def _read(self, sampled: list[int], tools: Sequence[Message]) -> ParsedAnswer:
         sampled, end = self._without_end(sampled)
         return self._parser.parse(self._pieces.text(sampled), end=self._pieces.text(end), tools=tools)
 
     def _end_by_render(self, prompt: str, answered: str, now: str, answer: dict[str, Any]) -> int | None:
-        """Return where the answer's closing token begins in `now`, if that continues the render that ends with the answer."""
+        """Return where the answer's closing token begins in `now`, if `now` continues the render that ends with the answer."""
         if not (answered.startswith(prompt) and now.startswith(answered)):
             return None
         reasoning = answer.get("reasoning_content") or answer.get("thinking") or ""
@@ -158,9 +158,9 @@ class JinjaRenderer:
         return ends[-1] if ends and ends[-1] >= len(prompt) else None
 
     def _end_by_parser(self, prompt: str, now: str, sentinel: str, answer: Message, tools: Sequence[Message]) -> int | None:
-        """Return where the answer's closing token begins in `now`, if what stands there before it reads as this very answer.
+        """Return where the answer's closing token begins in `now`, if the text before it parses as this very answer.
 
-        For templates that render a last turn otherwise than the same turn in mid-conversation (Qwen3 without reasoning).
+        This is for templates that render a last turn differently from the same turn in mid-conversation (Qwen3 without reasoning).
         """
         spelled = now[len(prompt) :]
         end = self._turn_end(spelled)
@@ -180,7 +180,7 @@ class JinjaRenderer:
         return next((at for at, id_ in self.encoder.controls(text) if id_ in self._ends), None)
 
     def _probe_ends(self) -> tuple[int, ...]:
-        """Return the ids after which a turn is over: the last special token behind a tool call, and behind an answer."""
+        """Return the ids that end a turn: the last special token after a tool call, and after an answer."""
         end = self._end_of({"role": "assistant", "content": PROBE})
         if end is None:
             msg = "the chat template closes an answer with no special token of this tokenizer"
@@ -189,7 +189,7 @@ class JinjaRenderer:
         return (end,) if end_of_call in {None, end} else (end_of_call, end)
 
     def _probe_call(self) -> int | None:
-        """Return the id behind a tool call, with arguments in the form that the template takes."""
+        """Return the id after a tool call, and find the form of arguments that the template takes."""
         plain = self.shape
         for shape in (plain, msgspec.structs.replace(plain, text_arguments=True)):
             self.shape = shape
@@ -210,7 +210,7 @@ class JinjaRenderer:
 
 
 def _array(ids: list[int]) -> NDArray[np.int32]:
-    """Return ids as an array, made in slices: a million at once would keep all threads waiting."""
+    """Return ids as an array, built in slices: converting a million at once would block all threads."""
     return np.concatenate([np.array(ids[low : low + SLICE], np.int32) for low in range(0, max(len(ids), 1), SLICE)])
 
 

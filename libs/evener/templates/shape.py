@@ -1,4 +1,4 @@
-"""Canonical messages and tools in the shape that a chat template expects (that of the transformers library, with variants). Pure."""
+"""Converts canonical messages and tools to the shape that a chat template expects (that of transformers, with variants). Pure."""
 
 import json
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ class Shape(Struct, frozen=True, kw_only=True):
     """What one template expects."""
 
     vision: bool = False
-    """Images are passed on; otherwise they are refused."""
+    """Whether images are passed on. If not, they are refused."""
     text_arguments: bool = False
-    """Arguments of tool calls as JSON text: the template joins them to strings (DeepSeek V3)."""
+    """Whether arguments of tool calls are JSON text, because the template concatenates them with strings (DeepSeek V3)."""
     thinking_field: bool = False
-    """Reasoning in the field `thinking`, and never beside a text in a message with tool calls (gpt-oss)."""
+    """Whether reasoning goes into the field `thinking`, and never beside a text in a message with tool calls (gpt-oss)."""
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages for the template. Raises TemplateError for an image without `vision`."""
@@ -51,5 +51,5 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 
 def shape_tools(tools: Sequence[Message] | None) -> list[dict[str, Any]] | None:
-    """Return the tools for a template; none is None, as templates ask `if tools`."""
+    """Return the tools for a template, None if there are none: templates test `if tools`."""
     return [{"type": "function", "function": tool} for tool in tools] if tools else None

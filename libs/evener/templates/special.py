@@ -1,9 +1,9 @@
-"""Text to ids, with the special tokens of a template kept apart from the same letters in somebody's text.
+"""Converts text to ids, and keeps a template's special tokens apart from the same characters in other texts.
 
-A template mixes its own control tokens with texts of the harness, and a tokenizer cannot tell them apart afterwards: tool
-output that spells an end-of-turn token would end the turn. So before rendering, every such spelling inside harness texts gets
-a sentinel character behind its first letter, one that occurs in none of them. After rendering, what is spelled without the
-sentinel is the template's own. The pieces between are encoded with special tokens off.
+A template mixes its own control tokens with texts of the harness, and a tokenizer cannot tell them apart afterwards: tool output that
+spells an end-of-turn token would end the turn. Therefore, before rendering, every such spelling inside the harness's texts gets a sentinel
+after its first character: a character that occurs in none of these texts. After rendering, a spelling without the sentinel is the
+template's own. The pieces in between are encoded with special tokens turned off.
 """
 
 from array import array
@@ -19,12 +19,12 @@ from evener.templates.control import SLICE, ControlTokens
 from evener.templates.port import TemplateError
 
 PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
-"""Where sentinels are taken from: characters without a meaning of their own."""
+"""The ranges that sentinels are taken from: characters without a meaning of their own."""
 KEPT_PIECES: Final = 128
 KEPT_CHARACTERS: Final = range(1_000, 200_000)
-"""Of a piece whose ids are kept: 50 MB in all at most."""
+"""The length of a piece whose ids are cached: 50 MB in all at most."""
 MOST_IDS: Final = 1 << 20
-"""Of one text. More are no prompt, and to copy them would keep all threads waiting."""
+"""The limit of ids in one text. A longer text is no prompt, and copying its ids would block all threads."""
 AWKWARD: Final = (
     "plain words, 12345 and 3.14159\n",
     "don't we'll I'M\r\n\ttab   spaces \u00a0 no-break  ",
@@ -41,10 +41,10 @@ _raws: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class SplitEncoder:
-    """A tokenizer that parses special tokens only where the template wrote them. Raises TemplateError where it cannot."""
+    """A tokenizer that parses special tokens only where the template wrote them. Raises TemplateError if it cannot."""
 
     def __init__(self, tokenizer: Tokenizer, markup: str) -> None:
-        """`markup`: the template's source. Ordinary added tokens that it writes (`<tool_call>`) count as special too."""
+        """`markup` is the template's source. Ordinary added tokens that it writes (`<tool_call>`) count as special too."""
         added = tokenizer.get_added_tokens_decoder()
         control = {id_: token for id_, token in added.items() if token.special or (len(token.content) > 1 and token.content in markup)}
         if any(len(token.content) == 1 or token.single_word for token in control.values()):
@@ -60,14 +60,14 @@ class SplitEncoder:
         self._prove()
 
     def guard(self, value: Any) -> tuple[Any, str]:
-        """Return JSON-like `value` with the sentinel inside every spelled special token, and the sentinel ("": none was needed)."""
+        """Return JSON-like `value` with the sentinel inside every spelled special token, and the sentinel ("" if none was needed)."""
         text = "\0".join(texts_in(value))
         if next(self._tokens.spelled(text), None) is None:
             return value, ""
         used = self._markup.union(*(text[low : low + SLICE] for low in range(0, len(text), SLICE)))
         sentinel = next((letter for code in chain(*PRIVATE_USE) if (letter := chr(code)) not in used), None)
         if sentinel is None:
-            msg = "the texts use up all private-use characters, so special tokens in them cannot be marked"
+            msg = "the texts use all private-use characters, so special tokens in them cannot be marked"
             raise TemplateError(msg)
         return self._mark(value, sentinel), sentinel
 
@@ -79,7 +79,7 @@ class SplitEncoder:
     def encode(self, text: str, sentinel: str = "", *, again: bool = False) -> list[int]:
         """Return the ids of guarded `text`: special tokens where they stand without the sentinel, ordinary ones elsewhere.
 
-        `again`: its long pieces are expected to come again, as the system message of a harness does; the newest ones are kept.
+        `again`: the long pieces of the text are expected to come again, as a harness's system message does; the newest are cached.
         """
         ids: list[int] = []
         done = 0
@@ -99,7 +99,7 @@ class SplitEncoder:
         return _ids(self._parsing, text)
 
     def _plain(self, text: str, sentinel: str, *, again: bool) -> Sequence[int]:
-        """Return the ids of guarded text without genuine special tokens."""
+        """Return the ids of guarded text without special tokens of the template."""
         if not text:
             return ()
         plain = text.replace(sentinel, "") if sentinel else text
@@ -116,7 +116,7 @@ class SplitEncoder:
         return value
 
     def _prove(self) -> None:
-        """Compare with the tokenizer's own encoding, and see that spelled special tokens stay text."""
+        """Compare with the tokenizer's own encoding, and check that spelled special tokens stay text."""
         for text in AWKWARD:
             for joined in (text, *(f"{spelling}{text}{spelling}{text}" for spelling in self.control)):
                 if self.encode(joined) != self.encode_parsed(joined):
@@ -129,7 +129,7 @@ class SplitEncoder:
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text. Of the tokenizer's ways to encode, only those of batches let other threads run meanwhile."""
+    """Return the ids of a text. Only the tokenizer's batch encoding lets other threads run meanwhile."""
     (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
     if len(encoded) > MOST_IDS:
         msg = f"a text of {len(text)} characters has {len(encoded)} tokens; at most {MOST_IDS} are served in one"
@@ -139,7 +139,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _copy(tokenizer: Tokenizer, special: frozenset[str]) -> Tokenizer:
-    """Return the tokenizer with these added tokens special, and without truncation and padding."""
+    """Return the tokenizer with these added tokens marked special, without truncation and padding."""
     data = _raws.decode(tokenizer.to_str())
     added = msgspec.json.decode(data["added_tokens"])
     for token in added:
@@ -150,7 +150,7 @@ def _copy(tokenizer: Tokenizer, special: frozenset[str]) -> Tokenizer:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield every text of a JSON-like value, keys included."""
+    """Yield every text of a JSON-like value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,14 +1,14 @@
-"""Which parser reads a policy's answers."""
+"""Chooses the parser of a policy's answers."""
 
 from collections.abc import Callable
 from typing import Final, Literal
 
 from evener.templates import calls
 from evener.templates.harmony import Harmony
-from evener.templates.parsers import THINK, Parser, Tagged
+from evener.templates.parsers import THINK, AnswerParser, Tagged
 
 ToolParser = Literal["auto", "hermes", "functions", "keys", "json", "deepseek", "harmony", "none"]
-CALLS: Final[dict[str, Callable[[], calls.Calls]]] = {
+CALLS: Final[dict[str, Callable[[], calls.ToolCallFormat]]] = {
     "hermes": calls.hermes,
     "functions": calls.functions,
     "keys": calls.keys,
@@ -23,16 +23,16 @@ WRITTEN: Final = (
     (calls.HERMES, "hermes"),
     (calls.PYTHON, "json"),
 )
-"""What a template's source writes, and the spelling that it shows; the first counts."""
+"""Pieces of a template's source, and the spelling that each reveals. The first match counts."""
 
 
 def spelling_of(template: str) -> str:
-    """Return the name of the spelling that a template's source shows."""
+    """Return the name of the spelling that a template's source reveals."""
     return next((spelling for mark, spelling in WRITTEN if mark in template), "none")
 
 
-def parser_for(template: str, spelling: str, *, thinking: bool) -> Parser:
-    """Return the parser of a template's answers. `thinking`: its generation prompt opens the reasoning."""
+def parser_for(template: str, spelling: str, *, thinking: bool) -> AnswerParser:
+    """Return the parser of a template's answers. `thinking`: the generation prompt opens the reasoning."""
     if spelling == "harmony":
         return Harmony()
     made = CALLS.get(spelling)

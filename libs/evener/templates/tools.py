@@ -1,4 +1,4 @@
-"""Whether a chat template renders the tools of a request. One that does not leaves them out without an error."""
+"""Finds whether a chat template renders the tools of a request. A template that does not omits them without an error."""
 
 from typing import Any, Final
 
@@ -11,11 +11,11 @@ PROBE: Final = "zebra_finder"
 TOOLS: Final = shape_tools([{"name": PROBE, "description": "Finds zebras.", "parameters": {"type": "object", "properties": {}}}])
 USER: Final[dict[str, Any]] = {"role": "user", "content": "Hello"}
 HISTORIES: Final = ([USER], [{"role": "system", "content": "Be brief."}, USER])
-"""Some templates write tools only into a system message that is there."""
+"""Histories to try: some templates write tools only into an existing system message."""
 
 
 def renders_tools(template: ChatTemplate) -> bool:
-    """Return whether the name of a tool is in the prompt."""
+    """Return whether the name of a tool appears in the prompt."""
     return any(_renders(template, history) for history in HISTORIES)
 
 

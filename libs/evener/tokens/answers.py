@@ -1,4 +1,4 @@
-"""Whether a message that a harness sends back is an answer of ours, and how much it may have changed on the way. Pure."""
+"""Decides whether a message that a harness sends back is a sampled answer, and how much it may have changed on the way. Pure."""
 
 import re
 from typing import Any, Final
@@ -10,16 +10,16 @@ from evener.tokens.digests import KEY, Message, canonical_json, said
 _NOT_LETTERS: Final = re.compile(r"[^A-Za-z0-9]")
 _LOOSE_DIGITS: Final = 15
 TRIMMABLE: Final = frozenset({MatchedBy.TRIMMED, MatchedBy.KEY})
-"""Ways of recognising an answer without tool calls: white space around its text may be gone."""
+"""Ways to recognise an answer without tool calls. White space around its text may be missing."""
 
 
 def same_answer(
     sampled: Message, key: str, sent: Message, tolerances: frozenset[Tolerance], reasoning: Reasoning
 ) -> tuple[MatchedBy, bool] | None:
-    """Return what recognises `sent` as the `sampled` answer with this key and whether it was altered, or None.
+    """Return how `sent` is recognised as the `sampled` answer with this key, and whether it was altered. None: it is not that answer.
 
-    Recognised by its tool-call ids first, then by the key in a field that comes back verbatim, then by content, then by trimmed
-    text. Whatever recognises it: what differs beyond the tolerances makes it a message of the harness.
+    An answer is recognised by its tool-call ids first, then by the key in a field that comes back verbatim, then by its content, then by
+    its trimmed text. In every case, a difference beyond the tolerances makes `sent` a message of the harness.
     """
     same_key = sent.get(KEY) == key
     if canonical_json(sampled) == canonical_json(said(sent)):
@@ -67,7 +67,7 @@ def _same_calls(sampled: Message, sent: Message, tolerances: frozenset[Tolerance
 
 
 def _loose(value: Any, loose: bool) -> Any:  # noqa: FBT001 - the tolerance, passed down
-    """Return the value with numbers compared as a JavaScript client prints them."""
+    """Return the value with its numbers as a JavaScript client prints them."""
     if not loose:
         return value
     if isinstance(value, dict):

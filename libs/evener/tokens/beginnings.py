@@ -1,6 +1,6 @@
-"""How a session's conversations begin: which one a call that extends nothing goes on with, or that it begins one.
+"""Finds which conversation of a session a root call continues, or that it begins a new one.
 
-A conversation is told by its head: its messages up to and with the first one of the user. Only calls with an answer count: one that
+A conversation is identified by its head: its messages up to and including the first user message. Only answered calls count: a call that
 failed is asked again as if for the first time.
 """
 
@@ -14,52 +14,52 @@ from msgspec import Struct
 from evener.tokens.digests import Digest, Message, message_digest
 
 QUOTED_CALLS: Final = 8
-"""Latest answers that a summary may quote."""
+"""The number of latest answers that a summary may quote."""
 QUOTED_LEAST: Final = 24
-"""Characters of an answer that nobody repeats by chance."""
+"""The least number of characters in an answer that nobody repeats by chance."""
 COMPACTED_WITHIN: Final = 8
-"""A summary that replaces a history stands within so many first messages."""
+"""A summary that replaces a history is one of this many first messages."""
 LEAST_TURNS: Final = 2
-"""Nobody compacts a history of one turn: a harness that leaves its only one out has dropped it."""
+"""The least number of turns in a history that is compacted. A harness that omits its only turn has dropped it."""
 
 Head = tuple[Digest, ...]
 
 
 class Begun(Struct):
-    """A conversation with an answer."""
+    """A conversation that has an answer."""
 
     name: str
     head: Head
     starts: set[Digest]
-    """What it was asked with: digests of tools and options."""
+    """The digests of the tools and options with which the conversation was asked."""
     turns: int = 0
-    """Of the longest history in it, the answer included. 0: its answers were aborted."""
+    """The number of turns in the conversation's longest history, the answer included. 0: all answers were aborted."""
 
 
 class Beginnings:
-    """The conversations of one attempt's calls, as an index. Derived; dropped and rebuilt at will."""
+    """An index of the conversations in one attempt. It is derived from the calls and can be rebuilt at any time."""
 
     def __init__(self) -> None:
         self._begun: dict[tuple[Head, bool], Begun] = {}
-        """The one that was answered last stands last."""
+        """The conversations; the one that was answered last comes last."""
         self._waiting: dict[str, bool] = {}
-        """By conversation: whether its last answer called tools."""
+        """Whether the last answer of each conversation called tools."""
         self._of_answer: dict[Digest, Begun] = {}
         self._of_tool_call: dict[str, Begun] = {}
         self._latest: deque[tuple[str, Begun]] = deque(maxlen=QUOTED_CALLS)
-        """Texts of the latest answers."""
+        """The texts of the latest answers."""
 
     @property
     def waited_for(self) -> bool:
-        """Whether the last answer of some conversation called tools: it is in the middle of its work."""
+        """Whether the last answer of some conversation called tools, so that its agent is waiting for results."""
         return any(self._waiting.values())
 
     def find(self, head: Head, *, sub_agent: bool) -> Begun | None:
-        """Return the conversation with this head. None: no call of such a one was closed."""
+        """Return the conversation with this head. None: no call with this head was closed."""
         return self._begun.get((head, sub_agent))
 
     def answered(self, name: str, head: Head, start: Digest, answer: Message, turns: int, *, sub_agent: bool) -> None:
-        """Note an answer. `turns`: those of its history, its own included; 0 where it was aborted."""
+        """Note an answer. `turns` is the number of turns in its history, its own included; 0 if the answer was aborted."""
         begun = self._begun.pop((head, sub_agent), None) or Begun(name, head, set())
         self._begun[head, sub_agent] = begun
         begun.starts.add(start)
@@ -73,7 +73,7 @@ class Beginnings:
             self._latest.append((text, begun))
 
     def answering(self, messages: Sequence[Message], digests: Sequence[Digest]) -> Begun | None:
-        """Return the conversation that the last answer of ours in a history is of, wherever it stands."""
+        """Return the conversation of the last sampled answer in a history, wherever that answer stands."""
         for message, digest in zip(reversed(messages), reversed(digests), strict=True):
             if message.get("role") != "assistant":
                 continue
@@ -84,7 +84,7 @@ class Beginnings:
         return None
 
     def quoted(self, messages: Sequence[Message], head: Head, start: Digest) -> Begun | None:
-        """Return the conversation whose history a summary replaces: under its system prompt and tools, a message quotes an answer."""
+        """Return the conversation whose history a summary replaces: same system prompt and tools, and a message quotes its answer."""
         users = [text_of(message) for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
         for text, begun in reversed(self._latest):
             alike = begun.turns >= LEAST_TURNS and begun.head[:-1] == head[:-1] and start in begun.starts
@@ -93,19 +93,19 @@ class Beginnings:
         return None
 
     def latest_under(self, head: Head) -> Begun | None:
-        """Return the conversation that was answered last under the same system prompt; else the last of all. None: there is none."""
+        """Return the conversation that was answered last under the same system prompt, otherwise the last of all. None: there is none."""
         latest = list(reversed(self._begun.values()))
         return next((begun for begun in latest if begun.head[:-1] == head[:-1]), latest[0] if latest else None)
 
 
 def head_of(messages: Sequence[Message], digests: Sequence[Digest]) -> Head:
-    """Return the digests of the messages up to and with the first one of the user."""
+    """Return the digests of the messages up to and including the first user message."""
     first = next((at for at, message in enumerate(messages) if message.get("role") == "user"), len(messages))
     return tuple(digests[: first + 1])
 
 
 def name_of(head: Head, *, sub_agent: bool) -> str:
-    """Return the name of a conversation that begins so: equal beginnings have equal names, whichever is answered first."""
+    """Return the name of the conversation with this head. Equal heads have equal names, whichever is answered first."""
     return hashlib.blake2b(b"".join(head), digest_size=8, person=b"sub_agent" if sub_agent else b"agent").hexdigest()
 
 

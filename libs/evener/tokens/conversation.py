@@ -1,4 +1,4 @@
-"""What was said along a branch: its messages, for people and for judges."""
+"""The messages along a branch, for people and for model graders."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +15,7 @@ _message: Final = msgspec.json.Decoder(Message)
 
 
 def conversation(forest: Forest, branch: Sequence[SegmentRef]) -> list[Message]:
-    """Return the canonical messages of a branch, given its segments from the root; answers as sampled."""
+    """Return the canonical messages of a branch, given as its segments from the root. Answers are as they were sampled."""
     messages: list[Message] = []
     for number, segment in enumerate(branch):
         call = forest.calls[segment.call_id]
@@ -25,11 +25,11 @@ def conversation(forest: Forest, branch: Sequence[SegmentRef]) -> list[Message]:
 
 
 def given_messages(forest: Forest, call: Call) -> list[Message]:
-    """Return the whole history that a call was given. Raises KeyError, IndexError where a record of it is missing."""
+    """Return the whole history of a call. Raises KeyError or IndexError if a record of it is missing."""
     pieces: list[list[Message]] = []
     at, most = call, call.opened.message_count
     while True:  # not by recursion: a history may follow as many others as it has turns
-        own, follows = own_messages(at), at.opened.follows
+        own, follows = own_messages(at), at.opened.history_base
         before = at.opened.message_count - len(own)
         pieces.append(own[: max(most - before, 0)])
         if follows is None:
@@ -40,7 +40,7 @@ def given_messages(forest: Forest, call: Call) -> list[Message]:
 
 
 def own_messages(call: Call) -> list[Message]:
-    """Return the messages that are recorded with a call: those after what it follows."""
+    """Return the messages that are recorded with a call: those after its history base."""
     return _messages.decode(inline(call.opened.messages))
 
 

@@ -1,4 +1,4 @@
-"""Digests of canonical values: equal messages have equal digests, whatever the order of their keys. Pure."""
+"""Digests of canonical values. Equal messages have equal digests, whatever the order of their keys. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ Message = dict[str, Any]
 Digest = bytes
 
 KEY: Final = "key"
-"""The field of an assistant message that says which answer it is; it is no part of what was said."""
+"""The field of an assistant message that names a sampled answer. It is not part of the message's content."""
 
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return JSON with sorted keys. 1, 1.0 and true stay apart."""
+    """Return JSON with sorted keys. 1, 1.0 and true stay different."""
     return _encoder.encode(value)
 
 
 def message_digest(message: Message) -> Digest:
-    """Return the digest of a canonical message, without its key."""
+    """Return the digest of a canonical message, without its answer key."""
     return hashlib.blake2b(_encoder.encode(said(message)), digest_size=16).digest()
 
 
 def start_digest(tools: Sequence[Message], options: PolicyOptions) -> Digest:
-    """Return what histories begin with: the tools in their order, and how the policy renders."""
+    """Return the digest of how histories begin: the tools in their order, and the policy's rendering options."""
     return hashlib.blake2b(_encoder.encode((list(tools), options)), digest_size=16).digest()
 
 
 def said(message: Message) -> Message:
-    """Return the message without its key."""
+    """Return the message without its answer key."""
     return message if KEY not in message else {name: value for name, value in message.items() if name != KEY}

@@ -1,6 +1,6 @@
-"""A session's forest of calls. Tokens hang on calls: ids given, then one sampled segment per choice.
+"""A session's forest of calls. Each call holds its tokens: the prompt ids, then one sampled segment per choice.
 
-Segments are never split: branches leave between them. Ids are stored as deltas to the parent, so storage is linear.
+Segments are never split: branches begin between them. Ids are stored as deltas to the parent, so storage grows linearly.
 """
 
 import threading
@@ -31,20 +31,20 @@ PATHS_KEPT: Final = 4
 
 
 class Call:
-    """One model call: where it hangs, what was given, what was sampled."""
+    """One model call: its place in the forest, its prompt, and what was sampled."""
 
     __slots__ = ("closed", "failed", "left", "offset", "opened", "requests")
 
     def __init__(self, opened: CallOpened, offset: int) -> None:
         self.opened = opened
         self.offset = offset
-        """Of CallOpened in the log: the order of calls."""
+        """The offset of CallOpened in the log, which orders the calls."""
         self.closed: CallClosed | None = None
         self.failed: CallFailed | None = None
         self.requests = {opened.request_id}
-        """Its own request, and the transport retries that got its answer."""
+        """The call's own request, and the transport retries that got its answer."""
         self.left: set[str] = set()
-        """Those of them whose connection was gone before the answer was through."""
+        """The requests whose connection closed before the answer was delivered."""
 
     @property
     def call_id(self) -> str:
@@ -52,17 +52,17 @@ class Call:
 
     @property
     def placement(self) -> Placement:
-        """Return the final placement: CallClosed's where the engine reported the ids."""
+        """Return the final placement, which is that of CallClosed if the engine reported the ids."""
         if self.closed is not None and self.closed.placement is not None:
             return self.closed.placement
         return self.opened.placement
 
     @property
-    def given(self) -> Ids:
-        """int32[G]: the ids after the parent's sampled ids, or after the shared prefix."""
-        if self.closed is not None and self.closed.given_ids is not None:
-            return int32s(self.closed.given_ids)
-        return int32s(self.opened.given_ids)
+    def prompt_delta_ids(self) -> Ids:
+        """int32[G]: the prompt ids that follow the parent's sampled ids or the shared prefix."""
+        if self.closed is not None and self.closed.prompt_delta_ids is not None:
+            return int32s(self.closed.prompt_delta_ids)
+        return int32s(self.opened.prompt_delta_ids)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -70,17 +70,17 @@ class Call:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens sampled in all choices, beyond them, or seen before it failed."""
+        """The number of tokens sampled for all choices, including those cut off, and those seen before a failure."""
         return self.answer_tokens + self.cut_tokens + (self.failed.sampled_tokens if self.failed else 0)
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens of all choices."""
+        """The number of tokens in all choices."""
         return sum(length(choice.sampled_ids) for choice in self.choices)
 
     @property
     def cut_tokens(self) -> int:
-        """Tokens that came when the session's budget was spent."""
+        """The number of tokens that arrived after the session's budget was spent."""
         return self.closed.cut_tokens if self.closed is not None else 0
 
     @property
@@ -89,12 +89,12 @@ class Call:
 
     @property
     def answered(self) -> bool:
-        """Whether it was closed with an answer, not aborted."""
+        """Whether the call was closed with an answer that was not aborted."""
         return self.closed is not None and all(choice.finish_reason is not FinishReason.ABORTED for choice in self.closed.choices)
 
     @property
     def undelivered(self) -> bool:
-        """Whether nobody received its answer."""
+        """Whether nobody received the answer."""
         return self.requests <= self.left
 
     @property
@@ -102,23 +102,23 @@ class Call:
         return self.closed is not None or self.failed is not None
 
     def forget_messages(self) -> None:
-        """Let go of the texts that it was given, where only its tokens are still wanted."""
+        """Drop the prompt's texts, if only the tokens are still needed."""
         self.opened = structs.replace(self.opened, messages=b"[]", tools=None)
 
 
 class Forest:
-    """Calls by id. Later calls never change earlier segments."""
+    """The calls by id. A later call never changes an earlier segment."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Call] = {}
         self._superseded: set[str] = set()
         self._paths: dict[SegmentRef, Ids] = {}
-        """The longest of the latest paths, so that a long session's context is not put together anew at each call."""
+        """The longest recent paths, cached so that a long context is not assembled again for each call."""
         self._putting_together = threading.RLock()
-        """Threads may ask for paths."""
+        """Guards the cache: several threads may ask for paths."""
 
     def open(self, opened: CallOpened, offset: int) -> bool:
-        """Add a call. Returns False for one that is known or whose parent or prefix is not."""
+        """Add a call. Returns False if the call is known already, or if its parent or prefix is not known."""
         if opened.call_id in self.calls or not self._rooted(opened.placement):
             return False
         self.calls[opened.call_id] = Call(opened, offset)
@@ -127,7 +127,7 @@ class Forest:
         return True
 
     def close(self, closed: CallClosed) -> bool:
-        """Give an open call its end. Returns False where there is no such open call."""
+        """Close an open call. Returns False if there is no such open call."""
         call = self.calls.get(closed.call_id)
         if call is None or call.ended or (closed.placement is not None and not self._rooted(closed.placement)):
             return False
@@ -135,7 +135,7 @@ class Forest:
         return True
 
     def fail(self, failed: CallFailed) -> bool:
-        """Give an open call its failure. Returns False where there is no such open call."""
+        """Mark an open call as failed. Returns False if there is no such open call."""
         call = self.calls.get(failed.call_id)
         if call is None or call.ended:
             return False
@@ -143,7 +143,7 @@ class Forest:
         return True
 
     def undeliver(self, undelivered: CallUndelivered) -> bool:
-        """Note that an answer was not received by one of its requests. Returns False where there is no such closed call."""
+        """Note that one of a call's requests did not receive the answer. Returns False if there is no such closed call."""
         call = self.calls.get(undelivered.call_id)
         if call is None or call.closed is None:
             return False
@@ -151,7 +151,7 @@ class Forest:
         return True
 
     def deliver(self, delivered: CallDelivered) -> bool:
-        """Note that a transport retry gets an answer. Returns False where there is no such closed call."""
+        """Note that a transport retry gets a call's answer. Returns False if there is no such closed call."""
         call = self.calls.get(delivered.call_id)
         if call is None or call.closed is None:
             return False
@@ -174,21 +174,21 @@ class Forest:
         return path[::-1]
 
     def conversation(self, call_id: str) -> str:
-        """Return the name of a call's conversation, as its root tells it."""
+        """Return the name of a call's conversation, which its root holds."""
         return self.calls[self.lineage(SegmentRef(call_id=call_id))[0].call_id].placement.conversation
 
     def context(self, call: Call) -> Ids:
-        """Return int32[T]: everything that the engine is given at this call."""
+        """Return int32[T]: the whole prompt of this call."""
         placement = call.placement
         if placement.parent is not None:
-            return np.concatenate((self.path(placement.parent), call.given))
+            return np.concatenate((self.path(placement.parent), call.prompt_delta_ids))
         if placement.prefix is not None:
             start = self.path(SegmentRef(call_id=placement.prefix.call_id, choice=placement.prefix.choice))
-            return np.concatenate((start[: placement.prefix.length], call.given))
-        return call.given
+            return np.concatenate((start[: placement.prefix.length], call.prompt_delta_ids))
+        return call.prompt_delta_ids
 
     def path(self, end: SegmentRef) -> Ids:
-        """Return int32[T]: the context of a segment's call and what the segment sampled. Do not change it. Threads may ask."""
+        """Return int32[T]: the prompt of a segment's call, followed by the segment. Do not modify it. May be called from any thread."""
         with self._putting_together:
             return self._path(end)
 
@@ -201,7 +201,7 @@ class Forest:
         pieces = [] if at is None else [self._paths[at]]
         for segment in reversed(lineage):
             call = self.calls[segment.call_id]
-            pieces.append(self.context(call) if call.placement.parent is None else call.given)
+            pieces.append(self.context(call) if call.placement.parent is None else call.prompt_delta_ids)
             pieces.append(self._sampled(segment))
         path = np.concatenate(pieces) if lineage else pieces[0]
         self._keep(end, path, instead_of=at)
@@ -212,7 +212,7 @@ class Forest:
         return int32s(choices[segment.choice].sampled_ids) if segment.choice < len(choices) else np.empty(0, np.int32)
 
     def _keep(self, end: SegmentRef, path: Ids, instead_of: SegmentRef | None) -> None:
-        """Keep a path; it holds the ids of the one that it goes on from."""
+        """Cache a path. It contains the ids of the path that it extends, which it replaces."""
         if instead_of is not None:
             del self._paths[instead_of]
         self._paths[end] = path
@@ -220,7 +220,7 @@ class Forest:
             del self._paths[next(iter(self._paths))]
 
     def segments(self, attempt: int) -> Iterator[tuple[Call, int]]:
-        """Yield (call, choice) of all sampled segments of an attempt, in the order of the log."""
+        """Yield (call, choice) for each sampled segment of an attempt, in the order of the log."""
         for call in self.in_order():
             if call.opened.attempt == attempt:
                 for index in range(len(call.choices)):

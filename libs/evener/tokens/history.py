@@ -1,7 +1,7 @@
-"""Recognising what a harness sends back: a tree of the messages that were said, walked by digests.
+"""Recognises what a harness sends back, by walking a tree of known messages by their digests.
 
-A node stands for one history: the tools and options, then message after message. So a history is recognised by look-ups, however
-long it is, and an answer of ours by the history that it answered.
+A node stands for one history: the tools and options, then message after message. A history is therefore recognised by look-ups, however
+long it is, and a sampled answer by the history that it answered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ class Match(Struct, frozen=True, kw_only=True):
     """An assistant message of a history that is a sampled answer."""
 
     index: int
-    """Of the message in the history."""
+    """The index of the message in the history."""
     segment: SegmentRef
     by: MatchedBy
     altered: bool
@@ -39,24 +39,24 @@ class Node:
 
     def __init__(self, start: Digest = b"") -> None:
         self.start = start
-        """Digest of its tools and options."""
+        """The digest of the tools and options."""
         self.head: Head = ()
-        """Its messages up to and with the first one of the user."""
+        """The messages up to and including the first user message."""
         self.whole_head = False
-        """It has one of the user."""
+        """Whether there is a user message."""
         self.turns = 0
-        """Messages of the assistant."""
+        """The number of assistant messages."""
         self.after: dict[Digest, Node] = {}
-        """By the digest of the next message."""
+        """The longer histories, by the digest of the next message."""
         self.answers: list[SegmentRef] = []
-        """What was sampled after exactly this history."""
+        """The answers sampled after exactly this history."""
         self.holder: MessagePrefix | None = None
         """Where these messages are stored."""
         self.candidates: dict[tuple[Digest, str | None], list[SegmentRef]] = {}
-        """By the digest and the key of a message: the answers that it may be."""
+        """The answers that a message may be, by its digest and key."""
 
     def then(self, digest: Digest, role: str) -> "Node":
-        """Return the history with one message more."""
+        """Return the node of the history with one more message."""
         if (node := self.after.get(digest)) is None:
             node = self.after[digest] = Node(self.start)
             node.head = self.head if self.whole_head else (*self.head, digest)
@@ -66,7 +66,7 @@ class Node:
 
 
 class Said(Sequence[Message]):
-    """The messages of a request, recognised answers in the form in which they were sampled. Made when looked at."""
+    """The messages of a request, in which recognised answers have the form in which they were sampled. Messages are built on access."""
 
     def __init__(self, forest: Forest, sent: Sequence[Message], altered: dict[int, SegmentRef]) -> None:
         self._forest = forest
@@ -96,44 +96,44 @@ class Said(Sequence[Message]):
         return (self[at] for at in range(len(self)))
 
 
-class Reading(Struct, frozen=True, kw_only=True, eq=False):
-    """What a history says."""
+class HistoryReading(Struct, frozen=True, kw_only=True, eq=False):
+    """What was recognised in a history."""
 
     messages: Said
-    """Without noise."""
+    """The messages without noise."""
     deepest: Match | None
     known: MessagePrefix | None
-    """The longest beginning that an earlier call holds."""
+    """The longest beginning of the history that an earlier call holds."""
     known_count: int
-    """Messages of that beginning."""
+    """The number of messages in that beginning."""
     answered: bool
-    """A call with exactly this history has an answer that was not aborted."""
+    """Whether a call with exactly this history has an answer that was not aborted."""
     start: Digest
-    """Of the tools and options."""
+    """The digest of the tools and options."""
     digests: Sequence[Digest]
-    """Of the messages, without noise."""
+    """The digests of the messages without noise."""
     cuts: tuple[str, ...]
-    """Noise that was cut from the messages after the known beginning, each with its place before it."""
+    """The noise that was cut from the messages after the known beginning, each preceded by its place."""
 
     @property
     def head(self) -> Head:
-        """Return the digests of the messages up to and with the first one of the user."""
+        """Return the digests of the messages up to and including the first user message."""
         return head_of(self.messages, self.digests)
 
 
 class Walk(Struct, frozen=True):
-    """How far a history was known: the next one mostly goes on from there."""
+    """How far a history was known. The next history usually continues from there."""
 
     start: Digest
     digests: tuple[Digest, ...]
     node: Node
     deepest: tuple[int, Node] | None
-    """The last sampled answer: its index, and the node that it answered."""
+    """The last sampled answer, as its index and the node that it answered."""
     altered: dict[int, SegmentRef]
 
 
 class History:
-    """The histories of one attempt's calls, as an index. Derived from the forest; dropped and rebuilt at will."""
+    """An index of the histories in one attempt. It is derived from the forest and can be rebuilt at any time."""
 
     def __init__(self, forest: Forest, quirks: Quirks, attempt: int) -> None:
         self._forest = forest
@@ -142,24 +142,24 @@ class History:
         self._noise = NoiseFilter(quirks.noise)
         self._starts: dict[Digest, Node] = {}
         self._paths: dict[str, list[Node]] = {}
-        """By call: the node that its own messages follow, then one for each of them."""
+        """For each call: the node before its own messages, then one for each of them."""
         self._counts: dict[str, int] = {}
-        """By call: messages before its own."""
+        """For each call: the number of messages before its own."""
         self._after_answer: dict[SegmentRef, Node] = {}
         self._conversations: dict[str, str] = {}
-        """By call: the name of its conversation."""
+        """For each call: the name of its conversation."""
         self.beginnings: Final = Beginnings()
         self._walked: Walk | None = None
-        """The last one, while it would come out the same."""
+        """The last walk, as long as it would have the same result."""
         for call in forest.in_order():
             self.add(call)
 
     def conversation_of(self, call_id: str) -> str:
-        """Return the name of a call's conversation. Empty: nothing is known of the call."""
+        """Return the name of a call's conversation. Empty: the call is unknown."""
         return self._conversations.get(call_id, "")
 
     def add(self, call: Call) -> None:
-        """Index a call's messages; once it is closed, add it again for its answers. Other attempts' calls are left out."""
+        """Index a call's messages. Add the call again once it is closed, for its answers. Calls of other attempts are ignored."""
         if call.opened.attempt != self.attempt:
             return
         if call.call_id not in self._paths:
@@ -172,8 +172,8 @@ class History:
 
     def read(
         self, messages: Sequence[Message], tools: Sequence[Message], options: PolicyOptions, digests: Sequence[Digest] | None = None
-    ) -> Reading:
-        """Walk a history: recognise sampled answers, and find what is stored already. `digests`: of the messages as sent."""
+    ) -> HistoryReading:
+        """Walk a history: recognise its sampled answers, and find what is stored already. `digests` are those of the messages as sent."""
         clean, walked, cuts = self._cut(messages, digests)
         start = start_digest(tools, options)
         begun = self._begun(start, tuple(walked))
@@ -195,7 +195,7 @@ class History:
         if known_count and certain:  # a choice may come out otherwise with what follows, or with what was received
             self._walked = Walk(begun.start, tuple(walked[:known_count]), node, deepest, altered)
         match = None if deepest is None else self._match(*deepest, clean, walked, options)
-        return Reading(
+        return HistoryReading(
             messages=Said(self._forest, clean, altered),
             deepest=match,
             known=node.holder,
@@ -207,7 +207,7 @@ class History:
         )
 
     def _begun(self, start: Digest, walked: tuple[Digest, ...]) -> Walk:
-        """Return the walk that this one goes on from."""
+        """Return the walk that this one continues."""
         last = self._walked
         if last is not None and last.start == start and last.digests == walked[: len(last.digests)]:
             return last
@@ -233,9 +233,9 @@ class History:
         return known
 
     def _choose(self, node: Node, sent: Message, walked: Sequence[Digest], index: int, options: PolicyOptions) -> SegmentRef | None:
-        """Return which answer was sent back: the one that the key names; else one after which the history goes on as it does here.
+        """Return which answer a message is: the one that its key names, or one after which a known history continues as this one does.
 
-        Else one that came back unchanged; of several such, the last that was received.
+        If there is no such answer, return one that came back unchanged, and of several the one that was received last.
         """
         candidates = self._candidates(node, sent, walked[index], options)
         if len(candidates) < 2:  # noqa: PLR2004 - nothing to choose
@@ -300,8 +300,8 @@ class History:
             self.beginnings.answered(name, before.head, before.start, answer, turns, sub_agent=sub_agent)
 
     def _begin(self, call: Call) -> tuple[Node, int]:
-        """Return the node that a call's own messages follow, and its number of messages."""
-        follows = call.opened.follows
+        """Return the node that a call's own messages follow, and the number of messages up to it."""
+        follows = call.opened.history_base
         if follows is None:
             tools: Any = msgspec.json.decode(inline(call.opened.tools)) if call.opened.tools is not None else ()
             start = start_digest(tools, call.opened.options)

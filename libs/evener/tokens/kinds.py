@@ -1,7 +1,7 @@
-"""What each row is to its session, which conversation is the main one, and what the agent said last.
+"""Determines the role of each row in its session, the main conversation, and the agent's last message.
 
-Of recorded facts alone: where calls hang, whether they offered tools, how they ended. So a rebuild says the same as the gateway, which
-has let go of the texts.
+Only recorded facts count: where calls are placed, whether they offered tools, and how they ended. A rebuild therefore gives the same result
+as the gateway, which no longer holds the texts.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from msgspec import Struct
 from evener.proto.sessions import RootReason, SegmentRef
 from evener.proto.trajectories import RowKind
 from evener.tokens.forest import Call, Forest
-from evener.tokens.session import Session
+from evener.tokens.session import SessionLog
 
 Path = list[SegmentRef]
 
 
 class Conversation(Struct):
-    """The answered calls of one conversation, side calls apart."""
+    """The answered calls of one conversation, without side calls."""
 
     calls: list[Call]
 
@@ -34,7 +34,7 @@ class Conversation(Struct):
 class Conversations:
     """The conversations of a session's last attempt."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionLog) -> None:
         self._forest = session.forest
         self._names: dict[str, str] = {}
         self._sub_agents: set[str] = set()
@@ -48,14 +48,14 @@ class Conversations:
             if call.answered and call.choices and call.opened.side_call is None:
                 self._found.setdefault(name, Conversation([])).calls.append(call)
         self.main = self._main()
-        """Its name. None: nothing was answered."""
+        """The name of the main conversation. None: no call was answered."""
 
     def of(self, call_id: str) -> str:
         """Return the name of a call's conversation."""
         return self._names[call_id]
 
     def is_sub_agent(self, call_id: str) -> bool:
-        """Return whether a sub-agent asked: its conversation is one's, or its client said so."""
+        """Return whether a sub-agent asked: its conversation is a sub-agent's, or its client said so."""
         return self._forest.calls[call_id].opened.sub_agent or self._names[call_id] in self._sub_agents
 
     def main_calls(self) -> list[Call]:
@@ -70,9 +70,10 @@ class Conversations:
         return name
 
     def _main(self) -> str | None:
-        """Return the main conversation: not a sub-agent's, of the policy, offered tools, each where there is such a one.
+        """Return the main conversation. It is not a sub-agent's, belongs to the policy, and offers tools, as far as any conversation does.
 
-        Of these the first; where none was offered tools, the first with more than one answer: a title is asked for once.
+        Of several, the first is the main one. If none offers tools, it is the first with more than one answer, since a title is asked for
+        once.
         """
         left = _those(self._found, [name for name in self._found if name not in self._sub_agents])
         left = _those(left, [name for name, one in left.items() if one.of_policy])
@@ -82,12 +83,12 @@ class Conversations:
 
 
 def _those(conversations: dict[str, Conversation], names: list[str]) -> dict[str, Conversation]:
-    """Return the named ones; all where none is named."""
+    """Return the named conversations, or all if no name is given."""
     return {name: conversations[name] for name in names} or conversations
 
 
-def kinds_of(session: Session, paths: Sequence[Path]) -> list[RowKind]:
-    """Return what each path is to its session."""
+def kinds_of(session: SessionLog, paths: Sequence[Path]) -> list[RowKind]:
+    """Return the role of each path in its session."""
     known = Conversations(session)
     kinds = [_kind(session.forest, known, path) for path in paths]
     agents = [at for at, kind in enumerate(kinds) if kind is RowKind.BRANCH]
@@ -98,39 +99,39 @@ def kinds_of(session: Session, paths: Sequence[Path]) -> list[RowKind]:
     return kinds
 
 
-def last_message(session: Session) -> SegmentRef | None:
-    """Return the agent's last message: the last call of the main conversation whose answer is whole and was received, its first choice.
+def last_message(session: SessionLog) -> SegmentRef | None:
+    """Return the agent's last message: the first choice of the main conversation's last call whose answer was complete and received.
 
-    Side calls and sub-agents apart; a conversation goes on where a summary takes the place of its history. None: there is none.
+    Side calls and sub-agents do not count. A conversation continues where a summary replaces its history. None: there is no such message.
     """
     known = Conversations(session)
     calls = [call for call in known.main_calls() if not session.forest.orphaned(call) and not call.opened.sub_agent]
     return SegmentRef(call_id=calls[-1].call_id) if calls else None
 
 
-def main_branch(session: Session) -> Path:
+def main_branch(session: SessionLog) -> Path:
     """Return the path to the agent's last message. Empty: there is none."""
     last = last_message(session)
     return session.forest.lineage(last) if last is not None else []
 
 
 def asked_again(forest: Forest) -> set[str]:
-    """Return the calls that were given what an earlier call of their attempt had been given and had answered: new samples.
+    """Return the calls that repeat the prompt of an earlier, answered call of their attempt: these are new samples.
 
-    Of equal ids: a root's whole context, else what was given after the same answer.
+    Prompts are equal if their ids are equal: the whole context of a root, or the ids that follow the same answer.
     """
     alike: dict[tuple[int, SegmentRef | None, int], list[Call]] = {}
     for call in forest.in_order():
         if call.answered and call.opened.side_call is None:
             prefix = call.placement.prefix
-            length = len(call.given) + (prefix.length if prefix else 0)
+            length = len(call.prompt_delta_ids) + (prefix.length if prefix else 0)
             alike.setdefault((call.opened.attempt, call.placement.parent, length), []).append(call)
     again: set[str] = set()
     for calls in alike.values():
         if len(calls) > 1:
             seen: Counter[bytes] = Counter()
             for call in calls:
-                context = (call.given if call.placement.parent is not None else forest.context(call)).tobytes()
+                context = (call.prompt_delta_ids if call.placement.parent is not None else forest.context(call)).tobytes()
                 if seen[context]:
                     again.add(call.call_id)
                 seen[context] += 1
@@ -138,7 +139,7 @@ def asked_again(forest: Forest) -> set[str]:
 
 
 def _kind(forest: Forest, known: Conversations, path: Path) -> RowKind:
-    """Return what a path is; BRANCH: of the main conversation."""
+    """Return the role of a path. BRANCH means that it belongs to the main conversation."""
     root, last = forest.calls[path[0].call_id], path[-1].call_id
     if known.is_sub_agent(last):
         return RowKind.SUB_AGENT

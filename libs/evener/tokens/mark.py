@@ -1,4 +1,4 @@
-"""The low-water mark of a partition of `sessions`: from where its state can be read anew."""
+"""The low-water mark of a partition of `sessions`: the offset from which its state can be rebuilt."""
 
 from collections import deque
 from typing import Final
@@ -6,14 +6,14 @@ from typing import Final
 from evener.tokens.session import START_LIMIT_SECONDS
 
 CLOCKS_DIFFER_SECONDS: Final = 600.0
-"""By so much the clocks of the machines that write and read a partition may differ."""
+"""The largest difference between the clocks of the machines that write and read a partition."""
 
 
 class LowWater:
-    """The first record of the oldest open session, never past a seal younger than the start limit.
+    """The first record of the oldest open session, but never later than a seal that is younger than the start limit.
 
-    A start that arrives within the limit after its session's seal is void; to know that, the seal must be read again. Seals carry
-    their writer's time, which may have been another machine's.
+    A start that arrives within the limit after its session's seal is void, and a reader must read the seal to know that. A seal carries the
+    time of its writer, which may run on another machine.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class LowWater:
         self._open.setdefault(session_id, offset)
 
     def sealed(self, session_id: str, offset: int, at: float) -> None:
-        """Note a seal: `offset` is at or before it, `at` its time."""
+        """Note a seal. `offset` is at or before the seal, and `at` is its time."""
         self._open.pop(session_id, None)
         self._sealed[session_id] = at
         self._seals.append((offset, at, session_id))
@@ -36,7 +36,7 @@ class LowWater:
         return session_id in self._sealed
 
     def mark(self, next_offset: int, now: float, *, without: str | None = None) -> int:
-        """Return where a reader that starts anew must begin. `without`: a session whose seal is being written."""
+        """Return the offset at which a new reader must begin. `without` names a session whose seal is being written."""
         while self._seals and self._seals[0][1] < now - START_LIMIT_SECONDS - CLOCKS_DIFFER_SECONDS:
             _, _, session_id = self._seals.popleft()
             self._sealed.pop(session_id, None)

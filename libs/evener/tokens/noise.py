@@ -1,4 +1,4 @@
-"""Text of a harness that varies without meaning, cut at the places that its folder declares. Pure."""
+"""Cuts text of a harness that varies without meaning, as its quirks declare it. Pure."""
 
 import re
 from typing import Any
@@ -7,24 +7,24 @@ from evener.proto.spec import Noise
 from evener.tokens.digests import Digest, Message, message_digest
 
 Cut = tuple[Message, Digest, tuple[str, ...]]
-"""A message without its noise, its digest, and the texts that were cut."""
+"""A message without its noise, the digest of that message, and the texts that were cut."""
 
 
 class NoiseFilter:
-    """Cuts what the patterns match. Remembers every message by its digest, so that a long history is searched once."""
+    """Cuts what the patterns match. It remembers every message by its digest, so that a long history is searched once."""
 
     def __init__(self, noise: tuple[Noise, ...]) -> None:
         self._patterns = [(one.where, re.compile(one.pattern)) for one in noise]
         self._known: dict[Digest, Cut | None] = {}
-        """None: nothing is cut."""
+        """The cuts by message digest. None: nothing is cut."""
 
     @property
     def active(self) -> bool:
-        """Whether anything is ever cut."""
+        """Whether the filter ever cuts anything."""
         return bool(self._patterns)
 
     def cut(self, message: Message, digest: Digest) -> Cut:
-        """Return the message without noise. A message that only noise filled stays, empty: nothing changes places."""
+        """Return the message without noise. A message that consisted of noise stays, empty, so that no message changes its place."""
         if digest not in self._known:
             self._known[digest] = self._search(message)
         return self._known[digest] or (message, digest, ())

@@ -1,7 +1,7 @@
-"""Placing a call: what it extends, and which ids it gives the engine. Version 2 of the rules.
+"""Places a call: finds what it extends, and which ids the engine is given. Version 2 of the rules.
 
-The harness's text decides only *where* a call continues. What follows the parent's sampled ids is proven by the renderer;
-without proof the call is a new root with its reason, never a splice.
+The harness's text decides only *where* a call continues. The renderer proves the ids that follow the parent's sampled ids. Without proof
+the call is a new root with a reason, never a splice.
 """
 
 import re
@@ -17,18 +17,18 @@ from evener.proto.spec import PolicyOptions, Quirks, Thinking
 from evener.tokens.beginnings import text_of
 from evener.tokens.digests import Digest, Message
 from evener.tokens.forest import Forest, Ids
-from evener.tokens.history import History, Match, Reading
+from evener.tokens.history import History, HistoryReading, Match
 from evener.tokens.roots import Root, root_of
 
 RULE: Final = 2
-"""Version of these rules, recorded with each placement."""
+"""The version of these rules, recorded with each placement."""
 PREFIX_CANDIDATES: Final = 8
-"""Latest calls whose paths a new root is compared with, to store only what differs."""
+"""The number of latest calls whose paths a new root is compared with, so that only the difference is stored."""
 PREFIX_LEAST_TOKENS: Final = 32
 
 
 class Bridged(Protocol):
-    """Ids after a sampled segment, and what proves them."""
+    """Ids that follow a sampled segment, and how they were proven."""
 
     @property
     def ids(self) -> Ids: ...
@@ -45,30 +45,30 @@ class Renders(Protocol):
     ) -> Bridged | None: ...
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn; the first is the template's own."""
+        """The ids that end a turn. The first is the template's own."""
         ...
 
     def reasoning_length(self, ids: Ids) -> int:
-        """Return how many of sampled ids are reasoning, with its marks."""
+        """Return how many of the sampled ids are reasoning, its delimiters included."""
         ...
 
 
 class Placed(Struct, frozen=True, kw_only=True, eq=False):
-    """Where a call hangs, and everything to record and to give the engine."""
+    """The place of a call, with everything to record and to give the engine."""
 
     placement: Placement
-    given: Ids
-    """int32[G], to record."""
+    prompt_delta_ids: Ids
+    """int32[G]: the ids to record."""
     context: Ids
-    """int32[T], for the engine."""
-    follows: MessagePrefix | None
+    """int32[T]: the ids for the engine."""
+    history_base: MessagePrefix | None
     messages: Sequence[Message]
-    """After `follows`, to record."""
-    said: Sequence[Message]
+    """The messages to record: those after `history_base`."""
+    history: Sequence[Message]
     """The whole history, answers as they were sampled, for an engine that renders it itself."""
     side_call: str | None
     cuts: tuple[str, ...]
-    """Noise that was cut from what is recorded."""
+    """The noise that was cut from the recorded messages."""
 
 
 def place(
@@ -85,7 +85,7 @@ def place(
 ) -> Placed:
     """Place a request. Raises what the renderer raises for messages that it cannot render.
 
-    `digests`: of the messages. `sub_agent`: its client says that a sub-agent asks.
+    `digests` are those of the messages. `sub_agent`: the client says that a sub-agent asks.
     """
     reading = history.read(messages, tools, options, digests)
     side_call = side_call_of(quirks, messages, tools)
@@ -100,11 +100,11 @@ def place(
     given = context[prefix.length :] if prefix is not None else context
     return Placed(
         placement=Placement(rule=RULE, root=root.reason, prefix=prefix, conversation=root.conversation),
-        given=given,
+        prompt_delta_ids=given,
         context=context,
-        follows=reading.known,
+        history_base=reading.known,
         messages=list(reading.messages[reading.known_count :]),
-        said=reading.messages,
+        history=reading.messages,
         side_call=side_call,
         cuts=reading.cuts,
     )
@@ -113,7 +113,7 @@ def place(
 def _root(
     forest: Forest,
     history: History,
-    reading: Reading,
+    reading: HistoryReading,
     tools: Sequence[Message],
     *,
     renderer: Renders,
@@ -121,7 +121,7 @@ def _root(
     quirks: Quirks,
     sub_agent: bool,
 ) -> Root:
-    """Name the root of a call that extends nothing."""
+    """Return the root of a call that extends no answer."""
     match = reading.deepest
     if match is None:
         return root_of(history, reading, quirks, sub_agent=sub_agent, tools=bool(tools))
@@ -131,33 +131,35 @@ def _root(
 
 
 def settle(forest: Forest, placed: Placed, reported: Ids) -> Placed:
-    """Return the final placement of a call whose engine rendered the prompt itself and reported its ids. Never a splice."""
+    """Return the final placement of a call whose engine rendered the prompt itself and reported its ids. This is never a splice."""
     if np.array_equal(reported, placed.context):
         return placed
     parent = placed.placement.parent
     if parent is not None and _begins(reported, path := forest.path(parent)):
         placement = structs.replace(placed.placement, bridged_by=BridgedBy.ENGINE)
-        return structs.replace(placed, placement=placement, given=reported[len(path) :], context=reported)
+        return structs.replace(placed, placement=placement, prompt_delta_ids=reported[len(path) :], context=reported)
     prefix = _shared_prefix(forest, reported)
     given = reported[prefix.length :] if prefix is not None else reported
     root = placed.placement.root or RootReason.IDS_DIFFER
     conversation = placed.placement.conversation if parent is None else forest.conversation(parent.call_id)
     placement = Placement(rule=RULE, root=root, prefix=prefix, conversation=conversation)
-    return structs.replace(placed, placement=placement, given=given, context=reported)
+    return structs.replace(placed, placement=placement, prompt_delta_ids=given, context=reported)
 
 
 def nowhere() -> Placed:
-    """Return the place of a call that could not be placed: nothing of it is given or sampled."""
+    """Return the place of a call that could not be placed, with no ids and no messages."""
     empty = np.empty(0, np.int32)
-    placement = Placement(rule=RULE, root=RootReason.DOUBT)
-    return Placed(placement=placement, given=empty, context=empty, follows=None, messages=(), said=(), side_call=None, cuts=())
+    placement = Placement(rule=RULE, root=RootReason.INCONSISTENT)
+    return Placed(
+        placement=placement, prompt_delta_ids=empty, context=empty, history_base=None, messages=(), history=(), side_call=None, cuts=()
+    )
 
 
 def _begins(ids: Ids, path: Ids) -> bool:
     return len(path) < len(ids) and np.array_equal(ids[: len(path)], path)
 
 
-def _extend(forest: Forest, reading: Reading, tools: Sequence[Message], renderer: Renders) -> Bridged | None:
+def _extend(forest: Forest, reading: HistoryReading, tools: Sequence[Message], renderer: Renders) -> Bridged | None:
     match = reading.deepest
     closed = None if match is None else _closed(forest, match, renderer)
     if match is None or closed is None:
@@ -183,10 +185,10 @@ def _closed(forest: Forest, match: Match, renderer: Renders) -> bool | None:
     return last == renderer.stop_ids[0]
 
 
-def _stripped(forest: Forest, reading: Reading, match: Match, tools: Sequence[Message], renderer: Renders) -> bool:
-    """Return whether nothing but the reasoning of the turns so far keeps the renderer from a bridge: its template drops that.
+def _stripped(forest: Forest, reading: HistoryReading, match: Match, tools: Sequence[Message], renderer: Renders) -> bool:
+    """Return whether only the template's dropping of earlier reasoning prevents a bridge.
 
-    Tried on an excerpt, however long the history is: its first messages, then from the last turn with reasoning on.
+    This is tried on an excerpt, however long the history is: its first messages, then everything from the last turn with reasoning on.
     """
     closed, messages = _closed(forest, match, renderer), reading.messages
     reasoned = next((at for at in range(match.index, -1, -1) if messages[at].get("reasoning")), None)
@@ -199,7 +201,7 @@ def _stripped(forest: Forest, reading: Reading, match: Match, tools: Sequence[Me
     return reasons is None and bridges is not None
 
 
-def _child(forest: Forest, reading: Reading, match: Match, bridged: Bridged, renderer: Renders, *, side_call: str | None) -> Placed:
+def _child(forest: Forest, reading: HistoryReading, match: Match, bridged: Bridged, renderer: Renders, *, side_call: str | None) -> Placed:
     parent = forest.calls[match.segment.call_id]
     return Placed(
         placement=Placement(
@@ -211,17 +213,17 @@ def _child(forest: Forest, reading: Reading, match: Match, bridged: Bridged, ren
             siblings=match.siblings,
             reinstated_tokens=_reinstated(forest, reading, match, renderer),
         ),
-        given=bridged.ids,
+        prompt_delta_ids=bridged.ids,
         context=np.concatenate((forest.path(match.segment), bridged.ids)).astype(np.int32, copy=False),
-        follows=MessagePrefix(call_id=parent.call_id, count=parent.opened.message_count, choice=match.segment.choice),
+        history_base=MessagePrefix(call_id=parent.call_id, count=parent.opened.message_count, choice=match.segment.choice),
         messages=list(reading.messages[match.index + 1 :]),
-        said=reading.messages,
+        history=reading.messages,
         side_call=side_call,
         cuts=reading.cuts,
     )
 
 
-def _reinstated(forest: Forest, reading: Reading, match: Match, renderer: Renders) -> int:
+def _reinstated(forest: Forest, reading: HistoryReading, match: Match, renderer: Renders) -> int:
     """Return how many tokens of the parent's reasoning stay in the context although the harness dropped them."""
     if not match.altered or reading.messages.sent(match.index).get("reasoning"):
         return 0
@@ -230,7 +232,7 @@ def _reinstated(forest: Forest, reading: Reading, match: Match, renderer: Render
 
 
 def _shared_prefix(forest: Forest, context: Ids) -> PathPrefix | None:
-    """Return the path of the last calls that the new root shares most with. Storage only: it says nothing about branches."""
+    """Return the longest prefix that the new root shares with a recent path. It saves storage only and says nothing about branches."""
     best = PathPrefix(call_id="", length=0)
     closed = [call for call in forest.in_order() if call.closed is not None]
     for call in closed[-PREFIX_CANDIDATES:]:
@@ -245,7 +247,7 @@ def _shared_prefix(forest: Forest, context: Ids) -> PathPrefix | None:
 
 
 def side_call_of(quirks: Quirks, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
-    """Return the name of the first signature that a call meets. None: it is the agent's work."""
+    """Return the name of the first signature that a call matches. None: the call is the agent's work."""
     for signature in quirks.side_calls:
         if signature.tools is not None and signature.tools != bool(tools):
             continue

@@ -1,6 +1,6 @@
-"""What a session's calls say of its harness: quirks that nobody declared, proposed with what was seen. Pure.
+"""Proposes quirks for a harness from what a session's calls show. Pure.
 
-A quirk that is not known costs rows, or trains what is no work of the agent. Nothing here is applied: a person decides.
+An undeclared quirk costs rows, or trains tokens that are not the agent's work. Nothing here is applied: a person decides.
 """
 
 import re
@@ -22,39 +22,39 @@ from evener.tokens.forest import Call
 from evener.tokens.history import sampled_message
 from evener.tokens.kinds import Conversations
 from evener.tokens.place import side_call_of
-from evener.tokens.session import Session
-from evener.tokens.varying import patterns_of
+from evener.tokens.session import SessionLog
+from evener.tokens.text_differences import patterns_of
 
 CALLS: Final = 200
-"""So many calls of a session are looked at: a harness shows its ways early."""
+"""The number of a session's calls that are examined. A harness shows its habits early."""
 CANDIDATES: Final = 16
-"""Answers of one turn that a message is compared with."""
+"""The number of answers to one turn that a message is compared with."""
 SIGNATURE_CHARACTERS: Final = 60
 NAMES: Final = ("title", "summar", "memory", "rout", "topic")
-"""What a side call may be, by a word in its prompt."""
+"""Words in a prompt that tell which kind of side call it is."""
 SAID: Final = {
-    Tolerance.NUMBERS_LOOSE: "with numbers spelled otherwise in their arguments",
+    Tolerance.NUMBERS_LOOSE: "with numbers in their arguments spelled differently",
     Tolerance.TEXT_TRIMMED: "with white space trimmed",
     Tolerance.BLANK_TEXT_ABSENT: "without their blank text",
     Tolerance.REASONING_ABSENT: "without their reasoning",
-    Tolerance.CALL_ID_LETTERS: "with other signs in their tool-call ids",
+    Tolerance.CALL_ID_LETTERS: "with changed characters in their tool-call ids",
     Tolerance.CALL_IDS_ABSENT: "without their tool-call ids",
 }
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
-    """Quirks for a harness."""
+    """Quirks proposed for a harness."""
 
     because: tuple[str, ...]
-    """A sentence for each thing that was seen."""
+    """One sentence for each observation."""
     quirks: Quirks
-    """Those that the session had, and those that are proposed."""
+    """The quirks that the session had, with the proposed ones added."""
 
 
-def propose(session: Session) -> Proposal | None:
-    """Return what the harness of a session should declare. None: nothing that was seen asks for more than it does.
+def propose(session: SessionLog) -> Proposal | None:
+    """Return the quirks that a session's harness should declare. None: nothing suggests more than it declares.
 
-    Raises KeyError, IndexError or what a decoder raises where a record is missing or damaged.
+    Raises KeyError, IndexError or a decoding error if a record is missing or damaged.
     """
     start = session.starts.get(session.attempt)
     declared = start.quirks if start is not None else Quirks()
@@ -78,24 +78,24 @@ def propose(session: Session) -> Proposal | None:
 
 
 class _Seen:
-    """The calls of one attempt, with what each was given."""
+    """The calls of one attempt, with the history of each."""
 
-    def __init__(self, session: Session, calls: Sequence[Call], declared: Quirks) -> None:
+    def __init__(self, session: SessionLog, calls: Sequence[Call], declared: Quirks) -> None:
         self._forest = session.forest
         self._declared = declared
         self._calls = calls
         self._conversations = Conversations(session)
         self._answers: dict[SegmentRef, Message] = {}
         self._given: dict[str, list[Message]] = {}
-        """By call: its whole history. Each message is decoded once, however many histories hold it."""
+        """The whole history of each call. Each message is decoded once, however many histories hold it."""
         for call in calls:
             self._given[call.call_id] = self._history(call)
 
     def tolerances(self) -> Iterator[Tolerance]:
-        """Yield what would make an answer of ours of a message that was taken for the harness's own, for each such message."""
+        """Yield, for each message taken for the harness's own, the tolerances under which it would be a sampled answer."""
         by_turn: dict[int, list[SegmentRef]] = {}
         for call in self._calls:
-            given, follows = self._given[call.call_id], call.opened.follows
+            given, follows = self._given[call.call_id], call.opened.history_base
             known = 0 if follows is None else follows.count + (follows.choice is not None)
             for at in range(known, len(given)):
                 if given[at].get("role") == "assistant":
@@ -105,7 +105,7 @@ class _Seen:
                 by_turn.setdefault(turn, []).extend(SegmentRef(call_id=call.call_id, choice=at) for at in range(len(call.choices)))
 
     def noise(self) -> Iterator[Noise]:
-        """Yield what varies in a history between a call and the one that brings its answer back."""
+        """Yield what varies in the history between a call and the later call that sends its answer back."""
         found: dict[Noise, None] = {}
         for name in {self._conversations.of(call.call_id): None for call in self._calls}:
             calls = [call for call in self._calls if self._conversations.of(call.call_id) == name and call.opened.side_call is None]
@@ -117,7 +117,7 @@ class _Seen:
         yield from (one for one in found if one not in self._declared.noise)
 
     def side_calls(self) -> Iterator[tuple[SideCall, int]]:
-        """Yield signatures of calls that are no work of the agent, each with their number."""
+        """Yield the signatures of calls that are not the agent's work, each with the number of calls."""
         main = self._conversations.main_calls()
         with_tools = any(call.opened.tool_count for call in main)
         agents = {_system(self._given[call.call_id]) for call in main if call.call_id in self._given}
@@ -131,7 +131,7 @@ class _Seen:
         yield from found.items()
 
     def _history(self, call: Call) -> list[Message]:
-        follows = call.opened.follows
+        follows = call.opened.history_base
         if follows is None:
             return own_messages(call)
         held = self._given[follows.call_id][: follows.count]
@@ -151,7 +151,7 @@ class _Seen:
         return frozenset()
 
     def _answered_in(self, one: Call, other: Call) -> bool:
-        """Return whether a call's answer stands in another one's history, just behind what the first was given."""
+        """Return whether a call's answer stands in another call's history, directly after the first call's own history."""
         at, given = len(self._given[one.call_id]), self._given[other.call_id]
         if at >= len(given) or given[at].get("role") != "assistant":
             return False
@@ -159,14 +159,14 @@ class _Seen:
         return any(_same(self._answer(answer), answer, given[at], frozenset(Tolerance)) for answer in answers)
 
     def _beside(self, call: Call) -> bool:
-        """Return whether a call may be a side call: without tools, in a conversation of one turn that nobody waited for."""
+        """Return whether a call may be a side call: one without tools, in a conversation of one turn for whose result no agent waited."""
         own = call.opened.side_call is None and not call.opened.tool_count and call.answered
         name = self._conversations.of(call.call_id)
         apart = name != self._conversations.main and not self._conversations.is_sub_agent(call.call_id)
         return own and apart and not any(one.placement.parent for one in self._calls if self._conversations.of(one.call_id) == name)
 
     def _meets(self, signature: SideCall, calls: Sequence[Call]) -> bool:
-        """Return whether the signature would take any of the agent's calls."""
+        """Return whether the signature would match any of the agent's own calls."""
         quirks = Quirks(side_calls=(signature,))
         return any(
             side_call_of(quirks, self._given[call.call_id], [{}] * call.opened.tool_count) for call in calls if call.call_id in self._given
@@ -174,7 +174,7 @@ class _Seen:
 
 
 def _least(sampled: Message, segment: SegmentRef, sent: Message) -> frozenset[Tolerance]:
-    """Return the tolerances without which a message is not this answer. Empty: it is not, with all of them."""
+    """Return the least tolerances under which a message is this answer. Empty: it is not, even with all tolerances."""
     needed = frozenset(Tolerance)
     if not _same(sampled, segment, sent, needed):
         return frozenset()
@@ -196,7 +196,7 @@ def _varying(before: Message, after: Message) -> list[Noise]:
 
 
 def _signature(given: Sequence[Message], agents: set[str], *, with_tools: bool) -> SideCall | None:
-    """Return what a call without tools is told by: its system prompt, where the agent has another; else its last message."""
+    """Return what identifies a call without tools: its system prompt if the agents have another one, otherwise its last message."""
     system, last = _system(given), text_of(given[-1]) if given else ""
     named = next((name for name in NAMES if name in f"{system} {last}".lower()), "side")
     name = {"summar": "summary", "rout": "router"}.get(named, named)

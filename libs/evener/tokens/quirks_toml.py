@@ -1,4 +1,4 @@
-"""Quirks as the text of the file that `--quirks` takes (`evener.harnesses.quirks_file` reads it). Pure."""
+"""Formats quirks as the TOML file that `--quirks` takes (`evener.harnesses.quirks_file` reads it). Pure."""
 
 import json
 
@@ -26,6 +26,6 @@ def _value(value: str | bool) -> str:  # noqa: FBT001 - a value of a file
 
 
 def _quoted(text: str) -> str:
-    """Return a TOML string: literal where that is possible, so that patterns stay readable."""
+    """Return a TOML string, a literal one if possible, so that patterns stay readable."""
     plain = text.isprintable() and "'" not in text
     return f"'{text}'" if plain and "\\" in text else json.dumps(text, ensure_ascii=not plain)

@@ -1,4 +1,4 @@
-"""Why a call extends nothing, and which conversation it is of."""
+"""Determines why a call is a root, and which conversation it belongs to."""
 
 import re
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from evener.proto.sessions import RootReason
 from evener.proto.spec import Quirks
 from evener.tokens.beginnings import COMPACTED_WITHIN, LEAST_TURNS, Begun, name_of, text_of
 from evener.tokens.digests import Message
-from evener.tokens.history import History, Reading
+from evener.tokens.history import History, HistoryReading
 
 
 class Root(Struct, frozen=True):
-    """A call that extends nothing."""
+    """A call that extends no answer."""
 
     reason: RootReason
     conversation: str
 
 
-def root_of(history: History, reading: Reading, quirks: Quirks, *, sub_agent: bool, tools: bool) -> Root:
-    """Name the root of a history in which no answer of ours can be extended. `tools`: it offers some.
+def root_of(history: History, reading: HistoryReading, quirks: Quirks, *, sub_agent: bool, tools: bool) -> Root:
+    """Return the root of a history in which no sampled answer can be extended. `tools`: the request offers tools.
 
-    Whatever failed has no part in it; nor has what is still sampled, so that calls at once are named alike in any order.
+    Failed calls do not count, and neither do calls that are still sampling, so that concurrent calls get the same result in any order.
     """
     known = history.beginnings.find(reading.head, sub_agent=sub_agent)
     reason, goes_on = _going_on(known, reading) if known is not None else _beginning(history, reading, tools=tools)
@@ -34,8 +34,8 @@ def root_of(history: History, reading: Reading, quirks: Quirks, *, sub_agent: bo
     return Root(reason, goes_on.name if goes_on is not None else name_of(reading.head, sub_agent=sub_agent))
 
 
-def _going_on(known: Begun, reading: Reading) -> tuple[RootReason, Begun]:
-    """Name what has the beginning of a conversation that was answered."""
+def _going_on(known: Begun, reading: HistoryReading) -> tuple[RootReason, Begun]:
+    """Return the root of a call whose head is that of an answered conversation."""
     spoken = any(message.get("role") == "assistant" for message in reading.messages)
     if not known.turns and not spoken:
         return RootReason.FIRST, known  # all that was sampled for it was aborted
@@ -46,8 +46,8 @@ def _going_on(known: Begun, reading: Reading) -> tuple[RootReason, Begun]:
     return RootReason.COMPACTION if not spoken and known.turns >= LEAST_TURNS else RootReason.REWRITTEN, known
 
 
-def _beginning(history: History, reading: Reading, *, tools: bool) -> tuple[RootReason, Begun | None]:
-    """Name what begins as no answered call did."""
+def _beginning(history: History, reading: HistoryReading, *, tools: bool) -> tuple[RootReason, Begun | None]:
+    """Return the root of a call whose head is new."""
     beginnings = history.beginnings
     if (changed := beginnings.answering(reading.messages, reading.digests)) is not None:
         return RootReason.REWRITTEN, changed

@@ -1,4 +1,4 @@
-"""Rows: root-to-leaf paths of segments as training samples, and where every sampled token went. Version 2 of the rules."""
+"""Cuts rows: root-to-leaf paths of segments as training samples, with the accounting of every sampled token. Version 2 of the rules."""
 
 import hashlib
 from collections import Counter
@@ -11,41 +11,43 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from evener.proto.arrays import float32s, int32s, pack_float32, pack_int32, pack_uint8
-from evener.proto.ends import CONSEQUENCES, CallFailure, End, LeftOut
+from evener.proto.reasons import END_POLICY, CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import Choice, Fidelity, FinishReason, RootReason, SegmentRef
 from evener.proto.spec import Purpose, Strategy
 from evener.proto.trajectories import Accounting, Row, RowKind
 from evener.tokens.forest import Call, Forest
 from evener.tokens.kinds import asked_again, kinds_of
-from evener.tokens.session import Session
+from evener.tokens.session import SessionLog
 
 RULE: Final = 2
-"""Version of these rules, recorded with each trajectory."""
+"""The version of these rules, recorded with each trajectory."""
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
-Fate = Counter[LeftOut | None]
-"""Tokens of a segment by the reason why they are left out. None: trained."""
+Fate = Counter[ExclusionReason | None]
+"""The number of a segment's tokens by the reason why they are excluded. None: trained."""
 
 
-class Cut(Struct, frozen=True, kw_only=True):
-    """Rows of a session, with the books."""
+class SessionRows(Struct, frozen=True, kw_only=True):
+    """The rows of a session, with the accounting."""
 
     rows: tuple[Row, ...]
     branches: tuple[tuple[SegmentRef, ...], ...]
-    """Of each row: its segments from the root."""
+    """The segments of each row, from the root."""
     fates: dict[SegmentRef, Fate]
-    """Of all sampled segments, in the order of the log."""
+    """The fates of all sampled segments, in the order of the log."""
     accounting: Accounting
 
 
-def cut(session: Session, end: End, strategy: Strategy = Strategy.TREE, doubted: Collection[SegmentRef] = ()) -> Cut:
-    """Cut the rows of a session that ended so. Branches without a trainable token are not emitted, but counted.
+def cut(
+    session: SessionLog, end: TerminationReason, strategy: Strategy = Strategy.TREE, inconsistent: Collection[SegmentRef] = ()
+) -> SessionRows:
+    """Cut the rows of a session that ended with `end`. Branches without a trainable token give no row, but are counted.
 
-    `doubted`: segments of which nothing is trained (`evener.tokens.doubts`).
+    Nothing of the `inconsistent` segments is trained (`evener.tokens.inconsistencies`).
     """
-    reasons = _Reasons(session, end, doubted)
+    reasons = _Reasons(session, end, inconsistent)
     segments = _segments(session)
     fates = {segment: Counter(reasons.of_segment(segment)) for segment in _all_segments(session.forest)}
     paths = _paths(session.forest, [segment for segment in segments if fates[segment][None]], segments, strategy)
@@ -55,62 +57,62 @@ def cut(session: Session, end: End, strategy: Strategy = Strategy.TREE, doubted:
     for path, kind in zip(paths, kinds, strict=True):
         rows.append(_row(session.forest, path, reasons, trained, kind))
         trained.update(path)
-    return Cut(rows=tuple(rows), branches=tuple(map(tuple, paths)), fates=fates, accounting=_account(session, fates))
+    return SessionRows(rows=tuple(rows), branches=tuple(map(tuple, paths)), fates=fates, accounting=_account(session, fates))
 
 
 def digest(rows: Sequence[Row]) -> str:
-    """Return the SHA-256 over all rows in their order: equal rows have equal digests, live and rebuilt."""
+    """Return the SHA-256 over all rows in their order. Equal rows have equal digests, in the gateway and in a rebuild."""
     return hashlib.sha256(_encoder.encode(tuple(rows))).hexdigest()
 
 
 class _Reasons:
-    """Why sampled tokens are not trained, per segment and per token: one reason each."""
+    """The one reason, per segment and per token, why a sampled token is not trained."""
 
-    def __init__(self, session: Session, end: End, doubted: Collection[SegmentRef]) -> None:
+    def __init__(self, session: SessionLog, end: TerminationReason, inconsistent: Collection[SegmentRef]) -> None:
         self._session = session
         collected = session.spec is not None and session.spec.purpose is Purpose.COLLECT
-        self._trainable_end = CONSEQUENCES[end].trainable or collected  # a collection keeps what there is: it is never trained
-        self._doubted = doubted
+        self._trainable_end = END_POLICY[end].trainable or collected  # a collection keeps what there is: it is never trained
+        self._inconsistent_segments = inconsistent
 
-    def of_call(self, call: Call) -> LeftOut | None:
-        """Return why nothing of a call is trained. None: look at its tokens."""
+    def of_call(self, call: Call) -> ExclusionReason | None:
+        """Return why nothing of a call is trained. None: each token has its own reason."""
         if call.opened.attempt != self._session.attempt:
-            return LeftOut.EARLIER_ATTEMPT
+            return ExclusionReason.EARLIER_ATTEMPT
         if not self._trainable_end:
-            return LeftOut.END
+            return ExclusionReason.UNTRAINABLE_END
         if call.opened.side_call is not None:
-            return LeftOut.SIDE_CALL
+            return ExclusionReason.SIDE_CALL
         if call.opened.policy is None:
-            return LeftOut.FROZEN
-        return LeftOut.ORPHAN if self._session.forest.orphaned(call) else None
+            return ExclusionReason.FROZEN
+        return ExclusionReason.ORPHAN if self._session.forest.orphaned(call) else None
 
-    def of_segment(self, segment: SegmentRef) -> list[LeftOut | None]:
+    def of_segment(self, segment: SegmentRef) -> list[ExclusionReason | None]:
         """Return the reason of each sampled token, None for a trainable one."""
         call = self._session.forest.calls[segment.call_id]
         choice = call.choices[segment.choice]
         size = len(int32s(choice.sampled_ids))
         whole = self.of_call(call)
-        if whole is None and segment in self._doubted:
-            whole = LeftOut.DOUBT
+        if whole is None and segment in self._inconsistent_segments:
+            whole = ExclusionReason.INCONSISTENT
         if whole is None and choice.finish_reason is FinishReason.ABORTED:
-            whole = LeftOut.ABORTED
+            whole = ExclusionReason.ABORTED
         return _of_tokens(choice) if whole is None else [whole] * size
 
 
-def _of_tokens(choice: Choice) -> list[LeftOut | None]:
+def _of_tokens(choice: Choice) -> list[ExclusionReason | None]:
     ids = int32s(choice.sampled_ids)
-    reasons: list[LeftOut | None] = [None] * len(ids)
+    reasons: list[ExclusionReason | None] = [None] * len(ids)
     for at in np.flatnonzero(int32s(choice.versions) < 0):
-        reasons[at] = LeftOut.VERSION_UNKNOWN
+        reasons[at] = ExclusionReason.VERSION_UNKNOWN
     for at in np.flatnonzero(~np.isfinite(float32s(choice.logprobs)) | (ids < 0)):
-        reasons[at] = LeftOut.DOUBT
+        reasons[at] = ExclusionReason.INCONSISTENT
     for masked in choice.masked:
         for masked_at in range(max(masked.start, 0), min(masked.end, len(ids))):
             reasons[masked_at] = masked.reason
     return reasons
 
 
-def _segments(session: Session) -> list[SegmentRef]:
+def _segments(session: SessionLog) -> list[SegmentRef]:
     """Return the segments of the last attempt, in the order of the log."""
     return [SegmentRef(call_id=call.call_id, choice=index) for call, index in session.forest.segments(session.attempt)]
 
@@ -120,7 +122,7 @@ def _all_segments(forest: Forest) -> list[SegmentRef]:
 
 
 def _paths(forest: Forest, wanted: Sequence[SegmentRef], order: Sequence[SegmentRef], strategy: Strategy) -> list[list[SegmentRef]]:
-    """Return the root-to-leaf paths that end in a wanted segment, in the order of rows. `order`: all segments as logged."""
+    """Return the root-to-leaf paths that end in a wanted segment, in the order of rows. `order` has all segments as logged."""
     if strategy is Strategy.PER_CALL:
         return [forest.lineage(segment) for segment in wanted]
     lineages = {segment: forest.lineage(segment) for segment in wanted}
@@ -136,7 +138,7 @@ def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set
     prompt_length = None
     for number, segment in enumerate(path):
         call = forest.calls[segment.call_id]
-        given = forest.context(call) if number == 0 else call.given
+        given = forest.context(call) if number == 0 else call.prompt_delta_ids
         prompt_length = len(given) if prompt_length is None else prompt_length
         ids.add(given)
         for column, filler in ((mask, 0), (logprobs, np.nan), (versions, -1), (call_of, -1)):
@@ -152,14 +154,14 @@ def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set
     root, last = forest.calls[path[0].call_id], forest.calls[path[-1].call_id]
     return Row(
         ids=pack_int32(ids.whole()),
-        mask=pack_uint8(mask.whole()),
+        loss_mask=pack_uint8(mask.whole()),
         logprobs=pack_float32(logprobs.whole()),
         versions=pack_int32(versions.whole()),
         call_of=pack_int32(call_of.whole()),
         calls=tuple(segment.call_id for segment in path),
         prompt_length=prompt_length or 0,
         kind=kind,
-        root=root.placement.root or RootReason.DOUBT,
+        root=root.placement.root or RootReason.INCONSISTENT,
         fidelity=Fidelity.FED if all(forest.calls[s.call_id].fidelity is Fidelity.FED for s in path) else Fidelity.MATCHED,
         finish_reason=last.choices[path[-1].choice].finish_reason,
         policy=last.opened.policy or "",
@@ -169,7 +171,7 @@ def _row(forest: Forest, path: list[SegmentRef], reasons: _Reasons, trained: set
 
 
 class _Column:
-    """One array of a row, in pieces."""
+    """One array of a row, as a list of pieces."""
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self._dtype = dtype
@@ -185,26 +187,26 @@ class _Column:
         return np.concatenate(self._pieces) if self._pieces else np.empty(0, self._dtype)
 
 
-def _account(session: Session, fates: Mapping[SegmentRef, Fate]) -> Accounting:
-    left_out: Counter[LeftOut] = Counter()
+def _account(session: SessionLog, fates: Mapping[SegmentRef, Fate]) -> Accounting:
+    excluded: Counter[ExclusionReason] = Counter()
     delivered = resampled = 0
     forest = session.forest
     again = asked_again(forest)
     for segment, fate in fates.items():
         delivered += fate[None]
         resampled += fate[None] * (segment.call_id in again)
-        left_out.update({reason: tokens for reason, tokens in fate.items() if reason is not None})
+        excluded.update({reason: tokens for reason, tokens in fate.items() if reason is not None})
     if unseen := session.unseen_tokens():
-        left_out[LeftOut.DOUBT] += unseen
+        excluded[ExclusionReason.INCONSISTENT] += unseen
     calls = forest.calls.values()
     if failed := sum(call.failed.sampled_tokens for call in calls if call.failed is not None):
-        left_out[LeftOut.FAILED_TRY] = failed
+        excluded[ExclusionReason.FAILED_TRY] = failed
     if beyond := sum(call.cut_tokens for call in calls):
-        left_out[LeftOut.BUDGET] = beyond
+        excluded[ExclusionReason.BUDGET] = beyond
     return Accounting(
-        sampled=delivered + left_out.total(),
+        sampled=delivered + excluded.total(),
         delivered=delivered,
-        left_out=dict(sorted(left_out.items())),
+        excluded=dict(sorted(excluded.items())),
         lost_calls=sum(not call.ended or (call.failed is not None and call.failed.reason is CallFailure.OWNER_LOST) for call in calls),
         resampled=resampled,
         reinstated=sum(call.placement.reinstated_tokens for call in calls),

@@ -1,7 +1,7 @@
-"""The log of a session, folded: starts, attempts, calls, exit, seal. The same fold live and in replay, for any repeated delivery.
+"""The folded log of a session: starts, attempts, calls, exit, seal. Live and in replay the fold is the same; repeated records are ignored.
 
-Nothing here depends on how records of different writers interleave: the owner's own records (calls, AttemptEnded, the seal) are
-in order, and what a runner or the scheduler adds only ever raises the attempt, sets its exit, or asks for the end.
+Nothing here depends on how the records of different writers interleave. The owner's own records (calls, AttemptEnded, the seal) are in
+order; a record of a runner or the scheduler only raises the attempt, sets its exit, or asks for the end.
 """
 
 from typing import Final, Literal
@@ -9,7 +9,7 @@ from typing import Final, Literal
 from evener.proto.arrays import length
 from evener.proto.blobs import Bulk
 from evener.proto.codec import AnyEvent, tag_of
-from evener.proto.ends import CallFailure, End, judge
+from evener.proto.reasons import CallFailure, TerminationReason, judge
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
@@ -28,13 +28,13 @@ from evener.tokens.trouble import failures, why
 
 ID_BYTES: Final = 4
 NO_SANDBOX: Final = "none"
-"""The sandbox of a session whose process somebody else runs."""
+"""The sandbox name of a session whose process somebody else runs."""
 START_LIMIT_SECONDS: Final = 3600.0
-"""A SessionStarted whose record is later than this after that of its dispatch is void."""
+"""A SessionStarted is void if its record follows that of its dispatch by more than this."""
 
 
-class Session:
-    """What the log says of one session so far."""
+class SessionLog:
+    """The state of one session, folded from the log."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -44,18 +44,18 @@ class Session:
         self.given_up: SessionGivenUp | None = None
         self.sealed: SessionSealed | None = None
         self.forest = Forest()
-        self.doubts: list[str] = []
+        self.inconsistencies: list[str] = []
         self._strays: dict[str, int] = {}
-        """Sampled tokens of closed calls that fit nowhere, by call id."""
+        """The number of sampled tokens in closed calls that have no place, by call id."""
 
     @property
     def attempt(self) -> int:
-        """The attempt that counts: the seal's, or the highest that started. 0: none."""
+        """The attempt that counts: that of the seal, or the highest that started. 0: none started."""
         return max(self.starts, default=0) if self.sealed is None else self.sealed.attempt
 
     @property
     def spec(self) -> SessionSpec | None:
-        """None: neither a start nor a giving-up was read."""
+        """The spec. None: neither SessionStarted nor SessionGivenUp was read."""
         told = self.starts.get(self.attempt) or self.given_up or next(iter(self.starts.values()), None) or self.sealed
         return None if told is None else told.spec
 
@@ -66,11 +66,11 @@ class Session:
 
     @property
     def abandoned(self) -> SessionGivenUp | None:
-        """The giving-up that ends the session: of its last attempt, whichever of the two was written first. None: it goes on."""
+        """The SessionGivenUp that ends the session, which names its last attempt or a later one. None: the session continues."""
         return self.given_up if self.given_up is not None and self.given_up.attempt >= self.attempt else None
 
     def accepts(self, start_id: str) -> bool:
-        """Return whether calls under this start are still part of the session."""
+        """Return whether calls under this start id still belong to the session."""
         start = self.starts.get(self.attempt)
         return (
             self.sealed is None
@@ -82,32 +82,32 @@ class Session:
         )
 
     def open_calls(self) -> list[Call]:
-        """Return the calls without an end, in the order of the log."""
+        """Return the open calls, in the order of the log."""
         return [call for call in self.forest.in_order() if not call.ended]
 
     def has_ended(self, call_id: str) -> bool:
-        """Return whether a call is known, and has its end."""
+        """Return whether a call is known and has ended."""
         call = self.forest.calls.get(call_id)
         return call is not None and call.ended
 
     def sampled_tokens(self) -> int:
-        """Return the tokens sampled in all calls of all attempts."""
+        """Return the number of tokens sampled in all calls of all attempts."""
         return sum(self._strays.values()) + sum(call.sampled_tokens for call in self.forest.calls.values())
 
     def unseen_tokens(self) -> int:
-        """Return the tokens that were sampled in calls which are not in the forest: strays, or what the seal counts beyond it."""
+        """Return the number of sampled tokens in calls that the forest lacks: calls without a place, or calls that only the seal counts."""
         beyond = 0 if self.sealed is None else self.sealed.sampled_tokens - self.sampled_tokens()
         return sum(self._strays.values()) + max(beyond, 0)
 
     def apply(self, event: AnyEvent, *, offset: int, record_at: float) -> bool:  # noqa: C901, PLR0912 - one case an event
-        """Fold one record of `sessions` in; return whether it counts. After the seal nothing does.
+        """Fold in one record of `sessions`; return whether it counts. After the seal no record counts.
 
-        `record_at` is the log's own time of the record, Unix seconds.
+        `record_at` is the log's own time of the record, in Unix seconds.
         """
         if self.sealed is not None:
             return False
         if getattr(event, "session_id", None) != self.session_id:
-            return self._doubt(f"record {offset} is not of this session: {tag_of(event)}")
+            return self._inconsistent(f"record {offset} is not of this session: {tag_of(event)}")
         match event:
             case SessionStarted():
                 return self._start(event, record_at)
@@ -122,16 +122,16 @@ class Session:
             case CallFailed():
                 return self._fail(event)
             case CallUndelivered():
-                return self.forest.undeliver(event) or self._doubt(f"call {event.call_id} undelivered without being closed")
+                return self.forest.undeliver(event) or self._inconsistent(f"call {event.call_id} undelivered without being closed")
             case CallDelivered():
-                return self.forest.deliver(event) or self._doubt(f"call {event.call_id} delivered without being closed")
+                return self.forest.deliver(event) or self._inconsistent(f"call {event.call_id} delivered without being closed")
             case AttemptEnded():
                 return self.ended.setdefault(event.attempt, event) is event
             case SessionSealed():
                 self.sealed = event
                 return True
             case _:
-                return self._doubt(f"record {offset} does not belong here: {tag_of(event)}")
+                return self._inconsistent(f"record {offset} does not belong here: {tag_of(event)}")
 
     def _start(self, event: SessionStarted, record_at: float) -> bool:
         if event.attempt <= self.attempt or too_late(event, record_at):
@@ -156,38 +156,40 @@ class Session:
         known = self.forest.calls.get(event.call_id)
         if known is not None:
             if known.opened != event:
-                self._doubt(f"call {event.call_id} opened twice, differently: the first counts")
+                self._inconsistent(f"call {event.call_id} opened twice, differently: the first counts")
             return False
-        return (_whole(event.given_ids) and self.forest.open(event, offset)) or self._doubt(f"call {event.call_id} hangs on nothing known")
+        return (_whole(event.prompt_delta_ids) and self.forest.open(event, offset)) or self._inconsistent(
+            f"call {event.call_id} hangs on nothing known"
+        )
 
     def _close(self, event: CallClosed) -> bool:
         call = self.forest.calls.get(event.call_id)
         if call is not None and call.ended:
             return self._end_again(call, event)
-        if (event.given_ids is None or _whole(event.given_ids)) and self.forest.close(event):
+        if (event.prompt_delta_ids is None or _whole(event.prompt_delta_ids)) and self.forest.close(event):
             return True
         self._strays[event.call_id] = sum(length(choice.sampled_ids) for choice in event.choices) + event.cut_tokens
-        return self._doubt(f"call {event.call_id} closed without being open")
+        return self._inconsistent(f"call {event.call_id} closed without being open")
 
     def _fail(self, event: CallFailed) -> bool:
         call = self.forest.calls.get(event.call_id)
         if call is not None and call.ended:
             return self._end_again(call, event)
-        return self.forest.fail(event) or self._doubt(f"call {event.call_id} failed without being open")
+        return self.forest.fail(event) or self._inconsistent(f"call {event.call_id} failed without being open")
 
     def _end_again(self, call: Call, event: CallClosed | CallFailed) -> Literal[False]:
         if event not in (call.closed, call.failed):
-            self._doubt(f"call {call.call_id} ended twice, differently: the first counts")
+            self._inconsistent(f"call {call.call_id} ended twice, differently: the first counts")
         return False
 
-    def _doubt(self, doubt: str) -> Literal[False]:
-        """Note what does not fit: it does not count."""
-        self.doubts.append(doubt)
+    def _inconsistent(self, inconsistency: str) -> Literal[False]:
+        """Note a record that does not fit, and return False: it does not count."""
+        self.inconsistencies.append(inconsistency)
         return False
 
 
 def too_late(event: SessionStarted, record_at: float) -> bool:
-    """Return whether a start is void. `record_at` is its record time, Unix seconds."""
+    """Return whether a start is void. `record_at` is its record time in Unix seconds."""
     dispatched = event.dispatched_at if event.dispatch_recorded_at is None else event.dispatch_recorded_at
     return record_at - dispatched > START_LIMIT_SECONDS
 
@@ -196,11 +198,11 @@ def _whole(ids: Bulk) -> bool:
     return (len(ids) if isinstance(ids, bytes) else ids.size) % ID_BYTES == 0
 
 
-def last_failure(session: Session) -> CallFailure | None:
-    """Return the failure of the current attempt's last call, if it was not followed by an answered one.
+def last_failure(session: SessionLog) -> CallFailure | None:
+    """Return the failure of the current attempt's last call, unless an answered call followed it.
 
-    A harness that leaves a call which waits for an engine gave up for a reason of ours, unless it exits with 0: it did not need it.
-    Nor did it need, then, a call that failed while another was being answered: a title, a helper. If it fails, that may be why.
+    A harness that exits with an error while a call waits for an engine gave up because of Evener. If it exits with 0, it did not need the
+    call. The same holds for a call that failed while another one was being answered, such as a title: it matters only if the harness fails.
     """
     ended_well = session.exit is not None and session.exit.exit_code == 0
     left = {CallFailure.CANCELLED, CallFailure.OVERLOADED} if ended_well else {CallFailure.CANCELLED}
@@ -216,30 +218,30 @@ def last_failure(session: Session) -> CallFailure | None:
 
 
 def _follows(answered: Call, call: Call, failed: CallFailed) -> bool:
-    """Return whether an answered call is of the same request as one that failed, or was asked for after that had failed."""
+    """Return whether an answered call has the same request as a failed one, or was opened after that failure."""
     return call.opened.request_id in answered.requests or answered.opened.opened_at >= failed.failed_at
 
 
-def verdict(session: Session, budget: End | None) -> tuple[End, str] | None:
-    """Return how the current attempt or the session ended and the detail, or None while it goes on.
+def verdict(session: SessionLog, budget: TerminationReason | None) -> tuple[TerminationReason, str] | None:
+    """Return why the current attempt or session ended, with the detail, or None while it continues.
 
-    `budget`: the limit that the gateway enforced during the attempt, if any.
+    `budget` is the limit that the gateway enforced during the attempt, if any.
     """
     if session.abandoned is not None:
-        return session.abandoned.end, session.abandoned.detail
+        return session.abandoned.termination_reason, session.abandoned.detail
     if (left := session.exit) is None:
         return None
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt]
     failed, met = left.unanswered or last_failure(session), failures(calls, left)
     end = judge(left.cause, left.exit_code, failed, budget, met)
-    if end is End.INFRASTRUCTURE and failed is not None and _is_recording(session):
+    if end is TerminationReason.INFRASTRUCTURE and failed is not None and _is_recording(session):
         end = judge(left.cause, left.exit_code, None, budget, met)
         told = f"its last call had no answer ({failed}), and a recording cannot be run again"
         return end, "; ".join(filter(None, (why(end, calls, left), told)))
     return end, why(end, calls, left)
 
 
-def _is_recording(session: Session) -> bool:
-    """Return whether its process was somebody else's, for a collection: nobody can start it anew, and what was sampled is worth keeping."""
+def _is_recording(session: SessionLog) -> bool:
+    """Return whether somebody else ran the process, for a collection: nobody can start it again, and its tokens are worth keeping."""
     spec = session.spec
     return spec is not None and spec.purpose is Purpose.COLLECT and spec.harness.sandbox == NO_SANDBOX

@@ -1,39 +1,41 @@
-"""From a sealed session to its TrajectoryBuilt: the same bytes whenever, wherever and however often it is built."""
+"""Builds the TrajectoryBuilt of a sealed session: the same bytes whenever, wherever and however often it is built."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from evener.proto.arrays import inline
+from evener.proto.arrays import inline, int32s, uint8s
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import NOT_AN_EVENT
 from evener.proto.spec import Strategy
-from evener.proto.trajectories import CallSummary, HarnessExit, TrajectoryBuilt
-from evener.tokens.doubts import doubtful, named
+from evener.proto.trajectories import CallSummary, HarnessExit, Row, TrajectoryBuilt
 from evener.tokens.forest import Call
+from evener.tokens.inconsistencies import inconsistent_segments, named
 from evener.tokens.kinds import last_message
 from evener.tokens.rows import RULE, cut, digest
-from evener.tokens.session import Session
+from evener.tokens.session import SessionLog
 
 
-def build(session: Session, *, records: BlobRef | None = None, strategy: Strategy = Strategy.TREE) -> TrajectoryBuilt:
-    """Return the trajectory of a sealed session. Raises ValueError for one that is not sealed or whose purpose is not known."""
+def build(session: SessionLog, *, records: BlobRef | None = None, strategy: Strategy = Strategy.TREE) -> TrajectoryBuilt:
+    """Return the trajectory of a sealed session. Raises ValueError if the session has no seal or no known spec."""
     seal, spec = session.sealed, session.spec
     if seal is None or spec is None:
         msg = f"session {session.session_id} cannot be built: {'no seal' if seal is None else 'neither a start nor a giving-up'} was read"
         raise ValueError(msg)
-    doubted = doubtful(session)
-    made = cut(session, seal.end, strategy, doubted)
+    inconsistent = inconsistent_segments(session)
+    made = cut(session, seal.termination_reason, strategy, inconsistent)
     rows_digest = digest(made.rows)
-    doubts = named(session, doubted)
+    inconsistencies = named(session, inconsistent)
     if strategy is Strategy.TREE and seal.rule == RULE and rows_digest != seal.rows_digest:
-        doubts.append(f"rows differ from the live ones: {rows_digest} is not {seal.rows_digest}")
+        inconsistencies.append(f"rows differ from the live ones: {rows_digest} is not {seal.rows_digest}")
     start, left = session.starts.get(session.attempt), session.exit
     return TrajectoryBuilt(
         session_id=session.session_id,
         attempt=session.attempt,
         spec=spec,
-        end=seal.end,
+        termination_reason=seal.termination_reason,
         detail=seal.detail,
         harness_version=start.harness_version if start else None,
         exit=None
@@ -49,18 +51,25 @@ def build(session: Session, *, records: BlobRef | None = None, strategy: Strateg
             reward=left.reward,
         ),
         rows=made.rows,
+        versions=trained_versions(made.rows),
         accounting=made.accounting,
         calls=tuple(_summary(call) for call in session.forest.in_order()),
         answer=_answer(session),
         strategy=strategy,
         rule=RULE,
         rows_digest=rows_digest,
-        doubts=tuple(doubts),
+        inconsistencies=tuple(inconsistencies),
         records=records,
         dispatched_at=start.dispatched_at if start else None,
         started_at=start.started_at if start else None,
         sealed_at=seal.sealed_at,
     )
+
+
+def trained_versions(rows: Sequence[Row]) -> tuple[int, ...]:
+    """Return the policy versions of the trainable tokens of rows, each once, rising."""
+    found = [int32s(row.versions)[uint8s(row.loss_mask) == 1] for row in rows]
+    return tuple(np.unique(np.concatenate(found)).tolist()) if found else ()
 
 
 def _summary(call: Call) -> CallSummary:
@@ -82,7 +91,7 @@ def _summary(call: Call) -> CallSummary:
     )
 
 
-def _answer(session: Session) -> str | None:
+def _answer(session: SessionLog) -> str | None:
     segment = last_message(session)
     if segment is None:
         return None

@@ -1,16 +1,16 @@
-"""What went wrong with an attempt's calls, for its verdict and for people. Pure."""
+"""Explains what went wrong with an attempt's calls: for the termination reason, and in words. Pure."""
 
 from collections.abc import Sequence
 
-from evener.proto.ends import CONSEQUENCES, INFRASTRUCTURE, UNSERVED, CallFailure, End
+from evener.proto.reasons import END_POLICY, INFRASTRUCTURE, UNSERVED, CallFailure, TerminationReason
 from evener.proto.sessions import HarnessExited
 from evener.tokens.forest import Call
 
 
 def failures(calls: Sequence[Call], left: HarnessExited) -> dict[CallFailure, str]:
-    """Return by reason what the last failed request of an attempt was told. One that was sent again and answered has not failed.
+    """Return, by reason, what the last failed request of an attempt was answered. A failed request that was answered later does not count.
 
-    `calls` are the attempt's, in the order of the log; the runner's report adds what was refused before it was placed.
+    `calls` are those of the attempt, in the order of the log. The runner's report adds requests that were refused before they were placed.
     """
     answered = {request_id for call in calls if call.answered for request_id in call.requests}
     met = [call.failed for call in calls if call.failed is not None and call.opened.request_id not in answered]
@@ -22,15 +22,15 @@ def nothing_sampled(calls: Sequence[Call]) -> bool:
     return not any(call.sampled_tokens for call in calls if call.opened.side_call is None)
 
 
-def why(end: End, calls: Sequence[Call], left: HarnessExited) -> str:
-    """Return in words why an attempt ended so: what its harness left, and what of ours or of its first prompt it met."""
+def why(end: TerminationReason, calls: Sequence[Call], left: HarnessExited) -> str:
+    """Return in words why an attempt ended: what its harness reported, and which failures of Evener or of its first prompt it met."""
     met = failures(calls, left)
     match end:
-        case End.REFUSED:
+        case TerminationReason.REFUSED:
             return _first_of(UNSERVED, met)
-        case End.INFRASTRUCTURE:
+        case TerminationReason.INFRASTRUCTURE:
             said = [left.detail, _first_of(INFRASTRUCTURE, met)]
-        case _ if CONSEQUENCES[end].trainable and nothing_sampled(calls):
+        case _ if END_POLICY[end].trainable and nothing_sampled(calls):
             said = [_nothing(calls, met), left.detail]
         case _:
             return left.detail

@@ -1,7 +1,7 @@
-"""Token arrays on the wire: raw little-endian bytes, one fixed dtype per field, no header.
+"""Token arrays on the wire: raw little-endian bytes with one fixed dtype per field and no header.
 
-An array of length T is exactly `T * itemsize` bytes; arrays that describe the same tokens have the same T. A missing value is
-NaN for logprobs and -1 for versions and call numbers.
+An array of length T takes exactly `T * itemsize` bytes. Arrays that describe the same tokens have the same T. A missing value is NaN in
+logprobs, and -1 in versions and call numbers.
 """
 
 from typing import Annotated, Final
@@ -23,7 +23,7 @@ JsonText = Annotated[Bulk, Meta(description="UTF-8 JSON text, or a blob referenc
 
 
 def pack_int32(values: ArrayLike) -> bytes:
-    """Return `values` (T whole numbers) as T * 4 bytes."""
+    """Return `values` (T integers) as T * 4 bytes."""
     return np.asarray(values, dtype=INT32).tobytes()
 
 
@@ -33,27 +33,27 @@ def pack_float32(values: ArrayLike) -> bytes:
 
 
 def pack_uint8(values: ArrayLike) -> bytes:
-    """Return `values` (T numbers from 0 to 255) as T bytes."""
+    """Return `values` (T integers from 0 to 255) as T bytes."""
     return np.asarray(values, dtype=UINT8).tobytes()
 
 
 def int32s(field: Bulk) -> NDArray[np.int32]:
-    """Return a read-only view int32[T]. Raises ValueError for a length that is not a multiple of 4, TypeError for a reference."""
+    """Return a read-only view int32[T]. Raises ValueError if the length is not a multiple of 4, TypeError for a blob reference."""
     return np.frombuffer(inline(field), dtype=INT32)
 
 
 def float32s(field: Bulk) -> NDArray[np.float32]:
-    """Return a read-only view float32[T]. Raises as `int32s`."""
+    """Return a read-only view float32[T]. Raises the same errors as `int32s`."""
     return np.frombuffer(inline(field), dtype=FLOAT32)
 
 
 def uint8s(field: Bulk) -> NDArray[np.uint8]:
-    """Return a read-only view uint8[T]. Raises TypeError for a reference."""
+    """Return a read-only view uint8[T]. Raises TypeError for a blob reference."""
     return np.frombuffer(inline(field), dtype=UINT8)
 
 
 def inline(field: Bulk) -> bytes:
-    """Return the bytes of a field that was fetched. Raises TypeError where only a reference is at hand."""
+    """Return the bytes of a field that is in the record or was fetched. Raises TypeError for a blob reference."""
     if isinstance(field, bytes):
         return field
     msg = f"blob {field.digest} was not fetched before its bytes were used"
@@ -61,12 +61,12 @@ def inline(field: Bulk) -> bytes:
 
 
 def length(field: Bulk, itemsize: int = 4) -> int:
-    """Return the number of elements of a field, fetched or not."""
+    """Return the number of elements in a field, whether it was fetched or not."""
     return (len(field) if isinstance(field, bytes) else field.size) // itemsize
 
 
 def check_lengths(owner: str, **fields: tuple[Bulk, int]) -> None:
-    """Raise ValueError unless all inline fields, given as (field, itemsize), hold the same number of elements."""
+    """Raise ValueError unless all inline fields, each given as (field, itemsize), hold the same number of elements."""
     lengths: dict[str, int] = {}
     for name, (field, itemsize) in fields.items():
         if not isinstance(field, bytes):

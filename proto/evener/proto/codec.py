@@ -1,4 +1,4 @@
-"""Events to bytes and back. Encoders are built once; a decoder raises `BadRecord` for everything that is not an event."""
+"""Events to bytes and back. Encoders are built once. Decoding raises `BadRecord` for everything that is not an event."""
 
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from evener.proto.fleet import (
     PolicyRetired,
     PolicyStaged,
 )
+from evener.proto.framing import framed
 from evener.proto.relay import AnyFrame
 from evener.proto.sessions import (
     AttemptEnded,
@@ -69,11 +70,11 @@ AnyEvent = (
 
 
 class BadRecord(EvenerError):
-    """The bytes are not an event of this version. The record goes to dead-letters; replay it with a version that knows its type."""
+    """The bytes are not an event of this version. The record goes to `dead-letters`; replay it with a version that knows its type."""
 
 
 NOT_AN_EVENT: Final = (msgspec.DecodeError, UnicodeDecodeError)
-"""What decoding raises for damaged bytes: text that is no UTF-8 has an error of its own."""
+"""The errors that decoding damaged bytes raises. Text that is not UTF-8 raises an error of its own."""
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _decoder: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
@@ -86,7 +87,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(data: bytes) -> AnyEvent:
-    """Return the event in `data`. Raises `BadRecord` if it is none."""
+    """Return the event in `data`. Raises `BadRecord` if there is none."""
     try:
         return _decoder.decode(data)
     except NOT_AN_EVENT as cause:
@@ -95,19 +96,18 @@ def decode(data: bytes) -> AnyEvent:
 
 
 def tag_of(event: Event | type[Event]) -> str:
-    """Return the event's type as it stands in the record and its header."""
+    """Return the event's type as the record and its header name it."""
     tag: Any = event.__struct_config__.tag
     return str(tag)
 
 
 def encode_frame(frame: AnyFrame) -> bytes:
-    """Return the frame with its 4-byte big-endian length before it."""
-    body = _encoder.encode(frame)
-    return len(body).to_bytes(4, "big") + body
+    """Return the frame, preceded by its length as 4 big-endian bytes."""
+    return framed(_encoder.encode(frame))
 
 
 def decode_frame(body: bytes) -> AnyFrame:
-    """Return the frame in `body`, without its length. Raises `BadRecord`."""
+    """Return the frame in `body`, which does not include the length. Raises `BadRecord`."""
     try:
         return _frames.decode(body)
     except NOT_AN_EVENT as cause:

@@ -1,4 +1,4 @@
-"""What fields mean: the string after a field of a Struct, or else what its name or its type means everywhere."""
+"""The meaning of each field: its own docstring, or else what its name or its type means in every event."""
 
 import ast
 import inspect
@@ -11,67 +11,67 @@ from typing import Any, Final, get_args, get_type_hints
 from msgspec import Struct
 
 WORDS: Final = {
-    "at_least": "A group with fewer usable sessions fails.",
-    "attempt": "The session's attempt; counts from 1.",
-    "call_id": "Of the model call.",
-    "choice": "Number of the answer among the n of its call, from 0.",
-    "count": "How many.",
-    "delivered": "Whether the group left for its topic.",
-    "detail": "For people: what happened. Empty: nothing to add.",
-    "digest": "SHA-256 of the content, lower-case hexadecimal.",
-    "early_at": "M: the group is delivered as soon as M sessions are usable. None: when all N were seen.",
-    "end": "The first element after it.",
-    "engine_id": "Of the engine.",
-    "exit_code": "None: it never ran, or nobody said. Negative: ended by that signal.",
-    "failed_calls": "Calls that ended without an answer.",
-    "grader": "Who scored it.",
-    "group_id": "Of the group; it is the id of its task.",
+    "attempt": "The session's attempt, counted from 1.",
+    "call_id": "The id of the model call.",
+    "choice": "The number of the answer among the n answers of its call, from 0.",
+    "count": "The number of elements.",
+    "deliver_early_at": "M: the group is delivered as soon as M sessions are usable. None: after all N were seen.",
+    "delivered": "Whether the group was sent to its topic.",
+    "detail": "What happened, in words. Empty: nothing to add.",
+    "digest": "The SHA-256 of the content, in lower-case hexadecimal digits.",
+    "end": "The position after the last element.",
+    "engine_id": "The id of the engine.",
+    "exit_code": "The exit code of the harness; negative if that signal ended it. None: it never ran, or nobody reported it.",
+    "failed_calls": "The number of calls that ended without an answer.",
+    "grader": "The name of the grader.",
+    "group_id": "The id of the group, which is the id of its task.",
     "harness_version": "The pinned version of the harness that ran. None: not known.",
-    "headers": "Record headers: name and value.",
-    "instance_id": "Of the instance: its process's name and its service.",
+    "headers": "The record's headers, name to value.",
+    "instance_id": "The id of the instance: the name of its process and its service.",
     "key": "The record's key.",
-    "length": "Elements.",
-    "max_concurrency": "Calls that it serves at a time.",
-    "max_lag": "Oldest policy version, counted back from the newest, that may be merged. None: any.",
-    "models": "Model name to target; `*` is the default. A name without an entry goes to the policy.",
-    "n": "Answers asked for.",
-    "name": "What it is called.",
-    "offset": "Of the record in its partition.",
-    "partition": "Of the topic.",
-    "policy": "Name of the policy.",
-    "prompt_tokens": "Length of the whole context that the engine is given.",
-    "reason": "For people: why.",
+    "length": "The number of elements.",
+    "max_concurrency": "The number of calls that the engine serves at a time.",
+    "max_staleness": "How many versions behind the newest a merged token's policy version may be. None: any number.",
+    "min_usable": "A group with fewer usable sessions fails.",
+    "models": "Model name to target; `*` is the default. Calls to a name without an entry go to the policy.",
+    "n": "The number of answers asked for.",
+    "name": "The name.",
+    "offset": "The offset of the record in its partition.",
+    "partition": "The partition of the topic.",
+    "policy": "The name of the policy.",
+    "prompt_tokens": "The length of the whole context that the engine is given.",
+    "reason": "The reason, in words.",
     "request_id": "The relay's id of the harness's request.",
-    "reward": "None: not graded.",
-    "rows_digest": "Of the rows: equal rows have equal digests.",
-    "run_id": "Of the run: one submission of tasks.",
-    "runner_id": "Instance id of the sandbox-runner.",
-    "sampled_tokens": "Tokens of all its answers.",
-    "session_id": "Of the session.",
-    "sessions": "By index.",
-    "side_call": "The name of the signature that it met. None: the agent's own work.",
-    "side_calls": "Model calls that were not the agent's work.",
-    "size": "N: the sessions of the group.",
-    "start": "The first element.",
-    "start_id": "Of the runner's start of this attempt.",
-    "stopping": "It takes no new work.",
+    "reward": "The reward. None: not graded.",
+    "rows_digest": "The digest of the rows. Equal rows have equal digests.",
+    "run_id": "The id of the run, which is one submission of tasks.",
+    "runner_id": "The instance id of the sandbox-runner.",
+    "sampled_tokens": "The number of tokens in all answers of the call.",
+    "session_id": "The id of the session.",
+    "sessions": "The sessions by index.",
+    "side_call": "The name of the side-call signature that the request matches. None: the call is the agent's own work.",
+    "side_calls": "The number of model calls that were not the agent's work.",
+    "size": "N: the number of sessions in the group.",
+    "start": "The position of the first element.",
+    "start_id": "The id of the runner's start of this attempt.",
+    "stopping": "Whether the instance takes no new work.",
     "streamed": "Whether the harness asked for a stream.",
-    "task_id": "Of the task: the client's own, or drawn.",
-    "topic": "Of the record.",
-    "tries": "Gradings that were begun.",
-    "undelivered": "The harness left before the answer was through.",
-    "url": "Base URL.",
+    "task_id": "The id of the task, the client's own or a drawn one.",
+    "topic": "The topic of the record.",
+    "tries": "The number of gradings that were begun.",
+    "undelivered": "Whether the harness disconnected before the answer was delivered.",
+    "url": "The base URL.",
     "value": "The record's value.",
-    "version": "Policy version.",
-    "warm_images": "Images with a sandbox ready.",
+    "version": "The policy version.",
+    "warm_images": "The images for which a sandbox is ready.",
 }
-"""Names that mean the same in every event."""
-SUFFIXES: Final = {"_at": "Unix seconds.", "_seconds": "Seconds."}
+"""Field names that mean the same in every event."""
+SUFFIXES: Final = {"_at": "The time in Unix seconds.", "_seconds": "A duration in seconds."}
 
 
 @cache
 def field_docs(struct: type[Struct]) -> dict[str, str]:
-    """Return field name to its docstring on one line, inherited fields included. Fields without one are absent."""
+    """Return a mapping from field name to docstring, on one line. Inherited fields are included, fields without a docstring are not."""
     docs: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         if issubclass(base, Struct) and base is not Struct:
@@ -80,7 +80,7 @@ def field_docs(struct: type[Struct]) -> dict[str, str]:
 
 
 def meanings(struct: type[Struct]) -> dict[str, str]:
-    """Return what each field means; an empty string where nothing says so."""
+    """Return the meaning of each field. It is empty where nothing documents the field."""
     own, types = field_docs(struct), get_type_hints(struct)
     return {name: own.get(name) or _by_type(types[name]) or _by_name(name) for name in struct.__struct_fields__}
 
@@ -90,7 +90,7 @@ def _by_name(name: str) -> str:
 
 
 def _by_type(annotation: Any) -> str:
-    """Return the docstring of the Struct or enum in an annotation: `placement: Placement` needs no other words."""
+    """Return the docstring of the Struct or enum in an annotation: a field such as `placement: Placement` needs no other."""
     if isinstance(annotation, type) and issubclass(annotation, Struct | Enum):
         return " ".join((annotation.__doc__ or "").split())
     return next((text for inner in get_args(annotation) if (text := _by_type(inner))), "")

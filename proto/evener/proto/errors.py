@@ -13,10 +13,10 @@ reads: it says how to mend it. Whether trying again can help is the error's type
 
 
 class EvenerError(Exception):
-    """Base of everything that Evener raises on purpose. The first argument says what was being done, and to what."""
+    """The base of every error that Evener raises on purpose. The first argument says what was being done, and to what."""
 
     def __str__(self) -> str:
-        """What happened, then how to mend it."""
+        """Return what happened, then how to mend it."""
         what = str(self.args[0]) if self.args else type(self).__name__
         return f"{what}{'' if what.endswith(('.', '?', '!')) else '.'} {' '.join((self.__doc__ or '').split())}"
 
@@ -26,7 +26,7 @@ class Recoverable(EvenerError):
 
 
 class Hopeless(EvenerError):
-    """Trying again cannot help: the process that meets it ends."""
+    """Trying again cannot help. The process that meets this error exits."""
 
 
 class ConfigError(EvenerError):

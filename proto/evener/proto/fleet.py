@@ -16,53 +16,53 @@ class Running(Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
-    """An instance is alive. The last one of an instance id counts."""
+    """A sign that an instance is alive. The last heartbeat of an instance id counts."""
 
     instance_id: str
     service: str
-    """The service's folder name, `sandbox_runner` for example."""
+    """The folder name of the service, for example `sandbox_runner`."""
     address: str | None = None
-    """Base URL of its HTTP endpoints."""
+    """The base URL of the service's HTTP endpoints."""
     boot_id: str
-    """Drawn at each start of the process."""
+    """A random id, drawn at each start of the process."""
     capacity: int = 0
-    """Sessions it can hold (runners)."""
+    """The number of sessions that a runner can hold."""
     running: tuple[Running, ...] = ()
-    """Attempts it holds, dispatched ones that it has accepted included."""
+    """The attempts that a runner holds, including dispatched ones that it has accepted."""
     harnesses: tuple[str, ...] = ()
-    """Harnesses it can run."""
+    """The harnesses that a runner can run."""
     warm_images: tuple[str, ...] = ()
-    """Images with a sandbox ready. None yet: there is no backend with images."""
+    """The images for which a sandbox is ready. This is empty today: no backend has images yet."""
     partitions: tuple[int, ...] = ()
-    """Partitions of `sessions` that it owns and serves (gateways)."""
+    """The partitions of `sessions` that a gateway owns and serves."""
     policies: tuple[str, ...] = ()
-    """Policies that it can render for (gateways)."""
+    """The policies that a gateway can render for."""
     key: str = ""
-    """Fingerprint of its capability key: all of a deployment have the same. Empty: an older process."""
+    """A fingerprint of the capability key, which is the same for all processes of a deployment. Empty: an older process wrote this."""
     probe: BlobRef | None = None
-    """A blob that its process has put into its store: who does not find it has another store. None: it cannot be used
-    now."""
+    """A blob that the process has put into its blob store. A process that does not find this blob uses another store. None: the store
+    cannot be used now."""
     stopping: bool = False
     at: float
 
 
 class EngineJoined(Event, frozen=True, kw_only=True, tag="engine_joined.v1"):
-    """An engine may be used."""
+    """An engine is ready for use."""
 
     engine_id: str
     kind: str
-    """`embedded`, `vllm`, `vllm_chat`, `scripted`."""
+    """The adapter to use: `embedded`, `vllm`, `vllm_chat` or `scripted`."""
     url: str
     policy: str | None = None
-    """The policy that it samples. None: a frozen engine, addressed by its id."""
+    """The policy that the engine samples. None: the engine is frozen, and a model map addresses it by its id."""
     max_concurrency: int = 64
     vision: bool = False
-    """It takes images: only engines that render the messages themselves do."""
+    """Whether the engine takes images. Only engines that render the messages themselves do."""
     joined_at: float
 
 
 class EngineDraining(Event, frozen=True, kw_only=True, tag="engine_draining.v1"):
-    """No new calls; open ones end."""
+    """The engine gets no new calls. Its open calls run to their end."""
 
     engine_id: str
     draining_at: float
@@ -81,54 +81,57 @@ class CanaryPrompt(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     ids: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=2, max_length=4096)]
     """T token ids, from the beginning of a context."""
     logprobs: tuple[float | None, ...] | None = None
-    """T natural logarithms by the trainer, at temperature 1, of each id after those before it; None for the first. None: the
-    trainer gave none."""
+    """The trainer's T logprobs (natural logarithm, temperature 1) of each id given the ids before it; the first is None. None instead of
+    the whole array: the trainer gave no logprobs."""
 
     def __post_init__(self) -> None:
-        """Refuse arrays of different lengths, and a gap after the first."""
+        """Refuse arrays of different lengths, and a missing logprob after the first."""
         if self.logprobs is not None and (len(self.logprobs) != len(self.ids) or None in self.logprobs[1:]):
             msg = f"CanaryPrompt: {len(self.ids)} ids need as many logprobs, only the first of them null"
             raise ValueError(msg)
 
 
 class Canary(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """By what an update is proven."""
+    """The prompts that prove an update of the weights."""
 
     prompts: Annotated[tuple[CanaryPrompt, ...], Meta(min_length=1, max_length=64)]
     tolerance: Annotated[float, Meta(gt=0)] = 1e-3
-    """By how much an engine's logprob may differ from the trainer's."""
+    """The largest difference allowed between an engine's logprob and the trainer's."""
 
 
 class PolicyStaged(Event, frozen=True, kw_only=True, tag="policy_staged.v1"):
-    """Engines are about to load this version. Committed before the first of them is told, so that the number never names other weights."""
+    """Engines are about to load this version.
+
+    The event is committed before the first engine loads, so that a number never names two sets of weights.
+    """
 
     policy: str
     version: int
     location: str
-    """The folder that engines load it from."""
+    """The folder from which engines load the weights."""
     digest: str
-    """Of the weights, whatever their folder."""
+    """The digest of the weights, independent of their folder."""
     canary: Canary | None = None
     staged_at: float
 
 
 class PolicyPublished(Event, frozen=True, kw_only=True, tag="policy_published.v1"):
-    """The trainer published a version, and the engines have proven that they sample by it."""
+    """The trainer published a version, and the engines have proven that they sample from it."""
 
     policy: str
     version: int
     location: str
-    """Where engines load it from."""
+    """The folder from which engines load the weights."""
     digest: str | None = None
     canary: Canary | None = None
-    """By what engines that join later are proven: with the trainer's logprobs, where it gave them, else with those of an engine."""
+    """The canary that proves engines which join later. It has the trainer's logprobs if the trainer gave them, otherwise an engine's."""
     gap: float | None = None
-    """The largest difference between the logprobs of an engine and the trainer's. None: not compared."""
+    """The largest difference between the logprobs of an engine and of the trainer. None: they were not compared."""
     published_at: float
 
 
 class PolicyRetired(Event, frozen=True, kw_only=True, tag="policy_retired.v1"):
-    """A version is not to be used any more. Tokens that were sampled under it are not trained."""
+    """The version must not be used any more. Tokens that were sampled under it are not trained."""
 
     policy: str
     version: int
@@ -137,18 +140,18 @@ class PolicyRetired(Event, frozen=True, kw_only=True, tag="policy_retired.v1"):
 
 
 class DeadLetter(Event, frozen=True, kw_only=True, tag="dead_letter.v1"):
-    """A record that could not be read, with how to replay it."""
+    """A record that could not be read, and how to replay it."""
 
     service: str
-    """Who gave it up."""
+    """The service that could not read the record."""
     topic: str
     partition: int
     offset: int
     key: str
     reason: str
     value: Bulk
-    """Of the record, as it stood there."""
+    """The value of the record, unchanged."""
     headers: tuple[tuple[str, bytes], ...] = ()
     replay: str
-    """The command that reads it again."""
+    """The command that appends the record again."""
     at: float

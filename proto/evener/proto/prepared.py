@@ -1,13 +1,13 @@
-"""Why every decoder is a constant of its module, and what stands beside `msgspec.convert`.
+"""Why every decoder is a constant of its module, and what replaces `msgspec.convert`.
 
-msgspec 0.22 builds the type information of a Struct when it is decoded into for the first time, and hangs it on the class before it
-is whole (`StructInfo_Convert` in `_core.c`: `class->struct_info` is set, then the fields are read, which runs Python code and lets
-other threads in). A thread that decodes into the same Struct meanwhile follows null pointers: the process ends with SIGSEGV.
-Making, copying and encoding Structs build nothing; decoders, `convert`, `inspect.type_info` and `json.schema` do.
+msgspec 0.22 builds the type information of a Struct the first time something is decoded into it, and attaches the information to the class
+before it is complete (`StructInfo_Convert` in `_core.c` sets `class->struct_info`, then reads the fields, which runs Python code and lets
+other threads run). A thread that decodes into the same Struct at that moment follows null pointers, and the process ends with SIGSEGV.
+Creating, copying and encoding Structs build nothing; decoders, `convert`, `inspect.type_info` and `json.schema` do.
 
-A `Decoder` builds the information of its type, and of all that it reaches, when it is made. Modules are imported in one thread. So a
-decoder is made where its module is imported, never where it is used: `decode(..., type=...)` and `msgspec.convert` stand nowhere
-but in here and where there are no threads yet. `tests/unit/proto/test_prepared.py` finds what is forgotten.
+A `Decoder` builds the information of its type, and of every type that it reaches, when it is created. Modules are imported in one thread.
+Therefore every decoder is created when its module is imported, never where it is used: `decode(..., type=...)` and `msgspec.convert` may
+stand only in this module and in code that runs before there are threads. `tests/unit/proto/test_prepared.py` finds violations.
 """
 
 from typing import Any, Final, Generic, TypeVar
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Converter(Generic[T]):
-    """`msgspec.convert` to one type, which is prepared when this is made: a constant of its module, as a decoder is."""
+    """`msgspec.convert` to one type, whose information is built when the converter is created. Make it a constant of its module."""
 
     def __init__(self, wanted: type[T], *, strict: bool = True) -> None:
         self.type: Final = wanted
@@ -26,5 +26,5 @@ class Converter(Generic[T]):
         msgspec.json.Decoder(wanted)
 
     def convert(self, value: Any) -> T:
-        """Return the value as the type. Raises msgspec.ValidationError."""
+        """Return the value converted to the type. Raises msgspec.ValidationError."""
         return msgspec.convert(value, self.type, strict=self._strict)

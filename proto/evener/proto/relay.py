@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.proto.ends import CallFailure
+from evener.proto.reasons import CallFailure
 
 CAPABILITY: Final = "x-evener-capability"
 """The session's capability: session, attempt, start id, the offset of SessionStarted, expiry; signed."""

@@ -1,6 +1,6 @@
-"""The JSON Schema of all events, committed as `proto/schema/events.json`: `python -m evener.proto.schema FILE` writes it.
+"""The JSON Schema of all events, committed as `proto/schema/events.json`. `python -m evener.proto.schema FILE` writes it.
 
-The wire format is msgpack, where fields of bytes are raw; in the schema, as in JSON exports, they are base64 strings.
+The wire format is msgpack, in which bytes are raw. In the schema, as in JSON exports, bytes are base64 strings.
 """
 
 import json
@@ -69,11 +69,11 @@ EVENTS: Final[dict[Topic, tuple[type[Event], ...]]] = {
     Topic.BRIDGE_STATE: (GroupState,),
     Topic.DEAD_LETTERS: (DeadLetter,),
 }
-"""Which events stand on which topic."""
+"""The events of each topic."""
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema of any event, and the topics with their keys and events."""
+    """Return the schema of all events, and the topics with their keys and events."""
     (any_event,), components = msgspec.json.schema_components((AnyEvent,), ref_template="#/$defs/{name}")
     for struct in _structs(Struct):
         if struct.__name__ in components:
@@ -90,12 +90,12 @@ def schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """Return the schema as it is committed."""
+    """Return the schema as text, as it is committed."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _describe(component: dict[str, Any], struct: type[Struct]) -> None:
-    """Add what the fields mean."""
+    """Add the meaning of each field."""
     encoded = {field.name: field.encode_name for field in structs.fields(struct)}
     for name, meaning in meanings(struct).items():
         if meaning:

@@ -1,7 +1,7 @@
 """Events of the topics `sessions` and `dispatch`: the life of a session, and its model calls.
 
-`SessionStarted` and `HarnessExited` come from runners, `SessionGivenUp` from the scheduler; everything else on `sessions` is
-written by the one owner of the partition, in transactions. All fields named `*_at` are Unix seconds, `*_seconds` durations.
+Runners write `SessionStarted` and `HarnessExited`, the scheduler writes `SessionGivenUp`. The owner of the partition alone writes
+everything else on `sessions`, in transactions. Fields named `*_at` are Unix seconds, fields named `*_seconds` are durations.
 """
 
 from enum import StrEnum
@@ -11,32 +11,32 @@ from msgspec import Meta, Struct
 
 from evener.proto.arrays import Float32s, Int32s, JsonText, check_lengths
 from evener.proto.blobs import BlobRef, Sha256
-from evener.proto.ends import CallFailure, End, ExitCause, LeftOut
+from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.spec import PolicyOptions, Quirks, Sampling, SessionSpec
 
 Attempt = Annotated[int, Meta(ge=1, description="Counts from 1. An attempt ends at AttemptEnded, a higher SessionStarted or the seal.")]
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Base of all events: a msgpack map whose `type` is the tag, `name.vN`."""
+    """The base of all events: a msgpack map whose `type` is the tag, `name.vN`."""
 
 
 class SessionDispatched(Event, frozen=True, kw_only=True, tag="session_dispatched.v1"):
-    """A runner is to start this attempt. One that starts later leaves it to its lease."""
+    """The scheduler asks a runner to start this attempt. A runner that starts too late leaves the attempt to its lease."""
 
     session_id: str
     attempt: Attempt
     runner_id: str
     dispatched_at: float
     lease_seconds: float
-    """Without a sign of it in the runner's heartbeats for so long, the attempt counts as lost."""
+    """The attempt counts as lost when the runner's heartbeats have not mentioned it for this time."""
     boot_id: str | None = None
-    """Of the runner's process: another of the same name leaves the attempt alone. None: written by an older scheduler."""
+    """The runner process that was chosen. Another process of the same name ignores the event. None: an older scheduler wrote this."""
     spec: SessionSpec
 
 
 class SessionCancelled(Event, frozen=True, kw_only=True, tag="session_cancelled.v1"):
-    """A runner is to end the session's harness, if it runs it."""
+    """The scheduler asks a runner to end the session's harness, if that runner runs it."""
 
     session_id: str
     runner_id: str
@@ -44,93 +44,94 @@ class SessionCancelled(Event, frozen=True, kw_only=True, tag="session_cancelled.
 
 
 class SessionStarted(Event, frozen=True, kw_only=True, tag="session_started.v1"):
-    """A runner starts an attempt. It counts if it is the first of its attempt and no higher one has started."""
+    """A runner starts an attempt. The event counts if it is the first of its attempt and no later attempt has started."""
 
     session_id: str
     attempt: Attempt
     start_id: str
-    """Random, one for each start. Calls and exits under any other are refused."""
+    """A random id of this start. Calls and exits under any other start id are refused."""
     runner_id: str
     dispatched_at: float
     started_at: float
-    """By the runner's clock."""
+    """The time by the runner's clock."""
     dispatch_recorded_at: float | None = None
-    """Record time of the dispatch. A start whose own record time is more than the start limit after it is void for every reader: both times
-    are the log's, whatever clocks scheduler and runner have. None: an older runner wrote it, and `dispatched_at` is compared."""
+    """The record time of the dispatch. A start whose own record time is later by more than the start limit is void for every reader. Both
+    times come from the log, so the clocks of scheduler and runner do not matter. None: an older runner wrote this, and `dispatched_at` is
+    compared instead."""
     harness_version: str | None = None
-    """The pinned version of the harness that runs. None: not known (a recording)."""
+    """The pinned version of the harness that runs. None: the version is not known (a recording)."""
     quirks: Quirks = Quirks()
     spec: SessionSpec
 
 
 class Artifact(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file that an attempt or a grading left."""
+    """A file that an attempt or a grading left behind."""
 
     name: str
-    """`changes.tar` (the changed files), `removed.json` (the removed ones), `left_out.json` (names of what was not kept, with the reasons),
-    `harness.log`, ..."""
+    """The file's name: `changes.tar` (the changed files), `removed.json` (the removed ones), `excluded.json` (the names of files that were
+    not kept, with the reasons), `harness.log`, ..."""
     blob: BlobRef
 
 
 class Failures(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests of a harness that got no answer for one reason."""
+    """The requests of a harness that got no answer for one reason."""
 
     reason: CallFailure
     count: Annotated[int, Meta(ge=1)]
     detail: str = ""
-    """What the last of them was told: of a refusal, it names the field."""
+    """What the last of these requests was answered. For a refusal, it names the field."""
 
 
 class HarnessExited(Event, frozen=True, kw_only=True, tag="harness_exited.v1"):
-    """The harness of an attempt is gone, or could not be started."""
+    """The harness of an attempt exited, or could not be started."""
 
     session_id: str
     attempt: Attempt
     start_id: str
     cause: ExitCause
     exit_code: int | None = None
-    """None: it never ran, or was run by somebody else who did not say. Negative: ended by that signal."""
+    """The exit code of the harness; negative if that signal ended it. None: the harness never ran, or whoever ran it did not say."""
     detail: str = ""
-    """For people: what went wrong, the end of its error output."""
+    """What went wrong, in words: the end of the harness's error output."""
     agent_seconds: float = 0.0
-    """The agent's clock: queues, waits for an owner and weight updates taken out."""
+    """The time on the agent's clock, which excludes queues, waits for an owner and weight updates."""
     wall_seconds: float = 0.0
     prepare_seconds: float = 0.0
-    """From the dispatch's arrival to the harness's start."""
+    """The time from the arrival of the dispatch to the start of the harness."""
     artifacts: tuple[Artifact, ...] = ()
     exited_at: float
     reward: float | None = None
-    """A reward given by hand with a recording."""
+    """The reward that the user gave by hand with a recording."""
     unanswered: CallFailure | None = None
-    """Why a request of the harness had no answer, where the log may not say it: no owner, a limit of the relay, a gateway that answered
-    503 as the log was down. None: all had one, or others did that came afterwards."""
+    """Why a request of the harness had no answer, where the log may not say so: there was no owner, the relay reached a limit, or a gateway
+    answered 503 because the log was down. None: every request was answered, or a later one was."""
     failures: tuple[Failures, ...] = ()
-    """All of its requests that got no answer, also those that no call in the log stands for: what the relay or a gateway refused before
-    it was placed. A request that was sent again and answered is none."""
+    """All requests of the harness that got no answer, including those that the relay or a gateway refused before the log had a call for
+    them. A request that was sent again and answered does not count."""
 
 
 class SessionGivenUp(Event, frozen=True, kw_only=True, tag="session_given_up.v1"):
-    """The scheduler starts no further attempt. The owner seals, unless a later attempt than the named one has started."""
+    """The scheduler starts no further attempt. The owner seals the session unless a later attempt than the named one has started."""
 
     session_id: str
     attempt: Annotated[int, Meta(ge=0)]
-    """The last attempt that the scheduler knew of. 0: none."""
-    end: End
+    """The last attempt that the scheduler knew of. 0: there was none."""
+    termination_reason: TerminationReason
     detail: str = ""
     given_up_at: float
     spec: SessionSpec
-    """So that a session that never started is sealed with all that later stages need."""
+    """The session's spec, so that a session that never started can be sealed with everything that later stages need."""
 
 
 class SegmentRef(Struct, frozen=True, kw_only=True):
-    """What one choice of a call sampled."""
+    """The tokens that one choice of a call sampled."""
 
     call_id: str
     choice: Annotated[int, Meta(ge=0)] = 0
 
 
 class PathPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The first `length` ids of a known path: the ids that the engine was given at `call_id`, then those of a choice. Storage only."""
+    """The first `length` ids of a known path: the prompt ids of `call_id`, then the ids of a choice. Used for storage only."""
 
     call_id: str
     choice: Annotated[int, Meta(ge=0)] = 0
@@ -138,7 +139,7 @@ class PathPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MessagePrefix(Struct, frozen=True, kw_only=True):
-    """The first `count` messages of what `call_id` was given, then, if `choice` is set, that answer of it. Storage only."""
+    """The first `count` messages of the history of `call_id`, followed by its answer `choice` if that is set. Used for storage only."""
 
     call_id: str
     count: Annotated[int, Meta(ge=0)]
@@ -146,30 +147,30 @@ class MessagePrefix(Struct, frozen=True, kw_only=True):
 
 
 class RootReason(StrEnum):
-    """Why a call extends nothing."""
+    """Why a call does not extend an earlier one."""
 
     FIRST = "first"
-    """The first call of a conversation, where it is no sub-agent's; also asked again after a failure."""
+    """The call is the first of a conversation that is not a sub-agent's, or repeats that call after a failure."""
     SUB_AGENT = "sub_agent"
-    """Its client says so; or the first call of a conversation, with tools, while another one's last answer called tools."""
+    """The client says that a sub-agent asks; or the call is the first of a conversation, offers tools, and another conversation's last
+    answer called tools."""
     COMPACTION = "compaction"
     REWRITTEN = "rewritten"
-    """An earlier turn was changed, moved or dropped."""
+    """The harness changed, moved or dropped an earlier turn."""
     TOOLS_CHANGED = "tools_changed"
     THINKING_STRIPPED = "thinking_stripped"
     NO_BRIDGE = "no_bridge"
-    """The history matches, but the template cannot be extended here with proof."""
+    """The history matches, but the template cannot be extended at this point with proof."""
     NO_ANSWER = "no_answer"
-    """The history matches no sampled answer (a repeated prompt, a new sample of the first call)."""
+    """The history matches no sampled answer: a repeated prompt, or a new sample of the first call."""
     SIDE_CALL = "side_call"
     IDS_DIFFER = "ids_differ"
-    """The engine reported other ids than the path holds."""
-    FROZEN = "frozen"
-    DOUBT = "doubt"
+    """The engine reported ids that differ from those of the path."""
+    INCONSISTENT = "inconsistent"
 
 
 class MatchedBy(StrEnum):
-    """What recognised the parent's answer in the history."""
+    """How the parent's answer was recognised in the history."""
 
     CALL_ID = "call_id"
     KEY = "key"
@@ -178,122 +179,124 @@ class MatchedBy(StrEnum):
 
 
 class BridgedBy(StrEnum):
-    """What proved the ids after the parent."""
+    """How the ids after the parent were proven."""
 
     RENDERER = "renderer"
     TWO_RENDERS = "two_renders"
     ENGINE = "engine"
-    """The engine reported the whole prompt, and it extends the path."""
+    """The engine reported the whole prompt, which extends the path."""
 
 
 class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a call hangs in its session's forest. Either `parent` or `root` is set."""
+    """The place of a call in its session's forest. Either `parent` or `root` is set."""
 
     rule: int
-    """Version of the placement rules."""
+    """The version of the placement rules."""
     parent: SegmentRef | None = None
     root: RootReason | None = None
     matched_by: MatchedBy | None = None
-    """None: a root."""
+    """How the parent's answer was recognised. None: the call is a root."""
     bridged_by: BridgedBy | None = None
-    """None: a root, rendered in full."""
+    """How the ids after the parent were proven. None: the call is a root, which was rendered in full."""
     altered: bool = False
-    """The answer came back changed, within the harness's tolerances."""
+    """Whether the answer came back changed, within the tolerances of the harness."""
     siblings: int = 1
-    """Equal answers that it could have been; above 1, the last received was taken."""
+    """The number of equal answers that the history could mean. Above 1, the answer that was received last is the parent."""
     reinstated_tokens: int = 0
-    """Tokens of the parent's reasoning that stay in the context although the harness dropped them."""
+    """The number of tokens of the parent's reasoning that stay in the context although the harness dropped them."""
     prefix: PathPrefix | None = None
-    """Of a root: what its given ids leave out, because it is stored already."""
+    """For a root: the beginning of its prompt that is stored already, and that its ids therefore omit."""
     conversation: str = ""
-    """Of a root: names the conversation that it begins or goes on with, its descendants too. Empty: an older gateway wrote it."""
+    """For a root: the conversation that it begins or continues; its descendants belong to it too. Empty: an older gateway wrote this."""
 
 
 class Fidelity(StrEnum):
     """How we know that the engine conditioned on exactly these ids."""
 
     FED = "fed"
-    """It was given them."""
+    """The engine was given these ids."""
     MATCHED = "matched"
-    """It reported them."""
+    """The engine reported these ids."""
 
 
 class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
-    """A model call was placed. Committed with its end in `hold`, before the first token leaves in `live`."""
+    """A model call was placed. In `buffered` mode it is committed with the call's end, in `live` mode before the first token leaves."""
 
     session_id: str
     attempt: Attempt
     start_id: str
     call_id: str
     request_id: str
-    """The relay's; a re-send of the same request has the same."""
+    """The relay's id of the request. A re-sent request keeps its id."""
     try_number: Annotated[int, Meta(ge=1)] = 1
-    """Counts the samplings of one request id, when earlier ones were lost with their gateway."""
+    """Counts the samplings of one request id, if earlier ones were lost with their gateway."""
     retry_of: str | None = None
-    """The call that a transport retry of the harness supersedes: it was lost or aborted, and this one was sampled for it."""
+    """The call that this one replaces, because the harness retried the request: the earlier call was lost or aborted."""
     dialect: str
-    """`openai_chat`, `openai_responses`, `anthropic_messages` or `google_generate`."""
+    """The wire format: `openai_chat`, `openai_responses`, `anthropic_messages` or `google_generate`."""
     model: str
-    """As the harness wrote it."""
+    """The model name that the harness sent."""
     policy: str | None
-    """None: a frozen engine answers."""
+    """The policy that samples. None: a frozen engine answers."""
     engine_id: str
-    """Empty: none was free."""
+    """The engine that samples. Empty: no engine was free."""
     placement: Placement
-    given_ids: Int32s
-    """int32[G]: the ids after the parent's sampled ids, or after `placement.prefix`, or all."""
+    prompt_delta_ids: Int32s
+    """int32[G]: the prompt ids that follow the parent's sampled ids or `placement.prefix`, or all of them if there is neither."""
     prompt_tokens: Annotated[int, Meta(ge=0)]
-    """Length of the whole context that the engine is given."""
-    follows: MessagePrefix | None = None
-    """None: `messages` are all."""
+    """The length of the whole context that the engine is given."""
+    history_base: MessagePrefix | None = None
+    """The earlier messages that this history begins with. None: `messages` is the whole history."""
     messages: JsonText
-    """A JSON array of canonical messages: those after `follows`."""
+    """A JSON array of the canonical messages that follow `history_base`."""
     message_count: Annotated[int, Meta(ge=0)]
-    """Messages of the whole history, `follows` included."""
+    """The number of messages in the whole history, those of `history_base` included."""
     tools: JsonText | None = None
-    """A JSON array of canonical tool definitions. None: as in the call that `follows` names, or none at all."""
+    """A JSON array of canonical tool definitions. None: the same tools as in the call that `history_base` names, or no tools at all."""
     tool_count: Annotated[int, Meta(ge=0)] = 0
-    """Tools that the request offers. 0: none, or an older gateway wrote it."""
+    """The number of tools that the request offers. 0: none, or an older gateway wrote this."""
     tools_hidden: bool = False
-    """It offers tools, and the policy never saw them: its chat template renders none."""
+    """Whether the request offers tools that the policy never saw, because its chat template does not render tools."""
     side_call: str | None = None
-    """The name of the signature that it met. None: the agent's own work."""
+    """The name of the side-call signature that the request matches. None: the call is the agent's own work."""
     sub_agent: bool = False
-    """Its client says that a sub-agent asks. False: it does not say so, or an older gateway wrote it."""
+    """Whether the client says that a sub-agent asks. False: it does not, or an older gateway wrote this."""
     options: PolicyOptions = PolicyOptions()
     sampling: Sampling
-    """As really used."""
+    """The sampling parameters that the engine was given."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Tokens that each answer might have: the run's limit, else the harness's, lowered to what was left of context and budget. None: it
-    came to no sampling, or an older gateway wrote it."""
-    wishes: JsonText = b"{}"
-    """A JSON object: the harness's own limits and sampling parameters, what was removed, and unknown harmless fields."""
+    """The largest number of tokens that each answer could have: the run's limit, otherwise the harness's, lowered to what was left of the
+    context and the budget. None: nothing was sampled, or an older gateway wrote this."""
+    requested_params: JsonText = b"{}"
+    """A JSON object: the limits and sampling parameters that the harness asked for, what was removed from the request, and unknown harmless
+    fields."""
     cuts: tuple[str, ...] = ()
-    """Declared noise that was cut from the recorded messages, each with its place: `messages[0]: ...`."""
+    """The declared noise that was cut from the recorded messages, each with its place: `messages[0]: ...`."""
     images: tuple[BlobRef, ...] = ()
-    """The images of the recorded messages, each as the message part names it by digest."""
+    """The images of the recorded messages. Each message part names its image by digest."""
     streamed: bool = False
     reasoning_withheld: bool = False
-    """The harness did not ask to see reasoning, and its provider would show none: it gets the answers without, and so they come back."""
+    """Whether the harness gets its answers without reasoning, because it did not ask for reasoning and its provider would show none. Its
+    history then comes back without reasoning too."""
     n: Annotated[int, Meta(ge=1)] = 1
     body_digest: Sha256
-    """Of the canonical request as it was read, before any cut: equal requests have equal digests."""
+    """The digest of the canonical request as it was read, before any cut. Equal requests have equal digests."""
     opened_at: float
 
 
 class MaskRange(Struct, frozen=True, kw_only=True):
-    """Sampled tokens [start, end) of a choice that are not trained, and why."""
+    """The sampled tokens [start, end) of a choice that are not trained, and why."""
 
     start: int
     end: int
-    reason: LeftOut
+    reason: ExclusionReason
 
 
 class FinishReason(StrEnum):
     """Why sampling stopped."""
 
     STOP = "stop"
-    """End of turn, or a stop string."""
+    """The model ended its turn, or sampled a stop string."""
     LENGTH = "length"
     ABORTED = "aborted"
 
@@ -302,20 +305,20 @@ class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sampled answer. The three arrays describe the same tokens."""
 
     sampled_ids: Int32s
-    """int32[S], the end-of-turn token included where it was sampled."""
+    """int32[S]: the sampled ids, including the end-of-turn token if it was sampled."""
     logprobs: Float32s
-    """float32[S], natural log, of the sampled token. NaN: not reported."""
+    """float32[S]: the natural logarithm of each sampled token's probability. NaN: the engine did not report it."""
     versions: Int32s
-    """int32[S]: the policy version that sampled each token. -1: not known."""
+    """int32[S]: the policy version that sampled each token. -1: the version is not known."""
     finish_reason: FinishReason
     message: JsonText
-    """The canonical assistant message parsed from the ids, tool-call ids included: what the harness was answered."""
+    """The canonical assistant message, parsed from the ids, with tool-call ids: what the harness was answered."""
     masked: tuple[MaskRange, ...] = ()
     reasoning_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Of the sampled tokens: those of the reasoning, its marks included."""
+    """The number of sampled tokens that belong to the reasoning, its delimiters included."""
     continued_at: tuple[int, ...] = ()
-    """How many tokens there were whenever an engine ended the answer early and it went on: as a request of its own, which was given the
-    call's context and all of them. Empty: in one piece."""
+    """The number of tokens so far each time that an engine ended the answer early and another request continued it, which was given the
+    call's context and all of these tokens. Empty: one request sampled the whole answer."""
 
     def __post_init__(self) -> None:
         """Refuse arrays of different lengths."""
@@ -323,35 +326,35 @@ class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CallClosed(Event, frozen=True, kw_only=True, tag="call_closed.v1"):
-    """A call ended with what was sampled, answered or aborted. Committed before anything leaves that lets the harness act."""
+    """A call ended with sampled tokens, answered or aborted. The event is committed before anything leaves that lets the harness act."""
 
     session_id: str
     attempt: Attempt
     call_id: str
     request_id: str
     choices: tuple[Choice, ...]
-    """One for each answer asked for (n)."""
+    """One choice for each answer asked for (n)."""
     fidelity: Fidelity = Fidelity.FED
     placement: Placement | None = None
-    """Set where the engine reported the ids: final, instead of CallOpened's."""
-    given_ids: Int32s | None = None
-    """With `placement`: final, instead of CallOpened's."""
+    """The final placement, if the engine reported the ids. It replaces that of CallOpened."""
+    prompt_delta_ids: Int32s | None = None
+    """The final ids, set with `placement`. They replace those of CallOpened."""
     prompt_tokens: Annotated[int, Meta(ge=0)] | None = None
-    """With `placement`: final, instead of CallOpened's."""
+    """The final length of the context, set with `placement`. It replaces that of CallOpened."""
     answer_id: str
-    """The id in the harness's answer."""
+    """The id in the answer to the harness."""
     answer_created: int
-    """The time in the harness's answer, Unix seconds."""
+    """The time in the answer to the harness, in Unix seconds."""
     cached_tokens: int | None = None
-    """Prompt tokens found in the engine's prefix cache. None: not reported. 0: reported, none found."""
+    """The number of prompt tokens found in the engine's prefix cache. None: not reported. 0: reported, and none were found."""
     cut_tokens: int = 0
-    """Tokens that its engine sampled when calls at once had spent the session's budget: in none of its choices."""
+    """The number of tokens that the engine sampled after concurrent calls had spent the session's budget. They are in no choice."""
     queue_seconds: float = 0.0
-    """Waits that the agent's clock does not count: admission, engine queue, weight updates."""
+    """Waiting time that the agent's clock does not count: admission, the engine's queue, weight updates."""
     first_token_seconds: float | None = None
-    """From opening. None: nothing was sampled, or the engine does not stream."""
+    """The time from opening the call to its first token. None: nothing was sampled, or the engine does not stream."""
     engine_seconds: float = 0.0
-    """From sending the request to the engine to its last token."""
+    """The time from sending the request to the engine to its last token."""
     closed_at: float
 
 
@@ -365,65 +368,66 @@ class CallFailed(Event, frozen=True, kw_only=True, tag="call_failed.v1"):
     reason: CallFailure
     detail: str = ""
     status: int
-    """HTTP status that the harness was or would have been answered."""
+    """The HTTP status that the harness was, or would have been, answered."""
     failed_at: float
     sampled_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Tokens that were seen of all its answers. A number will do: nobody trains on them, and the books need no more."""
+    """The number of tokens seen of all answers. The ids are not kept: nobody trains on them, and the accounting needs only their number."""
 
 
 class CallUndelivered(Event, frozen=True, kw_only=True, tag="call_undelivered.v1"):
-    """The relay says that the harness left before the answer of a closed call was through."""
+    """The relay reports that the harness disconnected before the answer of a closed call was delivered."""
 
     session_id: str
     attempt: Attempt
     call_id: str
     request_id: str
-    """The call's own, or that of a transport retry that got its answer."""
+    """The call's own request, or a transport retry that got its answer."""
     undelivered_at: float
 
 
 class CallDelivered(Event, frozen=True, kw_only=True, tag="call_delivered.v1"):
-    """A transport retry of the harness gets the answer of a call that another request opened: that answer is received by it."""
+    """A transport retry of the harness gets the answer of a call that another request opened. The retry thereby receives that answer."""
 
     session_id: str
     attempt: Attempt
     call_id: str
     request_id: str
-    """Of the retry."""
+    """The request id of the retry."""
     delivered_at: float
 
 
 class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt_ended.v1"):
-    """An attempt ended in a way that another may mend. Its sampled tokens are never trained."""
+    """An attempt ended in a way that another attempt may mend. Its sampled tokens are never trained."""
 
     session_id: str
     attempt: Attempt
-    end: End
+    termination_reason: TerminationReason
     detail: str = ""
     ended_at: float
 
 
 class SessionSealed(Event, frozen=True, kw_only=True, tag="session_sealed.v1"):
-    """The session ended for ever: the first seal counts, and what comes later under this session is void."""
+    """The session ended for good. The first seal counts, and later events of the session are void."""
 
     session_id: str
     attempt: Annotated[int, Meta(ge=0)]
     """The last attempt. 0: none ever started."""
-    end: End
+    termination_reason: TerminationReason
     detail: str = ""
     rows_digest: Sha256
-    """Of the live rows (`evener.tokens.rows.digest`): the reconstructor compares."""
+    """The digest of the gateway's own rows (`evener.tokens.rows.digest`), with which the reconstructor compares its rows."""
     calls: int
-    """Closed calls of all attempts."""
+    """The number of closed calls in all attempts."""
     sampled_tokens: int
-    """Tokens sampled in them, and in failed ones."""
+    """The number of tokens sampled in these calls and in failed ones."""
     sealed_at: float
     fingerprints: bytes | None = None
-    """8 bytes for each sampled segment of all attempts (`evener.tokens.doubts.fingerprints`): what a reader holds otherwise is in doubt.
+    """8 bytes for each sampled segment of all attempts (`evener.tokens.doubts.fingerprints`). A segment that a reader holds with other
+    content is inconsistent.
 
-    None: sealed before there were any; then either all rows are as the digest says, or none is certain.
+    None: the session was sealed before there were fingerprints. Then either all rows match the digest, or none is certain.
     """
     spec: SessionSpec | None = None
-    """As the owner knows it, for a reader that lacks the start. None: sealed before it was noted."""
+    """The spec as the owner knows it, for a reader that lacks the start. None: the session was sealed before the seal carried it."""
     rule: int = 1
-    """Version of the row rules that `rows_digest` is of: rows of other rules are not compared with it."""
+    """The version of the row rules behind `rows_digest`. Rows of other rules are not compared with it."""

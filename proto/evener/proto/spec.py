@@ -1,6 +1,6 @@
-"""What a session is to do: the options of a run, as every stage needs them. Carried whole in SessionStarted.
+"""What a session is to do: the options of a run, as every stage needs them. SessionStarted carries them whole.
 
-All are frozen Structs without a tag: they are parts of events, not events.
+All classes here are frozen Structs without a tag: they are parts of events, not events.
 """
 
 import re
@@ -25,110 +25,110 @@ class Purpose(StrEnum):
 class Streaming(StrEnum):
     """When a streamed answer leaves."""
 
-    HOLD = "hold"
-    """Whole, after the commit. The relay keeps the harness waiting with harmless protocol events."""
+    BUFFERED = "buffered"
+    """The whole answer leaves after the commit. Until then the relay keeps the harness waiting with harmless protocol events."""
     LIVE = "live"
-    """Text and reasoning as they are sampled, what lets a harness act after the commit."""
+    """Text and reasoning leave as they are sampled; what lets a harness act leaves after the commit."""
 
 
 class Thinking(StrEnum):
     """What happens to the reasoning of earlier turns."""
 
     TEMPLATE = "template"
-    """What the model's chat template does; where it strips, a new root starts."""
+    """The model's chat template decides. Where it strips reasoning, a new root starts."""
     ALL = "all"
-    """Everything is kept."""
+    """All reasoning is kept."""
 
 
 class Reasoning(StrEnum):
-    """What a harness gets that sends a turn back without its reasoning."""
+    """What a harness gets when it sends back a turn without its reasoning."""
 
     AS_SENT = "as_sent"
-    """What plain serving would give it: the reasoning is gone."""
+    """The same as with plain serving: the reasoning is gone."""
     REINSTATE = "reinstate"
-    """The tokens that were sampled."""
+    """The tokens that were sampled, reasoning included."""
 
 
 class Strategy(StrEnum):
     """How rows are cut from a session's forest."""
 
     TREE = "tree"
-    """A row for each root-to-leaf path; a sampled token is trained in the first row that holds it."""
+    """One row for each root-to-leaf path. A sampled token is trained in the first row that holds it."""
     PER_CALL = "per_call"
-    """A row for each call, to compare."""
+    """One row for each call, for comparison."""
 
 
 class PolicyOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Options of a policy's rendering, recorded in every row."""
+    """The options of a policy's rendering, recorded in every row."""
 
     thinking: Thinking = Thinking.TEMPLATE
     reasoning: Reasoning = Reasoning.REINSTATE
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """Sampling parameters, whole: every field is sent to the engine, so that no engine default can creep in.
+    """The complete sampling parameters. Every field is sent to the engine, so that no default of the engine applies.
 
-    The defaults sample from the model's own distribution, the one whose logprobs engines report.
+    The defaults sample from the model's own distribution, whose logprobs engines report.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
-    """0: greedy."""
+    """The temperature. 0: greedy."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """1: off."""
+    """The nucleus sampling threshold. 1: off."""
     top_k: Annotated[int, Meta(ge=0)] = 0
-    """0: off."""
+    """The number of most likely tokens to sample from. 0: off."""
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """0: off."""
+    """The least probability of a token, relative to the most likely one. 0: off."""
     max_tokens: Count | None = None
-    """Tokens an answer may have at most. None: what the harness asks for, or the context that is left."""
+    """The largest number of tokens in an answer. None: what the harness asks for, or the context that is left."""
     seed: int | None = None
-    """None: the engine draws. A call uses a seed of its own derived from it, so that repeated prompts differ."""
+    """The seed of the run. Each call derives a seed of its own from it, so that repeated prompts differ. None: the engine draws one."""
 
 
 class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits of a session. None: no limit. Spending one ends the session with that reason; it is graded and trainable."""
+    """Limits of a session. None means no limit. A session that spends a budget ends for that reason; it is graded and trainable."""
 
     agent_seconds: Annotated[float, Meta(gt=0)] | None = None
-    """The agent's clock: the harness's own time and sampling, not queues, owners or weight updates."""
+    """The limit of the agent's clock, which counts the harness's own time and sampling, but not queues, owners or weight updates."""
     tokens: Count | None = None
-    """Sampled tokens."""
+    """The number of sampled tokens."""
     calls: Count | None = None
-    """Model calls."""
+    """The number of model calls."""
     turns: Count | None = None
-    """Calls that extend their parent, plus one."""
+    """The number of calls that extend their parent, plus one."""
     repeats: Count | None = None
-    """The same tool call with the same result so many times in a row is looping."""
+    """How often in a row the same tool call may have the same result before it counts as a loop."""
     attempts: Count = 3
-    """Starts of a session, infrastructure faults included."""
+    """The number of starts of a session, including those lost to infrastructure faults."""
     deadline_seconds: Annotated[float, Meta(gt=0)] | None = None
-    """From the first dispatch to being given up."""
+    """The time from the first dispatch until the session is given up."""
 
 
 class Tolerance(StrEnum):
     """A difference between a sampled answer and its copy in the history that does not make it another answer."""
 
     NUMBERS_LOOSE = "numbers_loose"
-    """1.0 equals 1; long integers may lose digits."""
+    """1.0 equals 1, and long integers may lose digits."""
     TEXT_TRIMMED = "text_trimmed"
     BLANK_TEXT_ABSENT = "blank_text_absent"
     REASONING_ABSENT = "reasoning_absent"
     CALL_ID_LETTERS = "call_id_letters"
-    """Tool-call ids compare by letters and digits only."""
+    """Tool-call ids are compared by their letters and digits only."""
     CALL_IDS_ABSENT = "call_ids_absent"
-    """Tool calls come back without their ids (as ""): they are told by name and arguments."""
+    """Tool calls come back without their ids (as ""), and are recognised by name and arguments."""
 
 
 NOISY_ROLES: Final = ("system", "tool", "user")
 
 
 def _check_pattern(pattern: str | None, of: str) -> None:
-    """Raise ValueError for what is no regular expression."""
+    """Raise ValueError for a pattern that is not a regular expression."""
     if pattern is None:
         return
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as cause:
-        msg = f"{of} is no regular expression: {cause}: {pattern[:100]!r}"
+        msg = f"{of} is not a regular expression: {cause}: {pattern[:100]!r}"
         raise ValueError(msg) from cause
 
 
@@ -136,12 +136,12 @@ class Noise(Struct, frozen=True, kw_only=True):
     """Text of a harness that varies without meaning. It is cut from what is compared and rendered, and the cut is recorded."""
 
     where: str
-    """`system`, `tool` or `user`: the role of the messages it stands in."""
+    """The role of the messages that contain the noise: `system`, `tool` or `user`."""
     pattern: str
-    """A regular expression; what it matches is cut."""
+    """A regular expression. The text that it matches is cut."""
 
     def __post_init__(self) -> None:
-        """Refuse a pattern that is none, and a role that has no noise."""
+        """Refuse an invalid pattern, and a role that can have no noise."""
         if self.where not in NOISY_ROLES:
             msg = f"where is {self.where!r}, not one of {', '.join(NOISY_ROLES)}"
             raise ValueError(msg)
@@ -152,16 +152,16 @@ class SideCall(Struct, frozen=True, kw_only=True):
     """How to recognise a call that is not the agent's work. All given conditions must hold."""
 
     name: str
-    """What it is: `title`, `memory`, `router`, ..."""
+    """The kind of side call: `title`, `memory`, `router`, ..."""
     system: str | None = None
-    """A regular expression found in the first system message."""
+    """A regular expression that is searched in the first system message."""
     last: str | None = None
-    """A regular expression found in the last message."""
+    """A regular expression that is searched in the last message."""
     tools: bool | None = None
-    """True: has tools. False: has none. None: either."""
+    """Whether the request offers tools. None: either."""
 
     def __post_init__(self) -> None:
-        """Refuse a pattern that is none, and a signature that every call would meet."""
+        """Refuse an invalid pattern, and a signature without any condition."""
         if self.system is None and self.last is None and self.tools is None:
             msg = f"side call {self.name!r} has no condition: give system, last or tools"
             raise ValueError(msg)
@@ -170,20 +170,20 @@ class SideCall(Struct, frozen=True, kw_only=True):
 
 
 class Quirks(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is special about a harness, as data. Declared in its folder or given with a run, carried in SessionStarted."""
+    """What is special about a harness, as data: declared in its folder or given with a run, and carried in SessionStarted."""
 
     tolerances: tuple[Tolerance, ...] = ()
     noise: tuple[Noise, ...] = ()
     side_calls: tuple[SideCall, ...] = ()
     retry_header: str | None = None
-    """The header (lower case) by which its client marks a transport retry, with a count above 0."""
+    """The header (lower case) in which the harness's client counts its transport retries, from 1."""
     compacted: str | None = None
-    """A regular expression found in the user message that takes the place of a compacted history."""
+    """A regular expression that is searched in the user message which replaces a compacted history."""
     sub_agent_header: str | None = None
-    """The header (lower case) that the requests of its sub-agents carry. None: they are told by their prompts alone."""
+    """The header (lower case) that requests of sub-agents carry. None: only their prompts tell them apart."""
 
     def __post_init__(self) -> None:
-        """Refuse a pattern that is none."""
+        """Refuse an invalid pattern."""
         _check_pattern(self.compacted, "compacted")
 
 
@@ -191,70 +191,79 @@ class HarnessSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The agent program to run."""
 
     name: str
-    """A folder of `evener.harnesses`."""
+    """The name of a folder in `evener.harnesses`, or of an installed harness."""
     options: dict[str, str] = {}
-    """The harness's own options; its folder lists them."""
+    """The harness's own options, which its folder lists."""
     sandbox: str = "local"
-    """The sandbox backend: `local` (a plain process), `docker`, ... or `none`: the process is run by somebody else."""
+    """The sandbox backend: `local` (a plain process), or `none` if somebody else runs the process."""
     quirks: Quirks | None = None
-    """Given with the run, instead of those that its folder declares. None: the folder's."""
+    """Quirks given with the run, which replace those that the harness's folder declares. None: the folder's hold."""
 
 
 class TaskRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task directory (Harbor format), packed."""
+    """A packed task directory (Harbor format)."""
 
     name: str
     digest: Sha256
-    """Of the packed directory: the same files give the same digest."""
+    """The digest of the packed directory. The same files give the same digest."""
     archive: BlobRef
-    """A tar of the directory; sorted names, times and owners zeroed."""
+    """A tar of the directory, with sorted names, and with times and owners set to zero."""
 
 
 class GraderSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a session is scored."""
 
     name: str
-    """`harbor` (tests/test.sh), `answer` (compare the last message), `fixed` (a reward given by hand) or `none`."""
+    """The grader: `harbor` (tests/test.sh), `answer` (compares the last message), `fixed` (a reward given by hand) or `none`."""
     options: dict[str, str] = {}
     """The grader's own options."""
     tries: Count = 3
-    """Gradings that may crash or give no reward before the session counts as ungraded."""
+    """How many gradings may crash or give no reward before the session counts as ungraded."""
 
 
 class Target(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where calls to a model name go. Exactly one of the fields says so."""
+    """Where calls to a model name go. Exactly one of the fields is set."""
 
     policy: str | None = None
     frozen: str | None = None
-    """A registered engine that is not trained; its answers are foreign."""
+    """A registered engine that is not trained, and whose answers are not the policy's."""
     refuse: str | None = None
-    """Refused, with this reason."""
+    """The reason with which these calls are refused."""
+
+
+class GroupOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """When the groups of a run are delivered, and what of them: the options of the trainer-bridge's group rules."""
+
+    deliver_early_at: Count | None = None
+    """M: the group is delivered as soon as M of its N sessions are usable. None: when all N were scored."""
+    min_usable: Count | None = None
+    """K: a group with fewer usable sessions fails. None: 2 where purpose is `train` and N is above 1, else 1."""
+    max_staleness: Annotated[int, Meta(ge=0)] | None = None
+    """S: a session with a token that is more than S versions older than the newest published one is excluded. None: however old."""
+    drop_zero_variance: bool = False
+    """A group whose usable sessions all have the same reward is dropped: its advantages are all 0. Only where purpose is `train`."""
 
 
 class SessionSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that a later stage needs to know of a session's purpose."""
+    """Everything that later stages need to know about a session."""
 
     run_id: str
     task_id: str
     group_id: str
     group_size: Count
-    """N: the sessions of the group."""
+    """N: the number of sessions in the group."""
     index: Annotated[int, Meta(ge=0)]
-    """Which of them this is, from 0."""
-    early_at: Count | None = None
-    """M: the group is delivered as soon as M sessions are usable. None: when all N were seen."""
-    at_least: Count = 1
-    """A group with fewer usable sessions fails."""
+    """The number of this session in its group, from 0."""
+    group: GroupOptions = GroupOptions()
+    """When the group is delivered, and what of it. `min_usable` is never None here."""
     purpose: Purpose
     task: TaskRef | None
-    """None: a recording without a task."""
+    """The task. None: a recording without a task."""
     harness: HarnessSpec
     policy: str
     models: dict[str, Target] = {}
-    """Model name to target; `*` is the default. A name without an entry goes to the policy."""
+    """Model name to target; `*` is the default. Calls to a name without an entry go to the policy."""
     sampling: Sampling = Sampling()
-    streaming: Streaming = Streaming.HOLD
+    streaming: Streaming = Streaming.BUFFERED
     budgets: Budgets = Budgets()
     grader: GraderSpec
-    max_lag: Annotated[int, Meta(ge=0)] | None = None
-    """Oldest policy version, counted back from the newest, that may be merged. None: any."""

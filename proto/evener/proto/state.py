@@ -1,23 +1,28 @@
-"""The writers' own states, kept in the compacted topics `state.scheduler` and `state.bridge`, in the transactions of their outputs."""
+"""The state of the scheduler and of the bridge, kept in the compacted topics `state.scheduler` and `state.bridge`.
+
+Each service writes its state in the transactions of its outputs.
+"""
 
 from enum import StrEnum
 
 from msgspec import Struct
 
-from evener.proto.ends import End
+from evener.proto.blobs import BlobRef
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.sessions import Event
+from evener.proto.spec import GroupOptions, Purpose
 from evener.proto.tasks import TaskOutcome, TaskSubmitted
-from evener.proto.trajectories import Accounting, TrajectoryScored
+from evener.proto.trajectories import Accounting
 
 
 class Stage(StrEnum):
-    """Where a session is, as the scheduler sees it."""
+    """How far a session is, as the scheduler sees it."""
 
     QUEUED = "queued"
     DISPATCHED = "dispatched"
     RUNNING = "running"
     GIVEN_UP = "given_up"
-    """SessionGivenUp is to be sent, or was, and its seal has not been read."""
+    """SessionGivenUp is to be sent or was sent, and the session's seal was not read yet."""
     SEALED = "sealed"
 
 
@@ -27,12 +32,12 @@ class SessionState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str
     stage: Stage = Stage.QUEUED
     attempt: int = 0
-    """The last one dispatched. 0: none. Of a session that an earlier attempt sealed: that one."""
+    """The last attempt that was dispatched, or the earlier one that sealed the session. 0: none was dispatched."""
     runner_id: str | None = None
     dispatched_at: float | None = None
     first_dispatched_at: float | None = None
-    end: End | None = None
-    """Of the seal; or, given up, the reason."""
+    termination_reason: TerminationReason | None = None
+    """The reason in the seal, or the reason why the session was given up."""
     detail: str = ""
 
 
@@ -40,29 +45,56 @@ class TaskState(Event, frozen=True, kw_only=True, tag="task_state.v1"):
     """A task, its sessions, and how it ended."""
 
     scheduler: str = "main"
-    """Name of the scheduler that owns it."""
+    """The name of the scheduler that owns the task."""
     submitted: TaskSubmitted
     sessions: tuple[SessionState, ...]
     cancelled: str | None = None
-    """Why it was cancelled. None: it was not."""
+    """Why the task was cancelled. None: it was not."""
     outcome: TaskOutcome | None = None
-    """None: not ended."""
+    """How the task ended. None: it has not ended."""
     reason: str = ""
     ended_at: float | None = None
     rewards: tuple[float | None, ...] = ()
-    """Of its sessions, by index, once the group ended; None where there is none."""
+    """The rewards of the task's sessions, by index, once its group has ended. None where a session has no reward."""
     accounting: Accounting | None = None
-    """Of its group: where the sampled tokens went. None: the group has not ended, or an older scheduler wrote this."""
+    """Where the group's sampled tokens went. None: the group has not ended, or an older scheduler wrote this."""
+    trace: dict[str, str] = {}
+    """The trace context of the submission, as HTTP headers. Whatever happens to the task continues that trace."""
+
+
+class ScoredMember(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A scored session of a group that has not ended: what the rules need of it, and where the session itself lies."""
+
+    index: int
+    """The number of the session in its group, from 0."""
+    session: BlobRef | None = None
+    """The session's TrajectoryScored as msgpack. None: only before the state is written."""
+    excluded: ExclusionReason | None = None
+    """Why the session cannot be used, whatever the versions of its tokens. None: it can."""
+    fails_group: bool = False
+    """Whether the session could not start, so that another attempt would not start either."""
+    reward: float | None = None
+    """The reward. None: the session is not graded."""
+    versions: tuple[int, ...] = ()
+    """The policy versions of its trainable tokens."""
 
 
 class GroupState(Event, frozen=True, kw_only=True, tag="group_state.v1"):
-    """A group on its way to the trainers."""
+    """A group, from its first scored session until no session of it can come any more."""
 
     group_id: str
+    task_id: str
+    run_id: str
+    purpose: Purpose
+    policy: str
     size: int
-    scored: tuple[TrajectoryScored, ...] = ()
-    """The first of each session; empty once delivered."""
-    seen: tuple[str, ...] = ()
-    """Session ids seen."""
-    delivered: bool = False
-    delivered_at: float | None = None
+    """N: the number of sessions in the group."""
+    options: GroupOptions
+    scored: tuple[ScoredMember, ...] = ()
+    """The sessions that were scored before the group ended, in the order of their arrival. Empty once it has ended."""
+    seen: tuple[int, ...] = ()
+    """The indices of all sessions that were scored, those after the group's end included."""
+    ended_at: float | None = None
+    """When the group ended. None: it has not ended."""
+    offset: int = 0
+    """The group's record stands in its topic at this offset, or at most one transaction behind it. 0: the group has not ended."""

@@ -1,15 +1,15 @@
-"""Events of the topic `tasks`, keyed by task id: written by the scheduler."""
+"""Events of the topic `tasks`, keyed by task id. The scheduler writes them."""
 
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from evener.proto.sessions import Event
 from evener.proto.spec import (
     Budgets,
-    Count,
     GraderSpec,
+    GroupOptions,
     HarnessSpec,
     Purpose,
     Sampling,
@@ -25,33 +25,30 @@ class TaskOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     run_id: str = "default"
     samples: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """N sessions of the group."""
-    early_at: Count | None = None
-    at_least: Count | None = None
-    """None: 2 where purpose is `train` and N is above 1, else 1."""
+    """N: the number of sessions in the group."""
+    group: GroupOptions = GroupOptions()
     purpose: Purpose = Purpose.TRAIN
     harness: HarnessSpec
     policy: str = "policy"
     models: dict[str, Target] = {}
     sampling: Sampling = Sampling()
-    streaming: Streaming = Streaming.HOLD
+    streaming: Streaming = Streaming.BUFFERED
     budgets: Budgets = Budgets()
     grader: GraderSpec
-    max_lag: Annotated[int, Meta(ge=0)] | None = None
 
 
 class TaskSubmitted(Event, frozen=True, kw_only=True, tag="task_submitted.v1"):
-    """A task was accepted. The same task id again, with the same content, is the same task."""
+    """A task was accepted. A submission of the same id with the same content is the same task."""
 
     task_id: str
     task: TaskRef | None
-    """None: a recording without a task."""
+    """The task's files. None: a recording without a task."""
     options: TaskOptions
     submitted_at: float
 
 
 class TaskCancelled(Event, frozen=True, kw_only=True, tag="task_cancelled.v1"):
-    """Somebody asked for the task's end."""
+    """A client asked for the end of the task."""
 
     task_id: str
     reason: str
@@ -62,15 +59,17 @@ class TaskOutcome(StrEnum):
     """How a task ended."""
 
     MERGED = "merged"
-    """Its group reached the trainers."""
+    """The task's group reached the trainers."""
     KEPT = "kept"
-    """Its group of purpose `eval` or `collect` was kept."""
+    """The task's group, of purpose `eval` or `collect`, was kept."""
+    DROPPED = "dropped"
+    """The task's group could have been used, but a rule of its run dropped it. The reason names the rule."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 class TaskEnded(Event, frozen=True, kw_only=True, tag="task_ended.v1"):
-    """Exactly one for every task."""
+    """The task ended. There is exactly one such event for every task."""
 
     task_id: str
     outcome: TaskOutcome
@@ -78,20 +77,34 @@ class TaskEnded(Event, frozen=True, kw_only=True, tag="task_ended.v1"):
     ended_at: float
 
 
+def group_problem(options: TaskOptions) -> tuple[str, str] | None:
+    """Return the field of `options.group` that contradicts the other options, and why. None: no field does."""
+    group, samples = options.group, options.samples
+    deliver_at = group.deliver_early_at or samples
+    if deliver_at > samples:
+        return "deliver_early_at", f"{deliver_at} sessions are to be usable, and a group has only {samples}"
+    if group.min_usable is not None and group.min_usable > deliver_at:
+        return "min_usable", f"{group.min_usable} sessions are to be usable, and a group is delivered at {deliver_at}"
+    if group.drop_zero_variance and options.purpose is not Purpose.TRAIN:
+        return "drop_zero_variance", f"groups of purpose `{options.purpose}` are not trained, so their variance does not matter"
+    if group.drop_zero_variance and samples == 1:
+        return "drop_zero_variance", "a group of one session has no variance: every group would be dropped"
+    return None
+
+
 def session_spec(submitted: TaskSubmitted, group_id: str, index: int) -> SessionSpec:
-    """Return what sample `index` of the task's group is to do."""
+    """Return the spec of session `index` in the task's group."""
     options = submitted.options
-    least = options.at_least
-    if least is None:
-        least = 2 if options.purpose is Purpose.TRAIN and options.samples > 1 else 1
+    group = options.group
+    if group.min_usable is None:
+        group = structs.replace(group, min_usable=2 if options.purpose is Purpose.TRAIN and options.samples > 1 else 1)
     return SessionSpec(
         run_id=options.run_id,
         task_id=submitted.task_id,
         group_id=group_id,
         group_size=options.samples,
         index=index,
-        early_at=options.early_at,
-        at_least=least,
+        group=group,
         purpose=options.purpose,
         task=submitted.task,
         harness=options.harness,
@@ -101,5 +114,4 @@ def session_spec(submitted: TaskSubmitted, group_id: str, index: int) -> Session
         streaming=options.streaming,
         budgets=options.budgets,
         grader=options.grader,
-        max_lag=options.max_lag,
     )

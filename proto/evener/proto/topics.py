@@ -1,4 +1,4 @@
-"""The topics: their keys, their events, who keeps what. One registry; a topic that is not here does not exist."""
+"""The registry of topics, with their keys, events and retention. A topic that is not listed here does not exist."""
 
 from enum import StrEnum
 from typing import Final
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 
 class Topic(StrEnum):
-    """Names of topics."""
+    """The names of the topics."""
 
     TASKS = "tasks"
     DISPATCH = "dispatch"
@@ -24,12 +24,13 @@ class Topic(StrEnum):
 
 
 class TopicSpec(Struct, frozen=True, kw_only=True):
-    """How a topic is made."""
+    """How a topic is created."""
 
     name: Topic
     key: str
     partitioned: bool
-    """True: as many partitions as the deployment has (`sessions`, and what follows it). False: one, so that order is total."""
+    """True: the topic has as many partitions as the deployment (`sessions` and the topics after it). False: one, so that its order is
+    total."""
     compacted: bool = False
 
 
@@ -52,12 +53,10 @@ TOPICS: Final[dict[Topic, TopicSpec]] = {
 }
 
 HEADER_TYPE: Final = "evener-type"
-"""Record header: the event's tag, so that a reader can skip what it does not need."""
+"""Record header: the event's tag, so that a reader can skip the record without decoding it."""
 HEADER_SESSION: Final = "evener-session"
 HEADER_GROUP: Final = "evener-group"
 HEADER_CLAIM: Final = "evener-claim"
-"""Set where the whole event was moved to the blob store: the record's value is a msgpack BlobRef."""
+"""Record header, set if the whole event was moved to the blob store: the value is then a msgpack BlobRef."""
 HEADER_CRC: Final = "evener-crc"
-"""CRC-32 of the record's value, 4 bytes big-endian: not every log notices a flipped bit."""
-HEADER_TRACE: Final = "traceparent"
-"""W3C trace context."""
+"""Record header: the CRC-32 of the value, 4 bytes big-endian, because not every log notices a flipped bit."""

@@ -7,60 +7,61 @@ from msgspec import Meta, Struct
 
 from evener.proto.arrays import Float32s, Int32s, Uint8s, check_lengths
 from evener.proto.blobs import BlobRef, Sha256
-from evener.proto.ends import CallFailure, End, ExitCause, LeftOut
+from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import Artifact, Event, Fidelity, FinishReason, RootReason
 from evener.proto.spec import PolicyOptions, Purpose, Sampling, SessionSpec, Strategy
 
 
 class RowKind(StrEnum):
-    """What a branch is to its session."""
+    """The role of a row in its session."""
 
     MAIN = "main"
-    """The agent's: of the main conversation's rows that hold its first call, the one with most calls."""
+    """The agent's own row: of the main conversation's rows that hold its first call, the one with the most calls."""
     BRANCH = "branch"
-    """Another of the main conversation."""
+    """Another row of the main conversation."""
     SUB_AGENT = "sub_agent"
-    """Of a conversation that was begun for an agent which waited for it."""
+    """A row of a conversation that began while an agent waited for its result."""
     COMPACTION = "compaction"
-    """It begins with a summary that took the place of a history."""
+    """A row that begins with a summary in place of the history."""
     CONVERSATION = "conversation"
-    """Of a conversation beside the main one that nobody waited for: a title, another prompt of the same program."""
+    """A row of another conversation, for whose result no agent waited: a title, or another prompt of the same program."""
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One branch as a training sample: T tokens, five arrays of length T."""
 
     ids: Int32s
-    mask: Uint8s
-    """1: sampled, trainable, and trained by no earlier row."""
+    loss_mask: Uint8s
+    """uint8[T]. 1: the token was sampled, is trainable, and is not trained by an earlier row."""
     logprobs: Float32s
-    """Natural log, kept wherever sampled, also where the mask is 0. NaN where not sampled or not reported."""
+    """float32[T]: the natural logarithm of each sampled token's probability, also where the loss mask is 0. NaN: not sampled, or not
+    reported."""
     versions: Int32s
-    """-1 where not sampled or not known."""
+    """int32[T]: the policy version of each sampled token. -1: not sampled, or not known."""
     call_of: Int32s
-    """Index into `calls` of the call that sampled the token. -1 where not sampled."""
+    """int32[T]: the index in `calls` of the call that sampled the token. -1: not sampled."""
     calls: tuple[str, ...]
-    """Call ids along the branch, root first."""
+    """The call ids along the branch, root first."""
     prompt_length: Annotated[int, Meta(ge=0)]
-    """Tokens before the first sampled one."""
+    """The number of tokens before the first sampled one."""
     kind: RowKind
     root: RootReason
     fidelity: Fidelity
-    """`fed` only if every call of the branch was."""
+    """`fed` if every call of the branch is `fed`, otherwise `matched`."""
     finish_reason: FinishReason
-    """Of the last sampled segment."""
+    """The finish reason of the last sampled segment."""
     policy: str
-    """Whose tokens are trained."""
+    """The policy whose tokens are trained."""
     options: PolicyOptions = PolicyOptions()
     sampling: Sampling
-    """As used by the branch's last call."""
+    """The sampling parameters of the branch's last call."""
 
     def __post_init__(self) -> None:
         """Refuse arrays of different lengths."""
         check_lengths(
             "Row",
             ids=(self.ids, 4),
-            mask=(self.mask, 1),
+            mask=(self.loss_mask, 1),
             logprobs=(self.logprobs, 4),
             versions=(self.versions, 4),
             call_of=(self.call_of, 4),
@@ -68,38 +69,38 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Accounting(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where every sampled token went: `delivered + sum(left_out) == sampled`."""
+    """Where every sampled token went: `delivered + sum(excluded) == sampled`."""
 
     sampled: int = 0
-    """Tokens sampled in calls of all attempts, those of failed calls included as far as they were seen."""
+    """The number of tokens sampled in calls of all attempts. Failed calls count as far as their tokens were seen."""
     delivered: int = 0
-    """Tokens with mask 1 in exactly one row."""
-    left_out: dict[LeftOut, int] = {}
+    """The number of tokens that exactly one row trains (loss mask 1)."""
+    excluded: dict[ExclusionReason, int] = {}
     lost_calls: int = 0
-    """Calls whose gateway was lost while they were open; what they sampled is not known."""
+    """The number of calls whose gateway was lost while they were open. How many tokens they sampled is not known."""
     resampled: int = 0
-    """Of the delivered: tokens of answers that the harness asked again for."""
+    """The number of delivered tokens in answers that the harness asked for again."""
     reinstated: int = 0
-    """Tokens kept in a context although the harness had dropped them."""
+    """The number of tokens kept in a context although the harness had dropped them."""
     side_calls: int = 0
     failed_calls: int = 0
     calls_without_tools: int = 0
-    """Calls whose tools the policy never saw: its chat template renders none."""
+    """The number of calls whose tools the policy never saw, because its chat template does not render tools."""
 
     def __post_init__(self) -> None:
-        """Refuse books that do not balance."""
-        if self.delivered + sum(self.left_out.values()) != self.sampled:
-            msg = f"Accounting: delivered {self.delivered} + left out {self.left_out} is not sampled {self.sampled}"
+        """Refuse an accounting that does not balance."""
+        if self.delivered + sum(self.excluded.values()) != self.sampled:
+            msg = f"Accounting: delivered {self.delivered} + excluded {self.excluded} is not sampled {self.sampled}"
             raise ValueError(msg)
 
 
 class CallSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call as a time line and a tree need it."""
+    """The facts of a call that a time line and a tree need."""
 
     call_id: str
     attempt: int
     parent: str | None = None
-    """Call id. None: a root."""
+    """The parent's call id. None: the call is a root."""
     root: RootReason | None = None
     side_call: str | None = None
     prompt_tokens: int = 0
@@ -113,7 +114,7 @@ class CallSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HarnessExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the runner reported of the last attempt."""
+    """What the runner reported about the last attempt."""
 
     cause: ExitCause
     exit_code: int | None = None
@@ -123,57 +124,59 @@ class HarnessExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prepare_seconds: float = 0.0
     artifacts: tuple[Artifact, ...] = ()
     reward: float | None = None
-    """Given by hand with a recording."""
+    """The reward that the user gave by hand with a recording."""
 
 
 class TrajectoryBuilt(Event, frozen=True, kw_only=True, tag="trajectory_built.v1"):
-    """All rows of one session, with what happened and what was left out. A repeat is the same bytes."""
+    """All rows of one session, with what happened and which tokens were excluded. Building it again gives the same bytes."""
 
     session_id: str
     attempt: Annotated[int, Meta(ge=0)]
     spec: SessionSpec
-    end: End
+    termination_reason: TerminationReason
     detail: str = ""
     harness_version: str | None = None
     exit: HarnessExit | None = None
-    """None: given up before an exit was reported."""
+    """How the harness exited. None: the session was given up before an exit was reported."""
     rows: tuple[Row, ...] = ()
-    """Rows with at least one trainable token; none where the end is not trainable, unless the purpose is `collect`."""
+    """The rows that have at least one trainable token. A session that is not trainable has no rows, unless its purpose is `collect`."""
+    versions: tuple[int, ...] = ()
+    """The policy versions of the trainable tokens of all rows, each once, in rising order: staleness is judged without reading an array."""
     accounting: Accounting = Accounting()
     calls: tuple[CallSummary, ...] = ()
-    """Of all attempts, in the order of the log."""
+    """The calls of all attempts, in the order of the log."""
     answer: str | None = None
     """The text of the agent's last message: the last answer, in the order of the log, that was sampled whole and received in the main
-    conversation, side calls and sub-agents apart, also where a summary took the place of its history. None: there is none."""
+    conversation. Side calls and sub-agents do not count; answers after a compaction do. None: there is no such answer."""
     strategy: Strategy = Strategy.TREE
     rule: int
-    """Version of the row rules."""
+    """The version of the row rules."""
     rows_digest: Sha256
-    doubts: tuple[str, ...] = ()
-    """What did not fit: a record missing or damaged, rows unlike the live ones."""
+    inconsistencies: tuple[str, ...] = ()
+    """What did not fit: records that are missing or damaged, or rows that differ from the gateway's."""
     records: BlobRef | None = None
-    """The session's committed records, payloads included: rebuild reads it when the log was trimmed."""
+    """The session's committed records with their payloads. A rebuild reads them if the log was trimmed."""
     dispatched_at: float | None = None
     started_at: float | None = None
     sealed_at: float
 
 
 class TrajectoryScored(Event, frozen=True, kw_only=True, tag="trajectory_scored.v1"):
-    """A trajectory with its reward; every session gets one, and the first counts."""
+    """A trajectory with its reward. Every session gets one, and the first counts."""
 
     trajectory: TrajectoryBuilt
     reward: float | None = None
-    """None: not graded, see `ungraded`."""
+    """The reward. None: the session was not graded, and `ungraded` says why."""
     rewards: dict[str, float] = {}
-    """All named numbers of the grader; `reward` is the one named `reward`, or their mean."""
+    """All numbers that the grader named. `reward` is the one named `reward`, or their mean."""
     ungraded: str | None = None
-    """Why there is no reward, with the last lines that the tests printed. None: graded."""
+    """Why there is no reward, with the last lines that the tests printed. None: the session was graded."""
     grader: str
     evidence: tuple[Artifact, ...] = ()
-    """What the grading left, whether it gave a reward or not. Of the grader `harbor`: `test-stdout.txt` (what the tests printed, stdout and
-    stderr together, its middle cut out where it is long), `grading.json` (`exit_code`, `timed_out`, `seconds`, `unread`), `reward.json`
-    and `reward.txt` as they were written. Of any grader that crashed: `crash.txt`. Of earlier tries the same below `try-1/`, `try-2/`,
-    and `error.txt`, why that try failed."""
+    """What the grading left, with or without a reward. For the grader `harbor`: `test-stdout.txt` (what the tests printed, stdout and
+    stderr together, cut in the middle if it is long), `grading.json` (`exit_code`, `timed_out`, `seconds`, `unread`), and `reward.json` and
+    `reward.txt` as the tests wrote them. For a grader that crashed: `crash.txt`. Earlier tries left the same below `try-1/`, `try-2/`, with
+    `error.txt`, which says why the try failed."""
     grading_seconds: float = 0.0
     tries: int = 0
     scored_at: float
@@ -184,19 +187,19 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     session_id: str
     attempt: int
-    """0: none, or not seen yet."""
-    end: End | None = None
-    """None: not seen yet (early delivery)."""
-    left_out: LeftOut | None = None
-    """Why none of its tokens are delivered. None: they are."""
+    """The session's last attempt. 0: there was none, or the session was not seen yet."""
+    termination_reason: TerminationReason | None = None
+    """Why the session ended. None: it was not seen yet (early delivery)."""
+    excluded: ExclusionReason | None = None
+    """Why none of the session's tokens are delivered. None: they are delivered."""
     reward: float | None = None
-    """None: not graded, not seen yet, or nothing was sampled that the grade could be of."""
+    """The session's reward. None: it was not graded or not seen yet, or nothing was sampled that the grade could be of."""
     scored: TrajectoryScored | None = None
-    """The session itself; where it is left out, without its rows, its tokens counted as left out. None: not seen yet."""
+    """The session itself. If the session is excluded, it comes without its rows, and its tokens count as excluded. None: not seen yet."""
 
 
 class GroupMerged(Event, frozen=True, kw_only=True, tag="group_merged.v1"):
-    """One whole group: every one of its N sessions is named, delivered or with the reason why not."""
+    """One whole group. Each of its N sessions is named, and either delivered or excluded with a reason."""
 
     group_id: str
     task_id: str
@@ -204,18 +207,18 @@ class GroupMerged(Event, frozen=True, kw_only=True, tag="group_merged.v1"):
     purpose: Purpose
     policy: str
     size: int
-    """N."""
+    """N: the number of sessions in the group."""
     members: tuple[Member, ...]
-    """By index; sessions not seen yet at an early delivery are named with `late`."""
+    """The sessions by index. Those that an early delivery did not wait for are named with the reason `late`."""
     accounting: Accounting
-    """Sums over its members after merging."""
+    """The sums over the members after merging."""
     reason: str = ""
-    """For people: how many of its sessions are left out, and why. Empty: all that were seen are delivered."""
+    """How many sessions are excluded, and why, in words. Empty: all sessions that were seen are delivered."""
     merged_at: float
 
 
 class GroupFailed(Event, frozen=True, kw_only=True, tag="group_failed.v1"):
-    """A group that trainers do not get, and why."""
+    """A group that trainers do not get, and the reason: too few of its sessions were usable, or a rule of its run dropped it."""
 
     group_id: str
     task_id: str
@@ -226,4 +229,6 @@ class GroupFailed(Event, frozen=True, kw_only=True, tag="group_failed.v1"):
     reason: str
     members: tuple[Member, ...]
     accounting: Accounting
+    dropped_by: str | None = None
+    """The name of the rule that dropped the group, such as `zero_variance`. None: the group failed."""
     failed_at: float

@@ -1,4 +1,4 @@
-"""The command line: `evener COMMAND`. Imports of commands wait until they are called, so that `--help` answers at once."""
+"""The command line: `evener COMMAND`. The modules of commands are imported when they are called, so that `--help` answers at once."""
 
 import sys
 from typing import Final
@@ -9,31 +9,32 @@ from evener.service.exits import complain, exit_code
 
 COMMANDS: Final = {
     "up": "Run all six services and an engine in this process.",
-    "demo": "Run the bundled tasks on the embedded engine, and leave a report.",
-    "run": "Run tasks with a harness, and show how they ended.\n\n"
-    "Talks to the running `evener up`; where there is none, starts one for its own time. Exits with 0 if every group was delivered, 1 if "
+    "demo": "Run the bundled tasks on the embedded engine, and write a report.",
+    "run": "Run tasks with a harness and show their results.\n\n"
+    "Uses the running `evener up`, or starts one for the duration of the command. Exits with 0 if every group was delivered, 1 if "
     "one was not, 3 if one has nothing to train.\n\n"
-    "Ctrl-C leaves the run; the same command with its --run-id goes on with it.",
-    "cancel": "End a run.\n\nIts sessions are ended. A group fails where too few of its sessions had finished; what was delivered stays.",
+    "Ctrl-C leaves the run; the same command with its --run-id continues it.",
+    "cancel": "End a run.\n\nIts sessions are ended. A group fails if too few of its sessions had finished; delivered groups stay.",
     "record": "Record a program's model calls, or open a session for one.\n\n"
     "`evener record -- python agent.py` runs the program here, with the base URL and key variables of every provider set to a fresh "
-    "session; its exit code is the command's. Without a program the session stays open until Ctrl-C, for whatever uses the printed "
+    "session; its exit code is the command's. Without a program the session stays open until Ctrl-C, for any program that uses the printed "
     "base URL and key.",
     "show": "Show what happened in a session.",
     "runs": "List runs.",
     "report": "Write a run as one HTML page.\n\n"
-    "Groups, time lines, a table of all sessions, and the tokens of as many as fit. It asks nobody for anything.",
-    "rebuild": "Build stored sessions again, and compare them with what was recorded.",
+    "The page is self-contained: groups, time lines, a table of all sessions, and the tokens of as many as fit.",
+    "rebuild": "Rebuild stored sessions and compare them with the record.",
     "groups": "Export what trainers get.",
-    "engine": "Serve an engine that says what a script says, for tests and trials.",
+    "engine": "Serve an engine with scripted answers, for tests and trials.",
     "harness": "List, install and check harnesses.",
-    "policy": "Publish weights of a policy, and see what was published.",
-    "replay": "Append a record once more that was given up as a dead letter.",
-    "doctor": "Say what is missing on this machine, and how to get it.",
+    "policy": "Publish weights of a policy, or show what was published.",
+    "replay": "Append a dead letter to its topic again.",
+    "doctor": "Show what is missing on this machine, and how to get it.",
 }
-"""Name to help, its first line for the list; each is the function of that name, in the module of that name."""
+"""Command to help text, whose first line the list of commands shows. Each command is the function of that name in the module of that
+name."""
 GROUPS: Final = frozenset({"engine", "groups", "harness", "policy"})
-"""Commands that have commands: `app` in their module."""
+"""Commands that have subcommands: `app` in their module."""
 
 app = App(
     name="evener",
@@ -50,7 +51,7 @@ for name, text in COMMANDS.items():
 
 
 def main() -> None:
-    """Run the command of this process's arguments, and exit: 0, 2 for wrong usage, 1 for the rest."""
+    """Run the command in this process's arguments, and exit: 0, 2 for wrong usage, 1 for other errors."""
     words = sys.argv[1:]
     debug = "--debug" in words
     raise SystemExit(exit_code(lambda: call([word for word in words if word != "--debug"]), debug=debug))

@@ -1,10 +1,10 @@
-"""`evener cancel`: the end of a run."""
+"""`evener cancel`: ends a run."""
 
 from pathlib import Path
 
 
 async def cancel(run: str, *, state: Path | None = None) -> int:
-    """End a run: its sessions are ended. A group fails where too few of its sessions had finished; what was delivered stays.
+    """End a run: its sessions are ended. A group fails if too few of its sessions had finished; delivered groups stay.
 
     Parameters
     ----------
@@ -13,10 +13,10 @@ async def cancel(run: str, *, state: Path | None = None) -> int:
     state
         State folder of the Evener to use.
     """
-    from evener.cli.cancelling import cancel_run
+    from evener.cli.connection import connect
     from evener.cli.progress import tell
-    from evener.cli.running import evener
+    from evener.cli.run_cancellation import cancel_run
 
-    async with evener(state) as client:
+    async with connect(state) as client:
         tell(await cancel_run(client, run))
     return 0

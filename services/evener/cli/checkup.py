@@ -1,4 +1,4 @@
-"""The doctor's questions, one function each."""
+"""The checks of `evener doctor`, one function each."""
 
 import asyncio
 import importlib.metadata
@@ -16,8 +16,8 @@ from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
+from evener.cli.connection import find_running, state_folder
 from evener.cli.progress import console, tell
-from evener.cli.running import running, state_folder
 from evener.harnesses.npm import NODE, brings_node, system_node
 from evener.harnesses.pi import PACKAGE
 
@@ -26,19 +26,19 @@ PROGRAM_SECONDS: Final = 10.0
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One answer."""
+    """The result of one check."""
 
     what: str
     good: bool
     found: str
     mend: str
-    """How to get it. Said where it is missing."""
+    """How to get what is missing."""
     needed: bool = False
-    """By every use; others serve one purpose."""
+    """Whether every use needs it. If not, it serves one purpose."""
 
 
 async def checkup(state: Path | None) -> list[Check]:
-    """Ask everything."""
+    """Run all checks."""
     folder = state_folder(state)
     return [
         *_machine(),
@@ -79,7 +79,7 @@ def _machine() -> Iterator[Check]:
 
 
 def _folder(folder: Path) -> Iterator[Check]:
-    """Try the state folder."""
+    """Check the state folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -96,7 +96,7 @@ def _folder(folder: Path) -> Iterator[Check]:
 
 
 async def _running(folder: Path) -> Check:
-    told = await running(folder)
+    told = await find_running(folder)
     found = "nothing" if told is None else f"{told.url}, process {told.pid}"
     return Check(what="evener up", good=told is not None, found=found, mend="`evener up`; the other commands start one for their own time")
 
@@ -115,7 +115,7 @@ async def _program(name: str, purpose: str, mend: str) -> Check:
 
 
 async def _node() -> Check:
-    """Ask as the harness does, which brings a Node of its own where it can."""
+    """Check Node as the harness pi does, which brings its own where it can."""
     major, minor = version = await system_node()
     found = f"v{major}.{minor}" if major else "not found"
     enough = version >= PACKAGE.node
@@ -126,7 +126,7 @@ async def _node() -> Check:
 
 
 async def _version(name: str, flag: str) -> str:
-    """Return the first line that a program says of itself. Empty: it is not there, or says nothing."""
+    """Return the first line of a program's version output. Empty: the program is missing, or prints nothing."""
     try:
         program = await asyncio.create_subprocess_exec(
             name, flag, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

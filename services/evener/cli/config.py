@@ -1,9 +1,9 @@
-"""What `evener up` is told besides the configuration of its services."""
+"""The configuration of `evener up` besides that of its services."""
 
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, structs
@@ -21,46 +21,47 @@ def half_of_the_cores() -> int:
 
 
 class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One process with everything: the table `[up]`."""
+    """One process with all services: the table `[up]`."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 8700
-    """Port to listen on. 0: any free one."""
+    """The port to listen on. 0: any free one."""
     engine: str = "embedded"
-    """What samples: `embedded` (llama.cpp in a child process), `vllm` (`vllm serve` in a child process, from your own installation),
-    `none` (engines join by `POST /engines`), or an engine's base URL.
+    """The engine: `embedded` (llama.cpp in a child process), `vllm` (`vllm serve` in a child process, from your own installation), `none`
+    (engines join by `POST /engines`), or an engine's base URL.
 
-    One that does not answer yet is waited for, with a warning now and again; one that is refused ends this process.
+    An engine that does not answer yet is waited for, with occasional warnings. An engine that is refused ends this process.
     """
-    engine_kind: Literal["vllm", "scripted"] = "vllm"
-    """What listens at the engine's URL: `vllm` or `scripted`."""
+    engine_kind: str = "vllm"
+    """The kind of the engine at the URL: `vllm`, `vllm_chat`, `scripted`, or another of evener.engines.registry."""
     model: str | None = None
-    """What the engine serves, with the policy's tokenizer and template: a GGUF file for `embedded`, a Hugging Face folder for `vllm`; for a
-    URL a folder with the tokenizer and template alone will do. None: SmolLM2-135M-Instruct, as `embedded` has it."""
+    """The model that the engine serves, whose tokenizer and template the policy uses: a GGUF file for `embedded`, a Hugging Face folder for
+    `vllm`. For a URL, a folder with only the tokenizer and template is enough. None: SmolLM2-135M-Instruct, which `embedded` brings."""
     vllm: str | None = None
-    """The `vllm` program, or a Python that has vLLM. None: found in PATH, else the one that `scripts/vllm_cpu.py install` brought."""
+    """The `vllm` program, or a Python that has vLLM. None: the one in PATH, otherwise the one that `scripts/vllm_cpu.py install`
+    installed."""
     vllm_options: tuple[str, ...] = ()
-    """More of vLLM's own options, `--tensor-parallel-size=2` for example, with commas between them."""
+    """More of vLLM's own options, separated by commas: `--tensor-parallel-size=2` for example."""
     policy: str = "policy"
     """The policy that the engine samples."""
     context: Annotated[int, Meta(ge=256)] = 16_384
-    """Ids that the embedded engine holds, shared out evenly to its slots."""
+    """The number of ids that the embedded engine holds, divided evenly among its slots."""
     slots: Annotated[int, Meta(ge=1)] | None = None
-    """Calls that the engine serves at a time. None: 4 for `embedded`, else 64."""
+    """The number of calls that the engine serves at a time. None: 4 for `embedded`, otherwise 64."""
     threads: Annotated[int, Meta(ge=1)] = msgspec.field(default_factory=half_of_the_cores)
-    """Of the embedded engine."""
+    """The number of threads of the embedded engine."""
     trust_local: bool = False
-    """Let harnesses that have tools run as plain processes of this machine: what the model writes then runs with your rights."""
+    """Let harnesses that have tools run as plain processes of this machine. What the model writes then runs with your rights."""
 
     @property
     def calls(self) -> int:
-        """Return the calls that the engine serves at a time."""
+        """Return the number of calls that the engine serves at a time."""
         return self.slots or (EMBEDDED_SLOTS if self.engine == "embedded" else SLOTS)
 
     def __post_init__(self) -> None:
-        """Put the state folder in its place, and the home folder. Raises ValueError for an engine that there is not."""
+        """Fill in the state folder and expand `~`. Raises ValueError for an unknown engine."""
         super().__post_init__()
         if not ENGINES.fullmatch(self.engine):
-            msg = f"--engine {self.engine!r} is none of embedded, vllm, none and a base URL such as http://127.0.0.1:8000"
+            msg = f"--engine {self.engine!r} is not embedded, vllm, none or a base URL such as http://127.0.0.1:8000"
             raise ValueError(msg)
         if self.model is not None:
             structs.force_setattr(self, "model", str(Path(self.model).expanduser().absolute()))

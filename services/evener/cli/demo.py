@@ -1,4 +1,4 @@
-"""`evener demo`: the whole way, once."""
+"""`evener demo`: the whole path once, from tasks to a report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ async def demo(
     trust_local: Annotated[bool, Parameter(negative="")] = False,
     state: Path | None = None,
 ) -> int:
-    """Run the bundled tasks with a real model on this machine; leave summary.json, groups.jsonl, groups.parquet and report.html.
+    """Run the bundled tasks with a real model on this machine; write summary.json, groups.jsonl, groups.parquet and report.html.
 
     Parameters
     ----------
@@ -24,12 +24,12 @@ async def demo(
     samples
         Sessions of each task.
     out
-        Folder for what is left.
+        Folder for the results.
     trust_local
         Let a harness with tools run on this machine, with your rights.
     state
         State folder of the Evener to use.
     """
-    from evener.cli.demonstrating import demonstrate
+    from evener.cli.demo_run import demonstrate
 
     return await demonstrate(harness, samples, out, trust_local=trust_local, state=state)

@@ -1,4 +1,4 @@
-"""`evener engine`: engines of Evener's own."""
+"""`evener engine`: engines that Evener brings."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-app = App(name="engine", help="Serve an engine that says what a script says, for tests and trials.", result_action="return_value")
+app = App(name="engine", help="Serve an engine with scripted answers, for tests and trials.", result_action="return_value")
 
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
@@ -31,12 +31,12 @@ def scripted(
 ) -> int:
     """Serve vLLM's endpoints on loopback, with a policy's tokenizer and a script's answers, until SIGTERM.
 
-    Prints its URL; not on a terminal, as a line of JSON. The script's language is in docs/engines.md.
+    Prints its URL, as a line of JSON unless on a terminal. docs/engines.md describes the script language.
 
     Parameters
     ----------
     script
-        JSON or TOML file. Without one it samples from its own distribution.
+        JSON or TOML file. Without one, the engine samples from its own distribution.
     port
         Port to listen on. 0: any free one.
     policy
@@ -44,21 +44,21 @@ def scripted(
     source
         Its tokenizer and template: gguf:PATH, gguf:package:NAME or hf:FOLDER.
     template
-        A bundled template's name or a file's path, for messages. "": the one that the source brings.
+        Name of a bundled template or path of a file, for messages. "": the source's own template.
     context
         Ids of prompt and answer together.
     end_of_turn
         Special token that ends what the script says.
     answer
-        What opens an answer in a prompt, by which earlier answers are counted.
+        Text that opens an answer in a prompt, by which earlier answers are counted.
     tokens_per_second
-        Of each answer, where the script does not say. Without: at once.
+        Speed of each answer where the script sets none. Default: no delay.
     block
-        Tokens in one event of a stream, where the script does not say.
+        Tokens in one event of a stream where the script sets none.
     ledger
-        File to append what was fed and sampled to, a line of JSON for each request.
+        File to append what was fed and sampled to, one line of JSON for each request.
     keep
-        How many of the newest requests /ledger shows.
+        Number of newest requests that /ledger shows.
     """
     import uvloop
 

@@ -1,7 +1,7 @@
-"""The error of this door."""
+"""The error of wrong usage."""
 
 from evener.proto.errors import ConfigError
 
 
 class Usage(ConfigError):
-    """`evener COMMAND --help` tells what can be given."""
+    """`evener COMMAND --help` lists the arguments."""

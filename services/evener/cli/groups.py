@@ -1,4 +1,4 @@
-"""`evener groups`: what trainers get, as files."""
+"""`evener groups`: exports what trainers get."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,35 +12,35 @@ app = App(name="groups", help="Export what trainers get.", result_action="return
 async def export(
     *,
     out: Path,
-    format: Annotated[Literal["jsonl", "parquet"] | None, Parameter(name="--format")] = None,  # noqa: A002
+    format: Annotated[str | None, Parameter(name="--format")] = None,  # noqa: A002
     run_id: str | None = None,
     purpose: Literal["train", "eval", "collect", "all"] = "train",
     state: Path | None = None,
 ) -> int:
-    """Write the rows of all delivered groups into a file, one line or row each.
+    """Write the rows of all delivered groups into a file.
 
     Parameters
     ----------
     out
         File to write.
     format
-        None: by the file's ending.
+        Format of the file: `jsonl`, `parquet`, or another of evener.formats.registry. Default: by its extension.
     run_id
-        Only groups of this run.
+        Export only groups of this run.
     purpose
-        Only groups of this purpose; each row names its own.
+        Export only groups of this purpose. Each row names its own.
     state
         State folder of the Evener to use.
     """
-    from evener.cli.exporting import check_folder, export_groups, format_of
+    from evener.cli.connection import connect
+    from evener.cli.group_files import check_folder, export_groups, format_of
     from evener.cli.progress import tell
-    from evener.cli.running import evener
     from evener.proto.spec import Purpose
     from evener.service.exits import complain
 
     kind = format_of(out, format)
     check_folder(out)
-    async with evener(state) as client:
+    async with connect(state) as client:
         exported = await export_groups(client, out, kind, run_id, None if purpose == "all" else Purpose(purpose))
     for warning in exported.warnings():
         complain(f"warning: {warning}")

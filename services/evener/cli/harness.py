@@ -13,7 +13,7 @@ Flag = Annotated[bool, Parameter(negative="")]
 
 @app.command(name="list")
 async def list_(*, json: Flag = False) -> int:
-    """Say which harnesses there are: version, dialects, whether they are installed and have tools.
+    """List the harnesses: version, dialects, whether they are installed, whether they have tools.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ async def list_(*, json: Flag = False) -> int:
 
 @app.command
 async def show(name: str) -> int:
-    """Say what a harness is, and which options it has.
+    """Describe a harness and its options.
 
     Parameters
     ----------
@@ -50,22 +50,22 @@ async def show(name: str) -> int:
 
 @app.command
 async def install(*names: str, all_: Annotated[bool, Parameter(name="--all", negative="")] = False) -> int:
-    """Install harnesses for this user; a runner does so by itself at first use. Exits with 1 where one could not be installed.
+    """Install harnesses for this user. A runner installs them at first use. Exits with 1 if one could not be installed.
 
     Parameters
     ----------
     names
         As `evener harness list` shows them.
     all_
-        All that there are: 3.3 GB.
+        Install all harnesses: 3.3 GB.
     """
     from evener.cli.errors import Usage
     from evener.cli.harness_bundles import bring_each, packaged
-    from evener.cli.submitting import known_harness
+    from evener.cli.submission import known_harness
 
     wanted = packaged() if all_ else names
     if not wanted:
-        msg = f"name what to install ({', '.join(packaged())}), or say --all"
+        msg = f"name the harnesses to install ({', '.join(packaged())}), or give --all"
         raise Usage(msg)
     return await bring_each([known_harness(name) for name in wanted])
 
@@ -75,14 +75,14 @@ async def check(
     name: str,
     *,
     option: Annotated[dict[str, str] | None, Parameter(negative="")] = None,
-    streaming: Streaming = Streaming.HOLD,
+    streaming: Streaming = Streaming.BUFFERED,
     trust_local: Flag = False,
     json: Flag = False,
     state: Path | None = None,
 ) -> int:
-    """Run the real program through a whole Evener with an engine that says what a script says; show what became of every token.
+    """Run the real program through a whole Evener with a scripted engine; show what became of every token.
 
-    The script has it write some files with its own tools. Exits with 1, and one line that says why, where something is wrong.
+    The script makes it write some files with its own tools. Exits with 1 and a reason if something is wrong.
 
     Parameters
     ----------
@@ -91,15 +91,15 @@ async def check(
     option
         Its options: `--option.settings plain`, ...
     streaming
-        When answers leave: `hold`, or `live`.
+        When answers leave: `buffered`, or `live`.
     trust_local
         Let it run on this machine, with your rights.
     json
         Print JSON instead of a table.
     state
-        State folder to leave everything in. None: a new one, removed afterwards.
+        State folder to keep everything in. Default: a temporary one.
     """
-    from evener.cli.harness_checking import check_harness
-    from evener.cli.submitting import harness_spec
+    from evener.cli.harness_check import check_harness
+    from evener.cli.submission import harness_spec
 
     return await check_harness(harness_spec(name, option or {}), streaming, trust_local=trust_local, json=json, state=state)

@@ -1,4 +1,4 @@
-"""What harnesses there are on this machine, and how they come here."""
+"""Lists and installs harnesses."""
 
 import asyncio
 import importlib
@@ -14,16 +14,16 @@ from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
 from evener.cli.progress import console
-from evener.cli.submitting import known_harness
+from evener.cli.submission import known_harness
 from evener.harnesses.port import Harness, HarnessMissing, bundle_of
 from evener.harnesses.registry import harness, names
 from evener.sandbox_runner.config import Config
-from evener.service.config import load
+from evener.service.config_app import load
 from evener.service.exits import complain
 
 
-class Entry(Struct, frozen=True, kw_only=True):
-    """A harness, as the list shows it."""
+class HarnessEntry(Struct, frozen=True, kw_only=True):
+    """A harness as the list shows it."""
 
     name: str
     version: str
@@ -31,7 +31,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     installed: bool
     has_tools: bool
     package: str | None
-    """None: it comes with Evener."""
+    """The package that is installed. None: the harness comes with Evener."""
     summary: str
 
 
@@ -40,14 +40,14 @@ def cache() -> Path:
     return Path(load(Config, (), os.environ, "sandbox_runner").harness_cache).expanduser()
 
 
-def entries() -> list[Entry]:
+def entries() -> list[HarnessEntry]:
     """Return all harnesses by name."""
     folder = cache()
     return [_entry(harness(name), folder) for name in names()]
 
 
 def description(name: str) -> str:
-    """Return what a harness is and which options it has, as its folder says it. Raises Usage where it is unknown."""
+    """Return the description of a harness and its options, which is its folder's docstring. Raises Usage if it is unknown."""
     found = known_harness(name)
     said = inspect.cleandoc(importlib.import_module(f"evener.harnesses.{name}").__doc__ or "")
     return f"{found.name} {found.version}, {found.package or 'comes with Evener'}\n\n{said}"
@@ -59,7 +59,7 @@ def packaged() -> tuple[str, ...]:
 
 
 async def bring_each(wanted: Sequence[Harness]) -> int:
-    """Install harnesses, each whatever became of the others; return the exit code."""
+    """Install harnesses, even if some fail; return the exit code."""
     failed = 0
     for one in wanted:
         try:
@@ -71,7 +71,7 @@ async def bring_each(wanted: Sequence[Harness]) -> int:
 
 
 async def bring(wanted: Harness, out: Console) -> None:
-    """Install a harness, telling how it goes. Raises HarnessMissing."""
+    """Install a harness and show the progress. Raises HarnessMissing."""
     folder = cache()
     if is_installed(wanted, folder):
         await wanted.install(folder)
@@ -86,12 +86,12 @@ async def bring(wanted: Harness, out: Console) -> None:
 
 
 def is_installed(wanted: Harness, folder: Path) -> bool:
-    """Return whether nothing needs to be brought."""
+    """Return whether the harness needs no installation."""
     return wanted.package is None or bundle_of(wanted, folder).is_dir()
 
 
-def table(found: Sequence[Entry]) -> Table:
-    """Return the list as people read it."""
+def table(found: Sequence[HarnessEntry]) -> Table:
+    """Return the list as a table."""
     shown = Table("harness", "version", "dialects", "installed", "tools", "", box=None, header_style="bold", pad_edge=False)
     for entry in found:
         installed, tools = ("yes" if holds else "no" for holds in (entry.installed, entry.has_tools))
@@ -99,8 +99,8 @@ def table(found: Sequence[Entry]) -> Table:
     return shown
 
 
-def _entry(found: Harness, folder: Path) -> Entry:
-    return Entry(
+def _entry(found: Harness, folder: Path) -> HarnessEntry:
+    return HarnessEntry(
         name=found.name,
         version=found.version,
         dialects=found.dialects,
@@ -112,7 +112,7 @@ def _entry(found: Harness, folder: Path) -> Entry:
 
 
 def _clock(out: Console) -> Progress:
-    """Return what shows on a terminal that time goes by."""
+    """Return a progress display for a terminal that shows the elapsed time."""
     shown = Progress(SpinnerColumn(), TimeElapsedColumn(), console=out, transient=True, disable=not out.is_terminal)
     shown.add_task("", total=None)
     return shown

@@ -1,4 +1,4 @@
-"""What became of a checked session: figures, what is wrong with them, a table."""
+"""The figures of a checked session, what is wrong with them, and their table."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,79 +7,84 @@ from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
-from evener.cli.submitting import Wish
+from evener.cli.submission import RunRequest
 from evener.client.session_views import SessionView
 from evener.client.views import TaskView
-from evener.proto.ends import End, LeftOut
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.sessions import Fidelity
 from evener.proto.spec import Streaming
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """What became of the session."""
+    """The figures of the session."""
 
     harness: str
     version: str | None
-    """None: it never ran."""
+    """The version of the harness. None: it never ran."""
     options: dict[str, str]
     streaming: Streaming
     exit_code: int | None
-    end: End | None
+    termination_reason: TerminationReason | None
     detail: str
     calls: int
     roots: dict[str, int]
-    """Calls that extended nothing, by reason."""
+    """The number of calls that extended nothing, by reason."""
     rows: int
     sampled: int
-    """Tokens."""
+    """The number of sampled tokens."""
     delivered: int
-    left_out: dict[LeftOut, int]
+    excluded: dict[ExclusionReason, int]
     fed: float
-    """Share of the rows."""
+    """The share of rows whose fidelity is `fed`."""
     side_calls: int
     failed_calls: int
-    """Calls that ended without an answer."""
+    """The number of calls that ended without an answer."""
     retries: int
-    """Calls sampled anew for a request that was sent again."""
+    """The number of calls that were sampled again for a repeated request."""
     written: bool
-    """All files, as the script wanted them."""
+    """Whether the harness wrote all files as the script asked."""
     seconds: float
-    """Of the harness's run."""
+    """How long the harness ran."""
 
     @property
     def trouble(self) -> str | None:
         """What is wrong. None: nothing."""
-        unseen = self.sampled - self.delivered - sum(self.left_out.get(reason, 0) for reason in (LeftOut.SIDE_CALL, LeftOut.FAILED_TRY))
-        if self.end is not End.FINISHED or self.exit_code != 0:
-            return f"it ended as {self.end.value if self.end else 'unknown'} with exit code {self.exit_code}: {self.detail or 'no word'}"
+        unseen = (
+            self.sampled
+            - self.delivered
+            - sum(self.excluded.get(reason, 0) for reason in (ExclusionReason.SIDE_CALL, ExclusionReason.FAILED_TRY))
+        )
+        if self.termination_reason is not TerminationReason.FINISHED or self.exit_code != 0:
+            ended = self.termination_reason.value if self.termination_reason else "unknown"
+            return f"it ended as {ended} with exit code {self.exit_code}: {self.detail or 'no detail'}"
         if not self.rows:
             return "it left no rows"
         if unseen:
-            return f"{unseen} of {self.sampled} sampled tokens are in no row: {counted(self.left_out)}"
+            return f"{unseen} of {self.sampled} sampled tokens are in no row: {counted(self.excluded)}"
         if self.fed < 1:
             return f"{1 - self.fed:.0%} of the rows were not fed to the engine as they are"
         return None if self.written else "it did not write all files"
 
 
-def figures_of(wish: Wish, view: TaskView, session: SessionView) -> Figures:
+def figures_of(run_request: RunRequest, view: TaskView, session: SessionView) -> Figures:
     """Return the figures of a session whose task has ended."""
     built = session.trajectory
     assert built is not None  # noqa: S101 - so it was sealed
     fed = sum(row.fidelity is Fidelity.FED for row in built.rows)
     return Figures(
-        harness=wish.harness.name,
+        harness=run_request.harness.name,
         version=built.harness_version,
-        options=wish.harness.options,
-        streaming=wish.streaming,
+        options=run_request.harness.options,
+        streaming=run_request.streaming,
         exit_code=built.exit.exit_code if built.exit else None,
-        end=built.end,
+        termination_reason=built.termination_reason,
         detail=built.detail or (built.exit.detail if built.exit else ""),
         calls=len(built.calls),
         roots=dict(Counter(call.root.value for call in built.calls if call.root is not None)),
         rows=len(built.rows),
         sampled=built.accounting.sampled,
         delivered=built.accounting.delivered,
-        left_out=built.accounting.left_out,
+        excluded=built.accounting.excluded,
         fed=fed / len(built.rows) if built.rows else 0.0,
         side_calls=built.accounting.side_calls,
         failed_calls=built.accounting.failed_calls,
@@ -90,16 +95,16 @@ def figures_of(wish: Wish, view: TaskView, session: SessionView) -> Figures:
 
 
 def table(figures: Figures) -> Table:
-    """Return the figures as people read them."""
+    """Return the figures as a table."""
     shown = Table.grid(padding=(0, 2))
     options = ", ".join(f"{name}={value}" for name, value in figures.options.items())
     shown.add_row("harness", f"{figures.harness} {figures.version}" + (f" ({options})" if options else ""))
-    shown.add_row("exit", f"{figures.exit_code}, {figures.end.value if figures.end else 'unknown'}")
+    shown.add_row("exit", f"{figures.exit_code}, {figures.termination_reason.value if figures.termination_reason else 'unknown'}")
     shown.add_row("calls", str(figures.calls))
     shown.add_row("roots", counted(figures.roots))
     shown.add_row("rows", str(figures.rows))
     shown.add_row("tokens", f"{figures.sampled} sampled, {figures.delivered} delivered")
-    shown.add_row("left out", counted(figures.left_out))
+    shown.add_row("excluded", counted(figures.excluded))
     shown.add_row("fed", f"{figures.fed:.0%}")
     shown.add_row("side calls", str(figures.side_calls))
     shown.add_row("failed calls", str(figures.failed_calls))
@@ -109,6 +114,6 @@ def table(figures: Figures) -> Table:
     return shown
 
 
-def counted(reasons: Mapping[LeftOut, int] | Mapping[str, int]) -> str:
-    """Return counts by reason as people read them."""
+def counted(reasons: Mapping[ExclusionReason, int] | Mapping[str, int]) -> str:
+    """Return counts by reason in words."""
     return ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"

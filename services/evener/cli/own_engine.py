@@ -1,4 +1,4 @@
-"""Keeps an engine of our own running: started again when it dies, and told to `fleet` when it comes and goes."""
+"""Keeps an engine running: restarts it when it dies, and announces in `fleet` when it comes and goes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,21 +13,21 @@ from evener.engines.embedded import start_embedded
 from evener.engines.port import EngineError
 from evener.engines.vllm_server import SPLIT_PROMPTS, VllmOptions, VllmServer, start_vllm
 from evener.proto.errors import EvenerError
-from evener.service.supervisor import back_off
+from evener.service.supervisor import RESTART
 
 MAX_FAILED_STARTS: Final = 5
-"""In a row, after it has run."""
+"""The number of failed restarts in a row after which the engine is given up."""
 
 log = structlog.get_logger()
 
 Left = Callable[[], Awaitable[object]]
-"""Called whenever the engine is gone; or waited for, until somebody else says so."""
+"""Called when the engine is gone; or awaited, until another service says so."""
 Join = Callable[[str, str], Awaitable[None]]
-"""Called with the engine's URL and kind whenever it serves."""
+"""Called with the engine's URL and kind when it serves."""
 
 
-class Process(Protocol):
-    """An engine in a process of its own, that serves."""
+class EngineProcess(Protocol):
+    """An engine that serves in a process of its own."""
 
     @property
     def url(self) -> str: ...
@@ -37,19 +37,19 @@ class Process(Protocol):
     async def stop(self) -> None: ...
 
 
-Start = Callable[[], Awaitable[Process]]
+Start = Callable[[], Awaitable[EngineProcess]]
 
 
 @asynccontextmanager
-async def kept(kind: str, start: Start, join: Join, left: Left, put_out: Left | None = None) -> AsyncIterator[None]:
+async def kept(kind: str, start: Start, join: Join, left: Left, evicted: Left | None = None) -> AsyncIterator[None]:
     """Run an engine while this block runs. Raises what its first start raises.
 
-    `left` tells that it is gone. With `put_out`, the block runs while the engine starts, and a start that fails ends it; the engine
-    is also started anew when `put_out` returns: then nobody knows its weights.
+    `left` tells that it is gone. With `evicted`, the block runs while the engine starts, and a start that fails ends it; the engine
+    is also started anew when `evicted` returns: then nobody knows its weights.
     """
-    first = await start() if put_out is None else None
+    first = await start() if evicted is None else None
     block = cast("asyncio.Task[object]", asyncio.current_task())
-    keeping = asyncio.create_task(_keep(kind, start, join, left, put_out or asyncio.Event().wait, first=first), name=f"{kind} engine")
+    keeping = asyncio.create_task(_keep(kind, start, join, left, evicted or asyncio.Event().wait, first=first), name=f"{kind} engine")
     keeping.add_done_callback(lambda task: None if task.cancelled() else block.cancel())
     try:
         yield
@@ -63,35 +63,35 @@ async def kept(kind: str, start: Start, join: Join, left: Left, put_out: Left | 
         await asyncio.wait({keeping})
 
 
-async def _keep(kind: str, start: Start, join: Join, left: Left, put_out: Left, *, first: Process | None) -> NoReturn:
+async def _keep(kind: str, start: Start, join: Join, left: Left, evicted: Left, *, first: EngineProcess | None) -> NoReturn:
     process = first or await start()
     while True:
         try:
             await join(process.url, kind)
             log.info("engine_started", kind=kind, url=process.url)
-            log.error("engine_died", kind=kind, error=await _end_of(process, put_out))
+            log.error("engine_died", kind=kind, error=await _end_of(process, evicted))
         finally:
             await process.stop()
         await left()
         process = await _again(kind, start)
 
 
-async def _end_of(process: Process, put_out: Left) -> str:
-    """Wait until the engine has died, or was put out of the fleet; return which."""
-    dying, leaving = asyncio.ensure_future(process.died()), asyncio.ensure_future(put_out())
+async def _end_of(process: EngineProcess, evicted: Left) -> str:
+    """Wait until the engine has died, or was evicted from the fleet; return which."""
+    dying, leaving = asyncio.ensure_future(process.died()), asyncio.ensure_future(evicted())
     try:
         await asyncio.wait({dying, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return str(dying.result()) if dying.done() else "it was put out of the fleet"
+        return str(dying.result()) if dying.done() else "it was evicted from the fleet"
     finally:
         for task in (dying, leaving):
             task.cancel()
         await asyncio.gather(dying, leaving, return_exceptions=True)
 
 
-async def _again(kind: str, start: Start) -> Process:
+async def _again(kind: str, start: Start) -> EngineProcess:
     """Start it after a pause; raise what the last of too many starts raises."""
     for failures in range(1, MAX_FAILED_STARTS + 1):
-        await asyncio.sleep(back_off(failures))
+        await asyncio.sleep(RESTART.seconds(failures))
         try:
             return await start()
         except EvenerError as failed:
@@ -101,14 +101,14 @@ async def _again(kind: str, start: Start) -> Process:
     raise AssertionError
 
 
-async def start_own_embedded(config: Config) -> Process:
-    """Start llama.cpp as it is configured."""
+async def start_own_embedded(config: Config) -> EngineProcess:
+    """Start llama.cpp with this configuration."""
     model = Path(config.model) if config.model else None
     return await start_embedded(model, context=config.context, parallel=config.calls, threads=config.threads)
 
 
 async def start_own_vllm(config: Config) -> VllmServer:
-    """Start vLLM as it is configured, and say how it goes on: it takes from half a minute to many."""
+    """Start vLLM with this configuration and report the progress, since a start takes from half a minute to many minutes."""
     options = VllmOptions(model=Path(config.model or ""), program=config.vllm, served_name=config.policy, extra=config.vllm_options)
     logged = Path(config.state) / "engine.log"
     server = await start_vllm(options, logged)

@@ -1,4 +1,4 @@
-"""`evener policy`: weights into running engines, and what there is."""
+"""`evener policy`: publishes weights to running engines, and shows what was published."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile
 from cyclopts.validators import Number
 
-app = App(name="policy", help="Publish weights of a policy, and see what was published.", result_action="return_value")
+app = App(name="policy", help="Publish weights of a policy, or show what was published.", result_action="return_value")
 
 
 @app.command
@@ -20,32 +20,32 @@ async def publish(
     digest: str | None = None,
     state: Path | None = None,
 ) -> int:
-    """Load a folder of weights into the policy's engines, prove that they sample by it, and publish it as a version.
+    """Load a folder of weights into the policy's engines, prove that they sample from it, and publish it as a version.
 
-    Calls under way run on across the update. Where an engine shows the weights wrong, all get the version before again.
+    Calls in progress continue across the update. If an engine shows that the weights are wrong, all engines get the previous version again.
 
     Parameters
     ----------
     folder
-        A Hugging Face folder that the engines can read under the same path; its own for each version.
+        A Hugging Face folder that the engines can read under the same path. Each version needs a folder of its own.
     version
-        A number above all earlier ones. The same again, with the same weights, changes nothing.
+        A number above all earlier ones. Publishing the same weights again under the same number changes nothing.
     policy
-        The policy whose weights they are.
+        The policy whose weights these are.
     canary
         JSON file: `{"prompts": [{"ids": [...], "logprobs": [null, ...]}], "tolerance": 0.001}`, with the trainer's logprobs.
     digest
-        What the weights' digest must be.
+        The digest that the weights must have.
     state
         State folder of the Evener to use.
     """
+    from evener.cli.connection import connect
+    from evener.cli.policy_tables import read_canary
     from evener.cli.progress import tell
-    from evener.cli.publishing import read_canary
-    from evener.cli.running import evener
     from evener.service.exits import complain
 
     wanted = None if canary is None else read_canary(canary)
-    async with evener(state) as client:
+    async with connect(state) as client:
         answer = await client.publish(policy, version, str(folder.absolute()), digest=digest, canary=wanted)
     for warning in answer.warnings:
         complain(f"warning: {warning}")
@@ -62,17 +62,17 @@ async def listed(*, state: Path | None = None) -> int:
     state
         State folder of the Evener to use.
     """
-    from evener.cli.publishing import show_policies
-    from evener.cli.running import evener
+    from evener.cli.connection import connect
+    from evener.cli.policy_tables import show_policies
 
-    async with evener(state) as client:
+    async with connect(state) as client:
         show_policies(await client.policies())
     return 0
 
 
 @app.command
 async def show(policy: str = "policy", *, state: Path | None = None) -> int:
-    """Show the versions of a policy: published, on their way, or rolled back and why.
+    """Show the versions of a policy: published, being published, or rolled back and why.
 
     Parameters
     ----------
@@ -81,9 +81,9 @@ async def show(policy: str = "policy", *, state: Path | None = None) -> int:
     state
         State folder of the Evener to use.
     """
-    from evener.cli.publishing import show_policy
-    from evener.cli.running import evener
+    from evener.cli.connection import connect
+    from evener.cli.policy_tables import show_policy
 
-    async with evener(state) as client:
+    async with connect(state) as client:
         show_policy(await client.policy(policy))
     return 0

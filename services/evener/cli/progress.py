@@ -1,4 +1,4 @@
-"""How tasks go on: a table that lives on a terminal, a line of JSON for each task that has ended otherwise."""
+"""Shows the progress of tasks: a live table on a terminal, otherwise a line of JSON for each task that ends."""
 
 import os
 import sys
@@ -16,8 +16,8 @@ from rich.text import Text
 
 from evener.client.client import Client
 from evener.client.views import TaskView
-from evener.proto.ends import End, LeftOut
 from evener.proto.ids import session_of
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.spec import Purpose
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
@@ -26,41 +26,43 @@ from evener.tokens.remarks import tools_hidden
 
 GOOD: Final = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
 SHOWN_TASKS: Final = 16
-"""On a terminal. Of more, those that are under way and those that ended last."""
+"""The number of tasks that a terminal shows: those in progress, then those that ended last."""
 REASON_CHARACTERS: Final = 80
-"""Of a task's reason in the table; what was left out stands in the lines below it."""
-HINTS: Final = {LeftOut.CONSTRAINED: "their logprobs are not those of what was sampled; sample at temperature 1 without filters"}
-"""What can be done about tokens that were left out."""
+"""The length of a task's reason in the table. Its full text stands below."""
+HINTS: Final = {
+    ExclusionReason.CONSTRAINED: "the reported logprobs are not those of the sampled distribution; sample at temperature 1 without filters"
+}
+"""What a user can do about excluded tokens."""
 
 
-ALL_ENDED: Final = {End.HARNESS_FAILED: "the harness failed", End.CONTEXT_OVERFLOW: "the context was too short"}
-"""Ends that are worth a line where all sessions of a group had them."""
+ALL_ENDED: Final = {TerminationReason.HARNESS_FAILED: "the harness failed", TerminationReason.CONTEXT_OVERFLOW: "the context was too short"}
+"""Termination reasons that get a line if all sessions of a group have them."""
 
 
-class Heed(Protocol):
-    """What is told of each change."""
+class TaskObserver(Protocol):
+    """Gets each change of a task."""
 
-    async def heed(self, view: TaskView) -> None: ...
+    async def observe(self, view: TaskView) -> None: ...
 
 
 class Harmless(Console):
-    """Shows control characters: what an agent or a grader wrote does not move the cursor, clear the screen or name the window."""
+    """Shows control characters as text, so that the output of an agent or grader cannot move the cursor or clear the screen."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Return the segments, without control characters in their texts."""
+        """Return the segments without control characters in their texts."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 def console(file: TextIO | None = None, *, width: int | None = None) -> Console:
-    """Return where a command writes for people, stdout where nothing else is said; without colours where NO_COLOR says so.
+    """Return the console that a command writes to, by default stdout; without colours if NO_COLOR is set.
 
-    Plain strings are written as they are: what a grader printed may look like markup. `width`: characters of a line. None: the terminal's.
+    Plain strings are written verbatim: the output of a grader may look like markup. `width` is in characters. None: the terminal's.
     """
     return Harmless(file=file or sys.stdout, no_color="NO_COLOR" in os.environ, width=width, markup=False, emoji=False)
 
 
-async def watch(client: Client, run_id: str, task_ids: Collection[str], foresight: Heed | None = None) -> dict[str, TaskView]:
+async def watch(client: Client, run_id: str, task_ids: Collection[str], run_warnings: TaskObserver | None = None) -> dict[str, TaskView]:
     """Show the tasks until all have ended; return them by id."""
     views: dict[str, TaskView] = {}
     out = console()
@@ -75,17 +77,17 @@ async def watch(client: Client, run_id: str, task_ids: Collection[str], foresigh
                 live.update(overview(list(views.values()), len(task_ids)))
             elif view.outcome is not None and (before is None or before.outcome is None):
                 tell(view)
-            if foresight is not None:
-                await foresight.heed(view)
+            if run_warnings is not None:
+                await run_warnings.observe(view)
             if len(views) == len(task_ids) and all(known.outcome is not None for known in views.values()):
                 break
     return views
 
 
 def tell_troubles(views: Iterable[TaskView]) -> None:
-    """Write one line on stderr for each trouble: tasks not delivered, delivered with nothing to train, or whose harness failed always.
+    """Write one line on stderr for each kind of trouble: tasks not delivered, delivered with nothing to train, or with a failing harness.
 
-    And one if the policy never saw the tools that it was offered.
+    A line also warns if the policy never saw the tools that it was offered.
     """
     troubles: dict[tuple[str, str], list[str]] = {}
     known = tuple(views)
@@ -100,24 +102,24 @@ def tell_troubles(views: Iterable[TaskView]) -> None:
 
 
 def _trouble(view: TaskView) -> tuple[str, str] | None:
-    """Return how a task ended, and why or where to look."""
+    """Return how a task ended, and the reason or where to look."""
     if view.outcome not in GOOD:
         return view.outcome.value if view.outcome else "is open", view.reason or "its sessions were not usable"
     if view.purpose is not Purpose.EVAL and view.accounting is not None and not view.accounting.delivered:
-        return f"{view.outcome.value}, but nothing of it can be trained", view.reason or _left_out(view)
+        return f"{view.outcome.value}, but nothing of it can be trained", view.reason or _excluded(view)
     for end, what in ALL_ENDED.items():
         if view.ends.get(end, 0) == view.samples:
             return f"{view.outcome.value}, but {what} in all its sessions", view.reason
     return (view.outcome.value, view.reason) if view.reason else None
 
 
-def _left_out(view: TaskView) -> str:
-    """Return why a group has no token to train, without numbers: so that equal reasons are told once."""
-    reasons = view.accounting.left_out if view.accounting else {}
+def _excluded(view: TaskView) -> str:
+    """Return why a group has no token to train, without numbers, so that equal reasons are shown once."""
+    reasons = view.accounting.excluded if view.accounting else {}
     if not reasons:
         return "no token was sampled"
     told = (f"{reason.value.replace('_', ' ')}{f' ({HINTS[reason]})' if reason in HINTS else ''}" for reason in sorted(reasons))
-    return f"all sampled tokens were left out: {', '.join(told)}"
+    return f"all sampled tokens are excluded: {', '.join(told)}"
 
 
 def tell(event: object) -> None:
@@ -127,7 +129,7 @@ def tell(event: object) -> None:
 
 
 def overview(views: Sequence[TaskView], total: int) -> RenderableType:
-    """Return how far a run is: one line of counts, and a table of the tasks that fit."""
+    """Return the progress of a run: one line of counts, and a table of the tasks that fit."""
     ended = sorted((view for view in views if view.outcome is not None), key=lambda view: view.ended_at or 0.0)
     going = [view for view in views if view.outcome is None and view.stages.get(Stage.QUEUED, 0) < view.samples]
     waiting = [view for view in views if view.outcome is None and view not in going]
@@ -148,7 +150,7 @@ def _counts(views: Sequence[TaskView], total: int) -> Text:
 
 
 def table(views: Iterable[TaskView]) -> Table:
-    """Return tasks as people read them."""
+    """Return tasks as a table."""
     shown = Table("task", "", "sessions", "rewards", "mean", box=None, header_style="bold", pad_edge=False)
     for view in sorted(views, key=lambda view: (view.submitted_at, view.task_id)):
         known = [reward for reward in view.rewards if reward is not None]

@@ -1,4 +1,4 @@
-"""`evener record`: a harness that somebody else runs."""
+"""`evener record`: records a harness that somebody else runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,8 +22,8 @@ async def record(
 ) -> int:
     """Record the model calls of a program: `evener record -- python agent.py`.
 
-    The program runs here, with the base URL and key variables of every provider set to a fresh session; its exit code is the
-    command's. Without a program the session stays open until Ctrl-C, for whatever uses the printed base URL and key.
+    The program runs here, with the base URL and key variables of every provider set to a fresh session; its exit code is the command's.
+    Without a program the session stays open until Ctrl-C, for any program that uses the printed base URL and key.
 
     Parameters
     ----------
@@ -36,18 +36,18 @@ async def record(
     policy
         The policy that samples.
     sampling
-        Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ... The program's own wishes are recorded only.
+        Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ... The program's own are only recorded.
     streaming
-        `live`: text leaves as it is sampled, for people who watch. `hold`: answers leave whole, after their commit.
+        `live`: text leaves as it is sampled, for people who watch. `buffered`: answers leave whole, after their commit.
     harness
-        The program is this harness (`evener harness list`): what is special about it is known.
+        The program is this harness (`evener harness list`): use the quirks that it declares.
     quirks
-        A TOML file that says what is special about the program: docs/harnesses.md, Quirks.
+        A TOML file with the program's quirks: docs/harnesses.md, Quirks.
     state
         State folder of the Evener to use.
     """
-    from evener.cli.recording import record_session
-    from evener.cli.submitting import read
+    from evener.cli.record_session import record_session
+    from evener.cli.submission import read
     from evener.proto.spec import Sampling
 
     wanted = read(Sampling, sampling or {}, "sampling")

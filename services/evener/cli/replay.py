@@ -1,10 +1,10 @@
-"""`evener replay`: a record that was given up, once more."""
+"""`evener replay`: appends a dead letter again."""
 
 from pathlib import Path
 
 
 async def replay(topic: str, partition: int, offset: int, *, state: Path | None = None) -> int:
-    """Append the record at this place to its partition once more, after what made it unreadable was mended.
+    """Append the record at this position to its partition again, after its cause was mended.
 
     Parameters
     ----------
@@ -17,9 +17,9 @@ async def replay(topic: str, partition: int, offset: int, *, state: Path | None 
     state
         State folder of the running Evener.
     """
-    from evener.cli.running import evener
+    from evener.cli.connection import connect
 
-    async with evener(state) as client:
+    async with connect(state) as client:
         again = await client.replay(topic, partition, offset)
     print(f"{again.topic}/{again.partition}@{again.offset}")
     return 0

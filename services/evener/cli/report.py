@@ -1,10 +1,10 @@
-"""`evener report`: a run as one page."""
+"""`evener report`: writes a run as one page."""
 
 from pathlib import Path
 
 
 async def report(run: str, *, out: Path = Path("report.html"), state: Path | None = None) -> int:
-    """Write a run's groups, time lines, sessions and tokens as one HTML page that asks nobody for anything.
+    """Write a run's groups, time lines, sessions and tokens as one self-contained HTML page.
 
     Parameters
     ----------
@@ -15,12 +15,12 @@ async def report(run: str, *, out: Path = Path("report.html"), state: Path | Non
     state
         State folder of the Evener to use.
     """
-    from evener.cli.exporting import check_folder
+    from evener.cli.connection import connect
+    from evener.cli.group_files import check_folder
     from evener.cli.progress import tell
-    from evener.cli.reporting import write_report
-    from evener.cli.running import evener
+    from evener.cli.run_page import write_report
 
     check_folder(out)
-    async with evener(state) as client:
+    async with connect(state) as client:
         tell(await write_report(client, run, out))
     return 0

@@ -1,4 +1,4 @@
-"""`evener run`: tasks through a harness."""
+"""`evener run`: runs tasks with a harness."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 from evener.harnesses.registry import names
 from evener.proto.spec import Purpose, Streaming
 
-HARNESSES: Final = f"The agent program: {', '.join(names())}. `evener harness show NAME` tells its options."
+HARNESSES: Final = f"The agent program: {', '.join(names())}. `evener harness show NAME` describes its options."
 Keys = Annotated[dict[str, str] | None, Parameter(negative="")]
 
 
@@ -26,14 +26,17 @@ async def run(
     quirks: ExistingFile | None = None,
     sampling: Keys = None,
     budgets: Keys = None,
-    streaming: Streaming = Streaming.HOLD,
+    group: Keys = None,
+    models: Annotated[list[str] | None, Parameter(negative="")] = None,
+    streaming: Streaming = Streaming.BUFFERED,
     trust_local: Annotated[bool, Parameter(negative="")] = False,
     state: Path | None = None,
 ) -> int:
-    """Run tasks, and show how they go on.
+    """Run tasks and show their progress.
 
-    Talks to the running `evener up`; where there is none, starts one for its own time. Exits with 0 if every group was delivered, 1 if one
-    was not, 3 if one was delivered for training and has nothing to train. Ctrl-C leaves the run: see `--run-id`, and `evener cancel`.
+    Uses the running `evener up`, or starts one for the duration of the command. Exits with 0 if every group was delivered, or dropped by a
+    rule of the run; with 1 if one was neither; with 3 if one has nothing to train, or all were dropped. Ctrl-C leaves the run: see
+    `--run-id`, and `evener cancel`.
 
     Parameters
     ----------
@@ -42,32 +45,39 @@ async def run(
     samples
         Sessions of each task: the size of its group.
     purpose
-        What the groups are for; only `train` reaches trainers.
+        What the groups are for. Only `train` reaches trainers.
     run_id
-        Name of this run; the same command with the same name goes on where it stopped. None: a new one.
+        Name of this run. The same command with the same name continues where it stopped. Default: a new name.
     policy
         The policy that samples.
     option
         Options of the harness: `--option.turns ...`.
     quirks
-        A TOML file that says what is special about the program of `command`, or of another harness instead of what it declares:
+        A TOML file with the quirks of the program of `command`, or of another harness instead of those that it declares:
         docs/harnesses.md, Quirks.
     sampling
         Sampling parameters: `--sampling.temperature 0.7`, `--sampling.max-tokens 256`, ...
     budgets
         Limits of a session: `--budgets.calls 20`, `--budgets.agent-seconds 300`, ...
+    group
+        When a group is delivered, and what of it: `--group.deliver-early-at M`, `--group.min-usable K`, `--group.max-staleness S`,
+        `--group.drop-zero-variance true`: docs/training.md, Group rules.
+    models
+        Where calls to another model name go, once for each name: `--models NAME=policy`, `--models NAME=frozen:ENGINE`,
+        `--models NAME=refuse:REASON`. The name `*` stands for all others; without it they go to the policy.
     streaming
-        `hold`: answers leave whole, after their commit, and a gateway that dies is not noticed. `live`: text leaves as it is sampled.
+        `buffered`: answers leave whole, after their commit, and the harness does not notice a gateway that dies. `live`: text leaves as
+        it is sampled.
     trust_local
-        Let a harness with tools run on this machine, with your rights (where this command starts the services).
+        Let a harness with tools run on this machine, with your rights (if this command starts the services).
     state
         State folder of the Evener to use.
     """
-    from evener.cli.running_tasks import run_tasks
-    from evener.cli.submitting import Wish, harness_spec, read, run_name
-    from evener.proto.spec import Budgets, Sampling
+    from evener.cli.run_tasks import run_tasks
+    from evener.cli.submission import RunRequest, harness_spec, model_map, read, run_name
+    from evener.proto.spec import Budgets, GroupOptions, Sampling
 
-    wish = Wish(
+    run_request = RunRequest(
         run_id=run_name(run_id, "run"),
         harness=harness_spec(harness, option or {}, quirks),
         samples=samples,
@@ -75,6 +85,8 @@ async def run(
         policy=policy,
         sampling=read(Sampling, sampling or {}, "sampling"),
         budgets=read(Budgets, budgets or {}, "budgets"),
+        group=read(GroupOptions, group or {}, "group"),
+        models=model_map(models or (), policy),
         streaming=streaming,
     )
-    return await run_tasks(tasks, wish, trust_local=trust_local, state=state)
+    return await run_tasks(tasks, run_request, trust_local=trust_local, state=state)

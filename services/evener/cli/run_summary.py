@@ -1,4 +1,4 @@
-"""What a run came to: counts, rewards, tokens, and the exit code."""
+"""The summary of a run: counts, rewards, tokens, and the exit code."""
 
 import statistics
 from collections import Counter
@@ -20,45 +20,45 @@ NOTHING_TO_TRAIN: Final = 3
 
 
 class Spread(Struct, frozen=True):
-    """Rewards of all sessions that have one."""
+    """The rewards of all graded sessions."""
 
     mean: float | None
-    """None: there is none."""
+    """The mean. None: there is no reward."""
     deviation: float | None
-    """Standard deviation within a group, the mean over groups of two or more. 0: nothing to learn."""
+    """The standard deviation within a group, averaged over groups of two or more. 0: nothing to learn."""
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """The last line of `evener run` where nobody watches. Keys stay; more may come."""
+    """The last line of `evener run` without a terminal. Keys stay; more may be added."""
 
     run: str
     tasks: int
     outcomes: dict[str, int]
-    """Tasks by how they ended: `merged`, `kept`, `failed`, `cancelled`."""
+    """The number of tasks by outcome: `merged`, `kept`, `dropped`, `failed`, `cancelled`."""
     sessions: int
     ends: dict[str, int]
-    """Sessions by how they ended."""
+    """The number of sessions by termination reason."""
     rewards: Spread
     sampled: int
-    """Tokens of all groups that ended."""
+    """The number of sampled tokens in all groups that ended."""
     delivered: int
-    """Of these: in rows, to be trained where the purpose is `train`."""
-    left_out: dict[str, int]
-    """The others, by reason."""
+    """The number of these tokens that are delivered in rows, for training if the purpose is `train`."""
+    excluded: dict[str, int]
+    """The number of the others, by reason."""
     calls_without_tools: int
-    """Calls whose tools the policy never saw: its chat template renders none."""
+    """The number of calls whose tools the policy never saw, because its chat template does not render tools."""
 
 
 def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
     """Return the figures of a run's tasks."""
     tasks = tuple(views)
     ends: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
     books = [task.accounting for task in tasks if task.accounting is not None]
     for task in tasks:
         ends.update({end.value: count for end, count in task.ends.items()})
     for book in books:
-        left_out.update({reason.value: count for reason, count in book.left_out.items()})
+        excluded.update({reason.value: count for reason, count in book.excluded.items()})
     return RunSummary(
         run=run_id,
         tasks=len(tasks),
@@ -68,7 +68,7 @@ def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
         rewards=spread([[reward for reward in task.rewards if reward is not None] for task in tasks]),
         sampled=sum(book.sampled for book in books),
         delivered=sum(book.delivered for book in books),
-        left_out=dict(left_out),
+        excluded=dict(excluded),
         calls_without_tools=sum(book.calls_without_tools for book in books),
     )
 
@@ -92,20 +92,22 @@ def spread(groups: Iterable[list[float]]) -> Spread:
 
 
 def exit_code(views: Collection[TaskView]) -> int:
-    """Return 0 if every group was delivered, 1 if one was not, 3 if one was delivered for training with nothing to train."""
-    if not all(view.outcome in GOOD for view in views):
+    """Return 0 if every group was delivered or dropped by a rule, 1 if one was neither, 3 if one, or the run, has nothing to train."""
+    dropped = [view for view in views if view.outcome is TaskOutcome.DROPPED]
+    if not all(view.outcome in GOOD for view in views if view not in dropped):
         return FAILED
-    return NOTHING_TO_TRAIN if any(empty(view) for view in views) else DONE
+    nothing = len(dropped) == len(views) or any(empty(view) for view in views)
+    return NOTHING_TO_TRAIN if nothing else DONE
 
 
 def empty(view: TaskView) -> bool:
-    """Return whether a group went to the trainers without a token to train."""
+    """Return whether a group was delivered to trainers without a token to train."""
     merged = view.outcome is TaskOutcome.MERGED and view.purpose is Purpose.TRAIN
     return merged and view.accounting is not None and not view.accounting.delivered
 
 
 def tell_summary(summary: RunSummary) -> None:
-    """Write some lines on a terminal, else one line of JSON."""
+    """Write some lines on a terminal, otherwise one line of JSON."""
     out = console()
     if out.is_terminal:
         out.print(lines(summary))
@@ -114,7 +116,7 @@ def tell_summary(summary: RunSummary) -> None:
 
 
 def tell_runs(summaries: Iterable[RunSummary]) -> None:
-    """Write a table on a terminal, else a line of JSON for each run."""
+    """Write a table on a terminal, otherwise a line of JSON for each run."""
     out = console()
     if not out.is_terminal:
         for summary in summaries:
@@ -128,18 +130,18 @@ def tell_runs(summaries: Iterable[RunSummary]) -> None:
 
 
 def lines(summary: RunSummary) -> Table:
-    """Return the summary as people read it."""
+    """Return the summary as a table."""
     grid = Table.grid(padding=(0, 2))
     rewards = summary.rewards
     mean = "none" if rewards.mean is None else f"mean {rewards.mean:.3g}"
     deviation = "" if rewards.deviation is None else f", spread within a group {rewards.deviation:.3g}"
-    left_out = f"{sum(summary.left_out.values())} left out: {listed(summary.left_out) or 'none'}"
+    excluded = f"{sum(summary.excluded.values())} excluded: {listed(summary.excluded) or 'none'}"
     facts = (
         ("run", summary.run),
         ("groups", f"{summary.tasks}: {listed(summary.outcomes)}"),
         ("sessions", f"{summary.sessions}: {listed(summary.ends)}"),
         ("rewards", mean + deviation),
-        ("tokens", f"{summary.sampled} sampled = {summary.delivered} delivered + {left_out}"),
+        ("tokens", f"{summary.sampled} sampled = {summary.delivered} delivered + {excluded}"),
     )
     for name, fact in facts:
         grid.add_row(Text(name, "bold"), Text(fact))
@@ -147,5 +149,5 @@ def lines(summary: RunSummary) -> Table:
 
 
 def listed(counts: dict[str, int]) -> str:
-    """Return counts as people read them, the largest first."""
+    """Return counts in words, the largest first."""
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))

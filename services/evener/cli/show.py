@@ -1,4 +1,4 @@
-"""`evener show`: what happened in a session."""
+"""`evener show`: shows what happened in a session."""
 
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from cyclopts import Parameter
 
 WHOLE_LINES: Final = 4096
-"""Characters of a line where nobody watches: nothing is cut."""
+"""The width in characters without a terminal, so that nothing is cut."""
 Flag = Annotated[bool, Parameter(negative="")]
 
 
@@ -20,7 +20,7 @@ async def show(
     strategy: Literal["tree", "per_call"] = "tree",
     state: Path | None = None,
 ) -> int:
-    """Show a session: its end, reward and use, a tree of its calls, where every sampled token went, and how its grader's output ends.
+    """Show a session: its end, reward and use, a tree of its calls, where every sampled token went, and the end of its grader's output.
 
     Parameters
     ----------
@@ -29,10 +29,10 @@ async def show(
     messages
         Show the conversation of each row instead.
     tokens
-        Show the rows as tokens instead: sampled ones coloured by their probability, underlined where they are trained. With the numbers of
-        rows: only those, a line for each token, with mask, logprob and policy version.
+        Show the rows as tokens instead: sampled ones coloured by their probability, underlined if they are trained. With the numbers of
+        rows: only those, one token per line, with loss mask, logprob and policy version.
     grader
-        Show all that its grader wrote, instead.
+        Show the whole output of its grader instead.
     json
         Print everything as one JSON object instead.
     strategy
@@ -45,16 +45,16 @@ async def show(
 
         msg = "--messages, --tokens, --grader and --json contradict each other: give one"
         raise Usage(msg)
+    from evener.cli.connection import connect
     from evener.cli.progress import console, tell
-    from evener.cli.running import evener
-    from evener.cli.showing import accounts, conversations, heading
-    from evener.cli.showing_grade import grade_facts, graded, outputs, with_score
-    from evener.cli.showing_notes import notes
-    from evener.cli.showing_tokens import token_rows, token_table
-    from evener.cli.showing_tree import forest
+    from evener.cli.session_grade import grade_facts, graded, outputs, with_score
+    from evener.cli.session_remarks import notes
+    from evener.cli.session_text import accounts, conversations, heading
+    from evener.cli.session_tokens import token_rows, token_table
+    from evener.cli.session_tree import forest
     from evener.proto.spec import Strategy
 
-    async with evener(state) as client:
+    async with connect(state) as client:
         view = await client.session(session, strategy=Strategy(strategy))
         known = await graded(client, session) if view.trajectory else None
         out = console()

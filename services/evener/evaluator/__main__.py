@@ -1,7 +1,7 @@
 """`python -m evener.evaluator`: the evaluator alone."""
 
 from evener.evaluator.config import Config
-from evener.service.host import main
+from evener.service.program import main
 
 if __name__ == "__main__":
     main("evaluator", Config, "evener.evaluator.service")

@@ -1,21 +1,18 @@
-"""What to do with a trajectory: grade it, or say why not; after a failed grading: again, or give up. Pure."""
+"""Decides whether a trajectory is graded, and whether a failed grading is tried again. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
 from evener.graders.port import Grade, GraderRefused
-from evener.proto.ends import CONSEQUENCES
+from evener.proto.reasons import END_POLICY
 from evener.proto.sessions import Artifact
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 
-MAX_PAUSE_SECONDS: Final = 60.0
-MOST_DOUBLINGS: Final = 60
-"""Of the first pause: a store that is away for a day has thousands of tries."""
 CRASH: Final = "crash.txt"
-"""Evidence of a grader that crashed: its traceback."""
+"""The evidence of a grader that crashed: its traceback."""
 REASON: Final = "error.txt"
-"""Evidence of a failed try that was followed by another: why it failed."""
+"""The evidence of a failed try that another one followed: why it failed."""
 
 
 class Next(StrEnum):
@@ -27,9 +24,9 @@ class Next(StrEnum):
 
 def not_graded(trajectory: TrajectoryBuilt) -> str | None:
     """Return why the session is not graded. None: it is to be graded."""
-    if CONSEQUENCES[trajectory.end].grade:
+    if END_POLICY[trajectory.termination_reason].grade:
         return None
-    return f"{trajectory.end}: {trajectory.detail}" if trajectory.detail else str(trajectory.end)
+    return f"{trajectory.termination_reason}: {trajectory.detail}" if trajectory.detail else str(trajectory.termination_reason)
 
 
 def after_failure(trajectory: TrajectoryBuilt, error: Exception, tries: int) -> Next:
@@ -38,20 +35,15 @@ def after_failure(trajectory: TrajectoryBuilt, error: Exception, tries: int) -> 
     return Next.GIVE_UP if refused or tries >= trajectory.spec.grader.tries else Next.AGAIN
 
 
-def pause_seconds(tries: int, first: float) -> float:
-    """Return the pause after try number `tries`: `first`, then twice as long each time, up to a minute."""
-    return min(MAX_PAUSE_SECONDS, first * 2.0 ** min(tries - 1, MOST_DOUBLINGS))
-
-
 def of_try(number: int, evidence: Mapping[str, bytes], reason: str) -> dict[str, bytes]:
-    """Return the evidence of a failed try as it is named beside that of later ones: `try-1/test-stdout.txt`."""
+    """Return the evidence of a failed try under the names that tell it from later ones: `try-1/test-stdout.txt`."""
     return {f"try-{number}/{name}": content for name, content in {**evidence, REASON: reason.encode(errors="replace")}.items()}
 
 
 def score(
     trajectory: TrajectoryBuilt, grade: Grade, evidence: tuple[Artifact, ...], *, seconds: float, tries: int, now: float
 ) -> TrajectoryScored:
-    """Return the event of a finished grading, or of none (`tries` 0). Its reason is such as every reader decodes: it may name a file."""
+    """Return the event of a finished grading, or of none (`tries` 0). Its reason is valid UTF-8, even if it names a file that is not."""
     reason = None if grade.ungraded is None else grade.ungraded.encode(errors="backslashreplace").decode()
     return TrajectoryScored(
         trajectory=trajectory,

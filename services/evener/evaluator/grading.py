@@ -1,40 +1,50 @@
-"""One session's grading: tries, time limit, evidence."""
+"""Grades one session: tries, time limit, evidence."""
 
 import asyncio
 import time
 import traceback
 from collections.abc import Mapping
+from typing import Final
 
 import structlog
+from opentelemetry import trace
 
 from evener.blobs.port import BlobError, Blobs
-from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.evaluator.config import Config
-from evener.evaluator.core import CRASH, Next, after_failure, not_graded, of_try, pause_seconds, score
-from evener.graders.port import Context, Grade, GraderError
+from evener.evaluator.core import CRASH, Next, after_failure, not_graded, of_try, score
+from evener.graders.port import Grade, GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.proto.errors import Recoverable
 from evener.proto.sessions import Artifact
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
+from evener.runtime.retry import Backoff
 from evener.sandboxes.port import Sandboxes
+from evener.sandboxes.registry import LOCAL
 from evener.service.telemetry import Metrics
 
+LONGEST_PAUSE_SECONDS: Final = 60.0
+
 log = structlog.get_logger()
+tracer = trace.get_tracer("evener.evaluator")
 
 
 class Gradings:
     """Grades sessions, a bounded number at a time."""
 
-    def __init__(self, config: Config, blobs: Blobs, sandboxes: Sandboxes, metrics: Metrics) -> None:
+    def __init__(self, config: Config, waiting: Blobs, answering: Blobs, sandboxes: Mapping[str, Sandboxes], metrics: Metrics) -> None:
+        """`sandboxes` are the backends by name: a session is graded in that of its harness, a recording in `local`.
+
+        Evidence is stored in `waiting`; a grader reads from `answering`, which raises when the store is unavailable.
+        """
         self._config = config
-        self._blobs = Waited(blobs)
-        self._asked = Waited(blobs, ANSWER_SECONDS)
+        self._waiting = waiting
+        self._answering = answering
         self._sandboxes = sandboxes
         self._metrics = metrics
         self._room = asyncio.Semaphore(config.concurrency)
 
     async def scored(self, trajectory: TrajectoryBuilt, name: str) -> TrajectoryScored:
-        """Return the session with its reward, or with why it has none. `name` is unique among the open gradings."""
+        """Return the session with its reward, or with the reason why it has none. `name` is unique among the open gradings."""
         reason = not_graded(trajectory)
         if reason is not None:
             return score(trajectory, Grade(reward=None, ungraded=reason), (), seconds=0.0, tries=0, now=time.time())
@@ -47,13 +57,19 @@ class Gradings:
     async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, dict[str, bytes], int, float]:
         """Return the grade, or the reason after the last failed try; the evidence of all tries, their number, and their seconds.
 
-        A try whose blobs could not be read is none of the grader's: the store may come back, or get what it lacks.
+        A try whose blobs could not be read does not count as the grader's: the store may recover.
         """
         tries = unread = 0
         earlier = dict[str, bytes]()
+        pauses = Backoff(self._config.retry_seconds, LONGEST_PAUSE_SECONDS)
         seconds, deadline = 0.0, time.monotonic() + self._config.blob_seconds
         while True:
-            context = Context(trajectory=trajectory, blobs=self._asked, sandboxes=self._sandboxes, name=f"{name}-{tries + unread + 1}")
+            context = GradingContext(
+                trajectory=trajectory,
+                blobs=self._answering,
+                sandboxes=self._sandboxes.get(trajectory.spec.harness.sandbox, self._sandboxes[LOCAL]),
+                name=f"{name}-{tries + unread + 1}",
+            )
             async with self._room:
                 began, grade = time.monotonic(), None
                 try:
@@ -74,14 +90,15 @@ class Gradings:
                 seconds += time.monotonic() - began
             if grade is not None:
                 return grade, context.evidence | earlier, max(tries, 1), seconds
-            await asyncio.sleep(pause_seconds(tries + unread, self._config.retry_seconds))
+            await asyncio.sleep(pauses.seconds(tries + unread))
 
-    async def _try(self, context: Context) -> Grade:
-        """Grade once. Whatever a grader raises is a crash of the grader: the one broad except of this service."""
+    async def _try(self, context: GradingContext) -> Grade:
+        """Grade once. Any exception of a grader is a crash of the grader: this is the one broad except of the service."""
         trajectory = context.trajectory
         try:
-            async with asyncio.timeout(self._config.grading_seconds):
-                return await grader_for(trajectory.spec.grader.name).grade(context)
+            with tracer.start_as_current_span("try"):
+                async with asyncio.timeout(self._config.grading_seconds):
+                    return await grader_for(trajectory.spec.grader.name).grade(context)
         except (GraderError, BlobError):
             raise
         except TimeoutError as cause:
@@ -94,4 +111,4 @@ class Gradings:
             raise GraderError(msg) from cause
 
     async def _kept(self, evidence: Mapping[str, bytes]) -> tuple[Artifact, ...]:
-        return tuple([Artifact(name=name, blob=await self._blobs.put(content)) for name, content in evidence.items()])
+        return tuple([Artifact(name=name, blob=await self._waiting.put(content)) for name, content in evidence.items()])

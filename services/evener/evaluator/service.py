@@ -1,4 +1,4 @@
-"""The evaluator: every built trajectory becomes a scored one. A plain consumer group, at least once."""
+"""The evaluator: turns every built trajectory into a scored one. It is a plain consumer group, at least once."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from evener.blobs.waited import Waited
 from evener.bus.offsets import Contiguous
 from evener.bus.port import GroupOffset, Position, Record
 from evener.evaluator.config import Config
@@ -19,21 +20,23 @@ from evener.proto.codec import BadRecord
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
-from evener.sandboxes.local import open_local
+from evener.runtime.faults import point
+from evener.sandboxes.registry import open_backends
+from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog, header
-from evener.service.faults import point
 from evener.service.lost import lost_score, lost_trajectory
 from evener.service.partitions import own_partitions
-from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
+from evener.service.tracing import context_of
 
 GROUP: Final = "evaluator"
 
 log = structlog.get_logger()
+tracer = trace.get_tracer("evener.evaluator")
 
 
 class Partition:
-    """What is open in one partition of `trajectories.built`, and how far its offset may go."""
+    """The open trajectories of one partition of `trajectories.built`, and how far its offset may go."""
 
     def __init__(self, number: int, start: int, backlog: int) -> None:
         self.number = number
@@ -44,13 +47,13 @@ class Partition:
 
 
 class Evaluator:
-    """Reads the partitions that the group assigns to this instance."""
+    """Reads the partitions that the consumer group assigns to this instance."""
 
-    def __init__(self, config: Config, parts: Parts, gradings: Gradings) -> None:
+    def __init__(self, config: Config, context: ServiceContext, gradings: Gradings) -> None:
         self._config = config
-        self._parts = parts
+        self._context = context
         self._gradings = gradings
-        self._events = EventLog(parts.bus, Waited(parts.blobs))
+        self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
         self._partitions: dict[int, Partition] = {}
         self._stopping = asyncio.Event()
         self._open = 0
@@ -59,11 +62,11 @@ class Evaluator:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await own_partitions(self._parts.bus, GROUP, Topic.BUILT, self.serve, keep=False)
+        await own_partitions(self._context.bus, GROUP, Topic.BUILT, self.serve, keep=False)
 
     async def serve(self, number: int) -> None:
-        """Grade what a partition holds, from the committed offset on, for ever."""
-        bus = self._parts.bus
+        """Grade the trajectories of a partition, from the committed offset on, for ever."""
+        bus = self._context.bus
         start = await bus.committed(GROUP, Topic.BUILT, number)
         if start is None:
             start = await bus.beginning(Topic.BUILT, number)
@@ -81,19 +84,19 @@ class Evaluator:
                 del self._partitions[number]
 
     async def drain(self) -> None:
-        """Take nothing new, finish what is open, commit how far that went."""
+        """Take nothing new, finish what is open, and commit the progress."""
         self._stopping.set()
         await self._idle.wait()
         for partition in self._partitions.values():
             await self._commit(partition)
 
     def heartbeat(self) -> Heartbeat:
-        parts = self._parts
+        context = self._context
         return Heartbeat(
-            instance_id=f"{parts.instance_id}-evaluator",
+            instance_id=f"{context.instance_id}-evaluator",
             service="evaluator",
-            address=parts.address,
-            boot_id=parts.boot_id,
+            address=context.address,
+            boot_id=context.boot_id,
             capacity=self._config.concurrency,
             stopping=self._stopping.is_set(),
             at=time.time(),
@@ -110,12 +113,14 @@ class Evaluator:
 
     async def _finish(self, partition: Partition, record: Record) -> None:
         try:
-            scored = await self._scored(record)
-            if scored is not None:
-                await point("evaluator.graded")
-                spec = scored.trajectory.spec
-                session = scored.trajectory.session_id
-                await self._events.send(Topic.SCORED, spec.group_id, scored, session_id=session, group_id=spec.group_id)
+            with tracer.start_as_current_span("grade", context=context_of(record), kind=SpanKind.CONSUMER) as span:
+                scored = await self._scored(record)
+                if scored is not None:
+                    await point("evaluator.graded")
+                    _tell(span, scored)
+                    spec = scored.trajectory.spec
+                    session = scored.trajectory.session_id
+                    await self._events.send(Topic.SCORED, spec.group_id, scored, session_id=session, group_id=spec.group_id)
             partition.progress.finished(record.offset)
         finally:
             partition.room.release()
@@ -124,7 +129,7 @@ class Evaluator:
                 self._idle.set()
 
     async def _scored(self, record: Record) -> TrajectoryScored | None:
-        """Return the score of the record's session. None: the record names none that the log knows."""
+        """Return the score of the record's session. None: the record names no session that the log knows."""
         try:
             event = await self._events.light(record)
         except BadRecord as bad:
@@ -134,10 +139,10 @@ class Evaluator:
         return await self._gradings.scored(event, f"{record.partition}-{record.offset}")
 
     async def _lost(self, record: Record, reason: str) -> TrajectoryScored | None:
-        """Give a bad record up, and count its session as ungraded, so that its group ends."""
+        """Give up a bad record, and count its session as ungraded, so that its group ends."""
         await self._events.dead_letter(GROUP, record, reason)
         session = (header(record, HEADER_SESSION) or record.key.encode()).decode(errors="replace")
-        trajectory = await lost_trajectory(self._parts.bus, session, reason)
+        trajectory = await lost_trajectory(self._context.bus, session, reason)
         if trajectory is None:
             log.error("session_unknown", session_id=session, offset=record.offset)
             return None
@@ -152,17 +157,27 @@ class Evaluator:
         offset = partition.progress.next_offset
         if offset == partition.committed:
             return
-        await self._parts.bus.commit_offsets([GroupOffset(GROUP, Position(Topic.BUILT, partition.number, offset))])
+        await self._context.bus.commit_offsets([GroupOffset(GROUP, Position(Topic.BUILT, partition.number, offset))])
         partition.committed = offset
 
 
+def _tell(span: Span, scored: TrajectoryScored) -> None:
+    span.set_attribute("evener.session.id", scored.trajectory.session_id)
+    span.set_attribute("evener.grader", scored.grader)
+    if scored.reward is not None:
+        span.set_attribute("evener.reward", scored.reward)
+    if scored.ungraded is not None:
+        span.set_status(StatusCode.ERROR, scored.ungraded)
+
+
 @asynccontextmanager
-async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
+async def open_service(config: Config, context: ServiceContext) -> AsyncIterator[Service]:
     """Open the grading sandboxes and yield the evaluator."""
     async with contextlib.AsyncExitStack() as stack:
-        root = Path(config.state) / "grading" / parts.instance_id
-        sandboxes = await stack.enter_async_context(open_local(root))
-        evaluator = Evaluator(config, parts, Gradings(config, parts.blobs, sandboxes, metrics(parts.registry)))
+        root = Path(config.state) / "grading" / context.instance_id
+        sandboxes = await stack.enter_async_context(open_backends(root))
+        gradings = Gradings(config, context.waiting_blobs(), context.answering_blobs(), sandboxes, metrics(context.registry))
+        evaluator = Evaluator(config, context, gradings)
         yield Service(
             name="evaluator",
             run=evaluator.run,

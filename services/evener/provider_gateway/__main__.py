@@ -1,7 +1,7 @@
 """`python -m evener.provider_gateway`."""
 
 from evener.provider_gateway.config import Config
-from evener.service.host import main
+from evener.service.program import main
 
 if __name__ == "__main__":
     main("provider_gateway", Config, "evener.provider_gateway.service")

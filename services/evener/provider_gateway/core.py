@@ -1,4 +1,4 @@
-"""The gateway's decisions, pure: request and session in, decision out. No await, no clock, no I/O."""
+"""The gateway's decisions, pure: request and session go in, a decision comes out. No await, no clock, no I/O."""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -9,17 +9,17 @@ from msgspec import Struct
 
 from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, RequestError
 from evener.proto.arrays import inline, length
-from evener.proto.ends import CallFailure, End
 from evener.proto.ids import answer_identity, answer_key
+from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.sessions import CallClosed, CallOpened
 from evener.proto.spec import Sampling, SessionSpec, Target
 from evener.tokens.digests import message_digest
 from evener.tokens.forest import Call
-from evener.tokens.session import Session
+from evener.tokens.session import SessionLog
 
 
 class Request(Protocol):
-    """What deciding needs of a harness's request."""
+    """What a decision needs of a harness's request."""
 
     @property
     def request_id(self) -> str: ...
@@ -32,109 +32,109 @@ class Request(Protocol):
 
 
 STOP_STATUS: Final = 400
-"""The one status that ends every harness at once."""
+"""The one HTTP status that ends every harness at once."""
 ANY_MODEL: Final = "*"
 
 
-class Flying(Protocol):
-    """What deciding needs of a call in flight."""
+class Joinable(Protocol):
+    """What a decision needs of a call in flight."""
 
     body_digest: str
 
     @property
     def ended(self) -> bool:
-        """Whether no request may join it: what it came to was said, and is on its way to those who waited; or its attempt is over."""
+        """Whether no request may join: the outcome was put, or the attempt is over."""
         ...
 
     @property
     def requests(self) -> Collection[str]:
-        """Those that were sent to it."""
+        """The requests that wait for the call."""
         ...
 
     @property
     def listened(self) -> bool:
-        """Whether anybody waits for it."""
+        """Whether any listener waits for the call."""
         ...
 
 
 class FromRecord(Struct, frozen=True):
-    """The call was answered: render it again."""
+    """The call was answered: render its answer again."""
 
     call: Call
 
 
 class Join(Struct, frozen=True):
-    """It is being sampled, under this request id: wait for that."""
+    """The call is being sampled under this request id: wait for it."""
 
     request_id: str
 
 
 class Sample(Struct, frozen=True):
-    """Sample it, as this try of its request id."""
+    """Sample the call, as this try of its request id."""
 
     try_number: int
     retry_of: str | None = None
-    """The call whose answer its harness asks again for, by its mark."""
+    """The call whose answer the harness requests again by a marked retry."""
 
 
 class Refuse(Struct, frozen=True):
-    """Its harness was told before that the attempt has come to this end: no other call is sampled."""
+    """The harness was told that the attempt has ended for this reason: no other call is sampled."""
 
-    end: End
+    termination_reason: TerminationReason
 
 
 Decision = FromRecord | Join | Sample | Refuse
 
 
-def decide(session: Session, asked: Request, flights: Mapping[str, Flying]) -> Decision:
+def decide(session: SessionLog, request: Request, inflight: Mapping[str, Joinable]) -> Decision:
     """Return what to do with a request.
 
-    A re-send of the relay (same request id) is answered from the record, joins what is in flight, or is tried again. A transport
-    retry of the harness (marked as one, or nobody waits for its twin any more) with an equal body gets its twin. Any other equal
+    A request that the relay sends again (same request id) is answered from the record, joins the call in flight, or is tried again. A
+    transport retry of the harness with an equal body (marked as one, or nobody waits for its twin any more) gets its twin. Any other equal
     request is a new sample, unless the attempt's harness was told that a budget is spent.
     """
-    calls = session.forest.in_order()
-    own = [call for call in calls if asked.request_id in call.requests]
+    known = session.forest.in_order()
+    own = [call for call in known if request.request_id in call.requests]
     for call in own:
         if call.answered:
             return FromRecord(call)
-    if asked.request_id in flights:
-        return Join(asked.request_id)
+    if request.request_id in inflight:
+        return Join(request.request_id)
     if own:
         return Sample(len(own) + 1)
-    decision = _retry(session, asked, flights)
+    decision = _retry(session, request, inflight)
     end = enforced(session) if isinstance(decision, Sample) else None
     return decision if end is None else Refuse(end)
 
 
-def resent(session: Session, request_id: str, flights: Mapping[str, Flying]) -> bool:
-    """Return whether a request was accepted before: it is not held because others wait."""
-    return request_id in flights or any(request_id in call.requests for call in session.forest.calls.values())
+def resent(session: SessionLog, request_id: str, inflight: Mapping[str, Joinable]) -> bool:
+    """Return whether a request was accepted before. It is then not held because others wait."""
+    return request_id in inflight or any(request_id in call.requests for call in session.forest.calls.values())
 
 
-def _retry(session: Session, asked: Request, flights: Mapping[str, Flying]) -> Decision:
-    """Look for the twin that a new request repeats: first one that nobody got or waits for, then, with a mark, any.
+def _retry(session: SessionLog, request: Request, inflight: Mapping[str, Joinable]) -> Decision:
+    """Return the twin that a new request repeats: first one that nobody received or waits for, then, with a mark, any.
 
-    Of several those come first that no retry has had before. Where the relay knows that the one which it repeats was not served,
-    there is none: the others are votes with answers of their own.
+    Twins whose answer no retry has received yet come first. If the relay says that the repeated request was not served, there is no twin:
+    the equal requests are votes with answers of their own.
     """
-    flying = [(key, flight) for key, flight in flights.items() if flight.body_digest == asked.body_digest and not flight.ended]
+    flying = [(key, call) for key, call in inflight.items() if call.body_digest == request.body_digest and not call.ended]
     twins = [
         call
         for call in session.forest.in_order()
-        if call.opened.attempt == session.attempt and call.opened.body_digest == asked.body_digest
+        if call.opened.attempt == session.attempt and call.opened.body_digest == request.body_digest
     ]
     superseded = {call.opened.retry_of for call in twins}
     lost = [call for call in reversed(twins) if call.ended and not call.answered and call.call_id not in superseded]
-    if asked.unserved is not None:
-        return Sample(1, retry_of=next((call.call_id for call in lost if asked.unserved in call.requests), None))
-    for request_id, flight in reversed(flying):
-        if not flight.listened:
+    if request.unserved is not None:
+        return Sample(1, retry_of=next((call.call_id for call in lost if request.unserved in call.requests), None))
+    for request_id, joinable in reversed(flying):
+        if not joinable.listened:
             return Join(request_id)
     for call in reversed(twins):
         if call.answered and call.undelivered:
             return FromRecord(call)
-    if not asked.marked_retry:
+    if not request.marked_retry:
         return Sample(1)
     if lost:
         return Sample(1, retry_of=lost[0].call_id)
@@ -144,10 +144,10 @@ def _retry(session: Session, asked: Request, flights: Mapping[str, Flying]) -> D
     return FromRecord(min(answered, key=lambda call: len(call.requests))) if answered else Sample(1)
 
 
-def refusal(session: Session, start_id: str) -> RequestError | None:
+def refusal(session: SessionLog, start_id: str) -> RequestError | None:
     """Return why calls under this start are not served, or None."""
     if session.sealed is not None:
-        return _ended(f"session {session.session_id} has ended ({session.sealed.end})")
+        return _ended(f"session {session.session_id} has ended ({session.sealed.termination_reason})")
     return None if session.accepts(start_id) else _ended(f"this attempt of session {session.session_id} has ended")
 
 
@@ -156,7 +156,7 @@ def _ended(message: str) -> RequestError:
 
 
 def target_of(spec: SessionSpec, model: str) -> Target:
-    """Return where calls to a model name go: the run's model map, else the policy. Raises RequestError for a refused name."""
+    """Return where calls to a model name go: as the run's model map says, or to the policy. Raises RequestError for a refused name."""
     target = spec.models.get(model) or spec.models.get(ANY_MODEL) or Target(policy=spec.policy)
     if target.refuse is not None:
         msg = f"model {model!r} is not served in this run: {target.refuse}"
@@ -165,23 +165,23 @@ def target_of(spec: SessionSpec, model: str) -> Target:
 
 
 def targets_of(spec: SessionSpec) -> frozenset[Target]:
-    """Return where calls of a session may go."""
+    """Return the targets to which calls of a session may go."""
     return frozenset({Target(policy=spec.policy), *(target for target in spec.models.values() if target.refuse is None)})
 
 
-def enforced(session: Session) -> End | None:
-    """Return the budget whose end a call of the current attempt was told, or None. The same live and after a take-over."""
+def enforced(session: SessionLog) -> TerminationReason | None:
+    """Return the budget whose end a call of the current attempt reported, or None. The result is the same live and after a take-over."""
     told = [
         (call.offset, call.failed.detail)
         for call in session.forest.calls.values()
         if call.opened.attempt == session.attempt and call.failed is not None and call.failed.reason is CallFailure.BUDGET
     ]
-    return End(min(told)[1]) if told else None
+    return TerminationReason(min(told)[1]) if told else None
 
 
-def stop(end: End) -> RequestError:
-    """Return how a harness is told that a limit of its session is reached."""
-    if end is End.LOOPING:
+def stop(end: TerminationReason) -> RequestError:
+    """Return the error that tells a harness that a limit of its session is reached."""
+    if end is TerminationReason.LOOPING:
         message, kind = "the same tool call gave the same result too often", "looping"
     else:
         message, kind = f"this session's budget is spent ({end})", "budget_spent"
@@ -189,12 +189,12 @@ def stop(end: End) -> RequestError:
 
 
 def answer_tokens(sampling: Sampling, wish: int | None, room: int) -> int:
-    """Return how many tokens an answer may have, budgets apart: the run's limit, else the harness's wish, lowered to the room left."""
+    """Return the limit of an answer without budgets: the run's limit, otherwise the harness's, lowered to the room left."""
     return min(room, sampling.max_tokens if sampling.max_tokens is not None else wish or room)
 
 
 def seed_of(sampling: Sampling, session_id: str, call_number: int, choice: int) -> Sampling:
-    """Return the sampling parameters with a seed of this choice's own, where the run asks for seeds."""
+    """Return the sampling parameters with a seed of this choice's own, if the run has a seed."""
     if sampling.seed is None:
         return sampling
     drawn = hashlib.blake2b(f"{sampling.seed}/{session_id}/{call_number}/{choice}".encode(), digest_size=4).digest()
@@ -202,14 +202,14 @@ def seed_of(sampling: Sampling, session_id: str, call_number: int, choice: int) 
 
 
 def body_digest(request: CanonicalRequest) -> str:
-    """Return the digest of what was asked: equal requests have equal digests."""
+    """Return the digest of a request. Equal requests have equal digests."""
     messages = request.digests or tuple(map(message_digest, request.messages))
-    asked = (request.model, messages, request.tools, request.n, request.max_tokens, dict(request.wishes))
-    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+    digested = (request.model, messages, request.tools, request.n, request.max_tokens, dict(request.requested_params))
+    return hashlib.sha256(msgspec.json.encode(digested, order="deterministic")).hexdigest()
 
 
 def to_answer(opened: CallOpened, closed: CallClosed, request_id: str) -> CanonicalAnswer:
-    """Return the answer as recorded, to the request that gets it, for its dialect to render."""
+    """Return the recorded answer for the request that gets it, for its dialect to render."""
     answer_id, created = answer_identity(request_id)
     return CanonicalAnswer(
         answer_id=answer_id,
@@ -235,7 +235,7 @@ def _shown(message: dict[str, Any], opened: CallOpened) -> dict[str, Any]:
 
 
 def unsupported(request: CanonicalRequest, who: str, *, vision: bool) -> RequestError | None:
-    """Return why a well-formed request cannot be served by who has vision or has none, or None."""
+    """Return why a well-formed request cannot be served, given whether its target has vision. None: it can."""
     if vision or not request.images:
         return None
     place = request.images[0].place

@@ -1,4 +1,4 @@
-"""Whether an agent goes round in circles. Pure."""
+"""Detects whether an agent repeats itself. Pure."""
 
 import hashlib
 import re
@@ -12,12 +12,12 @@ TAG: Final = re.compile(r"\s*<([A-Za-z][\w-]*)(?:\s[^<>]*)?>")
 
 
 def looping(messages: Sequence[Message], repeats: int | None) -> bool:
-    """Return whether the history ends with the same tool calls and results `repeats` times in a row, notes of the harness apart."""
+    """Return whether the history ends with the same tool calls and results `repeats` times in a row, ignoring notes of the harness."""
     if repeats is None:
         return False
     last, count = None, 0
     results: list[Digest] = []
-    """Of the turn, the last one first."""
+    """The results of the turn, the last one first."""
     for message in reversed(messages):
         if message.get("role") == "tool":
             results.append(_spell(message.get("content")))
@@ -35,7 +35,7 @@ def looping(messages: Sequence[Message], repeats: int | None) -> bool:
 
 
 def _is_note(message: Message) -> bool:
-    """Return whether a message is the harness's own word: a system message, or a user's that is nothing but tagged text."""
+    """Return whether a message is the harness's own: a system message, or a user message that consists of tagged text."""
     if message.get("role") in {"system", "developer"}:
         return True
     content = message.get("content")

@@ -1,8 +1,8 @@
-"""Waits that are not the agent's time, told to relays as they pass: pauses of an engine, as for new weights, and slow commits."""
+"""Tracks the pauses of an engine, such as for new weights. They are not the agent's time, and relays are told of them as they pass."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from evener.engines.port import EngineError, WeightControl
@@ -10,52 +10,32 @@ from evener.engines.vllm_weights import WeightsOutOfReach
 from evener.proto.relay import Waiting
 
 LOOK_SECONDS: Final = 0.5
-"""An engine from which nothing came for so long is asked whether it is paused, so often."""
+"""An engine that sends nothing for this long is asked whether it is paused, at this interval."""
 
 
 class Listener(Protocol):
-    """Whom a pause keeps waiting."""
+    """A call that a pause keeps waiting."""
 
     def put(self, step: Waiting, /) -> None: ...
 
 
-@asynccontextmanager
-async def waits_told(call: Listener) -> AsyncIterator[None]:
-    """Tell a call, as it passes, of the time that this block takes beyond a moment: of a log or a blob store that cannot be written."""
-    telling = asyncio.create_task(_tell_for_ever(call))
-    try:
-        yield
-    finally:
-        telling.cancel()
-
-
-async def _tell_for_ever(call: Listener) -> None:
-    loop = asyncio.get_running_loop()
-    told = loop.time()
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        now = loop.time()
-        call.put(Waiting(seconds=now - told))
-        told = now
-
-
 class Pauses:
-    """Of one engine. A pause counts from the last token before it to the first one after it.
+    """The pauses of one engine. A pause counts from the last token before it to the first token after it.
 
-    An engine without a control of its weights is never paused by Evener; whether somebody else pauses it cannot be known.
+    Evener never pauses an engine whose weights it does not control; whether somebody else does cannot be known.
     """
 
     def __init__(self, control: WeightControl | None) -> None:
         self._control = control
         self._calls: dict[Listener, float] = {}
-        """Those that sample now, and when they began; by the loop's clock."""
+        """The calls that sample now, and when they began, by the loop's clock."""
         self._known_until = 0.0
-        """Up to here the engine sampled, or its calls were told that it did not."""
+        """Up to this time the engine sampled, or its calls were told that it did not."""
         self._paused = False
         self._watching: asyncio.Task[None] | None = None
 
     def heard(self) -> None:
-        """Note that a token came."""
+        """Note that a token arrived."""
         now = asyncio.get_running_loop().time()
         if self._paused:
             self._tell(now)
@@ -73,7 +53,7 @@ class Pauses:
             del self._calls[call]
 
     async def are_on(self) -> bool:
-        """Return whether the engine is paused now, as far as it says."""
+        """Return whether the engine is paused now, according to itself."""
         if self._control is None:
             return False
         with suppress(EngineError):
@@ -81,7 +61,7 @@ class Pauses:
         return False
 
     async def aclose(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})

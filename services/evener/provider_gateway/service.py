@@ -1,4 +1,4 @@
-"""Wiring of the provider-gateway: the only place that knows its concrete adapters."""
+"""The provider-gateway: wiring and lifespan. Only this module knows the concrete adapters."""
 
 import asyncio
 import time
@@ -7,21 +7,23 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from evener.blobs.waited import Waited
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
+from evener.provider_gateway.call import CallServices
 from evener.provider_gateway.calls import Calls
 from evener.provider_gateway.config import Config
+from evener.provider_gateway.engine_scheduler import EngineScheduler
 from evener.provider_gateway.engines import EnginePool
 from evener.provider_gateway.engines_http import engines_route
-from evener.provider_gateway.http import Endpoints, Patience
-from evener.provider_gateway.owner import GROUP
-from evener.provider_gateway.owners import SERVICE, Owners
+from evener.provider_gateway.http import Endpoints
+from evener.provider_gateway.partition import GROUP
+from evener.provider_gateway.partitions import SERVICE, OwnedPartitions
+from evener.provider_gateway.placement import Placer
 from evener.provider_gateway.policies import Policy, open_policies
-from evener.provider_gateway.slots import Slots
+from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
-from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
 from evener.templates.open import OWN
 
@@ -29,7 +31,7 @@ log = structlog.get_logger()
 
 
 def _tell_of_templates(policies: Mapping[str, Policy]) -> None:
-    """Log where a policy's prompts are not what its own chat template makes, or show no tools."""
+    """Log if a policy's prompts are not those of its own chat template, or show no tools."""
     for name, policy in policies.items():
         renderer = policy.renderer
         if not renderer.renders_tools:
@@ -39,21 +41,35 @@ def _tell_of_templates(policies: Mapping[str, Policy]) -> None:
 
 
 @asynccontextmanager
-async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
-    """Open the gateway: policies are loaded, engines join by `fleet`, partitions come with the group."""
+async def open_service(config: Config, context: ServiceContext, *, timings: GatewayTimings = TIMINGS) -> AsyncIterator[Service]:
+    """Open the gateway. Policies are loaded, engines join by `fleet`, and the consumer group assigns partitions."""
     policies = await asyncio.to_thread(open_policies, config.policies)
     _tell_of_templates(policies)
-    blobs = Waited(parts.blobs, put_seconds=config.unseen_seconds)
-    events = EventLog(parts.bus, blobs)
-    instance_id = f"{parts.instance_id}-{SERVICE}"
+    blobs = context.waiting_blobs(put_seconds=config.transparent_retry_seconds)
+    events = EventLog(context.bus, blobs)
+    instance_id = f"{context.instance_id}-{SERVICE}"
     renderers = {name: policy.renderer for name, policy in policies.items()}
-    slots = Slots(queue=config.queue, patience_seconds=config.unseen_seconds)
-    pool = EnginePool(parts.bus, events, renderers, slots, required=config.required_engine)
-    measured = metrics(parts.registry)
-    owners = Owners(parts.bus, EventLog(parts.bus, blobs), measured, instance_id)
-    calls = Calls(slots, policies, blobs, measured, lonely_seconds=config.lonely_seconds, unseen_seconds=config.unseen_seconds)
-    patience = Patience(known_seconds=config.known_seconds, held_seconds=config.held_seconds)
-    endpoints = Endpoints(parts.bus, owners, calls, policies, parts.secrets, patience=patience)
+    scheduler = EngineScheduler(queue=config.queue, patience_seconds=config.transparent_retry_seconds)
+    pool = EnginePool(context.bus, events, renderers, scheduler, required=config.required_engine, timings=timings)
+    measured = metrics(context.registry)
+    measured.calls_waiting.set_function(lambda: scheduler.waiting)
+    partitions = OwnedPartitions(context.bus, EventLog(context.bus, blobs, measured), measured, instance_id)
+    services = CallServices(
+        engines=scheduler,
+        placer=Placer(policies, blobs),
+        metrics=measured,
+        timings=timings,
+        disconnect_grace_seconds=config.disconnect_grace_seconds,
+        transparent_retry_seconds=config.transparent_retry_seconds,
+    )
+    endpoints = Endpoints(
+        partitions,
+        Calls(services),
+        policies,
+        context.secrets,
+        session_lookup_timeout_seconds=config.session_lookup_timeout_seconds,
+        admission_timeout_seconds=config.admission_timeout_seconds,
+    )
     stopping = asyncio.Event()
 
     async def run() -> None:
@@ -61,7 +77,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(pool.follow())
                 tasks.create_task(pool.lacks_what_is_required())
-                tasks.create_task(own_partitions(parts.bus, GROUP, Topic.SESSIONS, owners.serve, keep=True))
+                tasks.create_task(own_partitions(context.bus, GROUP, Topic.SESSIONS, partitions.serve, keep=True))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
@@ -72,19 +88,19 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
         return Heartbeat(
             instance_id=instance_id,
             service=SERVICE,
-            address=parts.address,
-            boot_id=parts.boot_id,
+            address=context.address,
+            boot_id=context.boot_id,
             policies=tuple(policies),
-            partitions=() if stopping.is_set() else owners.partitions,
+            partitions=() if stopping.is_set() else partitions.numbers,
             stopping=stopping.is_set(),
             at=time.time(),
         )
 
     yield Service(
         name=SERVICE,
-        routes=[*endpoints.routes(), engines_route(slots, policies, parts.secrets)],
+        routes=[*endpoints.routes(), engines_route(scheduler, policies, context.secrets)],
         run=run,
-        ready=lambda: pool.ready() | {"partitions": bool(owners.partitions)},
+        ready=lambda: pool.ready() | {"partitions": bool(partitions.numbers)},
         heartbeat=heartbeat,
         drain=drain,
     )

@@ -1,12 +1,12 @@
-"""The gateway's threads, for what grows with a request or an answer."""
+"""The gateway's threads, for work that grows with a request or an answer."""
 
 from typing import Final
 
-from evener.service.off_loop import Threads
+from evener.runtime.threads import Threads
 
 READING: Final = Threads("read", 2)
-"""Bodies of requests are parsed here."""
+"""The threads that parse request bodies."""
 PLACING: Final = Threads("place", 4)
-"""Histories are read, rendered and encoded here, answers parsed, rows cut. A session keeps one of these busy at most."""
+"""The threads that read, render and encode histories, parse answers and cut rows. A session uses at most one of them at a time."""
 SHORT_BYTES: Final = 16 << 10
-"""What is done to so few bytes, or tokens, takes a millisecond or two: the loop does it itself."""
+"""Work on this many bytes or tokens takes a millisecond or two, so the loop does it itself."""

@@ -1,4 +1,4 @@
-"""Pure replay of a partition of `sessions`: records in, sealed sessions out. State is kept for open sessions only."""
+"""Replays a partition of `sessions`: records go in, sealed sessions come out. Pure. Only open sessions have state."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,27 +9,27 @@ from msgspec import Struct
 from evener.bus.port import Record
 from evener.proto.codec import AnyEvent, decode, encode
 from evener.tokens.mark import LowWater
-from evener.tokens.session import Session
+from evener.tokens.session import SessionLog
 
 
-class Kept(Struct, frozen=True, array_like=True):
-    """A committed record as it is kept with its session: payloads included."""
+class KeptRecord(Struct, frozen=True, array_like=True):
+    """A committed record as it is kept with its session, payloads included."""
 
     offset: int
     timestamp_ms: int
     event: bytes
-    doubt: str = ""
-    """Why it could not be read; then `event` is empty."""
+    inconsistency: str = ""
+    """Why the record could not be read; `event` is then empty."""
 
 
-_kept: Final = msgspec.msgpack.Decoder(list[Kept])
+_kept: Final = msgspec.msgpack.Decoder(list[KeptRecord])
 
 
 class Read(Struct, frozen=True, eq=False):
     """A session as far as it was read, with its records."""
 
-    session: Session
-    kept: list[Kept]
+    session: SessionLog
+    kept: list[KeptRecord]
 
     @property
     def records(self) -> bytes:
@@ -38,12 +38,12 @@ class Read(Struct, frozen=True, eq=False):
 
     @property
     def whole(self) -> bool:
-        """Whether its first record is there."""
+        """Whether the session's first record was read."""
         return 1 in self.session.starts or (self.session.given_up is not None and not self.session.given_up.attempt)
 
 
 class Replay:
-    """A partition, from its low-water mark on."""
+    """The replay of a partition from its low-water mark."""
 
     def __init__(self) -> None:
         self._water = LowWater()
@@ -54,48 +54,48 @@ class Replay:
         return self._water.is_sealed(session_id)
 
     def still_open(self, session_id: str) -> Read | None:
-        """Return what was read of a session that has no seal yet. None: nothing that counts."""
+        """Return what was read of a session that has no seal yet. None: no record of it counts."""
         return self._open.get(session_id)
 
     def fold(self, session_id: str, event: AnyEvent, record: Record) -> Read | None:
-        """Fold one record in. Returns the session when this is its seal."""
+        """Fold in one record. Returns the session if the record is its seal."""
         known = self._open.get(session_id)
-        read = known or Read(Session(session_id), [])
-        session, doubts = read.session, len(read.session.doubts)
+        read = known or Read(SessionLog(session_id), [])
+        session, inconsistencies = read.session, len(read.session.inconsistencies)
         counted = session.apply(event, offset=record.offset, record_at=record.timestamp_ms / 1000)
-        if not counted and (known is None or len(session.doubts) == doubts):  # a late or foreign record opens no session
+        if not counted and (known is None or len(session.inconsistencies) == inconsistencies):  # a late or foreign record opens no session
             return None
         self._open[session_id] = read
         self._water.opened(session_id, record.offset)
-        read.kept.append(Kept(record.offset, record.timestamp_ms, encode(event)))
+        read.kept.append(KeptRecord(record.offset, record.timestamp_ms, encode(event)))
         if session.sealed is None:
             return None
         del self._open[session_id]
         self._water.sealed(session_id, record.offset, session.sealed.sealed_at)
         return read
 
-    def doubt(self, session_id: str, why: str, record: Record) -> None:
+    def note_inconsistency(self, session_id: str, why: str, record: Record) -> None:
         """Note a record of an open session that could not be read."""
         if (read := self._open.get(session_id)) is not None:
-            read.kept.append(Kept(record.offset, record.timestamp_ms, b"", why))
-            read.session.doubts.append(why)
+            read.kept.append(KeptRecord(record.offset, record.timestamp_ms, b"", why))
+            read.session.inconsistencies.append(why)
 
     def mark(self, next_offset: int, now: float) -> int:
-        """Return where a reconstructor that starts anew must begin."""
+        """Return the offset at which a new reconstructor must begin."""
         return self._water.mark(next_offset, now)
 
 
-def pack(kept: Iterable[Kept]) -> bytes:
+def pack(kept: Iterable[KeptRecord]) -> bytes:
     """Return records as one blob: a msgpack array of [offset, milliseconds, event, doubt]."""
     return msgspec.msgpack.encode(list(kept))
 
 
 def unpack(session_id: str, data: bytes) -> Read:
     """Return the session whose records are in a blob. Raises BadRecord, msgspec.DecodeError."""
-    read = Read(Session(session_id), _kept.decode(data))
+    read = Read(SessionLog(session_id), _kept.decode(data))
     for kept in read.kept:
-        if kept.doubt:
-            read.session.doubts.append(kept.doubt)
+        if kept.inconsistency:
+            read.session.inconsistencies.append(kept.inconsistency)
         else:
             read.session.apply(decode(kept.event), offset=kept.offset, record_at=kept.timestamp_ms / 1000)
     return read

@@ -1,7 +1,7 @@
-"""The reconstructor's HTTP endpoints: any session of the log, as it is; and stored sessions, built again and compared.
+"""The reconstructor's HTTP endpoints: any session of the log as it is, and stored sessions rebuilt and compared.
 
-GET /sessions/{id}?strategy= gives a SessionView. POST /rebuild takes a RebuildRequest and streams a Rebuilt for each session:
-msgpack maps, each after its 4-byte big-endian length; a length of 0 says that the search goes on.
+GET /sessions/{id}?strategy= answers with a SessionView. POST /rebuild takes a RebuildRequest and streams a Rebuilt for each session:
+msgpack maps, each preceded by its length as 4 big-endian bytes. A length of 0 means that the search continues.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from evener.client.session_views import RebuildRequest
 from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.framing import framed
 from evener.proto.spec import Strategy
 from evener.reconstructor.stored import Stored
 from evener.reconstructor.view import view_of
@@ -27,8 +28,8 @@ RETRY: Final = {"retry-after": "2"}
 _requests: Final = msgspec.json.Decoder(RebuildRequest)
 
 
-class Endpoints:
-    """Answers from what is stored."""
+class ReconstructorEndpoints:
+    """The handlers, which answer from stored records."""
 
     def __init__(self, stored: Stored, secrets: Secrets) -> None:
         self._stored = stored
@@ -42,7 +43,7 @@ class Endpoints:
         ]
 
     async def session(self, request: Request) -> Response:
-        """Return a session, ended or not: its calls, its rows and what was said, as JSON."""
+        """Answer with a session, ended or not: its calls, its rows and its messages, as JSON."""
         session_id = request.path_params["session_id"]
         try:
             strategy = Strategy(request.query_params.get("strategy", Strategy.TREE))
@@ -63,7 +64,7 @@ class Endpoints:
             return error_response(500, str(cause))
 
     async def rebuild(self, request: Request) -> Response:
-        """Build stored sessions again."""
+        """Rebuild stored sessions."""
         try:
             wanted = _requests.decode(await request.body())
         except msgspec.DecodeError as cause:
@@ -72,5 +73,4 @@ class Endpoints:
 
     async def _frames(self, wanted: RebuildRequest) -> AsyncIterator[bytes]:
         async for rebuilt in self._stored.rebuild(wanted):
-            body = b"" if rebuilt is None else msgspec.msgpack.encode(rebuilt)
-            yield len(body).to_bytes(4, "big") + body
+            yield framed(b"" if rebuilt is None else msgspec.msgpack.encode(rebuilt))

@@ -1,4 +1,4 @@
-"""One partition, replayed for ever: a TrajectoryBuilt for every seal, and the low-water mark."""
+"""Replays a partition for ever: sends a TrajectoryBuilt for every seal, and keeps the low-water mark."""
 
 import asyncio
 import time
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import structlog
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from evener.blobs.port import Blobs
 from evener.bus.port import Bus, GroupOffset, Position, Record
@@ -14,24 +16,26 @@ from evener.proto.spec import Strategy
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.reconstructor.core import Read
-from evener.reconstructor.reading import Reading
+from evener.reconstructor.sessions_reader import SessionsReader
+from evener.runtime.faults import point
 from evener.service.events import EventLog
-from evener.service.faults import point
 from evener.service.lost import empty_trajectory
 from evener.service.telemetry import Metrics
-from evener.tokens.session import Session
+from evener.service.tracing import context_of
+from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
 GROUP: Final = "reconstructor"
-"""Divides the partitions, and holds each one's low-water mark: from where open sessions are read anew."""
+"""The consumer group that divides the partitions. Its offset in each is the low-water mark, from which open sessions are read again."""
 BUILT_GROUP: Final = "reconstructor-built"
-"""Holds the offset before which every seal has been built: sessions sealed there may begin before the mark, and be read in part."""
+"""Holds the offset before which every seal has been built. Sessions sealed there may begin before the mark, and be read in part."""
 
 log = structlog.get_logger()
+tracer = trace.get_tracer("evener.reconstructor")
 
 
 class Replayer:
-    """Replays partitions of `sessions`, and sends what it builds."""
+    """Replays partitions of `sessions`, and sends the trajectories that it builds."""
 
     def __init__(self, bus: Bus, blobs: Blobs, events: EventLog, metrics: Metrics, strategy: Strategy) -> None:
         self._bus = bus
@@ -42,7 +46,7 @@ class Replayer:
 
     async def serve(self, partition: int) -> None:
         """Replay a partition from its mark, until cancelled."""
-        reading = Reading(self._events)
+        reading = SessionsReader(self._events)
         marked = await self._start(partition)
         built = await self._bus.committed(BUILT_GROUP, Topic.SESSIONS, partition) or 0
         async for batch in self._bus.follow(Topic.SESSIONS, partition, marked):
@@ -59,8 +63,8 @@ class Replayer:
         beginning = await self._bus.beginning(Topic.SESSIONS, partition)
         return max(beginning, await self._bus.committed(GROUP, Topic.SESSIONS, partition) or 0)
 
-    async def _replay(self, reading: Reading, batch: Sequence[Record], built: int) -> bool:
-        """Fold records in, and build what they seal, unless that was done before. Return whether anything was built."""
+    async def _replay(self, reading: SessionsReader, batch: Sequence[Record], built: int) -> bool:
+        """Fold in records, and build the sessions that they seal unless that was done before. Return whether anything was built."""
         new = False
         for record in batch:
             try:
@@ -70,20 +74,24 @@ class Replayer:
                 continue
             if sealed is not None and record.offset >= built:
                 await point("reconstructor.sealed_read")
-                await self._build(sealed, record)
+                with tracer.start_as_current_span("build", context=context_of(record), kind=SpanKind.CONSUMER) as span:
+                    await self._build(sealed, record, span)
                 new = True
         return new
 
     async def _note(self, group: str, partition: int, offset: int) -> None:
         await self._bus.commit_offsets([GroupOffset(group, Position(Topic.SESSIONS, partition, offset))])
 
-    async def _build(self, sealed: Read, record: Record) -> None:
+    async def _build(self, sealed: Read, record: Record, span: Span) -> None:
         session_id = sealed.session.session_id
+        span.set_attribute("evener.session.id", session_id)
         records = await self._blobs.put(sealed.records)
         try:
             trajectory = await asyncio.to_thread(build, sealed.session, records=records, strategy=self._strategy)
         except Exception as bad:  # the one place where a session's damage is caught: its group must end
             log.exception("trajectory_not_built", session_id=session_id)
+            span.record_exception(bad)
+            span.set_status(StatusCode.ERROR, repr(bad))
             await self._events.dead_letter("reconstructor", record, repr(bad))
             lost = _lost(sealed.session, repr(bad))
             if lost is None:
@@ -92,19 +100,23 @@ class Replayer:
         await self._events.send(Topic.BUILT, session_id, trajectory, session_id=session_id, group_id=trajectory.spec.group_id)
         await point("reconstructor.built")
         self._count(trajectory)
+        span.set_attribute("evener.termination_reason", trajectory.termination_reason)
+        span.set_attribute("evener.rows", len(trajectory.rows))
         delivered = trajectory.accounting.delivered
-        log.info("trajectory_built", session_id=session_id, end=trajectory.end, rows=len(trajectory.rows), delivered=delivered)
+        log.info(
+            "trajectory_built", session_id=session_id, end=trajectory.termination_reason, rows=len(trajectory.rows), delivered=delivered
+        )
 
     def _count(self, trajectory: TrajectoryBuilt) -> None:
-        self._metrics.trajectories.labels(trajectory.end).inc()
+        self._metrics.trajectories.labels(trajectory.termination_reason).inc()
         for row in trajectory.rows:
             self._metrics.rows.labels(row.fidelity).inc()
-        if trajectory.doubts:
-            self._metrics.doubts.inc()
-            log.warning("trajectory_in_doubt", session_id=trajectory.session_id, doubts=list(trajectory.doubts))
+        if trajectory.inconsistencies:
+            self._metrics.inconsistencies.inc()
+            log.warning("trajectory_inconsistent", session_id=trajectory.session_id, inconsistencies=list(trajectory.inconsistencies))
 
 
-def _lost(session: Session, reason: str) -> TrajectoryBuilt | None:
-    """Return the empty trajectory of a session that cannot be built. None: not even what it was to do is known."""
+def _lost(session: SessionLog, reason: str) -> TrajectoryBuilt | None:
+    """Return the empty trajectory of a session that cannot be built. None: not even its spec is known."""
     seal, spec = session.sealed, session.spec
     return None if seal is None or spec is None else empty_trajectory(spec, seal, reason)

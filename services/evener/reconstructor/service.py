@@ -1,31 +1,31 @@
-"""Wiring of the reconstructor: the only place that knows its concrete adapters. No tokenizer, no renderer, no engine."""
+"""The reconstructor: wiring and lifespan. It has no tokenizer, no renderer and no engine."""
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.reconstructor.config import Config
-from evener.reconstructor.http import Endpoints
+from evener.reconstructor.http import ReconstructorEndpoints
 from evener.reconstructor.partition import GROUP, Replayer
 from evener.reconstructor.stored import Stored
+from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
-from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
 
 SERVICE: Final = "reconstructor"
 
 
 @asynccontextmanager
-async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
-    """Open the reconstructor: partitions come with the group, each replayed from its mark."""
-    blobs, asked = Waited(parts.blobs), Waited(parts.blobs, ANSWER_SECONDS)
-    instance_id = f"{parts.instance_id}-{SERVICE}"
-    replayer = Replayer(parts.bus, blobs, EventLog(parts.bus, blobs), metrics(parts.registry), config.strategy)
+async def open_service(config: Config, context: ServiceContext) -> AsyncIterator[Service]:
+    """Open the reconstructor. The consumer group assigns its partitions, and each is replayed from its mark."""
+    blobs, asked = context.waiting_blobs(), context.answering_blobs()
+    instance_id = f"{context.instance_id}-{SERVICE}"
+    measured = metrics(context.registry)
+    replayer = Replayer(context.bus, blobs, EventLog(context.bus, blobs, measured), measured, config.strategy)
     replaying: set[int] = set()
 
     async def serve(partition: int) -> None:
@@ -36,17 +36,17 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
             replaying.discard(partition)
 
     async def run() -> None:
-        await own_partitions(parts.bus, GROUP, Topic.SESSIONS, serve, keep=False)
+        await own_partitions(context.bus, GROUP, Topic.SESSIONS, serve, keep=False)
 
     async def drain() -> None:
-        """Nothing to hand back: what is half read is read again from the mark."""
+        """Nothing to hand back: the next replayer reads again from the mark."""
 
     def heartbeat() -> Heartbeat:
-        return Heartbeat(instance_id=instance_id, service=SERVICE, address=parts.address, boot_id=parts.boot_id, at=time.time())
+        return Heartbeat(instance_id=instance_id, service=SERVICE, address=context.address, boot_id=context.boot_id, at=time.time())
 
     yield Service(
         name=SERVICE,
-        routes=Endpoints(Stored(parts.bus, asked, EventLog(parts.bus, asked)), parts.secrets).routes(),
+        routes=ReconstructorEndpoints(Stored(context.bus, asked, EventLog(context.bus, asked)), context.secrets).routes(),
         run=run,
         ready=lambda: {"partitions": bool(replaying)},
         heartbeat=heartbeat,

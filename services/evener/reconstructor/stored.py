@@ -1,4 +1,4 @@
-"""Stored sessions: found in the log or, where that was trimmed, in the blob of their records, and built again."""
+"""Finds stored sessions in the log, or in the blob of their records if the log was trimmed, and rebuilds them."""
 
 import asyncio
 import hashlib
@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from evener.blobs.port import BlobError, Blobs
 from evener.bus.port import Bus, Record
-from evener.client.session_views import RebuildRequest, Rebuilt, Source
+from evener.client.session_views import RebuildRequest, Rebuilt, SessionSource
 from evener.proto.arrays import length
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, tag_of
@@ -19,51 +19,51 @@ from evener.proto.spec import Strategy
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.reconstructor.core import Read, unpack
-from evener.reconstructor.reading import Reading, session_of
+from evener.reconstructor.sessions_reader import SessionsReader, session_of
 from evener.service.events import EventLog, header
 from evener.tokens.trajectory import build
 
 SIGN_OF_LIFE_RECORDS: Final = 5000
-"""A long look through the log says so often that it goes on."""
+"""The number of records after which a long search reports that it continues."""
 SEAL: Final = tag_of(SessionSealed).encode()
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
-class Known(Struct, kw_only=True, eq=False):
-    """What the log says of a session at first sight."""
+class StoredSession(Struct, kw_only=True, eq=False):
+    """What the log says about a session before it is read."""
 
     session_id: str
     partition: int
     sealed_at: float | None = None
-    """None: it has not ended."""
+    """When the session was sealed. None: it has not ended."""
     run_id: str | None = None
     recorded: TrajectoryBuilt | None = None
-    """The first one, without its rows. None: not built yet, or trimmed."""
+    """The first trajectory, without its rows. None: not built yet, or trimmed."""
 
 
 class Stored:
-    """Looks through the log; writes nothing."""
+    """Reads the log, and writes nothing."""
 
     def __init__(self, bus: Bus, blobs: Blobs, events: EventLog) -> None:
         self._bus = bus
         self._blobs = blobs
         self._events = events
 
-    async def find(self, session_id: str) -> tuple[Read, Source] | None:
-        """Return a session as far as it is stored, ended or not. None: it is not known. Raises BlobError, BadRecord."""
+    async def find(self, session_id: str) -> tuple[Read, SessionSource] | None:
+        """Return a session as far as it is stored, ended or not. None: it is unknown. Raises BlobError, BadRecord."""
         partition = self._bus.partition_of(Topic.SESSIONS, session_id)
         async for found in self._replayed(partition, {session_id}):
             if found is not None and await self._complete(found, partition):
-                return found, Source.LOG
+                return found, SessionSource.LOG
         async for known in self._look(partition, {session_id}):
             if known is not None and known.recorded is not None and known.recorded.records is not None:
-                return await self._unpacked(session_id, known.recorded.records), Source.RECORDS
+                return await self._unpacked(session_id, known.recorded.records), SessionSource.RECORDS
         return None
 
     async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt | None]:
-        """Build sessions again and compare them with what was recorded. None: it goes on."""
-        wanted: dict[str, Known] = {}
+        """Rebuild sessions and compare them with the record. None: the search continues."""
+        wanted: dict[str, StoredSession] = {}
         for partition in self._partitions(request.sessions):
             async for known in self._look(partition, set(request.sessions) or None):
                 if known is None:
@@ -80,19 +80,19 @@ class Stored:
             number += rebuilt is not None
             yield rebuilt and structs.replace(rebuilt, number=number, total=total)
 
-    async def _each(self, wanted: dict[str, Known], request: RebuildRequest) -> AsyncIterator[Rebuilt | None]:
-        """Rebuild from the log, partition by partition; then what it does not hold any more from its records."""
+    async def _each(self, wanted: dict[str, StoredSession], request: RebuildRequest) -> AsyncIterator[Rebuilt | None]:
+        """Rebuild from the log, partition by partition, then from the sessions' records what the log no longer holds."""
         for partition in sorted({known.partition for known in wanted.values()}):
             ids = {known.session_id for known in wanted.values() if known.partition == partition}
             async for found in self._replayed(partition, ids):
                 if found is None or found.session.sealed is None:
                     yield None
                 elif await self._complete(found, partition):
-                    yield await asyncio.to_thread(_rebuilt, wanted.pop(found.session.session_id), found, Source.LOG, request)
+                    yield await asyncio.to_thread(_rebuilt, wanted.pop(found.session.session_id), found, SessionSource.LOG, request)
         for known in wanted.values():
             yield await self._from_records(known, request)
 
-    async def _from_records(self, known: Known, request: RebuildRequest) -> Rebuilt:
+    async def _from_records(self, known: StoredSession, request: RebuildRequest) -> Rebuilt:
         problem = f"the log was trimmed, and holds no record of session {known.session_id} that names its blob"
         if known.recorded is not None and known.recorded.records is not None:
             try:
@@ -100,12 +100,12 @@ class Stored:
             except (BlobError, BadRecord) as failed:
                 problem = f"the records of session {known.session_id}: {failed}"
             else:
-                return await asyncio.to_thread(_rebuilt, known, found, Source.RECORDS, request)
+                return await asyncio.to_thread(_rebuilt, known, found, SessionSource.RECORDS, request)
         return Rebuilt(session_id=known.session_id, number=0, total=0, problem=problem)
 
-    async def _look(self, partition: int, wanted: set[str] | None) -> AsyncIterator[Known | None]:
-        """Yield what is known of sessions. `wanted` None: of all that have ended."""
-        found: dict[str, Known] = {}
+    async def _look(self, partition: int, wanted: set[str] | None) -> AsyncIterator[StoredSession | None]:
+        """Yield what is known of the wanted sessions. `wanted` None: of all sessions that have ended."""
+        found: dict[str, StoredSession] = {}
         async for record in self._read(Topic.SESSIONS, partition):
             if record is None:
                 yield None
@@ -113,14 +113,14 @@ class Stored:
             session_id, is_seal = session_of(record), header(record, HEADER_TYPE) == SEAL
             if session_id not in wanted if wanted is not None else not is_seal:
                 continue
-            known = found.setdefault(session_id, Known(session_id=session_id, partition=partition))
+            known = found.setdefault(session_id, StoredSession(session_id=session_id, partition=partition))
             if is_seal and known.sealed_at is None and isinstance(seal := await self._light(record), SessionSealed):
                 known.sealed_at, known.run_id = seal.sealed_at, seal.spec.run_id if seal.spec else None
         async for record in self._read(Topic.BUILT, partition):
             if record is None:
                 yield None
             elif (wanted is None or session_of(record) in wanted) and isinstance(built := await self._light(record), TrajectoryBuilt):
-                known = found.setdefault(built.session_id, Known(session_id=built.session_id, partition=partition))
+                known = found.setdefault(built.session_id, StoredSession(session_id=built.session_id, partition=partition))
                 if known.recorded is None:
                     known.recorded = structs.replace(built, rows=())
                     known.sealed_at, known.run_id = built.sealed_at, built.spec.run_id
@@ -128,8 +128,8 @@ class Stored:
             yield known
 
     async def _replayed(self, partition: int, wanted: set[str]) -> AsyncIterator[Read | None]:
-        """Yield wanted sessions as they are sealed, at the end those that are open."""
-        reading = Reading(self._events)
+        """Yield wanted sessions as they are sealed, and finally those that are open."""
+        reading = SessionsReader(self._events)
         sealed: set[str] = set()
         async for record in self._read(Topic.SESSIONS, partition):
             if record is None:
@@ -147,7 +147,7 @@ class Stored:
                 yield found
 
     async def _complete(self, found: Read, partition: int) -> bool:
-        """Whether the log still holds the session from its first record on."""
+        """Return whether the log still holds the session's first record."""
         return found.whole or not await self._bus.beginning(Topic.SESSIONS, partition)
 
     async def _unpacked(self, session_id: str, records: BlobRef) -> Read:
@@ -172,25 +172,25 @@ class Stored:
                 yield None
 
     def _partitions(self, session_ids: Iterable[str]) -> list[int]:
-        """Return where these sessions stand; for none, all."""
+        """Return the partitions of these sessions. Without sessions: all partitions."""
         named = {self._bus.partition_of(Topic.SESSIONS, session_id) for session_id in session_ids}
         return sorted(named) or list(range(self._bus.partitions_of(Topic.SESSIONS)))
 
 
-def _is_wanted(known: Known, request: RebuildRequest) -> bool:
+def _is_wanted(known: StoredSession, request: RebuildRequest) -> bool:
     if known.sealed_at is None or (request.since is not None and known.sealed_at < request.since):
         return False
     return request.run_id in {None, known.run_id}
 
 
-def _problem(session_id: str, known: Known | None) -> str | None:
+def _problem(session_id: str, known: StoredSession | None) -> str | None:
     if known is None:
         return f"no session {session_id!r} in the log"
     return f"session {session_id} has not ended yet" if known.sealed_at is None else None
 
 
-def _rebuilt(known: Known, found: Read, source: Source, request: RebuildRequest) -> Rebuilt:
-    """Build, and compare field by field."""
+def _rebuilt(known: StoredSession, found: Read, source: SessionSource, request: RebuildRequest) -> Rebuilt:
+    """Rebuild a session, and compare it field by field."""
     recorded = known.recorded
     strategy = request.strategy or (recorded.strategy if recorded else Strategy.TREE)
     data = found.records
@@ -207,7 +207,7 @@ def _rebuilt(known: Known, found: Read, source: Source, request: RebuildRequest)
         total=0,
         source=source,
         strategy=strategy,
-        end=made.end,
+        termination_reason=made.termination_reason,
         rows=len(made.rows),
         tokens=sum(length(row.ids) for row in made.rows),
         trained=made.accounting.delivered,
@@ -215,12 +215,12 @@ def _rebuilt(known: Known, found: Read, source: Source, request: RebuildRequest)
         recorded=recorded.rows_digest if recorded else None,
         equal=not differs if comparable else None,
         differs=differs,
-        doubts=made.doubts,
+        inconsistencies=made.inconsistencies,
         trajectory=made if request.whole else None,
     )
 
 
 def _differing(recorded: TrajectoryBuilt, made: TrajectoryBuilt) -> tuple[str, ...]:
-    """Return the fields that are not as recorded. The rows are compared by their digest."""
+    """Return the fields that differ from the record. Rows are compared by their digest."""
     names = [name for name in TrajectoryBuilt.__struct_fields__ if name != "rows"]
     return tuple(name for name in names if _encoder.encode(getattr(recorded, name)) != _encoder.encode(getattr(made, name)))

@@ -1,32 +1,34 @@
-"""A session as people look at it: its calls as a tree, what became of every answer, its rows and what was said. Pure."""
+"""A session for people: its calls as a tree, the fate of every answer, its rows and its messages. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from evener.client.session_views import AttemptView, CallView, Preview, Proposed, SegmentView, SessionView, Source
+from evener.client.session_views import AttemptView, CallView, Preview, Proposed, SegmentView, SessionSource, SessionView
 from evener.proto.codec import NOT_AN_EVENT
-from evener.proto.ends import End
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import SegmentRef
 from evener.proto.spec import Strategy
 from evener.tokens.conversation import conversation
-from evener.tokens.doubts import doubtful
 from evener.tokens.forest import Call, Forest
+from evener.tokens.inconsistencies import inconsistent_segments
 from evener.tokens.kinds import main_branch
 from evener.tokens.proposals import propose
 from evener.tokens.quirks_toml import quirks_toml
-from evener.tokens.rows import Cut, cut
-from evener.tokens.session import Session
+from evener.tokens.rows import SessionRows, cut
+from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
 
-def view_of(session: Session, source: Source, strategy: Strategy) -> SessionView:
-    """Return what is known of a session, ended or not. Raises ValueError where not even what it was to do is known."""
+def view_of(session: SessionLog, source: SessionSource, strategy: Strategy) -> SessionView:
+    """Return the view of a session, ended or not. Raises ValueError if not even its spec is known."""
     seal, spec = session.sealed, session.spec
     if spec is None:
         msg = f"session {session.session_id}: neither a start nor a giving-up was read"
         raise ValueError(msg)
-    made = cut(session, seal.end if seal else End.FINISHED, strategy, doubtful(session))
-    preview = Preview(attempt=session.attempt, spec=spec, rows=made.rows, accounting=made.accounting, doubts=tuple(session.doubts))
+    made = cut(session, seal.termination_reason if seal else TerminationReason.FINISHED, strategy, inconsistent_segments(session))
+    preview = Preview(
+        attempt=session.attempt, spec=spec, rows=made.rows, accounting=made.accounting, inconsistencies=tuple(session.inconsistencies)
+    )
     branches = made.branches or (tuple(main_branch(session)),)
     return SessionView(
         session_id=session.session_id,
@@ -40,7 +42,7 @@ def view_of(session: Session, source: Source, strategy: Strategy) -> SessionView
     )
 
 
-def _proposed(session: Session) -> Proposed | None:
+def _proposed(session: SessionLog) -> Proposed | None:
     try:
         proposal = propose(session)
     except (KeyError, IndexError, AttributeError, *NOT_AN_EVENT):  # damaged, or what it follows is missing
@@ -48,19 +50,22 @@ def _proposed(session: Session) -> Proposed | None:
     return None if proposal is None else Proposed(because=proposal.because, toml=quirks_toml(proposal.quirks))
 
 
-def _attempts(session: Session) -> tuple[AttemptView, ...]:
+def _attempts(session: SessionLog) -> tuple[AttemptView, ...]:
     views = []
     for attempt, start in sorted(session.starts.items()):
         ended = session.ended.get(attempt) or (session.sealed if attempt == session.attempt else None)
         views.append(
             AttemptView(
-                attempt=attempt, started_at=start.started_at, end=ended.end if ended else None, detail=ended.detail if ended else ""
+                attempt=attempt,
+                started_at=start.started_at,
+                termination_reason=ended.termination_reason if ended else None,
+                detail=ended.detail if ended else "",
             )
         )
     return tuple(views)
 
 
-def _calls(forest: Forest, made: Cut) -> tuple[CallView, ...]:
+def _calls(forest: Forest, made: SessionRows) -> tuple[CallView, ...]:
     ordered = forest.in_order()
     numbers = {call.call_id: number for number, call in enumerate(ordered, 1)}
     rows: dict[SegmentRef, list[int]] = {}
@@ -70,7 +75,7 @@ def _calls(forest: Forest, made: Cut) -> tuple[CallView, ...]:
     return tuple(_call(forest, call, numbers, made, rows) for call in ordered)
 
 
-def _call(forest: Forest, call: Call, numbers: dict[str, int], made: Cut, rows: dict[SegmentRef, list[int]]) -> CallView:
+def _call(forest: Forest, call: Call, numbers: dict[str, int], made: SessionRows, rows: dict[SegmentRef, list[int]]) -> CallView:
     opened, closed, placement = call.opened, call.closed, call.placement
     segments = [SegmentRef(call_id=call.call_id, choice=choice) for choice in range(len(call.choices))]
     shared = placement.prefix.length if placement.prefix else 0
@@ -81,7 +86,7 @@ def _call(forest: Forest, call: Call, numbers: dict[str, int], made: Cut, rows: 
         parent=numbers[placement.parent.call_id] if placement.parent else None,
         parent_choice=placement.parent.choice if placement.parent else 0,
         placement=placement,
-        given_tokens=len(call.given) + shared,
+        given_tokens=len(call.prompt_delta_ids) + shared,
         prompt_tokens=opened.prompt_tokens,
         segments=tuple(_segment(call, one, made, rows) for one in segments),
         policy=opened.policy,
@@ -99,12 +104,12 @@ def _call(forest: Forest, call: Call, numbers: dict[str, int], made: Cut, rows: 
     )
 
 
-def _segment(call: Call, segment: SegmentRef, made: Cut, rows: dict[SegmentRef, list[int]]) -> SegmentView:
+def _segment(call: Call, segment: SegmentRef, made: SessionRows, rows: dict[SegmentRef, list[int]]) -> SegmentView:
     fate = made.fates[segment]
     return SegmentView(
         tokens=fate.total(),
         trained=fate[None],
-        left_out={reason: tokens for reason, tokens in fate.items() if reason is not None},
+        excluded={reason: tokens for reason, tokens in fate.items() if reason is not None},
         finish_reason=call.choices[segment.choice].finish_reason,
         rows=tuple(rows.get(segment, ())),
     )

@@ -1,11 +1,11 @@
-"""The agent's clock: the harness's own time and sampling. It stands still while a call waits for what is not the agent's doing."""
+"""The agent's clock counts the harness's own time and sampling. It stops while a call waits for something that is not the agent's doing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class AgentClock:
-    """Counts seconds since it was made, less the union of all waits: two calls that wait at the same time wait once."""
+    """Counts the seconds since it was created, minus the union of all waits: two calls that wait at the same time count once."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -23,7 +23,7 @@ class AgentClock:
 
     @contextmanager
     def call(self) -> Iterator["CallWait"]:
-        """Follow the waits of one call; they end with this block."""
+        """Track the waits of one call, which end with this block."""
         wait = CallWait(self)
         try:
             yield wait
@@ -31,20 +31,20 @@ class AgentClock:
             wait.end()
 
     def begin(self, wait: "CallWait") -> None:
-        """Stop, until every wait that began has ended."""
+        """Stop the clock until every wait that began has ended."""
         if not self._waiting:
             self._wait_began = self._now()
         self._waiting.add(wait)
 
     def end(self, wait: "CallWait") -> None:
-        """Go on, if this was the last one that waited."""
+        """Resume the clock if this was the last wait."""
         if wait in self._waiting:
             self._waiting.remove(wait)
             if not self._waiting:
                 self._cover(self._wait_began, self._now())
 
     def take_out(self, seconds: float) -> None:
-        """Take out a wait that has just ended."""
+        """Subtract a wait that has just ended."""
         if not self._waiting:
             now = self._now()
             self._cover(now - seconds, now)
@@ -55,7 +55,7 @@ class AgentClock:
 
 
 class CallWait:
-    """Whether one call waits now. Beginning twice is beginning once."""
+    """Whether one call waits now. Beginning twice is the same as beginning once."""
 
     def __init__(self, clock: AgentClock) -> None:
         self._clock = clock
@@ -65,9 +65,9 @@ class CallWait:
         self._clock.begin(self)
 
     def end(self) -> None:
-        """The call is sampled from now on, or over."""
+        """The call is being sampled from now on, or has ended."""
         self._clock.end(self)
 
     def take_out(self, seconds: float) -> None:
-        """The call has just waited so long while it was being sampled."""
+        """The call has just waited for this long while it was being sampled."""
         self._clock.take_out(seconds)

@@ -1,53 +1,68 @@
-"""One request of the harness, from its arrival to the end of its answer. Nothing of its messages is read."""
+"""One request of the harness, from its arrival to the end of its answer. The relay reads nothing of its messages."""
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from evener.dialects.canonical import Dialect, Head, RequestError, Wish
-from evener.proto.ends import CallFailure
+from evener.dialects.canonical import Dialect, Head, RequestError, RequestHints
 from evener.proto.ids import answer_identity
+from evener.proto.reasons import CallFailure
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
 from evener.sandbox_runner.clock import CallWait
-from evener.sandbox_runner.relay_client import Call, GatewayClient, Lost, error_message
+from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, SentAgain, error_message
 
 RETRY_AFTER_SECONDS: Final = 5
-IN_VAIN_SECONDS: Final = 1.0
-"""Harnesses that end for reasons of their own leave calls that were sent a moment ago."""
 JSON: Final = "application/json"
+
+T = TypeVar("T")
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Times and sizes of the relay; see the configuration."""
+    """The relay's limits of time and size; see the configuration."""
 
     admission_seconds: float
     call_seconds: float
     keep_alive_seconds: float
     body_bytes: int
+    in_vain_seconds: float = 1.0
+    """A harness that ends for reasons of its own leaves calls that it sent a moment ago: after this time it may have waited in vain."""
+
+
+class HarnessGone(Exception):
+    """The harness closed its connection."""
 
 
 class Exchange:
-    """Answers one request: what gateways say, in the harness's dialect."""
+    """Answers one request with what gateways say, in the harness's dialect."""
 
     def __init__(
-        self, request: web.Request, call: Call, dialect: Dialect, client: GatewayClient, *, wish: Wish, wait: CallWait, limits: Limits
+        self,
+        request: web.Request,
+        call: RelayedCall,
+        dialect: Dialect,
+        client: GatewayClient,
+        *,
+        hints: RequestHints,
+        wait: CallWait,
+        limits: Limits,
     ) -> None:
         self.sent_again = 0
         self.failure: CallFailure | None = None
         """Why the harness gets no answer."""
         self.detail = ""
         self.unserved = False
-        """The reason is a limit of the relay, or a gateway that could not serve it now: the log may know nothing of the request."""
+        """Whether the reason is a limit of the relay, or a gateway that could not serve it now: the log may know nothing of the request."""
         self.gave_up = False
-        """A limit passed before an answer came, or half of one was lost: the call is to be aborted."""
+        """Whether a limit passed before an answer came, or half of an answer was lost, so that the call is to be aborted."""
         self.admitted = False
-        """A gateway has placed it: from then on the log says what becomes of it."""
+        """Whether a gateway has placed it. From then on the log says what became of it."""
         self.came_at = time.monotonic()
         self._request = request
         self._call = call
@@ -55,57 +70,71 @@ class Exchange:
         self._client = client
         self._wait = wait
         self._limits = limits
-        self._wish = wish
+        self._hints = hints
         self._stream: web.StreamResponse | None = None
-        """Open: the headers are out."""
+        """The streamed response. None: its headers have not left."""
+        self._keep_alive_at: float | None = None
+        """When the next harmless event is due on an open stream, by the loop's clock."""
         self._prompt_tokens = 0
-        """Known when the headers are out."""
+        """The length of the prompt, known when the headers leave."""
         self._began = False
-        """The harness has seen a part of the answer (`live`): another sampling would contradict it."""
+        """Whether the harness has seen a part of the answer (`live`), which another sampling would contradict."""
 
     async def run(self) -> web.StreamResponse:
-        """Answer the request. Raises ConnectionError when the harness is gone."""
-        async with AsyncExitStack() as stack:
-            answer = await self._within_limits(stack)
-        return await self._deliver(answer)
+        """Answer the request. Raises HarnessGone."""
+        try:
+            return await self._deliver(await self._within_limits())
+        except ConnectionError as cause:
+            raise HarnessGone from cause
+
+    async def patiently(self, waiting: Callable[[], Awaitable[T]]) -> T:
+        """Wait for a gateway. Each harmless event, which keeps the harness of an open stream waiting, restarts the wait."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._keep_alive_at) as silence:
+                    return await waiting()
+            except TimeoutError:
+                if not silence.expired():
+                    raise
+            await self._write(self._dialect.keep_alive(self._head()))
 
     def waited_in_vain(self) -> bool:
-        """Return whether a harness that leaves now has waited for a gateway so long that it may leave for that reason."""
-        return not self.admitted and time.monotonic() - self.came_at > IN_VAIN_SECONDS
+        """Return whether a harness that disconnects now has waited for a gateway so long that this may be its reason."""
+        return not self.admitted and time.monotonic() - self.came_at > self._limits.in_vain_seconds
 
-    async def _within_limits(self, stack: AsyncExitStack) -> Answer:
+    async def _within_limits(self) -> Answer:
         admission = asyncio.timeout(self._limits.admission_seconds)
         try:
             async with asyncio.timeout(self._limits.call_seconds), admission:
-                return await self._listen(admission, stack)
+                return await self._listen(admission)
         except TimeoutError:
             self.gave_up = True
             if admission.expired():
                 return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "no gateway admits the call now; try again", "overloaded_error")
             return self._refused(HTTPStatus.GATEWAY_TIMEOUT, "the call took too long", "timeout_error")
 
-    async def _listen(self, admission: asyncio.Timeout, stack: AsyncExitStack) -> Answer:
+    async def _listen(self, admission: asyncio.Timeout) -> Answer:
         self._wait.begin()
-        async with aclosing(self._client.frames(self._call)) as frames:
+        async with aclosing(self._client.frames(self._call, self.patiently)) as frames:
             async for frame in frames:
                 match frame:
                     case Admitted():
                         self.admitted = True
                         self._wait.end()
                         admission.reschedule(None)
-                        await self._open(frame.prompt_tokens, stack)
+                        await self._open(frame.prompt_tokens)
                     case Waiting():
                         self._wait.take_out(frame.seconds)
-                    case Lost() if self._began:
+                    case SentAgain() if self._began:
                         self.gave_up = True
                         return self._refused(HTTPStatus.BAD_GATEWAY, "the answer was lost half-way", "server_error")
-                    case Lost():
+                    case SentAgain():
                         self.sent_again += 1
                         self.admitted = False
                         self._wait.begin()
                     case Delta() if self._stream is not None:
                         self._began = True
-                        await self._stream.write(frame.body)
+                        await self._write(frame.body)
                     case Answer():
                         self.unserved = frame.status == HTTPStatus.SERVICE_UNAVAILABLE
                         return frame
@@ -114,30 +143,28 @@ class Exchange:
         msg = "frames end with an answer"
         raise RuntimeError(msg)
 
-    async def _open(self, prompt_tokens: int, stack: AsyncExitStack) -> None:
-        """Send headers and prologue of a streamed answer, once; keep the harness waiting until the stack closes."""
-        if self._stream is not None or not self._wish.stream:
+    async def _open(self, prompt_tokens: int) -> None:
+        """Send the headers and prologue of a streamed answer, once."""
+        if self._stream is not None or not self._hints.stream:
             return
         self._prompt_tokens = prompt_tokens
-        head = self._head()
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        self._stream = web.StreamResponse(headers=headers)
+        self._stream = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
         await self._stream.prepare(self._request)
         self._call.started = True
-        await self._stream.write(self._dialect.prologue(head))
-        keeping = asyncio.create_task(self._keep_alive(self._stream, head))
-        stack.push_async_callback(_stop, keeping)
+        await self._write(self._dialect.prologue(self._head()))
+
+    async def _write(self, data: bytes) -> None:
+        if self._stream is None:
+            return
+        try:
+            await self._stream.write(data)
+        except ConnectionError as cause:
+            raise HarnessGone from cause
+        self._keep_alive_at = asyncio.get_running_loop().time() + self._limits.keep_alive_seconds
 
     def _head(self) -> Head:
         answer_id, created = answer_identity(self._call.request_id)
-        return Head(answer_id=answer_id, created=created, model=self._wish.model, prompt_tokens=self._prompt_tokens)
-
-    async def _keep_alive(self, stream: web.StreamResponse, head: Head) -> None:
-        event = self._dialect.keep_alive(head)
-        with suppress(ConnectionError):  # the handler of a harness that is gone is cancelled
-            while True:
-                await asyncio.sleep(self._limits.keep_alive_seconds)
-                await stream.write(event)
+        return Head(answer_id=answer_id, created=created, model=self._hints.model, prompt_tokens=self._prompt_tokens)
 
     async def _deliver(self, answer: Answer) -> web.StreamResponse:
         self.failure, self.detail = answer.failure, answer.detail
@@ -155,11 +182,11 @@ class Exchange:
         return whole
 
     def _late(self, answer: Answer) -> bytes:
-        """Return an error that comes after the headers, as the event that ends the stream."""
+        """Return an error after the headers, as the event that ends the stream."""
         return self._dialect.stream_error(self._head(), RequestError(_message(answer), status=answer.status, kind="server_error"))
 
     def _refused(self, status: HTTPStatus, message: str, kind: str) -> Answer:
-        """Return what the harness is told of a fault of ours."""
+        """Return what the harness gets for a fault of Evener."""
         self.unserved = True
         detail = f"{message} ({self._call.trouble})" if self._call.trouble else message
         return msgspec.structs.replace(self._told(status, message, kind), failure=CallFailure.OVERLOADED, detail=detail)
@@ -172,8 +199,3 @@ class Exchange:
 
 def _message(answer: Answer) -> str:
     return error_message(answer.body) or f"status {answer.status}"
-
-
-async def _stop(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

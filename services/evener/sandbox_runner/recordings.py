@@ -1,4 +1,4 @@
-"""Recordings: sessions whose process somebody else runs. The runner keeps their relay open while their owner gives signs of life."""
+"""Recordings: sessions whose process somebody else runs. The runner keeps their relay open while their owner sends heartbeats."""
 
 import asyncio
 import time
@@ -21,14 +21,14 @@ class RecordingOpened(Struct, frozen=True, kw_only=True):
     """Where a recorded program finds its model."""
 
     base_url: str
-    """Without `/v1`."""
+    """The base URL, without `/v1`."""
     key: str
     environment: dict[str, str]
-    """Every provider's usual variables."""
+    """The usual variables of every provider."""
 
 
 class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The recorded program is gone."""
+    """The recorded program exited."""
 
     exit_code: Annotated[int, Meta(ge=-255, le=255)] | None = None
     reward: float | None = None
@@ -37,7 +37,7 @@ class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 _exits: Final = msgspec.json.Decoder(RecordingExited)
 
 
-class Recording:
+class OpenRecording:
     """One open recording."""
 
     def __init__(self, opened: RecordingOpened) -> None:
@@ -46,7 +46,7 @@ class Recording:
         self.last_sign = time.monotonic()
 
     async def wait(self, silence_seconds: float) -> RecordingExited:
-        """Wait for the exit, or for `silence_seconds` without a sign of life: then nothing is known of it."""
+        """Wait for the exit, or for `silence_seconds` without a heartbeat: then nothing is known of the exit."""
         while (left := self.last_sign + silence_seconds - time.monotonic()) > 0:
             done, _ = await asyncio.wait([self.exited], timeout=left)
             if done:
@@ -58,13 +58,13 @@ class Recordings:
     """Open recordings by session, and their endpoints."""
 
     def __init__(self, secrets: Secrets) -> None:
-        self._open: dict[str, Recording] = {}
+        self._open: dict[str, OpenRecording] = {}
         self._secrets = secrets
 
     @contextmanager
-    def open(self, session_id: str, opened: RecordingOpened) -> Iterator[Recording]:
+    def open(self, session_id: str, opened: RecordingOpened) -> Iterator[OpenRecording]:
         """Offer a recording while this block runs."""
-        recording = self._open[session_id] = Recording(opened)
+        recording = self._open[session_id] = OpenRecording(opened)
         try:
             yield recording
         finally:
@@ -101,7 +101,7 @@ class Recordings:
             recording.exited.set_result(exited)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    def _of(self, request: Request) -> Recording | None:
+    def _of(self, request: Request) -> OpenRecording | None:
         return self._open.get(request.path_params["session_id"])
 
 

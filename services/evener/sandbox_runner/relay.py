@@ -5,7 +5,7 @@ import hmac
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
@@ -18,19 +18,19 @@ from msgspec import Struct
 from evener.dialects.canonical import Dialect, RequestError
 from evener.dialects.models import models_answer
 from evener.dialects.registry import dialect_for
-from evener.proto.ends import CallFailure
 from evener.proto.ids import new_request_id
+from evener.proto.reasons import CallFailure
 from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.core import one_line
-from evener.sandbox_runner.exchange import JSON, Exchange, Limits
-from evener.sandbox_runner.relay_client import Call, GatewayClient
-from evener.sandbox_runner.request_body import read_body, read_wish
+from evener.sandbox_runner.exchange import JSON, Exchange, HarnessGone, Limits
+from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall
+from evener.sandbox_runner.request_body import read_body, read_hints
 from evener.sandbox_runner.unserved import Unserved
 from evener.service.telemetry import Metrics
 
 PREFIX: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
-"""A base URL may have a name in it: the key, for a harness that sends none of ours, or anything else, which says nothing."""
+"""A name in the base URL: the key, for a harness that sends none of the usual headers. Any other name is ignored."""
 KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
 BEARER: Final = re.compile(r"^bearer +", re.IGNORECASE)
 NOT_PASSED_ON: Final = frozenset(
@@ -38,19 +38,20 @@ NOT_PASSED_ON: Final = frozenset(
         *KEY_HEADERS,
         *("accept-encoding", "connection", "content-encoding", "content-length", "cookie", "expect", "host"),
         *("keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
+        *("baggage", "traceparent", "tracestate"),
     }
 )
-"""Headers that belong to the connection, and secrets; `x-evener-*` is ours."""
+"""Headers that belong to the connection, secrets, and the harness's own traces; `x-evener-*` belongs to Evener."""
 REFUSED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
-"""Answers for which a client sends a request again."""
+"""Statuses after which a client sends a request again."""
 CLOSE_SECONDS: Final = 0.2
 LEFT_SECONDS: Final = 5.0
 MOST_DETAIL: Final = 500
-"""Characters that are kept of what a harness was told."""
+"""The number of characters that are kept of what a harness was answered."""
 MODEL_CALLS: Final = re.compile(
     r"/(completions|embeddings|responses(/compact)?|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
 )
-"""Paths at which some provider has a model answer. What a harness posts elsewhere (telemetry, logins) it does not need for its work."""
+"""Paths at which some provider has a model answer. Other posts of a harness (telemetry, logins) are not needed for its work."""
 
 log = structlog.get_logger()
 
@@ -62,34 +63,36 @@ class Opening(Struct, frozen=True, kw_only=True):
     nonce: str
     """The key that the harness holds."""
     capability: str
-    """What the gateway wants to see; the harness never does."""
+    """The capability for the gateway, which the harness never sees."""
     partition: int
     models: Sequence[str]
     retry_header: str | None = None
-    """By which the harness's client marks a transport retry."""
+    """The header by which the harness's client marks a transport retry."""
+    trace: Mapping[str, str] = {}
+    """The headers of the trace context that the calls continue."""
 
 
 class Report:
-    """What the relay alone knows of requests that had no answer."""
+    """What only the relay knows about requests without an answer."""
 
     def __init__(self) -> None:
         self.unanswered: CallFailure | None = None
-        """Why a request had none, where the log may not say it, and none that came after that was admitted."""
+        """Why a request had no answer, if the log may not say so and no later request was admitted."""
         self.waited_in_vain = False
-        """The harness left such a one, which no gateway had admitted."""
+        """Whether the harness left such a request, which no gateway had admitted."""
         self.answered_beside = False
-        """Another one, which had come before, was answered after that."""
+        """Whether another request, which had come before, was answered after that."""
         self._known_at = float("-inf")
-        """Since when either is so, by the monotonic clock."""
+        """Since when either holds, by the monotonic clock."""
         self._failures: dict[CallFailure, Failures] = {}
 
     @property
     def failures(self) -> tuple[Failures, ...]:
-        """What the harness was told instead of answers, by reason."""
+        """The errors that the harness got instead of answers, by reason."""
         return tuple(self._failures.values())
 
     def unserved(self, reason: CallFailure) -> None:
-        """Note that a request got no answer, of which the log may not say why."""
+        """Note that a request got no answer, for a reason that the log may not say."""
         self.unanswered, self.answered_beside, self._known_at = reason, False, time.monotonic()
 
     def left_in_vain(self) -> None:
@@ -97,7 +100,7 @@ class Report:
         self.waited_in_vain, self._known_at = True, time.monotonic()
 
     def admitted(self, came_at: float, *, answered: bool) -> None:
-        """Note that the log says what became of a request that came then: one that came before says little of others beside it."""
+        """Note that the log says what became of a request that came at this time. An earlier request says little about others beside it."""
         if came_at > self._known_at:
             self.unanswered, self.waited_in_vain = None, False
         self.answered_beside |= answered
@@ -151,7 +154,7 @@ class Relay:
         return response
 
     async def finish(self) -> None:
-        """Wait a while for the notes to gateways that the harness left."""
+        """Wait a while for the notes to gateways that the harness disconnected."""
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=LEFT_SECONDS)
         for task in self._leaving:
@@ -177,15 +180,15 @@ class Relay:
             return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
         return await self._exchange(request, self._call(request, path, body), dialect)
 
-    async def _exchange(self, request: web.Request, call: Call, dialect: Dialect) -> web.StreamResponse:
+    async def _exchange(self, request: web.Request, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
         with self._clock.call() as wait:
-            wish = await read_wish(dialect, call.path, call.body)
-            exchange = Exchange(request, call, dialect, client=self._client, wish=wish, wait=wait, limits=self._limits)
+            hints = await read_hints(dialect, call.path, call.body)
+            exchange = Exchange(request, call, dialect, client=self._client, hints=hints, wait=wait, limits=self._limits)
             digest = await self._unserved.digest(call)
             call.repeats = self._unserved.original(call, digest)
             try:
                 response = await exchange.run()
-            except (asyncio.CancelledError, ConnectionError) as gone:
+            except (asyncio.CancelledError, HarnessGone) as gone:
                 exchange.gave_up = True
                 if isinstance(gone, asyncio.CancelledError):
                     raise
@@ -210,25 +213,26 @@ class Relay:
         elif exchange.gave_up and exchange.waited_in_vain():
             self._report.left_in_vain()
 
-    def _tell_left(self, call: Call) -> None:
+    def _tell_left(self, call: RelayedCall) -> None:
         log.info("harness_left", session_id=self._opening.session_id, request_id=call.request_id)
         task = asyncio.create_task(self._client.left(call))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def _call(self, request: web.Request, path: str, body: bytes) -> Call:
+    def _call(self, request: web.Request, path: str, body: bytes) -> RelayedCall:
         passed = {name.lower(): value for name, value in request.headers.items()}
-        return Call(
+        return RelayedCall(
             path=path,
             body=body,
-            headers={name: value for name, value in passed.items() if name not in NOT_PASSED_ON and not name.startswith("x-evener-")},
+            headers={name: value for name, value in passed.items() if _is_passed_on(name)},
             request_id=new_request_id(),
             capability=self._opening.capability,
             partition=self._opening.partition,
+            trace=self._opening.trace,
         )
 
     def _check_key(self, request: web.Request, name: str) -> None:
-        """Raise RequestError where neither a header nor the name in the base URL is the key."""
+        """Raise RequestError if neither a header nor the name in the base URL is the key."""
         if not self._is_key(request, name):
             msg = "this key opens no session here"
             raise RequestError(msg, status=HTTPStatus.UNAUTHORIZED, kind="authentication_error", reason=CallFailure.MALFORMED)
@@ -238,7 +242,7 @@ class Relay:
         return any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given)
 
     def _other(self, request: web.Request, path: str, name: str) -> web.Response:
-        """Answer what is no model call: which models there are, a sign of life, or that it is not served."""
+        """Answer a request that is not a model call: the list of models, a sign of life, or an error."""
         if request.method in {"GET", "HEAD"}:
             if (models := models_answer(path, request.headers, self._opening.models)) is not None:
                 return web.Response(body=models, content_type=JSON)
@@ -250,6 +254,10 @@ class Relay:
         if request.method == "POST" and MODEL_CALLS.search(path) and self._is_key(request, name):
             self._report.failed(CallFailure.REFUSED, message)
         return _json(HTTPStatus.NOT_FOUND, _not_served(message))
+
+
+def _is_passed_on(name: str) -> bool:
+    return name not in NOT_PASSED_ON and not name.startswith("x-evener-")
 
 
 def _not_served(message: str) -> dict[str, object]:

@@ -6,10 +6,10 @@ from typing import Final
 
 from aiohttp import web
 
-from evener.dialects.canonical import Dialect, RequestError, Wish
+from evener.dialects.canonical import Dialect, RequestError, RequestHints
 from evener.dialects.fields import malformed, refuse
-from evener.proto.ends import CallFailure
-from evener.service.off_loop import Threads
+from evener.proto.reasons import CallFailure
+from evener.runtime.threads import Threads
 
 HEADER: Final = "content-encoding"
 PLAIN: Final = ("", "identity")
@@ -36,9 +36,9 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
     return body if encoding in PLAIN else await READING.run(_inflated, body, encoding, most_bytes)
 
 
-async def read_wish(dialect: Dialect, path: str, body: bytes) -> Wish:
+async def read_hints(dialect: Dialect, path: str, body: bytes) -> RequestHints:
     """Return what the relay must know of a request: that of a large body is read in a thread."""
-    return dialect.wish(path, body) if len(body) <= SHORT_BYTES else await READING.run(dialect.wish, path, body)
+    return dialect.hints(path, body) if len(body) <= SHORT_BYTES else await READING.run(dialect.hints, path, body)
 
 
 def _inflated(body: bytes, encoding: str, most_bytes: int) -> bytes:

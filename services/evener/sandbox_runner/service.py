@@ -10,24 +10,26 @@ from typing import Final
 import aiohttp
 import structlog
 
-from evener.blobs.waited import Waited
 from evener.bus.port import Record
 from evener.proto.codec import BadRecord
 from evener.proto.fleet import Heartbeat, Running
+from evener.proto.reasons import ExitCause
 from evener.proto.sessions import SessionCancelled, SessionDispatched
 from evener.proto.topics import Topic
+from evener.runtime.retry import Dependency
 from evener.sandbox_runner.bundles import Bundles
 from evener.sandbox_runner.config import Config
-from evener.sandbox_runner.core import Ending, Held, Me
+from evener.sandbox_runner.context import TIMINGS, RunnerContext, RunnerTimings
+from evener.sandbox_runner.core import HeldAttempts, Me
+from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.recordings import Recordings
-from evener.sandbox_runner.relay_client import GatewayClient
-from evener.sandbox_runner.sessions import Session
-from evener.sandbox_runner.site import Site
-from evener.sandboxes.local import open_local
+from evener.sandbox_runner.sessions import AttemptRun
+from evener.sandboxes.registry import open_backends
+from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
-from evener.service.parts import Parts, Service
 from evener.service.telemetry import metrics
+from evener.service.tracing import context_of
 
 NAME: Final = "sandbox_runner"
 
@@ -35,24 +37,24 @@ log = structlog.get_logger()
 
 
 class Runner:
-    """Takes what is dispatched to it from `start` on, and runs up to `capacity` sessions at a time."""
+    """Takes the attempts dispatched to it from `start` on, and runs up to `capacity` sessions at a time."""
 
-    def __init__(self, site: Site, parts: Parts, owners: Owners, start: int) -> None:
-        self._site = site
-        self._parts = parts
+    def __init__(self, runner: RunnerContext, context: ServiceContext, owners: Owners, start: int) -> None:
+        self._runner = runner
+        self._context = context
         self._owners = owners
         self._start = start
-        self._held = Held()
-        self._me = Me(runner_id=site.runner_id, boot_id=parts.boot_id)
-        self._places = asyncio.Semaphore(site.config.capacity)
-        self._sessions: dict[Running, tuple[Session, asyncio.Task[None]]] = {}
+        self._held = HeldAttempts()
+        self._me = Me(runner_id=runner.runner_id, boot_id=context.boot_id)
+        self._places = asyncio.Semaphore(runner.config.capacity)
+        self._sessions: dict[Running, tuple[AttemptRun, asyncio.Task[None]]] = {}
         self._stopping = False
 
     async def run(self) -> None:
-        """Serve until cancelled; what still runs then is ended."""
+        """Serve until cancelled, then end what still runs."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._owners.follow(self._parts.bus))
+                tasks.create_task(self._owners.follow(self._context.bus))
                 tasks.create_task(self._follow())
         finally:
             running = [task for _, task in self._sessions.values()]
@@ -64,17 +66,17 @@ class Runner:
         """Take nothing new, end what runs, and wait until that is reported."""
         self._stopping = True
         for session, _ in self._sessions.values():
-            session.end(Ending.STOPPED)
+            session.end(ExitCause.STOPPED)
         await asyncio.gather(*(task for _, task in self._sessions.values()), return_exceptions=True)
 
     def heartbeat(self) -> Heartbeat:
-        """Return what `fleet` is told. No list of harnesses: an unknown one is refused with its reason, not left waiting."""
+        """Return the heartbeat for `fleet`. It lists no harnesses: an unknown one is refused with a reason instead of left waiting."""
         return Heartbeat(
-            instance_id=self._site.runner_id,
+            instance_id=self._runner.runner_id,
             service=NAME,
-            address=self._parts.address,
-            boot_id=self._parts.boot_id,
-            capacity=self._site.config.capacity if self._parts.store_usable() else 0,
+            address=self._context.address,
+            boot_id=self._context.boot_id,
+            capacity=self._runner.config.capacity if self._context.store_usable() else 0,
             running=self._held.running,
             stopping=self._stopping,
             at=time.time(),
@@ -82,42 +84,43 @@ class Runner:
 
     def ready(self) -> dict[str, bool]:
         """Return whether dispatches are taken."""
-        return {"taking": not self._stopping and self._parts.store_usable()}
+        return {"taking": not self._stopping and self._context.store_usable()}
 
     async def _follow(self) -> None:
-        async for batch in self._parts.bus.follow(Topic.DISPATCH, 0, self._start):
+        async for batch in self._context.bus.follow(Topic.DISPATCH, 0, self._start):
             for record in batch:
-                if record.key == self._site.runner_id:
+                if record.key == self._runner.runner_id:
                     await self._take(record)
 
     async def _take(self, record: Record) -> None:
         try:
-            event = await self._site.events.event(record)
+            event = await self._runner.events.event(record)
         except BadRecord as bad:
-            await self._site.events.dead_letter(NAME, record, str(bad))
+            await self._runner.events.dead_letter(NAME, record, str(bad))
             return
         match event:
             case SessionDispatched() if not self._stopping and self._held.take(event, self._me):
-                self._begin(event, record.timestamp_ms / 1000)
+                self._begin(event, record)
             case SessionCancelled():
                 self._end_all(event.session_id)
             case _:
                 pass
 
-    def _begin(self, event: SessionDispatched, recorded_at: float) -> None:
+    def _begin(self, event: SessionDispatched, record: Record) -> None:
         for lower in self._held.superseded(event):
-            self._sessions[lower][0].end(Ending.STOPPED)
-        attempt, session = Running(session_id=event.session_id, attempt=event.attempt), Session(event, recorded_at, self._site)
+            self._sessions[lower][0].end(ExitCause.STOPPED)
+        attempt = Running(session_id=event.session_id, attempt=event.attempt)
+        session = AttemptRun(event, record.timestamp_ms / 1000, self._runner, context_of(record))
         task = asyncio.create_task(self._run(session, attempt), name=f"session {event.session_id}")
         self._sessions[attempt] = (session, task)
 
     def _end_all(self, session_id: str) -> None:
         for attempt, (session, _) in self._sessions.items():
             if attempt.session_id == session_id:
-                session.end(Ending.CANCELLED)
+                session.end(ExitCause.CANCELLED)
 
-    async def _run(self, session: Session, attempt: Running) -> None:
-        """Run one session in its place. What it could not report itself its lease will."""
+    async def _run(self, session: AttemptRun, attempt: Running) -> None:
+        """Run one session in its place. What it cannot report itself, its lease will."""
         try:
             async with self._places:
                 await session.run()
@@ -129,27 +132,29 @@ class Runner:
 
 
 @asynccontextmanager
-async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
+async def open_service(config: Config, context: ServiceContext, *, timings: RunnerTimings = TIMINGS) -> AsyncIterator[Service]:
     """Kill what a dead runner left, then yield the runner."""
     async with AsyncExitStack() as stack:
-        start = await parts.bus.end(Topic.DISPATCH, 0)
-        sandboxes = await stack.enter_async_context(open_local(Path(config.state) / "sandboxes" / parts.instance_id))
+        start = await context.bus.end(Topic.DISPATCH, 0)
+        sandboxes = await stack.enter_async_context(open_backends(Path(config.state) / "sandboxes" / context.instance_id))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        owners, recordings = Owners(), Recordings(parts.secrets)
-        blobs = Waited(parts.blobs)
-        site = Site(
+        owners, recordings = Owners(), Recordings(context.secrets)
+        blobs = context.waiting_blobs()
+        runner_context = RunnerContext(
             config=config,
-            runner_id=f"{parts.instance_id}-{NAME}",
-            events=EventLog(parts.bus, blobs),
+            runner_id=f"{context.instance_id}-{NAME}",
+            events=EventLog(context.bus, blobs, metrics(context.registry)),
+            bus=Dependency("bus"),
             blobs=blobs,
-            secrets=parts.secrets,
+            secrets=context.secrets,
             sandboxes=sandboxes,
             bundles=Bundles(Path(config.harness_cache)),
             client=GatewayClient(http, owners),
             recordings=recordings,
-            metrics=metrics(parts.registry),
+            metrics=metrics(context.registry),
+            timings=timings,
         )
-        runner = Runner(site, parts, owners, start)
+        runner = Runner(runner_context, context, owners, start)
         yield Service(
             name=NAME,
             routes=recordings.routes(),

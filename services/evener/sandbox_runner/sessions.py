@@ -1,40 +1,46 @@
-"""One attempt of a session: prepared, started, watched, gathered up, reported. Its relay is open while its harness runs."""
+"""Runs one attempt of a session: prepares it, starts it, watches it, collects its changes and reports its exit."""
 
 import asyncio
 import json
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
 from msgspec import Struct
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from evener.blobs.port import BlobError
 from evener.bus.port import Position
-from evener.harnesses.port import Context, Harness, Judged
+from evener.harnesses.port import Harness, Judged, LaunchContext
 from evener.harnesses.provider import variables
-from evener.proto.ends import CallFailure, ExitCause
 from evener.proto.ids import new_nonce, new_start_id
+from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.sessions import Artifact, Event, Failures, HarnessExited, SessionDispatched, SessionStarted
 from evener.proto.topics import Topic
+from evener.runtime.faults import point
 from evener.sandbox_runner.clock import AgentClock
-from evener.sandbox_runner.core import NONE, Ending, NoStart, one_line, told_left_out
-from evener.sandbox_runner.insisting import insist
-from evener.sandbox_runner.preparing import Prepared, chosen, declared, prepare
+from evener.sandbox_runner.context import RunnerContext
+from evener.sandbox_runner.core import NONE, NoStart, one_line, told_excluded
+from evener.sandbox_runner.preparation import PreparedLaunch, chosen, declared, prepare
 from evener.sandbox_runner.recordings import RecordingOpened
 from evener.sandbox_runner.relay import Opening, Report, open_relay
-from evener.sandbox_runner.site import Site
 from evener.sandboxes.port import HOME, ChangesTooLarge, Program, Sandbox, SandboxError, SandboxRemoved, Unstartable
 from evener.service.auth import Capability, seal_capability
-from evener.service.faults import point
-from evener.tokens.session import START_LIMIT_SECONDS
+from evener.service.tracing import carrier, nanoseconds
 
 TICK_SECONDS: Final = 0.05
-"""The agent's clock is looked at no more often."""
+"""The least time between two looks at the agent's clock."""
+SEND_SECONDS: Final = 600.0
+"""How long a bus that is away is waited for. Then the attempt ends, by its own report or by its lease."""
 
 T = TypeVar("T")
 log = structlog.get_logger()
+tracer = trace.get_tracer("evener.sandbox_runner")
 
 
 class Exit(Struct, kw_only=True):
@@ -57,61 +63,96 @@ class Exit(Struct, kw_only=True):
         if report.waited_in_vain and self.unanswered is None and self.cause is ExitCause.EXITED and self.exit_code != 0:
             self.unanswered = CallFailure.OVERLOADED
 
+    @property
+    def well(self) -> bool:
+        """Whether the harness ended by itself, and said that it succeeded."""
+        return self.cause is ExitCause.EXITED and self.exit_code in {0, None}
 
-class Session:
-    """One attempt, from its dispatch to its HarnessExited."""
 
-    def __init__(self, event: SessionDispatched, recorded_at: float, site: Site) -> None:
-        """`recorded_at`: when the log took the dispatch, by its own clock, in Unix seconds."""
+class AttemptRun:
+    """One attempt, from its dispatch to its HarnessExited. Its relay is open while its harness runs."""
+
+    def __init__(self, event: SessionDispatched, recorded_at: float, context: RunnerContext, trace_context: Context) -> None:
+        """`recorded_at`: when the log took the dispatch, by the log's clock, in Unix seconds."""
         self._event = event
         self._recorded_at = recorded_at
         self._spec = event.spec
-        self._site = site
+        self._context = context
+        self._trace_context = trace_context
         self._start_id = new_start_id()
         self._nonce = new_nonce()
-        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Future[ExitCause] = asyncio.get_running_loop().create_future()
         self._arrived = time.monotonic()
         self._running_since: float | None = None
 
-    def end(self, ending: Ending) -> None:
-        """Have the harness ended; the first reason counts."""
+    def end(self, ending: ExitCause) -> None:
+        """Ask the attempt to end its harness. The first reason counts."""
         if not self._ending.done():
             self._ending.set_result(ending)
 
     async def run(self) -> None:
-        """Live the attempt to its end. Raises what no event can tell: then the lease ends it."""
+        """Run the attempt to its end. Raises what no event can report; then the lease ends the attempt."""
+        began = nanoseconds(self._event.dispatched_at)
+        with tracer.start_as_current_span("attempt", context=self._trace_context, kind=SpanKind.CONSUMER, start_time=began) as span:
+            span.set_attribute("evener.session.id", self._event.session_id)
+            span.set_attribute("evener.attempt", self._event.attempt)
+            span.set_attribute("evener.harness", self._spec.harness.name)
+            await self._attempt(span)
+
+    async def _attempt(self, span: Span) -> None:
         await point("runner.dispatched")
         async with AsyncExitStack() as stack:
-            prepared, harness, failed = await self._prepare(stack)
-            if time.monotonic() - self._arrived > START_LIMIT_SECONDS:
+            with tracer.start_as_current_span("prepare"):
+                prepared, harness, failed = await self._prepare(stack)
+            if time.monotonic() - self._arrived > self._context.timings.start_limit_seconds:
                 log.warning("start_too_late", session_id=self._event.session_id, attempt=self._event.attempt)
                 return  # it would be void; its lease has ended it, or will
             position = await self._send(self._started(harness))
             await point("runner.started")
             found = failed or await self._live(prepared, position)
             await self._send(self._exited(found))
+            if not found.well:
+                span.set_status(StatusCode.ERROR, f"{found.cause} {found.detail}".strip())
         await point("runner.exited")
-        self._site.metrics.harness_exits.labels(found.cause).inc()
+        self._context.metrics.harness_exits.labels(found.cause).inc()
         log.info("harness_exited", session_id=self._event.session_id, cause=found.cause, exit_code=found.exit_code, detail=found.detail)
 
-    async def _prepare(self, stack: AsyncExitStack) -> tuple[Prepared | None, Harness | None, Exit | None]:
-        """Return what was prepared (None: a recording), the harness as far as it is known, and why it cannot start, if so."""
-        site, harness = self._site, None
+    async def _prepare(self, stack: AsyncExitStack) -> tuple[PreparedLaunch | None, Harness | None, Exit | None]:
+        """Return what was prepared (None: a recording), the harness if it is known, and the exit if the attempt cannot start."""
+        context, harness = self._context, None
         if self._spec.harness.sandbox == NONE:
             return None, None, None
         name = f"{self._event.session_id}-{self._event.attempt}-{self._start_id}"
         try:
-            harness = chosen(self._spec, trust_local=site.config.trust_local)
-            return await prepare(stack, self._spec, name, harness, site), harness, None
+            harness = chosen(self._spec, trust_local=context.config.trust_local)
+            return await prepare(stack, self._spec, name, harness, context), harness, None
         except NoStart as reason:
             return None, harness, Exit(cause=ExitCause.NO_START, detail=one_line(str(reason)))
         except (BlobError, SandboxError) as lost:
             return None, harness, Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)))
 
-    async def _live(self, prepared: Prepared | None, position: Position) -> Exit:
-        """Run the harness, or keep the recording, behind an open relay."""
-        site, spec = self._site, self._spec
+    async def _live(self, prepared: PreparedLaunch | None, position: Position) -> Exit:
+        """Run the harness, or keep the recording open, behind an open relay."""
         clock, report = AgentClock(time.monotonic), Report()
+        try:
+            with tracer.start_as_current_span("harness"):
+                found, output = await self._behind_relay(prepared, position, clock, report)
+            found.agent_seconds = clock.seconds()
+            found.tell(report)
+            if prepared is not None:
+                with tracer.start_as_current_span("collect"):
+                    await self._gather(found, prepared.sandbox, output)
+        except Unstartable as missing:
+            return Exit(cause=ExitCause.NO_START, detail=one_line(str(missing)))
+        except (BlobError, SandboxError, OSError) as lost:
+            return Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)), agent_seconds=clock.seconds())
+        return found
+
+    async def _behind_relay(
+        self, prepared: PreparedLaunch | None, position: Position, clock: AgentClock, report: Report
+    ) -> tuple[Exit, bytes]:
+        """Run the harness, or wait for the end of the recording; return its exit, and what it printed."""
+        context, spec = self._context, self._spec
         opening = Opening(
             session_id=self._event.session_id,
             nonce=self._nonce,
@@ -119,27 +160,18 @@ class Session:
             partition=position.partition,
             models=(spec.policy, *(name for name in spec.models if name not in {spec.policy, "*"})),
             retry_header=declared(spec.harness, prepared.harness if prepared else None).retry_header,
+            trace=carrier(),
         )
-        try:
-            async with open_relay(opening, site.client, clock, site.limits, metrics=site.metrics, report=report) as base_url:
-                self._running_since = time.monotonic()
-                site.metrics.prepare_seconds.observe(self._running_since - self._arrived)
-                with site.metrics.harnesses_running.track_inprogress():
-                    living = self._record(base_url, clock) if prepared is None else self._harness(prepared, base_url, clock)
-                    found, output = await living
-            found.agent_seconds = clock.seconds()
-            found.tell(report)
-            if prepared is not None:
-                await self._gather(found, prepared.sandbox, output)
-        except Unstartable as missing:
-            return Exit(cause=ExitCause.NO_START, detail=one_line(str(missing)))
-        except (BlobError, SandboxError, OSError) as lost:
-            return Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)), agent_seconds=clock.seconds())
-        return found
+        async with open_relay(opening, context.client, clock, context.limits, metrics=context.metrics, report=report) as base_url:
+            self._running_since = time.monotonic()
+            context.metrics.prepare_seconds.observe(self._running_since - self._arrived)
+            with context.metrics.harnesses_running.track_inprogress():
+                running = self._record(base_url, clock) if prepared is None else self._harness(prepared, base_url, clock)
+                return await running
 
-    async def _harness(self, prepared: Prepared, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
+    async def _harness(self, prepared: PreparedLaunch, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
         sandbox = prepared.sandbox
-        context = Context(
+        context = LaunchContext(
             instruction=prepared.task.instruction,
             base_url=base_url,
             key=self._nonce,
@@ -153,7 +185,7 @@ class Session:
         await sandbox.write(launch.files)
         await sandbox.settle()
         environment = {**prepared.task.env, **launch.environment}
-        process = await sandbox.start(Program(argv=launch.argv, environment=environment, log_bytes=self._site.config.log_bytes))
+        process = await sandbox.start(Program(argv=launch.argv, environment=environment, log_bytes=self._context.config.log_bytes))
         try:
             limit = self._spec.budgets.agent_seconds or prepared.task.agent_seconds
             code, cause = await self._watch(process.wait(), clock, limit)
@@ -176,15 +208,15 @@ class Session:
     async def _record(self, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
         environment = variables(base_url, self._nonce, self._spec.policy)
         opened = RecordingOpened(base_url=base_url, key=self._nonce, environment=environment)
-        with self._site.recordings.open(self._event.session_id, opened) as recording:
-            waiting = recording.wait(self._site.config.recording_seconds)
+        with self._context.recordings.open(self._event.session_id, opened) as recording:
+            waiting = recording.wait(self._context.config.recording_seconds)
             exited, cause = await self._watch(waiting, clock, self._spec.budgets.agent_seconds)
         if exited is None:
             return Exit(cause=cause), b""
         return Exit(cause=cause, exit_code=exited.exit_code, reward=exited.reward), b""
 
     async def _watch(self, exiting: Coroutine[Any, Any, T], clock: AgentClock, limit: float | None) -> tuple[T | None, ExitCause]:
-        """Wait for the exit; or return None and what ended the attempt before it."""
+        """Wait for the exit, or return None and what ended the attempt before it."""
         exited = asyncio.create_task(exiting)
         timer = asyncio.create_task(_spent(clock, limit))
         watched: set[asyncio.Future[Any]] = {exited, timer, self._ending}
@@ -192,24 +224,24 @@ class Session:
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
                 return exited.result(), ExitCause.EXITED
-            return None, ExitCause(self._ending.result()) if self._ending.done() else ExitCause.AGENT_TIME
+            return None, self._ending.result() if self._ending.done() else ExitCause.AGENT_TIME
         finally:
             for task in (exited, timer):
                 task.cancel()
             await asyncio.gather(exited, timer, return_exceptions=True)
 
     async def _gather(self, found: Exit, sandbox: Sandbox, output: bytes) -> None:
-        """Keep what the harness left. Raises BlobError; SandboxError where the sandbox cannot be read: another attempt may keep its work.
+        """Keep what the harness left. Raises BlobError, and SandboxError if the sandbox cannot be read: another attempt may keep its work.
 
         What cannot be kept is the agent's doing: its exit stands, with the reason.
         """
         kept = {"harness.log": output}
         try:
-            changes = await sandbox.changes(self._site.limits_of_changes)
+            changes = await sandbox.changes(self._context.limits_of_changes)
             kept |= {"changes.tar": changes.archive, "removed.json": json.dumps(changes.removed).encode()}
-            if changes.left_out_count:
-                kept["left_out.json"] = json.dumps(changes.left_out).encode()
-                self._say(found, told_left_out(changes))
+            if changes.excluded_count:
+                kept["excluded.json"] = json.dumps(changes.excluded).encode()
+                self._say(found, told_excluded(changes))
         except (ChangesTooLarge, SandboxRemoved) as reason:
             self._say(found, f"changed files were not kept: {reason}")
         except (BlobError, SandboxError):
@@ -220,11 +252,11 @@ class Session:
         found.artifacts = tuple([await self._kept(name, data) for name, data in kept.items()])
 
     async def _kept(self, name: str, data: bytes) -> Artifact:
-        return Artifact(name=name, blob=await self._site.blobs.put(data))
+        return Artifact(name=name, blob=await self._context.blobs.put(data))
 
     def _say(self, found: Exit, what: str) -> None:
         """Add to the exit's detail, and to the log."""
-        log.warning("changes_left_out", session_id=self._event.session_id, attempt=self._event.attempt, reason=what)
+        log.warning("changes_excluded", session_id=self._event.session_id, attempt=self._event.attempt, reason=what)
         found.detail = one_line(f"{found.detail} {what}")
 
     def _capability(self, position: Position) -> str:
@@ -234,16 +266,16 @@ class Session:
             start_id=self._start_id,
             partition=position.partition,
             offset=position.offset,
-            expires_at=time.time() + self._site.config.session_seconds,
+            expires_at=time.time() + self._context.config.session_seconds,
         )
-        return seal_capability(self._site.secrets, capability)
+        return seal_capability(self._context.secrets, capability)
 
     def _started(self, harness: Harness | None) -> SessionStarted:
         return SessionStarted(
             session_id=self._event.session_id,
             attempt=self._event.attempt,
             start_id=self._start_id,
-            runner_id=self._site.runner_id,
+            runner_id=self._context.runner_id,
             dispatched_at=self._event.dispatched_at,
             started_at=time.time(),
             dispatch_recorded_at=self._recorded_at,
@@ -273,7 +305,8 @@ class Session:
 
     async def _send(self, event: Event) -> Position:
         session_id = self._event.session_id
-        return await insist(lambda: self._site.events.send(Topic.SESSIONS, session_id, event, session_id=session_id))
+        send = partial(self._context.events.send, Topic.SESSIONS, session_id, event, session_id=session_id)
+        return await self._context.bus.ask(send, SEND_SECONDS)
 
 
 async def _spent(clock: AgentClock, limit: float | None) -> None:

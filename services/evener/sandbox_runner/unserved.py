@@ -5,7 +5,7 @@ from collections import deque
 from typing import Final
 
 from evener.proto.relay import is_marked
-from evener.sandbox_runner.relay_client import Call
+from evener.sandbox_runner.gateway_client import RelayedCall
 from evener.sandbox_runner.request_body import READING, SHORT_BYTES
 
 KEPT: Final = 256
@@ -19,18 +19,18 @@ class Unserved:
         self._retry_header: Final = retry_header
         self._requests: Final[deque[tuple[bytes, str]]] = deque(maxlen=KEPT)
 
-    async def digest(self, call: Call) -> bytes | None:
+    async def digest(self, call: RelayedCall) -> bytes | None:
         """Return what recognises a request, taken before its answer leaves: its retry may follow at once. None: retries are not marked."""
         if self._retry_header is None:
             return None
         return _digest(call) if len(call.body) <= SHORT_BYTES else await READING.run(_digest, call)
 
-    def note(self, call: Call, digest: bytes | None) -> None:
+    def note(self, call: RelayedCall, digest: bytes | None) -> None:
         """Take note that a request was refused: its client may send it again, marked."""
         if digest is not None:
             self._requests.append((digest, call.request_id))
 
-    def original(self, call: Call, digest: bytes | None) -> str | None:
+    def original(self, call: RelayedCall, digest: bytes | None) -> str | None:
         """Return the id of the unserved request that a marked one repeats; each is repeated once. None: it repeats none of them."""
         if digest is None or not is_marked(call.headers, self._retry_header):
             return None
@@ -41,7 +41,7 @@ class Unserved:
         return found[1]
 
 
-def _digest(call: Call) -> bytes:
+def _digest(call: RelayedCall) -> bytes:
     hashed = hashlib.blake2b(call.path.encode() + b"\n", digest_size=16)
     hashed.update(call.body)
     return hashed.digest()

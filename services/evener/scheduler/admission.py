@@ -1,7 +1,7 @@
-"""Which queued session goes to which runner: runs by turns, a run's tasks in the order of their submission, runners by free places.
+"""Decides which queued session goes to which runner: runs take turns, a run's tasks go in the order of submission, runners by free places.
 
-Each free place goes to the run that holds the fewest, among equals to the one that came first. So a long queue of one run does not keep
-another from starting.
+Each free place goes to the run that holds the fewest places; among equals, to the run that came first. So a long queue of one run does not
+keep another from starting.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from evener.proto.state import SessionState, Stage, TaskState
 from evener.scheduler.core import HELD, Draft, may_start_at
 
 ELSEWHERE_SECONDS: Final = 600.0
-"""So long a further attempt waits for a place at another runner than the last one's; what holds that one's places may take for ever."""
+"""How long a further attempt waits for a place at another runner than the last one's, whose places may be taken for ever."""
 
 
-class Slots:
+class RunnerCapacity:
     """The free places of all runners."""
 
     def __init__(self, runners: Iterable[Heartbeat], draft: Draft, tasks: Iterable[TaskState]) -> None:
-        """`tasks` are those with sessions that runners may hold."""
+        """`tasks` are those whose sessions runners may hold."""
         self._runners = {runner.instance_id: runner for runner in runners}
         self._free = {runner_id: runner.capacity - _others(runner, draft) for runner_id, runner in self._runners.items()}
         for session in (session for task in tasks for session in task.sessions):
@@ -28,14 +28,14 @@ class Slots:
                 self._free[session.runner_id] -= 1
 
     def any(self) -> bool:
-        """Return whether some runner has a free place."""
+        """Return whether a runner has a free place."""
         return any(free > 0 for free in self._free.values())
 
     def take(self, harness: str, *, after: str | None = None) -> Heartbeat | None:
-        """Return the runner with the most free places that can run the harness, one place fewer. None: there is none.
+        """Take a place at the runner with the most free places that can run the harness; return the runner. None: there is none.
 
-        `after` is the runner of the attempt before, if any: another one is waited for where there is one, or a runner that fails at
-        once, and so is always free, would get all the attempts of all sessions.
+        `after` is the runner of the previous attempt, if any. A free place at another runner is preferred, and waited for: a runner that
+        fails at once, and therefore always has free places, would otherwise get all attempts of all sessions.
         """
         able = [runner for runner in self._runners.values() if not runner.harnesses or harness in runner.harnesses]
         others = [runner for runner in able if runner.instance_id != after and runner.capacity]
@@ -47,12 +47,12 @@ class Slots:
 
 
 class Queue:
-    """The sessions of one run that wait, in the order of their tasks."""
+    """The waiting sessions of one run, in the order of their tasks."""
 
     def __init__(self, tasks: Sequence[TaskState], now: float) -> None:
         """`now` is in Unix seconds."""
         self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
-        """Sessions of the run that have a runner's place."""
+        """The number of the run's sessions that hold a place."""
         self._waiting = (
             (task.submitted.options.harness.name, session.session_id, session.runner_id if now < _anywhere_at(session) else None)
             for task in tasks
@@ -60,8 +60,8 @@ class Queue:
             if session.stage is Stage.QUEUED and may_start_at(session) <= now
         )
 
-    def take(self, slots: Slots) -> tuple[str, Heartbeat] | None:
-        """Take a place for the first session for which there is one; return it with its runner. None: there is none for any."""
+    def take(self, slots: RunnerCapacity) -> tuple[str, Heartbeat] | None:
+        """Take a place for the first session that can have one; return the session with its runner. None: no session can have one."""
         for harness, session_id, after in self._waiting:
             if (runner := slots.take(harness, after=after)) is not None:
                 self.held += 1
@@ -70,9 +70,9 @@ class Queue:
 
 
 def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *, now: float, lease_seconds: float) -> None:
-    """Dispatch what can be dispatched of these tasks: each free place to the run that holds the fewest. `now` is in Unix seconds."""
+    """Dispatch as many sessions of these tasks as possible. Each free place goes to the run with the fewest. `now` is in Unix seconds."""
     tasks = [task for task_id in task_ids if (task := draft.task(task_id)) is not None]
-    slots = Slots(runners, draft, tasks)
+    slots = RunnerCapacity(runners, draft, tasks)
     if not slots.any():
         return
     runs: dict[str, list[TaskState]] = {}
@@ -89,12 +89,12 @@ def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *
 
 
 def _anywhere_at(session: SessionState) -> float:
-    """Return from when on a queued session goes to any runner, the one of the attempt before included."""
+    """Return the time from which a queued session may go to any runner, including that of the previous attempt."""
     return may_start_at(session) + ELSEWHERE_SECONDS
 
 
 def _others(runner: Heartbeat, draft: Draft) -> int:
-    """Return how many places are taken by what is not held for us: other schedulers' sessions, and attempts that still die."""
+    """Return the number of places that others take: sessions of other schedulers, and attempts that are still ending."""
     return sum(1 for running in runner.running if _is_other(running, draft.session(running.session_id)))
 
 

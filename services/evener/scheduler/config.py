@@ -11,8 +11,8 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Tasks, leases and admission."""
 
     name: str = "main"
-    """Of this scheduler: the one that starts under the same name goes on where the last one stopped."""
+    """The name of this scheduler. A scheduler that starts under the same name continues where the last one stopped."""
     lease_seconds: Annotated[float, Meta(ge=1)] = 10.0
-    """An attempt without a sign of it in its runner's heartbeats for so long is lost. Heartbeats come every 2 seconds."""
+    """An attempt is lost when its runner's heartbeats have not mentioned it for this time. Heartbeats come every 2 seconds."""
     tick_seconds: Annotated[float, Meta(gt=0)] = 1.0
-    """How often leases and deadlines are looked at."""
+    """How often leases and deadlines are checked."""

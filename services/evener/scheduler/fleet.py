@@ -1,6 +1,6 @@
-"""Runners and engines as `fleet` tells of them, and which attempts gave no sign for a lease.
+"""The runners and engines in `fleet`, and the leases of attempts.
 
-All times are of one monotonic clock of this process; clocks of other machines are not compared.
+All times are of one monotonic clock of this process. Clocks of different machines are not compared.
 """
 
 from collections.abc import Iterable
@@ -13,16 +13,16 @@ RUNNER: Final = "sandbox_runner"
 
 
 class Fleet:
-    """The last that was heard of each instance and each engine."""
+    """The last heartbeat of each instance, and the state of each engine."""
 
     def __init__(self) -> None:
         self.heartbeats: dict[str, Heartbeat] = {}
         self.heard_at: dict[str, float] = {}
-        """By instance id; absent where only its old heartbeat was found at the start."""
+        """When each instance was last heard, by instance id. Instances whose old heartbeat was read at the start are absent."""
         self.engines: dict[str, EngineJoined | EngineDraining] = {}
 
     def read(self, event: object, *, now: float | None) -> None:
-        """Take a record of `fleet` into account. `now` None: it is an old one."""
+        """Apply a record of `fleet`. `now` None: the record is old."""
         match event:
             case Heartbeat():
                 self.heartbeats[event.instance_id] = event
@@ -40,7 +40,7 @@ class Fleet:
         return now - self.heard_at.get(instance_id, float("-inf")) < lease_seconds
 
     def runners(self, *, now: float, lease_seconds: float) -> list[Heartbeat]:
-        """Return the runners that can be given sessions."""
+        """Return the runners that accept sessions."""
         return [
             heartbeat
             for instance_id, heartbeat in self.heartbeats.items()
@@ -52,22 +52,22 @@ class Leases:
     """When each attempt was last seen alive."""
 
     def __init__(self, *, seconds: float, began_at: float) -> None:
-        """`began_at`: `fleet` had been read to its end; nothing expires earlier than one lease after it."""
+        """`began_at`: when `fleet` had been read to its end. Nothing expires within one lease after that."""
         self._seconds = seconds
         self._began_at = began_at
         self._signs: dict[Running, float] = {}
 
     def sign(self, attempts: Iterable[Running], *, now: float) -> None:
-        """Renew the leases of these attempts: dispatched just now, or listed in their runner's heartbeat."""
+        """Renew the leases of these attempts, which were just dispatched or are listed in their runner's heartbeat."""
         self._signs.update(dict.fromkeys(attempts, now))
 
     def slept(self, seconds: float) -> None:
-        """Take out a time in which this process or the log slept: it counts for no lease."""
+        """Exclude a time in which this process or the log was asleep from all leases."""
         self._began_at += seconds
         self._signs = {attempt: at + seconds for attempt, at in self._signs.items()}
 
     def expired(self, held: Iterable[Running], *, now: float) -> list[Running]:
-        """Return which of the held attempts are lost; forget the leases of what is not held any more."""
+        """Return the held attempts that are lost, and forget the leases of attempts that are no longer held."""
         held = set(held)
         self._signs = {attempt: at for attempt, at in self._signs.items() if attempt in held}
         return [attempt for attempt in held if now - max(self._signs.get(attempt, self._began_at), self._began_at) > self._seconds]

@@ -1,4 +1,4 @@
-"""Reads `fleet`: who is there, and which attempts gave no sign for a whole lease."""
+"""Reads `fleet`: which instances are alive, and which attempts were not seen for a whole lease."""
 
 import time
 from collections.abc import Callable, Collection
@@ -15,10 +15,10 @@ log = structlog.get_logger()
 
 
 class FleetReader:
-    """The fleet as the log tells of it, and the leases of the attempts that its runners hold."""
+    """The fleet according to the log, and the leases of the attempts that its runners hold."""
 
     def __init__(self, bus: Bus, *, boot_id: str, lease_seconds: float, tick_seconds: float) -> None:
-        """`boot_id` is that of this process: what it sent itself is not old."""
+        """`boot_id` is that of this process, whose own records are not old."""
         self.fleet = Fleet()
         self._bus = bus
         self._boot_id = boot_id
@@ -39,14 +39,14 @@ class FleetReader:
         self.leases = Leases(seconds=self._lease_seconds, began_at=self._looked_at)
 
     async def follow(self, wake: Callable[[], None]) -> None:
-        """Read on for ever; `wake` is called after each batch."""
+        """Read on for ever. `wake` is called after each batch."""
         async for records in self._bus.follow(Topic.FLEET, 0, self._next):
             for record in records:
                 self._read(record)
             wake()
 
     async def lost(self, held: Collection[Running]) -> list[Running]:
-        """Return which of the held attempts are lost. Asked every tick; the time by which it is asked late counts for no lease."""
+        """Return the held attempts that are lost. This is called every tick; the time by which a call is late counts for no lease."""
         await self._bus.check()
         now = time.monotonic()
         late = now - self._looked_at - self._tick_seconds
@@ -68,7 +68,7 @@ class FleetReader:
 
 
 def _event(record: Record) -> AnyEvent | None:
-    """Return the event in a record of `fleet`. None: it cannot be read; the next of its key will replace it."""
+    """Return the event in a record of `fleet`. None: it cannot be read, and the next record of its key will replace it."""
     try:
         return None if record.value is None else decode(record.value)
     except BadRecord as bad:

@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 from msgspec import structs
+from opentelemetry import propagate, trace
+from opentelemetry.trace import SpanKind
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -26,36 +28,39 @@ from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
 from evener.scheduler.core import TaskDiffers
 from evener.scheduler.fleet import Fleet
-from evener.scheduler.submission import Refused, check, check_archive, check_policies, parse
-from evener.scheduler.writer import NotServing, Writer
+from evener.scheduler.submission import SubmissionRefused, check, check_archive, check_policies, parse
+from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.auth import Handler, Secrets, operator_route
 from evener.service.events import EventLog
 from evener.service.http import error_response, json_response
+from evener.service.tracing import carrier
 from evener.tasks.directory import MAX_BYTES
 
 MAX_BLOB_BYTES: Final = 2 * MAX_BYTES
-"""A packed task: its files, and what tar adds."""
+"""The limit of a packed task: its files, and what tar adds."""
 MAX_BODY_BYTES: Final = 256 * 1024
-"""Of a submission."""
+"""The limit of a submission."""
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 NUMBER: Final = re.compile(r"[0-9]{1,18}")
 RETRY: Final = {"retry-after": "2"}
+
+tracer = trace.get_tracer("evener.scheduler")
 
 _submissions: Final = Converter(Submission)
 _engine_requests: Final = Converter(EngineRequest)
 
 
-class Endpoints:
-    """Handlers over the writer, the blob store and the log."""
+class SchedulerEndpoints:
+    """The handlers of the routes."""
 
-    def __init__(self, writer: Writer, blobs: Blobs, events: EventLog, *, lease_seconds: float) -> None:
+    def __init__(self, writer: TaskWriter, blobs: Blobs, events: EventLog, *, lease_seconds: float) -> None:
         self._writer = writer
         self._blobs = blobs
         self._events = events
         self._lease_seconds = lease_seconds
 
     def routes(self, secrets: Secrets) -> Sequence[BaseRoute]:
-        """Return all routes; each wants the operator's token."""
+        """Return all routes. Each requires the operator's token."""
         table: list[tuple[str, str, Handler]] = [
             ("PUT", "/blobs/{digest}", self.put_blob),
             ("GET", "/blobs/{digest}", self.get_blob),
@@ -77,28 +82,31 @@ class Endpoints:
         data = await _body(request, MAX_BLOB_BYTES)
         if await asyncio.to_thread(_sha256, data) != digest:
             msg = "the digest in the path is not the SHA-256 of the body"
-            raise Refused(msg, "digest")
+            raise SubmissionRefused(msg, "digest")
         return json_response(await self._blobs.put(data))
 
     async def get_blob(self, request: Request) -> Response:
-        """Answer the object; `?size=` is its length in bytes, which readers verify."""
+        """Answer with the object. `?size=` is its length in bytes, which readers verify."""
         ref = BlobRef(digest=_digest(request), size=_number(request, "size"))
         if not await self._blobs.has(ref):
             return error_response(404, f"no object {ref.digest}", "digest")
         return Response(await self._blobs.get(ref), media_type="application/octet-stream")
 
     async def submit(self, request: Request) -> Response:
-        """Take a task in: 200 after the commit, also for the same task again; 409 where its id is taken by another."""
+        """Accept a task. Answers 200 after the commit, also for the same task again, and 409 if another task has its id."""
         submission = parse(await _body(request, MAX_BODY_BYTES), _submissions)
         check(submission)
         check_policies(submission.options, self._living("provider_gateway"))
         await self._check_archive(submission)
-        now = time.time()
-        submitted = TaskSubmitted(
-            task_id=submission.task_id or new_id("t", now=now), task=submission.task, options=submission.options, submitted_at=now
-        )
+        now, options = time.time(), submission.options
+        task_id = submission.task_id or new_id("t", now=now)
+        submitted = TaskSubmitted(task_id=task_id, task=submission.task, options=options, submitted_at=now)
+        attributes = {"evener.task.id": task_id, "evener.run.id": options.run_id, "evener.harness": options.harness.name}
+        parent = propagate.extract(request.headers)
         try:
-            await self._writer.ask(lambda draft: draft.submit(submitted))
+            with tracer.start_as_current_span("submit", context=parent, kind=SpanKind.SERVER, attributes=attributes):
+                trace_headers = carrier()
+                await self._writer.ask(lambda draft: draft.submit(submitted, trace_headers))
         except TaskDiffers:
             return error_response(
                 409, f"task {submitted.task_id} is there already, with other content: give it, or its run, another id", "task_id"
@@ -106,22 +114,22 @@ class Endpoints:
         return self._detail(submitted.task_id)
 
     async def tasks(self, request: Request) -> Response:
-        """Answer all tasks of a run."""
+        """Answer with the tasks of a run."""
         views = self._writer.watch.views(request.query_params.get("run_id"))
         return json_response(TaskList(tasks=tuple(sorted(views, key=lambda view: (view.submitted_at, view.task_id)))))
 
     async def task(self, request: Request) -> Response:
-        """Answer a task with its sessions."""
+        """Answer with a task and its sessions."""
         return self._detail(request.path_params["task_id"])
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a task; one that has ended stays as it is."""
+        """Cancel a task. A task that has ended does not change."""
         task_id, reason = request.path_params["task_id"], request.query_params.get("reason", "cancelled by its user")
         await self._writer.ask(lambda draft: draft.cancel(task_id, reason))
         return self._detail(task_id)
 
     async def progress(self, request: Request) -> Response:
-        """Stream changed tasks as lines of JSON, from `after` on, until this scheduler stops; empty lines while nothing changes."""
+        """Stream changed tasks as lines of JSON, from `after` on, until this scheduler stops. Idle streams get empty lines."""
         after = _number(request, "after", 0)
         views = self._writer.watch.follow(request.query_params.get("run_id"), after)
 
@@ -132,7 +140,7 @@ class Endpoints:
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def fleet(self, _request: Request) -> Response:
-        """Answer instances and engines."""
+        """Answer with the instances and engines."""
         return json_response(fleet_view(self._writer.fleet.fleet, now=time.monotonic(), lease_seconds=self._lease_seconds))
 
     async def join_engine(self, request: Request) -> Response:
@@ -142,11 +150,11 @@ class Endpoints:
         return await self._tell(joined)
 
     async def drain_engine(self, request: Request) -> Response:
-        """Let an engine finish what it has, and no more."""
+        """Let an engine finish its calls and give it no more."""
         return await self._tell(EngineDraining(engine_id=self._known_engine(request), draining_at=time.time()))
 
     async def remove_engine(self, request: Request) -> Response:
-        """Forget an engine."""
+        """Remove an engine."""
         return await self._tell(EngineLeft(engine_id=self._known_engine(request), left_at=time.time()))
 
     async def _check_archive(self, submission: Submission) -> None:
@@ -155,7 +163,7 @@ class Endpoints:
         archive = submission.task.archive
         if archive.size > MAX_BLOB_BYTES or not await self._blobs.has(archive):
             msg = f"the archive is not there: PUT it to /blobs/{archive.digest} first"
-            raise Refused(msg, "task.archive")
+            raise SubmissionRefused(msg, "task.archive")
         await asyncio.to_thread(check_archive, await self._blobs.get(archive), submission.options)
 
     def _living(self, service: str) -> list[Heartbeat]:
@@ -185,11 +193,11 @@ class Endpoints:
 
 
 class NotFound(EvenerError):
-    """Look at GET /tasks and GET /fleet for what there is."""
+    """GET /tasks and GET /fleet list what there is."""
 
 
 class TooLarge(EvenerError):
-    """Send less: task directories have limits."""
+    """Send less data: the size of a task is limited."""
 
 
 def fleet_view(fleet: Fleet, *, now: float, lease_seconds: float) -> FleetView:
@@ -229,12 +237,12 @@ def _engine(event: EngineJoined | EngineDraining) -> EngineView:
 
 
 def _answered(handler: Handler) -> Handler:
-    """Answer what a handler raises on purpose with its status."""
+    """Answer an error that a handler raises on purpose with its status."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return await handler(request)
-        except Refused as refused:
+        except SubmissionRefused as refused:
             return error_response(400, str(refused.args[0]), refused.field)
         except NotFound as missing:
             return error_response(404, str(missing.args[0]))
@@ -260,16 +268,16 @@ async def _body(request: Request, limit: int) -> bytes:
 
 
 def _sha256(data: bytes) -> str:
-    """Return the digest of a body. For a thread: a task may have many MB."""
+    """Return the digest of a body. Call it in a thread: a task may have many MB."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _digest(request: Request) -> str:
-    """Return the digest in the path: what is none would lead elsewhere in the store."""
+    """Return the digest in the path, checked: any other text could lead elsewhere in the store."""
     digest: str = request.path_params["digest"]
     if not DIGEST.fullmatch(digest):
         msg = "a digest is a SHA-256: 64 hexadecimal digits in lower case"
-        raise Refused(msg, "digest")
+        raise SubmissionRefused(msg, "digest")
     return digest
 
 
@@ -279,5 +287,5 @@ def _number(request: Request, name: str, default: int | None = None) -> int:
         return default
     if given is None or not NUMBER.fullmatch(given):
         msg = f"the query parameter {name} is a whole number of at most 18 digits"
-        raise Refused(msg, name)
+        raise SubmissionRefused(msg, name)
     return int(given)

@@ -1,4 +1,4 @@
-"""What the writer is given: batches of the log, commands of clients, the passing of time."""
+"""The queue of the writer: batches of the log, commands of clients, ticks of the clock."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,41 +16,41 @@ from evener.service.events import EventLog, header
 from evener.tokens.session import too_late
 
 LENGTH: Final = 64
-"""Items that wait for the writer; more make their senders wait."""
+"""The number of items that may wait for the writer. Further senders wait."""
 AT_ONCE: Final = 64
-"""Items that one transaction takes."""
+"""The number of items that one transaction takes."""
 TOPICS: Final = (Topic.SESSIONS, Topic.MERGED, Topic.KEPT)
-"""What the scheduler reads from its committed offsets."""
+"""The topics that the scheduler reads from its committed offsets."""
 TAGS: Final = frozenset(tag_of(event).encode() for event in (SessionStarted, AttemptEnded, SessionSealed))
-"""Of `sessions`; everything else there is skipped by its header."""
+"""The events of `sessions` that matter here. All others are skipped by their header."""
 
 Command = Callable[[Draft], TaskState | None]
 
 
 class Batch(Struct, frozen=True):
-    """What a partition brought."""
+    """Records of one partition."""
 
     position: Position
-    """Where reading goes on after it."""
+    """The position from which reading continues after them."""
     events: tuple[AnyEvent, ...]
 
 
-class Asked(Struct, frozen=True, eq=False):
-    """A command of a client, and who waits for its answer."""
+class PendingCommand(Struct, frozen=True, eq=False):
+    """A command of a client that waits for its answer."""
 
     command: Command
     answer: asyncio.Future[TaskState | None]
 
 
-class Tick(Struct, frozen=True):
-    """Time to look at leases and deadlines."""
+class ClockTick(Struct, frozen=True):
+    """A tick of the clock, at which leases and deadlines are checked."""
 
 
 class Wake(Struct, frozen=True):
     """The fleet changed: there may be free places."""
 
 
-Item = Batch | Asked | Tick | Wake
+Item = Batch | PendingCommand | ClockTick | Wake
 
 
 class Inbox:
@@ -60,37 +60,37 @@ class Inbox:
         self._queue: asyncio.Queue[Item] = asyncio.Queue(LENGTH)
 
     async def put(self, item: Item) -> None:
-        """Hand an item to the writer; wait while it is behind."""
+        """Hand an item to the writer. Waits while the writer is behind."""
         await self._queue.put(item)
 
     def wake(self) -> None:
-        """Wake the writer, unless it has something to do."""
+        """Wake the writer, unless it has items."""
         if self._queue.empty():
             self._queue.put_nowait(Wake())
 
     async def take(self) -> list[Item]:
-        """Wait for something and return all that is there, up to a transaction's worth."""
+        """Wait for an item; return all that there are, at most as many as one transaction takes."""
         items = [await self._queue.get()]
         while len(items) < AT_ONCE and not self._queue.empty():
             items.append(self._queue.get_nowait())
         return items
 
     def refuse(self, error: Exception) -> None:
-        """Answer every client that still waits with an error."""
+        """Answer every waiting client with an error."""
         while not self._queue.empty():
             item = self._queue.get_nowait()
-            if isinstance(item, Asked):
+            if isinstance(item, PendingCommand):
                 fail(item, error)
 
 
-def fail(asked: Asked, error: Exception) -> None:
-    """Answer a client with an error, unless it was answered or has left."""
+def fail(asked: PendingCommand, error: Exception) -> None:
+    """Answer a client with an error, unless it was answered or has disconnected."""
     if not asked.answer.done():
         asked.answer.set_exception(error)
 
 
 async def follow(inbox: Inbox, bus: Bus, events: EventLog, *, group: str, topic: Topic, partition: int) -> None:
-    """Bring what a partition holds from the group's offset on, for ever."""
+    """Put the records of a partition into the inbox, from the group's offset on, for ever."""
     committed = await bus.committed(group, topic, partition)
     start = max(committed or 0, await bus.beginning(topic, partition))
     async for records in bus.follow(topic, partition, start):
@@ -100,7 +100,7 @@ async def follow(inbox: Inbox, bus: Bus, events: EventLog, *, group: str, topic:
 
 
 async def _event(events: EventLog, record: Record) -> AnyEvent | None:
-    """Return the event in a record, its blobs not fetched. None: it was given up, or is void."""
+    """Return the event in a record, without fetching its blobs. None: the record was given up, or is void."""
     try:
         event = await events.light(record)
     except BadRecord as bad:

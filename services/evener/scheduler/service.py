@@ -4,31 +4,30 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from evener.blobs.waited import ANSWER_SECONDS, Waited
 from evener.proto.fleet import Heartbeat
 from evener.scheduler.config import Config
-from evener.scheduler.http import Endpoints
-from evener.scheduler.writer import Writer
+from evener.scheduler.http import SchedulerEndpoints
+from evener.scheduler.writer import TaskWriter
+from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
-from evener.service.parts import Parts, Service
 
 NAME = "scheduler"
 
 
 @asynccontextmanager
-async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
-    """Open the scheduler on what its process shares."""
-    writer = Writer(config, parts)
-    asked = Waited(parts.blobs, ANSWER_SECONDS)
-    endpoints = Endpoints(writer, asked, EventLog(parts.bus, asked), lease_seconds=config.lease_seconds)
+async def open_service(config: Config, context: ServiceContext) -> AsyncIterator[Service]:
+    """Open the scheduler on the resources that its process shares."""
+    writer = TaskWriter(config, context)
+    asked = context.answering_blobs()
+    endpoints = SchedulerEndpoints(writer, asked, EventLog(context.bus, asked), lease_seconds=config.lease_seconds)
     stopping = False
 
     def heartbeat() -> Heartbeat:
         return Heartbeat(
-            instance_id=f"{parts.instance_id}-{NAME}",
+            instance_id=f"{context.instance_id}-{NAME}",
             service=NAME,
-            address=parts.address,
-            boot_id=parts.boot_id,
+            address=context.address,
+            boot_id=context.boot_id,
             stopping=stopping,
             at=time.time(),
         )
@@ -40,7 +39,7 @@ async def open_service(config: Config, parts: Parts) -> AsyncIterator[Service]:
 
     yield Service(
         name=NAME,
-        routes=endpoints.routes(parts.secrets),
+        routes=endpoints.routes(context.secrets),
         run=writer.run,
         ready=lambda: {"took_over": writer.serving},
         heartbeat=heartbeat,

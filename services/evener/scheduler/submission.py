@@ -1,4 +1,4 @@
-"""What a client may submit. Every refusal names the field and says what would be right."""
+"""Checks what a client submits. Every refusal names the field and a correct value."""
 
 import re
 import tempfile
@@ -18,13 +18,14 @@ from evener.proto.fleet import Heartbeat
 from evener.proto.ids import TASK_ID_PATTERN
 from evener.proto.prepared import Converter
 from evener.proto.spec import HarnessSpec, Target
-from evener.proto.tasks import TaskOptions
+from evener.proto.tasks import TaskOptions, group_problem
+from evener.sandboxes.registry import BACKENDS, LOCAL
 from evener.tasks.directory import load
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpack
 
-SANDBOXES: Final = ("local", "none")
-"""Backends that there are; `none`: somebody else runs the harness."""
+SANDBOXES: Final = (*BACKENDS, "none")
+"""The sandbox backends. `none`: somebody else runs the harness."""
 
 MOST_NUMBER: Final = 2**63
 _FIELD: Final = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
@@ -33,7 +34,7 @@ _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`"
 BodyT = TypeVar("BodyT")
 
 
-class Refused(EvenerError):
+class SubmissionRefused(EvenerError):
     """Correct the request and send it again."""
 
     def __init__(self, what: str, field: str | None = None) -> None:
@@ -42,25 +43,25 @@ class Refused(EvenerError):
 
 
 def parse(body: bytes, wanted: Converter[BodyT]) -> BodyT:
-    """Return the request in a JSON body, every key of it known. Raises Refused."""
+    """Return the request in a JSON body, in which every key must be known. Raises Refused."""
     try:
         raw = msgspec.json.decode(body)
         _check_numbers(raw)
         value = wanted.convert(raw)
     except msgspec.ValidationError as cause:
         what, field = _place(str(cause))
-        raise Refused(what, field) from cause
+        raise SubmissionRefused(what, field) from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         msg = f"the body is no JSON: {cause}"
-        raise Refused(msg) from cause
+        raise SubmissionRefused(msg) from cause
     if unknown := unknown_field(raw, value):
         msg = f"unknown field {unknown}"
-        raise Refused(msg, unknown)
+        raise SubmissionRefused(msg, unknown)
     return value
 
 
 def _check_numbers(raw: Any, path: str = "") -> None:
-    """Refuse whole numbers that no record can hold."""
+    """Refuse integers that no record can hold."""
     if isinstance(raw, int) and not -MOST_NUMBER <= raw < MOST_NUMBER:
         _refuse("whole numbers have at most 64 bits, the sign among them", path)
     parts = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
@@ -69,7 +70,7 @@ def _check_numbers(raw: Any, path: str = "") -> None:
 
 
 def unknown_field(raw: Any, value: object, path: str = "") -> str | None:
-    """Return the path of the first key in `raw` for which the Struct `value`, made from it, has no field. None: all are known."""
+    """Return the path of the first key in `raw` that the Struct `value`, made from it, does not have. None: all are known."""
     if isinstance(value, Struct):
         pairs = {name: (part, getattr(value, name, None)) for name, part in raw.items()}
         unknown = sorted(pairs.keys() - set(value.__struct_fields__))
@@ -86,7 +87,7 @@ def unknown_field(raw: Any, value: object, path: str = "") -> str | None:
 
 
 def check(submission: Submission) -> None:
-    """Refuse what cannot be run: unknown names, and options that contradict each other. Raises Refused."""
+    """Refuse unknown names, and options that contradict each other. Raises Refused."""
     options = submission.options
     if submission.task_id is not None and not TASK_ID_PATTERN.match(submission.task_id):
         _refuse("a task id has 1 to 100 letters, digits, '.', '_' and '-', and begins with a letter or digit", "task_id")
@@ -99,13 +100,15 @@ def check(submission: Submission) -> None:
         _refuse(f"unknown grader {options.grader.name!r}: there are {', '.join(sorted(GRADERS))}", "options.grader.name")
     if submission.task is None and options.grader.name == "harbor":
         _refuse("the grader `harbor` runs the task's tests/test.sh, and there is no task", "options.grader.name")
-    _check_counts(options)
+    if (problem := group_problem(options)) is not None:
+        field, what = problem
+        _refuse(what, f"options.group.{field}")
     for model, target in options.models.items():
         _check_target(model, target, options.policy)
 
 
 def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
-    """Refuse a policy that none of the living gateways has a template for. Raises Refused; where there is none, nothing is known."""
+    """Refuse a policy for which no living gateway has a template. Raises Refused. Without a living gateway nothing is known."""
     known = {policy for gateway in gateways for policy in gateway.policies}
     targets = {f"options.models.{model}": target.policy for model, target in options.models.items()}
     for field, policy in {"options.policy": options.policy, **targets}.items():
@@ -114,35 +117,27 @@ def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
 
 
 def check_archive(data: bytes, options: TaskOptions) -> None:
-    """Unpack and read the task as a runner will. Raises Refused. Blocks: for a thread."""
+    """Unpack and read the task as a runner will. Raises Refused. Blocks: call it in a thread."""
     try:
         with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
             unpack(data, Path(folder))
             task = load(Path(folder))
     except TaskError as cause:
-        raise Refused(str(cause.args[0]), "task.archive") from cause
-    if task.needs and options.harness.sandbox == "local":
+        raise SubmissionRefused(str(cause.args[0]), "task.archive") from cause
+    if task.needs and options.harness.sandbox == LOCAL:
         _refuse(f"the sandbox `local` cannot give the task what it needs: {', '.join(task.needs)}", "options.harness.sandbox")
     if options.grader.name == "harbor" and task.tests is None:
         _refuse("the grader `harbor` runs the task's tests/test.sh, and the task has none", "options.grader.name")
 
 
 def _check_harness(wanted: HarnessSpec) -> None:
-    """Refuse a harness that is not there; one that somebody else runs may be any."""
+    """Refuse an unknown harness, unless somebody else runs it."""
     if wanted.sandbox == "none":
         return
     try:
         harness(wanted.name).check(wanted.options)
     except HarnessError as cause:
-        raise Refused(str(cause.args[0]), "options.harness") from cause
-
-
-def _check_counts(options: TaskOptions) -> None:
-    early, least = options.early_at, options.at_least
-    if early is not None and early > options.samples:
-        _refuse(f"early_at is {early}, and there are only {options.samples} samples", "options.early_at")
-    if least is not None and least > (early or options.samples):
-        _refuse(f"at_least is {least}, and the group is delivered at {early or options.samples}", "options.at_least")
+        raise SubmissionRefused(str(cause.args[0]), "options.harness") from cause
 
 
 def _check_target(model: str, target: Target, policy: str) -> None:
@@ -153,11 +148,11 @@ def _check_target(model: str, target: Target, policy: str) -> None:
 
 
 def _refuse(what: str, field: str) -> None:
-    raise Refused(what, field)
+    raise SubmissionRefused(what, field)
 
 
 def _place(message: str) -> tuple[str, str | None]:
-    """Return what msgspec found wrong, and the dotted path of where."""
+    """Return msgspec's message, and the dotted path in it."""
     match = _FIELD.match(message)
     what, path = (match["what"], match["path"]) if match else (message, "")
     unknown = _UNKNOWN.match(what)

@@ -1,4 +1,4 @@
-"""Progress for watchers: each is told the present state of what changed since it was last told, so that a slow one never piles up."""
+"""Progress for watchers. Each gets the present state of what changed since its last update, so that updates never pile up."""
 
 import asyncio
 import time
@@ -10,33 +10,33 @@ from evener.client.views import SessionProgress, TaskDetail, TaskView
 from evener.proto.state import TaskState
 
 QUIET_SECONDS: Final = 15.0
-"""After so long without news a watcher is told nothing, so that it sees the connection live."""
+"""After this time without a change, a watcher is sent an empty line, which shows that the connection is alive."""
 
 
 class Watch:
-    """Which task changed when, by a cursor that only rises, also from one process to the next."""
+    """When each task changed, by a cursor that only rises, also from one process to the next."""
 
     def __init__(self) -> None:
         self._tasks: Mapping[str, TaskState] = {}
         self._cursors: OrderedDict[str, int] = OrderedDict()
-        """By task id, the last changed at the end."""
+        """The cursors by task id, the last changed task at the end."""
         self._newest = time.time_ns() // 1000
         self._news = asyncio.Event()
         self._ended = False
 
     def end(self) -> None:
-        """End all streams: this scheduler tells nothing any more, and watchers shall ask the next one."""
+        """End all streams: this scheduler sends nothing more, and watchers should ask the next one."""
         self._ended = True
         self._news.set()
 
     def reset(self, tasks: Mapping[str, TaskState]) -> None:
-        """Watch these tasks; `changed` is to be called whenever one of them changes or joins them."""
+        """Watch these tasks. Call `changed` whenever one of them changes, or a task is added."""
         self._tasks = tasks
         self._cursors.clear()
         self.changed(tasks)
 
     def changed(self, task_ids: Iterable[str]) -> None:
-        """Tell the watchers."""
+        """Notify the watchers."""
         for task_id in task_ids:
             self._newest += 1
             self._cursors[task_id] = self._newest
@@ -56,7 +56,7 @@ class Watch:
         return found[::-1]
 
     def detail(self, task_id: str) -> TaskDetail | None:
-        """Return a task with its sessions. None: no such task."""
+        """Return a task with its sessions. None: there is no such task."""
         state = self._tasks.get(task_id)
         if state is None:
             return None
@@ -66,7 +66,7 @@ class Watch:
                 stage=session.stage,
                 attempt=session.attempt,
                 runner_id=session.runner_id,
-                end=session.end,
+                termination_reason=session.termination_reason,
                 detail=session.detail,
             )
             for session in state.sessions
@@ -74,7 +74,7 @@ class Watch:
         return TaskDetail(task=view(state, self._cursors[task_id]), sessions=sessions)
 
     async def follow(self, run_id: str | None, after: int) -> AsyncIterator[TaskView | None]:
-        """Tell what changed after the cursor, then what changes, until the end. None: nothing new, the line is alive."""
+        """Yield what changed after the cursor, then what changes, until the end. None: nothing changed, the connection is alive."""
         cursor = after if after <= self._newest else 0
         while True:
             news = self._news
@@ -101,7 +101,7 @@ def view(state: TaskState, cursor: int) -> TaskView:
         purpose=submitted.options.purpose,
         samples=submitted.options.samples,
         stages=dict(Counter(session.stage for session in state.sessions)),
-        ends=dict(Counter(session.end for session in state.sessions if session.end is not None)),
+        ends=dict(Counter(session.termination_reason for session in state.sessions if session.termination_reason is not None)),
         attempts=sum(session.attempt for session in state.sessions),
         rewards=state.rewards,
         accounting=state.accounting,

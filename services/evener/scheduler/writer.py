@@ -1,13 +1,15 @@
-"""The one writer: takes over, folds what its inbox brings into a draft, and commits each draft in one transaction."""
+"""The only writer: it takes over, folds the items of its inbox into a draft, and commits each draft in one transaction."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind
 
-from evener.blobs.waited import Waited
 from evener.bus.port import GroupOffset, Position, Producer
 from evener.proto.codec import tag_of
 from evener.proto.errors import EvenerError, Recoverable
@@ -16,49 +18,50 @@ from evener.proto.sessions import SessionDispatched, SessionGivenUp, SessionSeal
 from evener.proto.state import Stage, TaskState
 from evener.proto.tasks import TaskEnded, TaskSubmitted
 from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
+from evener.runtime.faults import point
 from evener.scheduler.admission import admit
 from evener.scheduler.config import Config
-from evener.scheduler.core import HELD, Draft, TaskDiffers, given_up, is_open
+from evener.scheduler.core import HELD, Draft, TaskDiffers, Write, given_up, is_open
 from evener.scheduler.fleet_reader import FleetReader
-from evener.scheduler.inbox import TOPICS, Asked, Batch, Command, Inbox, Item, Tick, fail, follow
+from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Item, PendingCommand, fail, follow
 from evener.scheduler.watch import Watch
+from evener.service.context import ServiceContext
 from evener.service.events import EventLog, header
-from evener.service.faults import point
-from evener.service.parts import Parts
 from evener.service.telemetry import metrics
 
 SEALED: Final = tag_of(SessionSealed).encode()
 
 log = structlog.get_logger()
+tracer = trace.get_tracer("evener.scheduler")
 
 
 class NotServing(Recoverable):
     """The scheduler is starting or stopping. Try again in a moment."""
 
 
-class Writer:
-    """Owns the tasks. Nothing else changes them, and nobody hears of a change before it is committed."""
+class TaskWriter:
+    """Owns the tasks. Nothing else changes them, and no client sees a change before it is committed."""
 
-    def __init__(self, config: Config, parts: Parts) -> None:
+    def __init__(self, config: Config, context: ServiceContext) -> None:
         self.tasks: dict[str, TaskState] = {}
         self.watch = Watch()
         self.serving = False
         self._config = config
-        self._bus = parts.bus
-        self._boot_id = parts.boot_id
-        self._events = EventLog(parts.bus, Waited(parts.blobs))
-        self._metrics = metrics(parts.registry)
+        self._bus = context.bus
+        self._boot_id = context.boot_id
+        self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
+        self._metrics = metrics(context.registry)
         self.fleet = self._fleet_reader()
         self._group = f"scheduler-{config.name}"
         self._inbox = Inbox()
         self._open: dict[str, None] = {}
-        """Ids of the tasks to which something can still happen, in the order of their submission."""
+        """The ids of the tasks that can still change, in the order of their submission."""
         self._offsets: dict[tuple[str, int], Position] = {}
-        """Read, and not committed yet."""
+        """The positions that were read and are not committed yet."""
 
     async def ask(self, command: Command) -> TaskState | None:
-        """Run a command on the next draft; return its answer after the commit. Raises what it raises, NotServing and BusError."""
-        inbox, asked = self._inbox, Asked(command, asyncio.get_running_loop().create_future())
+        """Run a command on the next draft; return its answer after the commit. Raises what the command raises, NotServing and BusError."""
+        inbox, asked = self._inbox, PendingCommand(command, asyncio.get_running_loop().create_future())
         if self.serving:
             await inbox.put(asked)
         if not self.serving or inbox is not self._inbox:  # it stopped, perhaps while this waited for a place
@@ -85,7 +88,7 @@ class Writer:
             await asyncio.shield(producer.aclose())
 
     def stop(self) -> None:
-        """Take no more commands, and let watchers go."""
+        """Take no more commands, and end the watchers' streams."""
         self.serving = False
         self.watch.end()
         self._inbox.refuse(NotServing("the scheduler stopped before it could answer"))
@@ -107,7 +110,7 @@ class Writer:
         log.info("scheduler_took_over", name=self._config.name, tasks=len(self.tasks), open=len(self._open))
 
     async def _not_sealed(self, gone: Sequence[SessionGivenUp]) -> list[SessionGivenUp]:
-        """Leave out those whose seal stands in what was not read yet: an owner forgets old seals, and would seal again."""
+        """Drop sessions whose seal is in records that were not read yet: an owner forgets old seals, and would seal again."""
         waiting = {event.session_id.encode(): event for event in gone}
         for partition in {self._bus.partition_of(Topic.SESSIONS, event.session_id) for event in gone}:
             committed = await self._bus.committed(self._group, Topic.SESSIONS, partition)
@@ -119,7 +122,7 @@ class Writer:
 
     async def _tick(self) -> None:
         while True:
-            await self._inbox.put(Tick())
+            await self._inbox.put(ClockTick())
             await asyncio.sleep(self._config.tick_seconds)
 
     async def _write(self, producer: Producer) -> None:
@@ -135,13 +138,13 @@ class Writer:
 
     async def _step(self, producer: Producer, items: Sequence[Item]) -> None:
         draft = Draft(self.tasks, now=time.time(), scheduler=self._config.name)
-        answers = [(item, answer) for item in items if isinstance(item, Asked) for answer in _run(item, draft)]
+        answers = [(item, answer) for item in items if isinstance(item, PendingCommand) for answer in _run(item, draft)]
         for item in items:
             if isinstance(item, Batch):
                 self._offsets[item.position.topic, item.position.partition] = item.position
                 for event in item.events:
                     draft.read(event)
-        ticked = any(isinstance(item, Tick) for item in items)
+        ticked = any(isinstance(item, ClockTick) for item in items)
         if ticked:
             await self._look_at_time(draft)
         self._admit(draft)
@@ -169,10 +172,16 @@ class Writer:
         admit(draft, {**self._open, **dict.fromkeys(draft.changed)}, runners, now=time.time(), lease_seconds=lease_seconds)
 
     async def _commit(self, producer: Producer, draft: Draft) -> None:
-        """Commit outputs, states and offsets together; then, and only then, take the draft for the truth."""
-        records = [await self._events.outgoing(write.topic, write.key, write.event) for write in draft.writes]
+        """Commit outputs, states and offsets together. Only then does the draft become the truth."""
+        spans = [_span(write) for write in draft.writes]
+        records = [
+            await self._events.outgoing(write.topic, write.key, write.event, trace=trace.set_span_in_context(span))
+            for write, span in zip(draft.writes, spans, strict=True)
+        ]
         records += [await self._events.outgoing(Topic.SCHEDULER_STATE, task_id, state) for task_id, state in draft.changed.items()]
         await producer.commit(records, [GroupOffset(self._group, position) for position in self._offsets.values()])
+        for span in spans:
+            span.end()
         for event in (write.event for write in draft.writes):
             await _pass(event)
         self._offsets = {}
@@ -196,23 +205,30 @@ class Writer:
             if isinstance(event, TaskEnded):
                 self._metrics.tasks_ended.labels(event.outcome).inc()
                 log.info("task_ended", task_id=event.task_id, outcome=event.outcome, reason=event.reason)
+        for reason in draft.attempts_lost:
+            self._metrics.attempts_lost.labels(reason).inc()
         self._metrics.sessions_waiting.set(sum(1 for _ in self._in_stage(Stage.QUEUED)))
         self._metrics.sessions_running.set(sum(1 for stage in HELD for _ in self._in_stage(stage)))
 
     async def _tell_owners(self, gone: Sequence[SessionGivenUp]) -> None:
-        """Send what the owners are to seal. A scheduler that dies before this sends it again when it takes over."""
-        records = [await self._events.outgoing(Topic.SESSIONS, event.session_id, event, session_id=event.session_id) for event in gone]
+        """Send what the owners are to seal. If the scheduler dies before, its successor sends this when it takes over."""
+        records = [
+            await self._events.outgoing(
+                Topic.SESSIONS, event.session_id, event, session_id=event.session_id, trace=_context(self.tasks[event.spec.task_id].trace)
+            )
+            for event in gone
+        ]
         if records:
             await self._bus.send(records)
 
     def _in_stage(self, stage: Stage) -> list[tuple[TaskState, int]]:
-        """Return the sessions of a stage, each as its task and its index."""
+        """Return the sessions in a stage, each as its task and its index."""
         states = [self.tasks[task_id] for task_id in self._open]
         return [(state, index) for state in states for index, session in enumerate(state.sessions) if session.stage is stage]
 
     def _fail(self, items: Sequence[Item], error: Exception) -> None:
         for item in items:
-            if isinstance(item, Asked):
+            if isinstance(item, PendingCommand):
                 fail(item, error)
 
     def _fleet_reader(self) -> FleetReader:
@@ -220,13 +236,33 @@ class Writer:
         return FleetReader(self._bus, boot_id=self._boot_id, lease_seconds=config.lease_seconds, tick_seconds=config.tick_seconds)
 
 
-def _run(asked: Asked, draft: Draft) -> list[TaskState | None]:
-    """Return the command's answer; none where it was refused."""
+def _run(asked: PendingCommand, draft: Draft) -> list[TaskState | None]:
+    """Return the command's answer. Empty if it was refused."""
     try:
         return [asked.command(draft)]
     except TaskDiffers as differs:
         fail(asked, differs)
         return []
+
+
+def _context(headers: Mapping[str, str]) -> Context:
+    """Return the trace context in a task's headers, apart from that of the current span."""
+    return propagate.extract(headers, Context())
+
+
+def _span(write: Write) -> Span:
+    """Return the span that a record continues: of a dispatch a new one, of all others that of the task's submission."""
+    parent = _context(write.trace)
+    if not isinstance(write.event, SessionDispatched):
+        return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
+    event = write.event
+    attributes: dict[str, str | int] = {
+        "evener.task.id": event.spec.task_id,
+        "evener.session.id": event.session_id,
+        "evener.attempt": event.attempt,
+        "evener.runner.id": event.runner_id,
+    }
+    return tracer.start_span("dispatch", context=parent, kind=SpanKind.PRODUCER, attributes=attributes)
 
 
 async def _pass(event: object) -> None:

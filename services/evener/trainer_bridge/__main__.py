@@ -1,6 +1,6 @@
 """`python -m evener.trainer_bridge`: the trainer-bridge alone."""
 
-from evener.service.host import main
+from evener.service.program import main
 from evener.trainer_bridge.config import Config
 
 if __name__ == "__main__":

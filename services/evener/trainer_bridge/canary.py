@@ -1,7 +1,7 @@
-"""Whether an engine samples by the weights that it was given: fixed ids, scored before and after. Pure.
+"""Checks that an engine samples with the weights that it was given, by scoring fixed ids before and after the update. Pure.
 
-What is looked for: weights that stayed (stale), or stayed in part (a tied output matrix), a label that is another version's, a
-trainer that scores at another temperature, or whose logprobs stand beside other ids.
+The checks find weights that did not change (stale), weights that changed only in part (a tied output matrix), the version label of another
+version, and a trainer that scores at another temperature or whose logprobs belong to other ids.
 """
 
 import math
@@ -12,50 +12,50 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from evener.engines.port import Scores
+from evener.engines.port import TokenScores
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Canary, CanaryPrompt
 
 UNCHANGED: Final = 2e-6
-"""Two float32 logprobs of the same weights differ by so much at most; an update of any use moves some by more."""
+"""The largest difference between two float32 logprobs of the same weights. Any useful update changes some logprobs by more."""
 TEMPERATURE_FIT: Final = 0.9
-"""Share of the variance that a line must explain, for its slope to be called a temperature."""
+"""The share of the variance that a line must explain before its slope is called a temperature."""
 TEMPERATURE_APART: Final = 0.05
 FEWEST: Final = 8
-"""Logprobs that a line is fitted to."""
+"""The fewest logprobs that a line is fitted to."""
 AMONG_ENGINES: Final = 0.25
-"""By how much engines of the same weights may differ where no trainer's logprobs are known: those of bfloat16 logits come in steps of
-an eighth."""
+"""The largest difference between engines with the same weights, used if the trainer gave no logprobs. Logprobs of bfloat16 logits come in
+steps of an eighth."""
 
 
 class CanaryFailed(EvenerError):
-    """The engines sample by the version before again. Mend what is named, and publish a higher version."""
+    """The engines sample with the version before again. Mend what the message names, and publish a higher version."""
 
 
 class Proof(Struct, frozen=True):
-    """What the canary showed."""
+    """The result of the canary."""
 
     change: float | None
-    """Largest change of a logprob by the update. None: nothing to compare with."""
+    """The largest change of a logprob by the update. None: there was nothing to compare with."""
     gap: float | None
-    """Largest difference to the trainer's. None: it gave none."""
+    """The largest difference to the trainer's logprobs. None: the trainer gave none."""
 
 
 def prove(
     engine_id: str,
     canary: Canary,
-    before: Sequence[Scores] | None,
-    after: Sequence[Scores],
+    before: Sequence[TokenScores] | None,
+    after: Sequence[TokenScores],
     *,
     version: int,
     differs: bool | None,
     tied: bool = False,
     joining: bool = False,
 ) -> Proof:
-    """Return the proof that an engine has this version. Raises CanaryFailed naming engine, expected and seen.
+    """Return the proof that an engine has this version. Raises CanaryFailed with the engine, what was expected and what was seen.
 
-    `differs`: from the weights before. None: nobody knows, so they have to. `joining`: the version is published, and the canary's
-    logprobs may be those of other engines (`as_scored`).
+    `differs`: whether the weights differ from those before. None: unknown, so they must. `joining`: the version is published already, and
+    the canary's logprobs may be those of other engines (`as_scored`).
     """
     _check_version(engine_id, after, version)
     _check_finite(engine_id, after)
@@ -67,36 +67,36 @@ def prove(
 
 
 def compared(canary: Canary) -> bool:
-    """Return whether the trainer gave logprobs."""
+    """Return whether the trainer gave logprobs to compare with."""
     return any(prompt.logprobs is not None for prompt in canary.prompts)
 
 
-def as_scored(canary: Canary, scores: Sequence[Scores]) -> Canary:
-    """Return a canary with an engine's logprobs, for engines that join later."""
+def as_scored(canary: Canary, scores: Sequence[TokenScores]) -> Canary:
+    """Return a canary with the logprobs of an engine, to compare engines that join later with it."""
     told = [(None, *map(float, one.logprobs[1:])) for one in scores]
     prompts = tuple(CanaryPrompt(ids=prompt.ids, logprobs=logprobs) for prompt, logprobs in zip(canary.prompts, told, strict=True))
     return Canary(prompts=prompts, tolerance=AMONG_ENGINES)
 
 
-def same(before: Sequence[Scores], after: Sequence[Scores], tolerance: float) -> bool:
-    """Return whether an engine scores as it did."""
+def same(before: Sequence[TokenScores], after: Sequence[TokenScores], tolerance: float) -> bool:
+    """Return whether an engine scores the canary as it did before."""
     return max(_gap(one.logprobs, other.logprobs) for one, other in zip(before, after, strict=True)) <= tolerance
 
 
-def _stale(engine_id: str, after: Sequence[Scores], *, differs: bool | None) -> str:
+def _stale(engine_id: str, after: Sequence[TokenScores], *, differs: bool | None) -> str:
     told = sum(len(scores.logprobs) - 1 for scores in after)
     stale = f"engine {engine_id} has stale weights: expected other logprobs than before, and saw the same for all {told} canary tokens"
     return stale if differs else f"{stale}; weights that equal those it was started with are version 0, and need not be published"
 
 
-def _check_version(engine_id: str, after: Sequence[Scores], version: int) -> None:
+def _check_version(engine_id: str, after: Sequence[TokenScores], version: int) -> None:
     wrong = next((scores.version for scores in after if scores.version != version), None)
     if wrong is not None:
         msg = f"engine {engine_id} has a wrong version label: expected {version}, and saw {wrong} in its answers"
         raise CanaryFailed(msg)
 
 
-def _check_finite(engine_id: str, after: Sequence[Scores]) -> None:
+def _check_finite(engine_id: str, after: Sequence[TokenScores]) -> None:
     for number, scores in enumerate(after):
         if not np.isfinite(scores.logprobs[1:]).all():
             place = 1 + int(np.argmin(np.isfinite(scores.logprobs[1:])))
@@ -104,7 +104,7 @@ def _check_finite(engine_id: str, after: Sequence[Scores]) -> None:
             raise CanaryFailed(msg)
 
 
-def _against(engine_id: str, canary: Canary, number: int, scores: Scores, *, tied: bool, joining: bool) -> float | None:
+def _against(engine_id: str, canary: Canary, number: int, scores: TokenScores, *, tied: bool, joining: bool) -> float | None:
     expected = _expected(canary.prompts[number])
     if expected is None:
         return None
@@ -129,7 +129,7 @@ def _expected(prompt: CanaryPrompt) -> NDArray[np.float64] | None:
 
 
 def _cause(expected: NDArray[np.float64], seen: NDArray[np.float64], tolerance: float, *, tied: bool) -> str:
-    """Return what the difference looks like, for people. Empty: like nothing known."""
+    """Return the likely cause of the difference, for the error message. Empty: no known cause fits."""
     expected, seen = expected[1:], seen[1:]
     for shift, which in ((1, "next"), (-1, "previous")):
         one, other = (expected[:-1], seen[1:]) if shift == 1 else (expected[1:], seen[:-1])
@@ -144,7 +144,7 @@ def _cause(expected: NDArray[np.float64], seen: NDArray[np.float64], tolerance: 
 def _temperature(expected: NDArray[np.float64], seen: NDArray[np.float64]) -> float | None:
     """Return the temperature at which the engine's distribution would be the trainer's. None: no line fits.
 
-    At temperature T a logprob is the raw one / T plus what normalises, which moves little between contexts: a line of slope 1 / T.
+    At temperature T a logprob is the raw logprob / T plus a normalising term that varies little between contexts: a line of slope 1 / T.
     """
     if len(seen) < FEWEST or np.ptp(seen) == 0:
         return None

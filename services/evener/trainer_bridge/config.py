@@ -8,13 +8,13 @@ from evener.service.config import ServiceConfig
 
 
 class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Groups, their merging, and what is kept of them."""
+    """The configuration of the merging of groups, of how long they are remembered, and of weight updates."""
 
     batch: int = 64
-    """Scored records that one transaction takes at most."""
+    """The largest number of scored records in one transaction."""
     keep_ended_seconds: float = 7 * 24 * 3600.0
-    """A group that ended and whose sessions were all seen is remembered for so long: at least the retention of
+    """How long a group that has ended, and whose sessions were all seen, is remembered. It must be at least the retention of
     `trajectories.scored`."""
     load_seconds: Annotated[float, Meta(gt=0)] = 600.0
-    """What an engine may take for new weights, their canary included. One that takes longer leaves the fleet, with an alarm; so long at
-    most no group of its policy is delivered."""
+    """How long an engine may take to load new weights, including their canary. An engine that takes longer leaves the fleet, with an alarm.
+    No group of its policy is delivered in that time."""

@@ -1,46 +1,51 @@
-"""What becomes of a group: pure, from the scored trajectories of its sessions to one GroupMerged or GroupFailed."""
+"""Decides how a group ends: from the scored trajectories of its sessions to one GroupMerged or GroupFailed. Pure.
+
+The state of a group holds what the rules need of each session (`ScoredMember`). The sessions themselves are read once, when the group ends.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
-import msgspec
+from msgspec.structs import replace
 
-from evener.proto.arrays import int32s, uint8s
-from evener.proto.blobs import Bulk
-from evener.proto.ends import CONSEQUENCES, End, LeftOut
 from evener.proto.ids import session_of
+from evener.proto.reasons import END_POLICY, ExclusionReason, TerminationReason
 from evener.proto.spec import Purpose, SessionSpec
-from evener.proto.state import GroupState
+from evener.proto.state import GroupState, ScoredMember
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryBuilt, TrajectoryScored
+from evener.trainer_bridge.rules import Fate, Verdict
 
 TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
-"""Nothing evaluated or collected is ever trained."""
+"""The topic of a group's record, by purpose. Nothing that was evaluated or collected is ever trained."""
 
-DEAD_LETTER: Final = LeftOut.DEAD_LETTER.value
-"""The `ungraded` of a session whose record could not be read."""
+DEAD_LETTER: Final = ExclusionReason.DEAD_LETTER.value
+"""The `ungraded` value of a session whose record could not be read."""
 
-TOLD: Final = frozenset({End.NO_START, End.REFUSED, End.ATTEMPTS_USED_UP})
-"""Ends whose detail a group's reason gives: what has to be mended outside of the agent."""
+TOLD: Final = frozenset({TerminationReason.NO_START, TerminationReason.REFUSED, TerminationReason.ATTEMPTS_USED_UP})
+"""The termination reasons whose detail is part of a group's reason: the cause lies outside of the agent and has to be mended."""
+
+NOT_DELIVERED: Final = {Fate.FAIL: ExclusionReason.GROUP_FAILED, Fate.DROP: ExclusionReason.GROUP_DROPPED}
+"""Why the usable sessions of a group that is not delivered are excluded."""
 
 Outcome = GroupMerged | GroupFailed
-Versions = Mapping[str, frozenset[int] | None]
-"""By session: the versions of its trainable tokens. None: they cannot be read."""
+Sessions = Mapping[int, TrajectoryScored | None]
+"""The scored sessions of a group, by index. None: neither the session's record nor the log can be read any more."""
 
 
 def fold(state: GroupState | None, scored: TrajectoryScored) -> GroupState | None:
-    """Return the group with this session in it. None: it was there before, and the first counts.
+    """Return the group with this session in it. None: the group has the session already; its first score counts.
 
-    A straggler of a group that has ended is only noted as seen.
+    A session that arrives after its group has ended is only noted as seen.
     """
-    trajectory = scored.trajectory
+    spec = scored.trajectory.spec
     if state is None:
-        state = GroupState(group_id=trajectory.spec.group_id, size=trajectory.spec.group_size)
-    if trajectory.session_id in state.seen:
+        state = _opened(spec)
+    if spec.index in state.seen:
         return None
-    kept = state.scored if state.delivered else (*state.scored, scored)
-    return msgspec.structs.replace(state, scored=kept, seen=(*state.seen, trajectory.session_id))
+    members = state.scored if state.ended_at is not None else (*state.scored, member_of(scored))
+    return replace(state, scored=members, seen=(*state.seen, spec.index))
 
 
 def complete(state: GroupState) -> bool:
@@ -48,204 +53,143 @@ def complete(state: GroupState) -> bool:
     return len(state.seen) >= state.size
 
 
-def close(state: GroupState, now: float) -> GroupState:
-    """Return the group as it stays after its end: session ids only, so that no straggler opens it again."""
-    return msgspec.structs.replace(state, scored=(), delivered=True, delivered_at=now)
+def close(state: GroupState, now: float, offset: int) -> GroupState:
+    """Return the state of a group after its end, which late sessions do not open again. `offset`: see `GroupState.offset`."""
+    return replace(state, scored=(), ended_at=now, offset=offset)
 
 
-def may_end(state: GroupState) -> bool:
-    """Return whether a group has to be looked at: all were seen, or enough to be delivered early."""
-    if state.delivered or not state.scored:
-        return False
-    early = state.scored[0].trajectory.spec.early_at
-    return complete(state) or (early is not None and len(state.scored) >= early)
+def member_of(scored: TrajectoryScored) -> ScoredMember:
+    """Return what the rules need of a session."""
+    trajectory = scored.trajectory
+    return ScoredMember(
+        index=trajectory.spec.index,
+        excluded=excluded(scored),
+        fails_group=END_POLICY[trajectory.termination_reason].fails_task,
+        reward=scored.reward,
+        versions=trajectory.versions,
+    )
 
 
-def outcome(
-    state: GroupState,
-    newest: int | None,
-    now: float,
-    *,
-    doubtful: frozenset[int] = frozenset(),
-    versions: Versions | None = None,
-) -> Outcome | None:
-    """Return how the group ends now, or None while it has to wait (or has ended).
+def as_read(state: GroupState, sessions: Sessions) -> GroupState:
+    """Return the group with the exclusions of its sessions as they were read now: a session's record may be lost since it was scored."""
 
-    `newest` is the newest published version of its policy (None: none was published), `now` Unix seconds, `doubtful` versions that
-    were rolled back or are not proven yet, `versions` those of each session's trainable tokens, where they matter (`versions_matter`).
-    """
-    if not may_end(state):
-        return None
-    spec = state.scored[0].trajectory.spec
-    versions = versions or {}
-    reasons = {
-        scored.trajectory.session_id: left_out(scored, newest, doubtful, versions.get(scored.trajectory.session_id))
-        for scored in state.scored
-    }
-    usable = sum(reason is None for reason in reasons.values())
-    broken = any(CONSEQUENCES[scored.trajectory.end].fails_task for scored in state.scored)
-    enough = usable >= spec.at_least and not broken
-    if enough and (complete(state) or (spec.early_at is not None and usable >= spec.early_at)):
-        return _merged(state, spec, reasons, now)
-    return _failed(state, spec, reasons, now) if complete(state) else None
+    def found(member: ScoredMember) -> ScoredMember:
+        scored = sessions[member.index]
+        return replace(member, excluded=ExclusionReason.DEAD_LETTER if scored is None else excluded(scored))
+
+    return replace(state, scored=tuple(map(found, state.scored)))
 
 
-def versions_matter(spec: SessionSpec, newest: int | None, doubtful: frozenset[int]) -> bool:
-    """Return whether a session may be left out for the versions of its tokens."""
-    return bool(doubtful) or (spec.max_lag is not None and newest is not None)
-
-
-def left_out(
-    scored: TrajectoryScored, newest: int | None, doubtful: frozenset[int] = frozenset(), versions: frozenset[int] | None = None
-) -> LeftOut | None:
-    """Return why a session may not be trained, or None if it may. `versions`: None where they matter: nobody knows them."""
+def excluded(scored: TrajectoryScored) -> ExclusionReason | None:
+    """Return why a session cannot be used, apart from the versions of its tokens. None: it can be used."""
     trajectory = scored.trajectory
     if scored.ungraded == DEAD_LETTER:
-        return LeftOut.DEAD_LETTER
-    if not CONSEQUENCES[trajectory.end].trainable and trajectory.spec.purpose is not Purpose.COLLECT:
-        return LeftOut.END
+        return ExclusionReason.DEAD_LETTER
+    if not END_POLICY[trajectory.termination_reason].trainable and trajectory.spec.purpose is not Purpose.COLLECT:
+        return ExclusionReason.UNTRAINABLE_END
     if trajectory.spec.purpose is Purpose.TRAIN and nothing_sampled(trajectory):
-        return LeftOut.NOTHING_SAMPLED
-    if scored.reward is None and not collected(trajectory.spec):
-        return LeftOut.UNGRADED
-    if not versions_matter(trajectory.spec, newest, doubtful):
-        return None
-    if versions is None or versions & doubtful:
-        return LeftOut.VERSION_UNKNOWN
-    lag = trajectory.spec.max_lag
-    return LeftOut.STALE if lag is not None and newest is not None and versions and min(versions) < newest - lag else None
+        return ExclusionReason.NOTHING_SAMPLED
+    return ExclusionReason.UNGRADED if scored.reward is None and not collected(trajectory.spec) else None
 
 
 def nothing_sampled(trajectory: TrajectoryBuilt) -> bool:
-    """Return whether no call of the agent itself sampled a token of the policy: whatever the reward, the policy did nothing for it."""
+    """Return whether no call of the agent itself sampled a token of the policy. The policy then has no part in the reward."""
     own = sum(call.sampled_tokens for call in trajectory.calls if call.attempt == trajectory.attempt and call.side_call is None)
-    return not trajectory.accounting.delivered and own <= trajectory.accounting.left_out.get(LeftOut.FROZEN, 0)
+    return not trajectory.accounting.delivered and own <= trajectory.accounting.excluded.get(ExclusionReason.FROZEN, 0)
 
 
 def collected(spec: SessionSpec) -> bool:
-    """Return whether a session is kept without a reward: offline data that nobody asked to be graded."""
+    """Return whether a session is kept without a reward: offline data for which no grader was named."""
     return spec.purpose is Purpose.COLLECT and spec.grader.name == "none"
 
 
-def versions_in(mask: Bulk, versions: Bulk) -> frozenset[int]:
-    """Return the versions of a row's trainable tokens."""
-    return frozenset(int32s(versions)[uint8s(mask) == 1].tolist())
+def outcome(state: GroupState, verdict: Verdict, sessions: Sessions, now: float) -> Outcome:
+    """Return the record of a group that ends with a verdict of the rules. `now`: Unix seconds."""
+    instead = NOT_DELIVERED.get(verdict.fate)
+    members = tuple(_member(state, index, sessions.get(index), verdict.excluded.get(index, instead)) for index in range(state.size))
+    causes = _causes(sessions, verdict)
+    common: dict[str, Any] = {
+        "group_id": state.group_id,
+        "task_id": state.task_id,
+        "run_id": state.run_id,
+        "purpose": state.purpose,
+        "policy": state.policy,
+        "size": state.size,
+        "members": members,
+        "accounting": total(member.scored.trajectory.accounting for member in members if member.scored is not None),
+    }
+    if verdict.fate is Fate.DELIVER:
+        return GroupMerged(**common, reason=f"excluded: {causes}" if causes else "", merged_at=now)
+    dropped_by = verdict.rule if verdict.fate is Fate.DROP else None
+    return GroupFailed(**common, reason=f"{verdict.reason}: {causes or 'none excluded'}", dropped_by=dropped_by, failed_at=now)
 
 
-def without_rows(scored: TrajectoryScored, reason: LeftOut) -> TrajectoryScored:
-    """Return the session as evidence: no row that could be trained, its delivered tokens counted as left out."""
+def without_rows(scored: TrajectoryScored, reason: ExclusionReason) -> TrajectoryScored:
+    """Return the session without rows that could be trained. Its delivered tokens count as excluded."""
     trajectory = scored.trajectory
-    books = _moved(trajectory.accounting, reason)
-    return msgspec.structs.replace(scored, trajectory=msgspec.structs.replace(trajectory, rows=(), accounting=books))
+    books = trajectory.accounting
+    if books.delivered:
+        moved = {**books.excluded, reason: books.excluded.get(reason, 0) + books.delivered}
+        books = replace(books, delivered=0, excluded=moved)
+    return replace(scored, trajectory=replace(trajectory, rows=(), versions=(), accounting=books))
 
 
 def total(books: Iterable[Accounting]) -> Accounting:
-    """Return the sums of several books, which balance as they do."""
-    books = tuple(books)
-    reasons: Counter[LeftOut] = Counter()
+    """Return the sum of several accountings. It balances if each of them does."""
+    counts, reasons = Counter[str](), Counter[ExclusionReason]()
     for book in books:
-        reasons.update(book.left_out)
-    fields = ("sampled", "delivered", "lost_calls", "resampled", "reinstated", "side_calls", "failed_calls", "calls_without_tools")
-    sums = {field: sum(getattr(book, field) for book in books) for field in fields}
-    return Accounting(**sums, left_out=dict(sorted(reasons.items())))
+        counts.update({field: getattr(book, field) for field in Accounting.__struct_fields__ if field != "excluded"})
+        reasons.update(book.excluded)
+    return Accounting(**counts, excluded=dict(sorted(reasons.items())))
 
 
-def late(scored: TrajectoryScored) -> int:
-    """Return the trainable tokens of a straggler that its group did not wait for."""
-    return scored.trajectory.accounting.delivered
-
-
-def _merged(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None], now: float) -> GroupMerged:
-    members, causes = _members(state, reasons), _causes(state, reasons)
-    return GroupMerged(
-        group_id=state.group_id,
+def _opened(spec: SessionSpec) -> GroupState:
+    return GroupState(
+        group_id=spec.group_id,
         task_id=spec.task_id,
         run_id=spec.run_id,
         purpose=spec.purpose,
         policy=spec.policy,
-        size=state.size,
-        members=members,
-        accounting=_books(members),
-        reason=f"left out: {causes}" if causes else "",
-        merged_at=now,
+        size=spec.group_size,
+        options=spec.group,
     )
 
 
-def _failed(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None], now: float) -> GroupFailed:
-    members = _members(state, {session: reason or LeftOut.GROUP_FAILED for session, reason in reasons.items()})
-    return GroupFailed(
-        group_id=state.group_id,
-        task_id=spec.task_id,
-        run_id=spec.run_id,
-        purpose=spec.purpose,
-        policy=spec.policy,
-        size=state.size,
-        reason=_why(state, spec, reasons),
-        members=members,
-        accounting=_books(members),
-        failed_at=now,
-    )
-
-
-def _members(state: GroupState, reasons: dict[str, LeftOut | None]) -> tuple[Member, ...]:
-    seen = {scored.trajectory.spec.index: scored for scored in state.scored}
-    return tuple(_member(state.group_id, index, seen.get(index), reasons) for index in range(state.size))
-
-
-def _member(group_id: str, index: int, scored: TrajectoryScored | None, reasons: dict[str, LeftOut | None]) -> Member:
+def _member(state: GroupState, index: int, scored: TrajectoryScored | None, reason: ExclusionReason | None) -> Member:
     if scored is None:
-        return Member(session_id=session_of(group_id, index), attempt=0, left_out=LeftOut.LATE)
+        unread = reason if index in state.seen else None
+        return Member(session_id=session_of(state.group_id, index), attempt=0, excluded=unread or ExclusionReason.LATE)
     trajectory = scored.trajectory
-    reason = reasons[trajectory.session_id]
     return Member(
         session_id=trajectory.session_id,
         attempt=trajectory.attempt,
-        end=trajectory.end,
-        left_out=reason,
-        reward=None if reason is LeftOut.NOTHING_SAMPLED else scored.reward,
+        termination_reason=trajectory.termination_reason,
+        excluded=reason,
+        reward=None if reason is ExclusionReason.NOTHING_SAMPLED else scored.reward,
         scored=scored if reason is None else without_rows(scored, reason),
     )
 
 
-def _books(members: Iterable[Member]) -> Accounting:
-    return total(member.scored.trajectory.accounting for member in members if member.scored is not None)
-
-
-def _moved(books: Accounting, reason: LeftOut) -> Accounting:
-    """Count the delivered tokens as left out."""
-    if not books.delivered:
-        return books
-    moved = dict(books.left_out)
-    moved[reason] = moved.get(reason, 0) + books.delivered
-    return msgspec.structs.replace(books, delivered=0, left_out=moved)
-
-
-def _why(state: GroupState, spec: SessionSpec, reasons: dict[str, LeftOut | None]) -> str:
-    """Say for people how many sessions could be used, and of the others how many met what."""
-    usable = sum(reason is None for reason in reasons.values())
-    return f"{usable} of {state.size} sessions usable, {spec.at_least} needed: {_causes(state, reasons) or 'none left out'}"
-
-
-def _causes(state: GroupState, reasons: dict[str, LeftOut | None]) -> str:
-    """Say for people how many of a group's sessions met what, for which they are left out."""
-    causes = Counter(cause for scored in state.scored if (cause := _cause(scored, reasons[scored.trajectory.session_id])))
+def _causes(sessions: Sessions, verdict: Verdict) -> str:
+    """Return a sentence part for the group's reason: how many sessions were excluded for which cause."""
+    causes = Counter(_cause(sessions.get(index), reason) for index, reason in verdict.excluded.items())
     return ", ".join(f"{count} {cause}" for cause, count in sorted(causes.items()))
 
 
-def _cause(scored: TrajectoryScored, reason: LeftOut | None) -> str | None:
-    trajectory = scored.trajectory
+def _cause(scored: TrajectoryScored | None, reason: ExclusionReason) -> str:
+    if scored is None:
+        return str(reason)
+    trajectory, what, detail = scored.trajectory, str(reason), ""
     match reason:
-        case None:
-            return None
-        case LeftOut.END:
-            detail = trajectory.detail or (trajectory.exit.detail if trajectory.exit else "")
-            return f"{trajectory.end} ({detail})" if detail and trajectory.end in TOLD else str(trajectory.end)
-        case LeftOut.NOTHING_SAMPLED:
-            detail = trajectory.detail or (
-                "frozen engines answered its agent" if trajectory.accounting.left_out.get(LeftOut.FROZEN) else ""
-            )
-            return f"{reason} ({detail})" if detail else str(reason)
-        case LeftOut.UNGRADED:
-            return f"ungraded ({scored.ungraded})"
+        case ExclusionReason.UNTRAINABLE_END:
+            what = str(trajectory.termination_reason)
+            if trajectory.termination_reason in TOLD:
+                detail = trajectory.detail or (trajectory.exit.detail if trajectory.exit else "")
+        case ExclusionReason.NOTHING_SAMPLED:
+            frozen = trajectory.accounting.excluded.get(ExclusionReason.FROZEN)
+            detail = trajectory.detail or ("frozen engines answered its agent" if frozen else "")
+        case ExclusionReason.UNGRADED:
+            detail = scored.ungraded or ""
         case _:
-            return str(reason)
+            pass
+    return f"{what} ({detail})" if detail else what

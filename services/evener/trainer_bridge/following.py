@@ -1,6 +1,7 @@
-"""GET /groups/follow?at=0:12,3:4&follow=true: `trajectories.merged` for trainers, from a position, for ever.
+"""GET /groups/follow?at=0:12,3:4&follow=true: streams `trajectories.merged` to trainers, from a position, without end.
 
-Msgpack maps (`Delivered`) with their 4-byte big-endian length before each; a length of 0 says that nothing has come for a while.
+The stream consists of msgpack maps (`Delivered`), each after its 4-byte big-endian length. A length of 0 says that no group has come for a
+while.
 """
 
 import asyncio
@@ -14,25 +15,25 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from evener.blobs.waited import ANSWER_SECONDS, Waited
-from evener.client.views import Delivered
+from evener.proto.delivered import Delivered
+from evener.proto.framing import framed
 from evener.service.auth import operator_route
+from evener.service.context import ServiceContext
 from evener.service.delivered import PositionUnknown, check_position, delivered
 from evener.service.events import EventLog
 from evener.service.http import error_response
-from evener.service.parts import Parts
 
 MSGPACK: Final = "application/x-msgpack"
 QUIET_SECONDS: Final = 15.0
-"""After so long without a group the reader is told that all is well."""
+"""After this long without a group, the reader gets a length of 0 as a sign of life."""
 AT: Final = re.compile(r"(\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*)?")
-NOTHING: Final = bytes(4)
+NOTHING: Final = framed(b"")
 
 
-def following_routes(parts: Parts) -> Sequence[BaseRoute]:
-    """Return the endpoint; it wants the operator's token."""
-    waiting = EventLog(parts.bus, Waited(parts.blobs))
-    asking = EventLog(parts.bus, Waited(parts.blobs, ANSWER_SECONDS))
+def following_routes(context: ServiceContext) -> Sequence[BaseRoute]:
+    """Return the endpoint. It requires the operator's token."""
+    waiting = EventLog(context.bus, context.waiting_blobs())
+    asking = EventLog(context.bus, context.answering_blobs())
 
     async def stream(request: Request) -> Response:
         at, follow = request.query_params.get("at", ""), request.query_params.get("follow", "true")
@@ -40,14 +41,14 @@ def following_routes(parts: Parts) -> Sequence[BaseRoute]:
             return error_response(400, "write at=PARTITION:OFFSET,... and follow=true or false")
         position = {int(partition): int(offset) for partition, _, offset in (place.partition(":") for place in at.split(",") if place)}
         try:
-            await check_position(parts.bus, position)
+            await check_position(context.bus, position)
         except PositionUnknown as unknown:
             return error_response(409, str(unknown), "at")
         followed = follow == "true"
-        groups = delivered(parts.bus, waiting if followed else asking, position, follow=followed)
+        groups = delivered(context.bus, waiting if followed else asking, position, follow=followed)
         return StreamingResponse(_frames(groups), media_type=MSGPACK)
 
-    return (Route("/groups/follow", operator_route(parts.secrets, stream), methods=["GET"]),)
+    return (Route("/groups/follow", operator_route(context.secrets, stream), methods=["GET"]),)
 
 
 async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[bytes]:
@@ -62,8 +63,7 @@ async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[byte
                 if (group := pending.result()) is None:
                     return
                 pending = asyncio.ensure_future(anext(groups, None))
-                body = msgspec.msgpack.encode(group)
-                yield len(body).to_bytes(4, "big") + body
+                yield framed(msgspec.msgpack.encode(group))
         finally:
             pending.cancel()
             await asyncio.gather(pending, return_exceptions=True)

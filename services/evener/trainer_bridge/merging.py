@@ -1,45 +1,73 @@
-"""One partition of `trajectories.scored`: its one writer folds sessions into groups and commits what becomes of them.
+"""The only writer of one partition of `trajectories.scored`: folds sessions into groups and commits the records of groups that end.
 
-Outputs, the state of every group that changed and the consumed offset are one transaction of `bridge-P`. Memory follows the log:
-what was not committed is forgotten with this object.
+The outputs, the state of every changed group and the consumed offset are one transaction of `bridge-P`. Memory follows the log: what was
+not committed is forgotten with this object. A session of an open group is put into the blob store once. The group's state names its place,
+and the session is read again when the group ends.
 """
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final
+from itertools import islice
+from typing import Final, TypeVar
 
-import msgspec
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from evener.bus.port import Bus, GroupOffset, NotCommitted, Outgoing, Position, Producer, Record
-from evener.proto.codec import BadRecord
-from evener.proto.ends import LeftOut
-from evener.proto.state import GroupState
-from evener.proto.topics import Topic
+from evener.proto.codec import AnyEvent, BadRecord
+from evener.proto.ids import session_of
+from evener.proto.reasons import ExclusionReason
+from evener.proto.state import GroupState, ScoredMember
+from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
-from evener.service.events import EventLog
-from evener.service.faults import point
+from evener.runtime.faults import point
+from evener.runtime.retry import Backoff
+from evener.service.events import EventLog, header
+from evener.service.lost import lost_score, lost_trajectory
 from evener.service.telemetry import Metrics
+from evener.service.tracing import context_of, nanoseconds
 from evener.trainer_bridge.config import Config
-from evener.trainer_bridge.core import TOPIC_OF, Outcome, close, complete, fold, late, may_end, outcome, versions_matter
+from evener.trainer_bridge.core import TOPIC_OF, Outcome, as_read, close, complete, fold, outcome
 from evener.trainer_bridge.policies import Policies
-from evener.trainer_bridge.reading import Reader
+from evener.trainer_bridge.rules import Fate, PolicyVersions, judge
 
 GROUP: Final = "trainer-bridge"
-COMMIT_PAUSES_SECONDS: Final = (0.2, 1.0, 5.0, 10.0)
-"""After a commit that is not in the log; after the last one the service is started again."""
+COMMIT: Final = Backoff(0.2, 10.0)
+"""The pauses after a commit that is not in the log."""
+COMMIT_TRIES: Final = 7
+"""After this many failed commits the service is started again."""
 SWEEP_SECONDS: Final = 60.0
-"""Ended groups are looked through at most so often."""
+"""The shortest interval between two searches for ended groups to forget."""
+
+EventT = TypeVar("EventT")
 
 log = structlog.get_logger()
+tracer = trace.get_tracer("evener.trainer_bridge")
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A group and when its state last changed (Unix seconds)."""
+class RememberedGroup(Struct, frozen=True):
+    """A group, and when its state last changed (Unix seconds)."""
 
     state: GroupState
     changed_at: float
+
+
+class Batch:
+    """The changes of one transaction."""
+
+    def __init__(self) -> None:
+        self.changed: dict[str, GroupState] = {}
+        self.ended: list[Outcome] = []
+        self.causes: dict[str, Context] = {}
+        """Group id to the trace context of the session with which the group ended."""
+        self.arrived: defaultdict[str, dict[int, TrajectoryScored]] = defaultdict(dict)
+        """Group id and index to the sessions of this batch, which need not be read again."""
 
 
 class Merging:
@@ -57,109 +85,152 @@ class Merging:
         settled: Callable[[str], Awaitable[None]],
         metrics: Metrics,
     ) -> None:
-        """`settled`: waits until no version of a policy is on its way, so that what is rolled back is known before tokens are merged."""
+        """`settled` waits until a policy has no rollout under way, so that a rolled-back version is known before its tokens are merged."""
         self._partition = partition
         self._producer = producer
         self._config = config
         self._bus = bus
         self._events = events
-        self._reader = Reader(bus, events)
         self._settled = settled
         self._policies = policies
         self._metrics = metrics
-        self._groups: dict[str, Kept] = {}
+        self._groups: dict[str, RememberedGroup] = {}
         self._swept_at = 0.0
 
     async def restore(self) -> int:
-        """Read the state to its end, and return the offset to go on from."""
+        """Read the state to its end, and return the offset to continue from. Raises BadRecord: no bridge may run without its state."""
         for key, record in (await self._bus.last_values(Topic.BRIDGE_STATE, self._partition)).items():
-            state = await self._reader.state(record)
-            self._groups[key] = Kept(state, record.timestamp_ms / 1000)
+            state = checked(await self._events.light(record), GroupState)
+            self._groups[key] = RememberedGroup(state, record.timestamp_ms / 1000)
         start = await self._bus.committed(GROUP, Topic.SCORED, self._partition)
         return await self._bus.beginning(Topic.SCORED, self._partition) if start is None else start
 
     async def merge(self, records: Sequence[Record]) -> None:
-        """Fold the records in and commit what follows. Raises Fenced; NotCommitted after the last pause."""
-        sessions = [scored for record in records if (scored := await self._scored(record)) is not None]
-        for policy in sorted({scored.trajectory.spec.policy for scored in sessions}):
+        """Fold the records in and commit what follows. Raises Fenced, and NotCommitted after the last pause."""
+        sessions = [(scored, record) for record in records if (scored := await self._scored(record)) is not None]
+        for policy in sorted({scored.trajectory.spec.policy for scored, _ in sessions}):
             await self._settled(policy)
-        now = time.time()
-        changed: dict[str, GroupState] = {}
-        ended: list[Outcome] = []
-        for scored in sessions:
-            await self._fold(scored, changed, ended, now)
+        now, batch = time.time(), Batch()
+        for scored, record in sessions:
+            await self._fold(scored, batch, now)
+            if len(batch.ended) > len(batch.causes):
+                batch.causes[batch.ended[-1].group_id] = context_of(record)
+        spans = [_span(event, batch.causes[event.group_id], now) for event in batch.ended]
+        states = await asyncio.gather(*(self._stored(state, batch) for state in batch.changed.values()))
         expired = self._expired(now)
-        outgoing = [*await self._outputs(ended), *await self._states(changed), *map(self._tombstone, expired)]
+        outgoing = [*await self._outputs(batch.ended, spans), *await self._states(states), *map(self._tombstone, expired)]
         await point("bridge.in_transaction")
         await self._commit(outgoing, records[-1].offset + 1)
         await point("bridge.merged")
-        self._groups.update({group: Kept(state, now) for group, state in changed.items()})
+        self._groups.update({state.group_id: RememberedGroup(state, now) for state in states})
         for group in expired:
             del self._groups[group]
-        for event in ended:
+        for event, span in zip(batch.ended, spans, strict=True):
+            span.end()
             self._tell(event)
 
-    async def _fold(self, scored: TrajectoryScored, changed: dict[str, GroupState], ended: list[Outcome], now: float) -> None:
-        group = scored.trajectory.spec.group_id
-        before = changed.get(group) or (self._groups[group].state if group in self._groups else None)
+    async def _fold(self, scored: TrajectoryScored, batch: Batch, now: float) -> None:
+        spec = scored.trajectory.spec
+        group = spec.group_id
+        before = batch.changed.get(group) or (self._groups[group].state if group in self._groups else None)
         state = fold(before, scored)
         if state is None:
             log.info("session_repeated", session_id=scored.trajectory.session_id, group_id=group)
             return
-        if state.delivered:
-            self._metrics.tokens_left_out.labels(LeftOut.LATE.value).inc(late(scored))
-        event = await self._outcome(state, now)
-        if event is not None:
-            ended.append(event)
-            state = close(state, now)
-        changed[group] = state
+        batch.arrived[group][spec.index] = scored
+        if state.ended_at is not None:
+            self._metrics.tokens_excluded.labels(ExclusionReason.LATE.value).inc(scored.trajectory.accounting.delivered)
+            batch.changed[group] = state
+        else:
+            batch.changed[group] = await self._judged(state, batch, now)
 
-    async def _outcome(self, state: GroupState, now: float) -> Outcome | None:
-        if not may_end(state):
-            return None
-        spec = state.scored[0].trajectory.spec
-        policies, name = self._policies, spec.policy
-        versions = await self._reader.versions(state) if versions_matter(spec, policies.newest(name), policies.doubtful(name)) else None
-        return outcome(state, policies.newest(name), now, doubtful=policies.doubtful(name), versions=versions)
+    async def _judged(self, state: GroupState, batch: Batch, now: float) -> GroupState:
+        """Return an open group after its rules were asked: it is still open, or it has ended and its record is in the batch."""
+        versions = PolicyVersions(self._policies.newest(state.policy), self._policies.unproven_versions(state.policy))
+        if judge(state, versions).fate is Fate.WAIT:
+            return state
+        arrived = batch.arrived[state.group_id]
+        found = await asyncio.gather(*(self._session(state, member, arrived) for member in state.scored))
+        sessions = {member.index: scored for member, scored in zip(state.scored, found, strict=True)}
+        state = as_read(state, sessions)
+        verdict = judge(state, versions)
+        if verdict.fate is Fate.WAIT:  # a session was lost since it was scored
+            return state
+        topic = TOPIC_OF[state.purpose]
+        offset = await self._bus.end(topic, self._partition) + sum(TOPIC_OF[event.purpose] is topic for event in batch.ended)
+        batch.ended.append(outcome(state, verdict, sessions, now))
+        return close(state, now, offset)
+
+    async def _session(self, state: GroupState, member: ScoredMember, arrived: dict[int, TrajectoryScored]) -> TrajectoryScored | None:
+        """Return a session of a group that ends. If its record is gone, what the log says of it. None: the log says nothing of it."""
+        if member.session is None:
+            return arrived[member.index]
+        try:
+            return checked(await self._events.stored(member.session), TrajectoryScored)
+        except BadRecord as bad:
+            session_id = session_of(state.group_id, member.index)
+            log.error("session_not_read", session_id=session_id, error=str(bad))
+            return await self._lost(session_id, str(bad))
+
+    async def _stored(self, state: GroupState, batch: Batch) -> GroupState:
+        """Return the group after its sessions of this batch were put into the blob store."""
+        arrived = batch.arrived[state.group_id]
+
+        async def stored(member: ScoredMember) -> ScoredMember:
+            if member.session is not None:
+                return member
+            return replace(member, session=await self._events.store(arrived[member.index]))
+
+        return replace(state, scored=tuple(await asyncio.gather(*map(stored, state.scored))))
 
     async def _scored(self, record: Record) -> TrajectoryScored | None:
-        """Return the session in a record, or, of a bad one, what the log still tells of it. None: nothing."""
+        """Return the session in a record, arrays left in the blob store, or what the log says if the record is bad. None: nothing."""
         try:
-            return await self._reader.scored(record)
+            return checked(await self._events.light(record), TrajectoryScored)
         except BadRecord as bad:
             await self._events.dead_letter(GROUP, record, str(bad))
-            return await self._reader.lost(record, str(bad))
+            return await self._lost((header(record, HEADER_SESSION) or b"").decode(errors="replace"), str(bad))
 
-    async def _outputs(self, ended: Iterable[Outcome]) -> list[Outgoing]:
-        return [
-            self._here(await self._events.outgoing(TOPIC_OF[event.purpose], event.group_id, event, group_id=event.group_id))
-            for event in ended
-        ]
+    async def _lost(self, session_id: str, reason: str) -> TrajectoryScored | None:
+        """Return a session that cannot be read as an empty, ungraded session. None: the log does not know the session."""
+        trajectory = await lost_trajectory(self._bus, session_id, reason)
+        if trajectory is None:
+            log.error("session_unknown", session_id=session_id, partition=self._partition)
+            return None
+        return lost_score(trajectory, time.time())
 
-    async def _states(self, changed: dict[str, GroupState]) -> list[Outgoing]:
+    async def _outputs(self, ended: Iterable[Outcome], spans: Iterable[Span]) -> list[Outgoing]:
+        outputs = []
+        for event, span in zip(ended, spans, strict=True):
+            context = trace.set_span_in_context(span)
+            output = await self._events.outgoing(TOPIC_OF[event.purpose], event.group_id, event, group_id=event.group_id, trace=context)
+            outputs.append(self._here(output))
+        return outputs
+
+    async def _states(self, changed: Iterable[GroupState]) -> list[Outgoing]:
         return [
-            self._here(await self._events.outgoing(Topic.BRIDGE_STATE, group, state, group_id=group)) for group, state in changed.items()
+            self._here(await self._events.outgoing(Topic.BRIDGE_STATE, state.group_id, state, group_id=state.group_id)) for state in changed
         ]
 
     def _tombstone(self, group: str) -> Outgoing:
         return self._here(Outgoing(topic=Topic.BRIDGE_STATE, key=group, value=None))
 
     def _here(self, outgoing: Outgoing) -> Outgoing:
-        """Keep a group's input, state and output in partitions of one number, however they are hashed."""
-        return msgspec.structs.replace(outgoing, partition=self._partition)
+        """Put a group's input, state and output into partitions with the same number, whatever the hash of their keys."""
+        return replace(outgoing, partition=self._partition)
 
     def _expired(self, now: float) -> list[str]:
-        """Return groups of which no record can come any more."""
+        """Return the groups of which no further record can come."""
         if now - self._swept_at < SWEEP_SECONDS:
             return []
         self._swept_at = now
         oldest = now - self._config.keep_ended_seconds
-        done = ((group, kept) for group, kept in self._groups.items() if kept.state.delivered and complete(kept.state))
-        return [group for group, kept in done if kept.changed_at < oldest]
+        done = ((group, known) for group, known in self._groups.items() if known.state.ended_at is not None and complete(known.state))
+        return [group for group, known in done if known.changed_at < oldest]
 
     async def _commit(self, outgoing: Sequence[Outgoing], offset: int) -> None:
         consumed = [GroupOffset(GROUP, Position(Topic.SCORED, self._partition, offset))]
-        for pause in COMMIT_PAUSES_SECONDS:
+        for pause in islice(COMMIT, COMMIT_TRIES - 1):
             try:
                 await self._producer.commit(outgoing, consumed)
             except NotCommitted as failed:
@@ -170,10 +241,28 @@ class Merging:
         await self._producer.commit(outgoing, consumed)
 
     def _tell(self, event: GroupMerged | GroupFailed) -> None:
-        merged = isinstance(event, GroupMerged)
-        self._metrics.groups.labels("merged" if merged else "failed", event.purpose.value).inc()
+        result = "merged" if isinstance(event, GroupMerged) else "failed" if event.dropped_by is None else "dropped"
+        self._metrics.groups.labels(result, event.purpose.value).inc()
         self._metrics.tokens_delivered.inc(event.accounting.delivered)
-        for reason, tokens in event.accounting.left_out.items():
-            self._metrics.tokens_left_out.labels(reason.value).inc(tokens)
-        why = event.reason if isinstance(event, GroupFailed) else ""
-        log.info("group_ended", group_id=event.group_id, merged=merged, reason=why, delivered=event.accounting.delivered)
+        for reason, tokens in event.accounting.excluded.items():
+            self._metrics.tokens_excluded.labels(reason.value).inc(tokens)
+        log.info("group_ended", group_id=event.group_id, result=result, reason=event.reason, delivered=event.accounting.delivered)
+
+
+def _span(event: Outcome, cause: Context, began: float) -> Span:
+    """Return the span of a group's merge, from `began` (Unix seconds) to its commit."""
+    span = tracer.start_span("merge", context=cause, kind=SpanKind.CONSUMER, start_time=nanoseconds(began))
+    span.set_attribute("evener.group.id", event.group_id)
+    span.set_attribute("evener.run.id", event.run_id)
+    span.set_attribute("evener.tokens.delivered", event.accounting.delivered)
+    if isinstance(event, GroupFailed):
+        span.set_status(StatusCode.ERROR, event.reason)
+    return span
+
+
+def checked(event: AnyEvent, kind: type[EventT]) -> EventT:
+    """Return the event if it is of this kind. Raises BadRecord."""
+    if isinstance(event, kind):
+        return event
+    msg = f"not a {kind.__name__} but {type(event).__name__}"
+    raise BadRecord(msg)

@@ -1,4 +1,4 @@
-"""What is written to the topic `policies`. A policy's one writer is `policy-NAME`."""
+"""Writes the topic `policies`. Each policy has one writer, `policy-NAME`."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +15,8 @@ class VersionRefused(EvenerError):
     """Versions of a policy only rise, and each names one set of weights for ever. Publish a number above the newest one."""
 
 
-class Writer:
-    """The right to write of one policy."""
+class PolicyWriter:
+    """The sole right to write the records of one policy."""
 
     def __init__(self, producer: Producer, events: EventLog, policies: "Policies") -> None:
         self._producer = producer
@@ -24,33 +24,33 @@ class Writer:
         self._policies = policies
 
     async def write(self, event: Version) -> None:
-        """Commit an event, and read it. Raises Fenced where another bridge writes of this policy now, NotCommitted."""
+        """Commit an event and read it back. Raises Fenced if another bridge writes this policy's records now, and NotCommitted."""
         key = f"{event.policy}@{event.version}"
         await self._producer.commit([await self._events.outgoing(Topic.POLICIES, key, event)])
         await self._policies.refresh()
 
 
 class Policies(Published):
-    """What was published, and the publishing."""
+    """What was published of policies, and the writers that publish."""
 
     def __init__(self, bus: Bus, events: EventLog) -> None:
         super().__init__(bus, events)
         self._producers = bus.producer
 
     @asynccontextmanager
-    async def writer(self, policy: str) -> AsyncIterator[Writer]:
-        """Become the one writer of a policy, with everything read that earlier ones wrote."""
+    async def writer(self, policy: str) -> AsyncIterator[PolicyWriter]:
+        """Become the only writer of a policy, after reading everything that earlier writers wrote."""
         producer = await self._producers(f"policy-{policy}")
         try:
             await self.refresh()
-            yield Writer(producer, self._events, self)
+            yield PolicyWriter(producer, self._events, self)
         finally:
             await producer.aclose()
 
     def known(self, policy: str, version: int, digest: str) -> PolicyPublished | PolicyStaged | None:
-        """Return what was said of exactly these weights under this number. None: nothing.
+        """Return the record of exactly these weights under this number. None: there is none.
 
-        Raises VersionRefused for a number that is taken by others, or not above all.
+        Raises VersionRefused for a number that other weights have, or that is not above all others.
         """
         said = {each.version: each for each in self.versions(policy)}
         match said.get(version):
@@ -68,6 +68,6 @@ class Policies(Published):
         return None
 
     def pending(self, policy: str) -> PolicyStaged | None:
-        """Return the version that engines may hold without its being published: the bridge died, or reached no engine."""
+        """Return the version that engines may hold although it is not published: the bridge died, or reached no engine."""
         versions = self.versions(policy)
         return versions[-1] if versions and isinstance(versions[-1], PolicyStaged) else None

@@ -1,4 +1,4 @@
-"""Policies over HTTP: POST /policies/{name}/versions publishes weights, GET /policies and /policies/{name} tell what there is."""
+"""Policies over HTTP: POST /policies/{name}/versions publishes weights; GET /policies and /policies/{name} describe the versions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from evener.bus.port import Fenced
-from evener.client.views import PolicyList, PolicyView, Publish, PublishAnswer, VersionView
+from evener.client.views import PolicyList, PolicyView, Publish, VersionView
 from evener.engines.port import EngineError
 from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
@@ -21,10 +22,9 @@ from evener.service.auth import Secrets, operator_route
 from evener.service.http import error_response, json_response
 from evener.service.published import Version
 from evener.trainer_bridge.canary import CanaryFailed
-from evener.trainer_bridge.candidates import NotUpdatable
-from evener.trainer_bridge.fleet import Engines
+from evener.trainer_bridge.engines import PolicyEngines
 from evener.trainer_bridge.policies import Policies, VersionRefused
-from evener.trainer_bridge.publishing import Done, NotDriving, PolicyUnknown, Publisher, Wish
+from evener.trainer_bridge.rollout import NotDriving, NotUpdatable, PolicyUnknown, Publisher
 from evener.trainer_bridge.weights import WeightsRefused
 
 REFUSED: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
@@ -40,8 +40,8 @@ REFUSED: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
 _bodies: Final = msgspec.json.Decoder(Publish)
 
 
-def policy_routes(secrets: Secrets, policies: Policies, engines: Engines, publisher: Publisher) -> Sequence[BaseRoute]:
-    """Return the endpoints for policies; each wants the operator's token."""
+def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, publisher: Publisher) -> Sequence[BaseRoute]:
+    """Return the endpoints for policies. Each requires the operator's token."""
 
     async def publish(request: Request) -> Response:
         name = request.path_params["name"]
@@ -52,17 +52,16 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: Engines, publis
         except (msgspec.DecodeError, UnicodeDecodeError) as cause:
             return error_response(400, str(cause))
         path = str(await asyncio.to_thread(Path(body.path).resolve))  # a link may lead elsewhere later
-        wish = Wish(policy=name, version=body.version, path=path, digest=body.digest, canary=body.canary)
         try:
             # a trainer that hangs up does not leave an update half done
-            done = await asyncio.shield(asyncio.ensure_future(publisher.publish(wish)))
+            answer = await asyncio.shield(asyncio.ensure_future(publisher.publish(name, replace(body, path=path))))
         except (Recoverable, Fenced) as later:  # fenced: another bridge publishes now
             elsewhere = "policy" if isinstance(later, NotDriving) else None
             return error_response(503, str(later), elsewhere, headers={"retry-after": "1"})
         except EvenerError as refused:
             status, field = next(((status, field) for kind, status, field in REFUSED if isinstance(refused, kind)), (500, None))
             return error_response(status, str(refused), field)
-        return json_response(_answer(done), 201 if done.new else 200)
+        return json_response(answer, 201 if answer.new else 200)
 
     async def listed(request: Request) -> Response:  # noqa: ARG001 (a route's handler)
         await policies.refresh()
@@ -79,22 +78,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: Engines, publis
     return tuple(Route(path, operator_route(secrets, handler), methods=[method]) for method, path, handler in table)
 
 
-def _answer(done: Done) -> PublishAnswer:
-    event = done.event
-    return PublishAnswer(
-        policy=event.policy,
-        version=event.version,
-        location=event.location,
-        digest=event.digest,
-        gap=event.gap,
-        published_at=event.published_at,
-        new=done.new,
-        engines=done.engines,
-        warnings=done.warnings,
-    )
-
-
-def _view(name: str, policies: Policies, engines: Engines) -> PolicyView:
+def _view(name: str, policies: Policies, engines: PolicyEngines) -> PolicyView:
     return PolicyView(
         policy=name,
         newest=policies.newest(name),

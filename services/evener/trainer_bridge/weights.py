@@ -1,6 +1,6 @@
-"""A folder of weights, as far as it can be judged without loading it: whole, of the right shapes, and which weights they are.
+"""Checks a folder of weights without loading it: that it is whole, that its shapes are right, and which weights it holds.
 
-Format: safetensors (8 bytes little-endian length N, N bytes of JSON, data). An engine may die of a folder that it cannot load.
+The format is safetensors (8 bytes little-endian length N, N bytes of JSON, data). An engine may die of a folder that it cannot load.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ PATTERN: Final = "*.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000
 SHOWN: Final = 3
-"""Tensors that an error names."""
+"""How many tensors an error names."""
 
 
 class WeightsRefused(EvenerError):
@@ -34,13 +34,13 @@ class Tensor(Struct, frozen=True):
 
 
 class Config(Struct, frozen=True):
-    """What is read of config.json."""
+    """The fields of config.json that are read."""
 
     tie_word_embeddings: bool = False
 
 
 class Index(Struct, frozen=True):
-    """What is read of the index of a model in several files."""
+    """The fields that are read of the index of a model in several files."""
 
     weight_map: dict[str, str]
 
@@ -52,18 +52,18 @@ _tensors: Final = msgspec.json.Decoder(Tensor)
 
 
 class Weights(NamedTuple):
-    """A folder that can be loaded."""
+    """The weights in a folder that can be loaded."""
 
     digest: str
-    """SHA-256 over names and content of its weights, whatever the folder."""
+    """The SHA-256 of the names and contents of its weights, independent of the folder."""
     shapes: dict[str, tuple[int, ...]]
     """Tensor name to shape."""
     tied: bool
-    """The output matrix is the embedding."""
+    """Whether the output matrix is the embedding matrix."""
 
 
 def read_weights(folder: Path, *, digest: str | None = None) -> Weights:
-    """Look a folder through. Blocks: every byte is read, unless `digest` is known. Raises WeightsRefused naming what is wrong."""
+    """Read and check a folder. Blocks: every byte is read, unless `digest` is known. Raises WeightsRefused naming what is wrong."""
     try:
         return _read(folder, digest)
     except OSError as cause:
@@ -75,7 +75,7 @@ def read_weights(folder: Path, *, digest: str | None = None) -> Weights:
 
 
 def check_same_model(weights: Weights, before: Weights) -> None:
-    """Raise WeightsRefused if an engine that holds `before` cannot take these in."""
+    """Raise WeightsRefused if an engine that holds `before` cannot load these weights."""
     missing, added = sorted(before.shapes.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - before.shapes.keys())
     reshaped = sorted(name for name in weights.shapes.keys() & before.shapes.keys() if weights.shapes[name] != before.shapes[name])
     for what, names in (("lacks", missing), ("adds", added), ("changes the shape of", reshaped)):
@@ -113,7 +113,7 @@ def _digest(files: list[Path]) -> str:
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a file's header; see that the file is as long as it says."""
+    """Return the shapes in a file's header, after checking that the file is as long as the header says."""
     size = file.stat().st_size
     with file.open("rb") as content:
         start = content.read(8)

@@ -6,16 +6,16 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders import built
+from tests.support.builders import built
 
-from evener.blobs.claims import deflate, inflate
+from evener.blobs.claims import hydrate, offload
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError, Blobs
 from evener.blobs.store import ref_of
 from evener.proto.arrays import pack_float32, pack_int32
 from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef
 from evener.proto.codec import encode
-from evener.proto.ends import ExitCause
+from evener.proto.reasons import ExitCause
 from evener.proto.sessions import Artifact, CallClosed, Choice, FinishReason, HarnessExited
 
 
@@ -43,31 +43,31 @@ def memory() -> Blobs:
 async def test_small_event_is_returned_as_it_is() -> None:
     """Nearly all events: no walk, no copy, no store."""
     event = closed(100, 20)
-    assert await deflate(event, memory()) is event
-    assert await inflate(event, memory()) is event
+    assert await offload(event, memory()) is event
+    assert await hydrate(event, memory()) is event
 
 
 async def test_largest_fields_move_until_the_record_is_below_the_limit() -> None:
     """Small ones stay where a reader sees them at once."""
     blobs = memory()
     event = closed(40_000, 10, message=b'{"role":"assistant"}')
-    moved = await deflate(event, blobs)
+    moved = await offload(event, blobs)
 
     assert len(encode(moved)) <= INLINE_LIMIT_BYTES
     big, small = moved.choices
     assert isinstance(big.sampled_ids, BlobRef)
     assert small == event.choices[1]
     assert big.message == event.choices[0].message
-    assert encode(await inflate(moved, blobs)) == encode(event)
+    assert encode(await hydrate(moved, blobs)) == encode(event)
 
 
 async def test_bulk_nested_in_rows_moves_too() -> None:
     """A trajectory of many rows is one record."""
     blobs = memory()
     event = built(turns=((900, 300), (200, 100)))
-    moved = await deflate(event, blobs, limit=len(encode(event)) // 2)
+    moved = await offload(event, blobs, limit=len(encode(event)) // 2)
     assert len(encode(moved)) < len(encode(event))
-    assert encode(await inflate(moved, blobs)) == encode(event)
+    assert encode(await hydrate(moved, blobs)) == encode(event)
 
 
 async def test_field_that_is_a_reference_by_its_type_stays_one() -> None:
@@ -81,22 +81,22 @@ async def test_field_that_is_a_reference_by_its_type_stays_one() -> None:
         artifacts=(Artifact(name="changes.tar", blob=ref),),
         exited_at=1.0,
     )
-    assert await inflate(event, memory()) is event
+    assert await hydrate(event, memory()) is event
 
 
 async def test_missing_object_is_an_error_not_an_empty_field() -> None:
     """A token array that cannot be found must not become one of length 0."""
-    moved = await deflate(closed(50_000), memory())
+    moved = await offload(closed(50_000), memory())
     with pytest.raises(BlobError, match="is not in"):
-        await inflate(moved, memory())
+        await hydrate(moved, memory())
 
 
 async def test_event_that_cannot_be_made_small_moves_what_it_can() -> None:
     """The bus says then that the record is too large; nothing is lost on the way."""
     blobs = memory()
     event = msgspec.structs.replace(closed(500), session_id="x" * 2000)
-    moved = await deflate(event, blobs, limit=100)
-    assert await inflate(moved, blobs) == event
+    moved = await offload(event, blobs, limit=100)
+    assert await hydrate(moved, blobs) == event
 
 
 @given(
@@ -110,9 +110,9 @@ def test_round_trip_gives_equal_bytes(lengths: list[int], message: bytes, limit:
     async def round_trip() -> None:
         blobs = memory()
         event = closed(*lengths, message=message)
-        moved = await deflate(event, blobs, limit)
-        assert encode(await deflate(event, memory(), limit)) == encode(moved)
+        moved = await offload(event, blobs, limit)
+        assert encode(await offload(event, memory(), limit)) == encode(moved)
         assert len(encode(moved)) <= max(limit, len(encode(event)))
-        assert encode(await inflate(moved, blobs)) == encode(event)
+        assert encode(await hydrate(moved, blobs)) == encode(event)
 
     asyncio.run(round_trip())

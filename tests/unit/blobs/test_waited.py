@@ -4,13 +4,15 @@ import asyncio
 
 import pytest
 from structlog.testing import capture_logs
-from tests.outage import Outage
+from tests.support.outage import Outage
 
-from evener.blobs import waited as waited_module
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError, NotRead, NotStored
 from evener.blobs.store import ref_of
-from evener.blobs.waited import Waited
+from evener.blobs.waited import BlobTimings, Waited
+from evener.runtime.retry import Backoff
+
+TIMINGS = BlobTimings(away=Backoff(0.001, 0.005), missing=Backoff(0.0, 0.0))
 
 
 @pytest.fixture
@@ -18,16 +20,9 @@ def store() -> Outage:
     return Outage(open_blobs("memory://"))
 
 
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waited_module, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(waited_module, "LONGEST_PAUSE_SECONDS", 0.005)
-    monkeypatch.setattr(waited_module, "MISSING_PAUSES_SECONDS", (0.0,) * 4)
-
-
 async def test_an_outage_is_waited_out(store: Outage) -> None:
     """Reading, writing and looking up go on where they stood."""
-    waited = Waited(store)
+    waited = Waited(store, timings=TIMINGS)
     ref = await waited.put(b"there")
     store.away = True
     asked = [asyncio.ensure_future(one) for one in (waited.put(b"new"), waited.get(ref), waited.has(ref))]
@@ -43,7 +38,7 @@ async def test_an_outage_is_waited_out(store: Outage) -> None:
 async def test_an_outage_is_told_rarely_and_its_end_once(store: Outage) -> None:
     """A thousand readers that wait for one store are one line, not a thousand."""
     store.away = True
-    waited = Waited(store)
+    waited = Waited(store, timings=TIMINGS)
     with capture_logs() as lines:
         asked = [asyncio.ensure_future(waited.put(b"%d" % number)) for number in range(50)]
         while store.refused < 200:
@@ -57,7 +52,7 @@ async def test_an_outage_is_told_rarely_and_its_end_once(store: Outage) -> None:
 
 async def test_after_the_limit_it_is_told_at_once(store: Outage) -> None:
     """Who answers somebody says so; the next one that asks is not kept waiting once more."""
-    waited = Waited(store, 0.05)
+    waited = Waited(store, 0.05, timings=TIMINGS)
     ref = await waited.put(b"there")
     store.away = True
     with pytest.raises(NotRead):
@@ -73,7 +68,7 @@ async def test_after_the_limit_it_is_told_at_once(store: Outage) -> None:
 
 async def test_writing_may_have_a_limit_of_its_own(store: Outage) -> None:
     """A gateway keeps a harness waiting for so long, and its reader of the log for ever."""
-    waited = Waited(store, put_seconds=0.0)
+    waited = Waited(store, put_seconds=0.0, timings=TIMINGS)
     ref = await waited.put(b"there")
     store.away = True
     with pytest.raises(NotStored):
@@ -87,11 +82,11 @@ async def test_writing_may_have_a_limit_of_its_own(store: Outage) -> None:
 
 async def test_an_old_failure_says_nothing_of_now(store: Outage) -> None:
     """A store that failed once, long ago, and was not asked since is waited for anew."""
-    waited = Waited(store, 0.02)
+    waited = Waited(store, 0.02, timings=TIMINGS)
     store.away = True
     with pytest.raises(NotStored):
         await waited.put(b"new")
-    await asyncio.sleep(3 * waited_module.LONGEST_PAUSE_SECONDS)  # time alone makes it old
+    await asyncio.sleep(3 * TIMINGS.away.longest_seconds)  # time alone makes it old
     refused = store.refused
     with pytest.raises(NotStored):
         await waited.put(b"new")
@@ -101,14 +96,14 @@ async def test_an_old_failure_says_nothing_of_now(store: Outage) -> None:
 async def test_missing_object_is_no_outage(store: Outage) -> None:
     """It is looked for a few times, and then it is missing."""
     with pytest.raises(BlobError, match="is not in") as missing:
-        await Waited(store).get(ref_of(b"never put"))
+        await Waited(store, timings=TIMINGS).get(ref_of(b"never put"))
     assert not isinstance(missing.value, NotRead)
 
 
 async def test_cancelling_ends_a_wait(store: Outage) -> None:
     """A service that stops does not hang on its store."""
     store.away = True
-    task = asyncio.ensure_future(Waited(store).put(b"new"))
+    task = asyncio.ensure_future(Waited(store, timings=TIMINGS).put(b"new"))
     await store.met.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

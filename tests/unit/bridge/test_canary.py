@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from evener.engines.port import Scores
+from evener.engines.port import TokenScores
 from evener.proto.fleet import Canary, CanaryPrompt
 from evener.trainer_bridge.canary import CanaryFailed, Proof, prove
 
@@ -14,8 +14,8 @@ BEFORE = (-1.0, -2.5, -0.1, -4.0, -3.0, -0.7, -2.2, -5.1, -1.9)
 AFTER = (-1.2, -2.4, -0.3, -4.4, -2.7, -0.5, -2.6, -5.0, -1.6)
 
 
-def scores(logprobs: Sequence[float], version: int = 2) -> list[Scores]:
-    return [Scores(logprobs=np.asarray([math.nan, *logprobs]), version=version)]
+def scores(logprobs: Sequence[float], version: int = 2) -> list[TokenScores]:
+    return [TokenScores(logprobs=np.asarray([math.nan, *logprobs]), version=version)]
 
 
 def canary(logprobs: Sequence[float] | None = None, tolerance: float = 1e-3) -> Canary:
@@ -24,7 +24,12 @@ def canary(logprobs: Sequence[float] | None = None, tolerance: float = 1e-3) -> 
 
 
 def proven(
-    told: Canary, after: Sequence[Scores], *, before: Sequence[Scores] | None = None, differs: bool | None = True, tied: bool = False
+    told: Canary,
+    after: Sequence[TokenScores],
+    *,
+    before: Sequence[TokenScores] | None = None,
+    differs: bool | None = True,
+    tied: bool = False,
 ) -> Proof:
     return prove("e1", told, before or scores(BEFORE, 1), after, version=2, differs=differs, tied=tied)
 

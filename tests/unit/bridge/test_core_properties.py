@@ -5,15 +5,24 @@ from typing import Any
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders import built, scored
+from tests.support.builders import built, scored
 
 from evener.proto.codec import decode, encode
-from evener.proto.ends import End, LeftOut
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.state import GroupState
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
-from evener.trainer_bridge.core import Outcome, close, complete, fold, outcome, versions_in
+from evener.trainer_bridge.core import Outcome, close, complete, fold, outcome
+from evener.trainer_bridge.rules import Fate, PolicyVersions, judge
 
-ENDS = st.sampled_from([End.FINISHED, End.FINISHED, End.AGENT_TIME, End.CANCELLED, End.NO_START])
+ENDS = st.sampled_from(
+    [
+        TerminationReason.FINISHED,
+        TerminationReason.FINISHED,
+        TerminationReason.AGENT_TIME,
+        TerminationReason.CANCELLED,
+        TerminationReason.NO_START,
+    ]
+)
 REWARDS = st.sampled_from([0.0, 1.0, 0.25, None])
 
 
@@ -22,9 +31,10 @@ def groups(draw: st.DrawFn) -> tuple[list[TrajectoryScored], list[int]]:
     """Sessions of one group, and the order in which they are read: each at least once, some again."""
     size = draw(st.integers(1, 6))
     options: dict[str, Any] = {
-        "early_at": draw(st.one_of(st.none(), st.integers(1, size))),
-        "at_least": draw(st.integers(1, size)),
-        "max_lag": draw(st.sampled_from([None, 1])),
+        "deliver_early_at": draw(st.one_of(st.none(), st.integers(1, size))),
+        "min_usable": draw(st.integers(1, size)),
+        "max_staleness": draw(st.sampled_from([None, 1])),
+        "drop_zero_variance": draw(st.booleans()),
     }
     sessions = [
         scored(built("g", index, size=size, end=draw(ENDS), version=draw(st.integers(0, 4)), **options), reward=draw(REWARDS))
@@ -43,7 +53,7 @@ def test_group_ends_once_and_delivers_each_session_at_most_once(
 
     assert len(ended) == 1
     assert state is not None
-    assert state.delivered
+    assert state.ended_at is not None
     assert complete(state)
     assert [member.session_id for member in ended[0].members] == [session.trajectory.session_id for session in sessions]
     check_books(ended[0])
@@ -65,16 +75,11 @@ def played(
         if after is None:
             continue
         state = after
-        versions = {one.trajectory.session_id: _versions(one) for one in sessions}
-        event = outcome(state, newest, float(step), versions=versions)
-        if event is not None:
-            ended.append(event)
-            state = close(state, float(step))
+        if state.ended_at is None and (verdict := judge(state, PolicyVersions(newest))).fate is not Fate.WAIT:
+            read = {member.index: sessions[member.index] for member in state.scored}
+            ended.append(outcome(state, verdict, read, float(step)))
+            state = close(state, float(step), step)
     return ended, state
-
-
-def _versions(session: TrajectoryScored) -> frozenset[int]:
-    return frozenset[int]().union(*(versions_in(row.mask, row.versions) for row in session.trajectory.rows))
 
 
 def check_books(event: Outcome) -> None:
@@ -82,15 +87,15 @@ def check_books(event: Outcome) -> None:
     delivered = 0
     for member in event.members:
         if member.scored is None:
-            assert member.left_out is LeftOut.LATE
+            assert member.excluded is ExclusionReason.LATE
             continue
-        if member.left_out is not None:
+        if member.excluded is not None:
             assert member.scored.trajectory.rows == ()
-        delivered += sum(row.mask.count(1) for row in member.scored.trajectory.rows if isinstance(row.mask, bytes))
+        delivered += sum(row.loss_mask.count(1) for row in member.scored.trajectory.rows if isinstance(row.loss_mask, bytes))
     books = event.accounting
     assert books.delivered == delivered
-    assert books.delivered + sum(books.left_out.values()) == books.sampled
-    usable = sum(member.left_out is None for member in event.members)
+    assert books.delivered + sum(books.excluded.values()) == books.sampled
+    usable = sum(member.excluded is None for member in event.members)
     assert usable == 0 if isinstance(event, GroupFailed) else usable >= 1
     assert isinstance(event, GroupMerged | GroupFailed)
     assert msgspec.structs.asdict(books)["sampled"] == sum(

@@ -10,27 +10,27 @@ import pytest
 from msgspec import structs
 
 from evener.cli.harness_bundles import entries
-from evener.cli.harness_checking import INSTRUCTION, script
+from evener.cli.harness_check import INSTRUCTION, script
 from evener.cli.harness_figures import Figures
 from evener.harnesses.port import Probe, bundle_of
 from evener.harnesses.registry import harness
-from evener.proto.ends import End, LeftOut
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.spec import Streaming
 
 GOOD = Figures(
     harness="codex",
     version="1",
     options={},
-    streaming=Streaming.HOLD,
+    streaming=Streaming.BUFFERED,
     exit_code=0,
-    end=End.FINISHED,
+    termination_reason=TerminationReason.FINISHED,
     detail="",
     calls=5,
     roots={"first": 1},
     rows=1,
     sampled=100,
     delivered=90,
-    left_out={LeftOut.SIDE_CALL: 10},
+    excluded={ExclusionReason.SIDE_CALL: 10},
     fed=1.0,
     side_calls=1,
     failed_calls=0,
@@ -45,9 +45,12 @@ GOOD = Figures(
     [
         ({}, None),
         ({"exit_code": 144, "detail": "no more calls"}, "it ended as finished with exit code 144: no more calls"),
-        ({"exit_code": None, "end": End.INFRASTRUCTURE}, "it ended as infrastructure with exit code None: no word"),
+        (
+            {"exit_code": None, "termination_reason": TerminationReason.INFRASTRUCTURE},
+            "it ended as infrastructure with exit code None: no detail",
+        ),
         ({"rows": 0, "fed": 0.0}, "it left no rows"),
-        ({"left_out": {LeftOut.ORPHAN: 10}}, "10 of 100 sampled tokens are in no row: 10 orphan"),
+        ({"excluded": {ExclusionReason.ORPHAN: 10}}, "10 of 100 sampled tokens are in no row: 10 orphan"),
         ({"fed": 0.75}, "25% of the rows were not fed to the engine as they are"),
         ({"written": False}, "it did not write all files"),
     ],

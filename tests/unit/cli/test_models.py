@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from evener.cli.all_in_one import check_model
 from evener.cli.config import Config
-from evener.cli.together import check_model
 from evener.proto.errors import ConfigError
 
 
@@ -27,5 +27,5 @@ def test_what_is_needed_and_lacks_is_named(tmp_path: Path, engine: str, lacks: s
     """vLLM reads the whole folder."""
     if engine == "vllm":
         (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match=f"no Hugging Face folder: it has no {lacks}"):
+    with pytest.raises(ConfigError, match=f"not a Hugging Face folder: it has no {lacks}"):
         check_model(Config(engine=engine, model=str(tmp_path)))

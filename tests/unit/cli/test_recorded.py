@@ -1,15 +1,15 @@
 """What `record` and `show` say of a session: nothing is lost without a word."""
 
 import pytest
-from tests.unit.cli.test_showing import printed
+from tests.support.toy import World, user
+from tests.unit.cli.test_session_text import printed
 from tests.unit.tokens.test_conversations import AGENT, TITLE, TOOLS, Stripping, work
-from tests.unit.tokens.toy import World, user
 
-from evener.cli.recorded import line, words
-from evener.cli.showing_notes import notes
-from evener.client.session_views import SessionView, Source
+from evener.cli.record_summary import line, words
+from evener.cli.session_remarks import notes
+from evener.client.session_views import SessionSource, SessionView
 from evener.harnesses.provider import CONTRARY, variables
-from evener.proto.ends import CallFailure
+from evener.proto.reasons import CallFailure
 from evener.proto.sessions import FinishReason, RootReason
 from evener.proto.spec import HarnessSpec, Purpose, Strategy
 from evener.reconstructor.view import view_of
@@ -22,7 +22,7 @@ def recording() -> World:
 
 def viewed(world: World) -> SessionView:
     world.seal()
-    return view_of(world.session, Source.LOG, Strategy.TREE)
+    return view_of(world.session, SessionSource.LOG, Strategy.TREE)
 
 
 def test_recording_that_was_cut_says_what_had_no_answer_and_keeps_its_rows() -> None:
@@ -35,7 +35,7 @@ def test_recording_that_was_cut_says_what_had_no_answer_and_keeps_its_rows() -> 
     half = len(world.ledger[1]["sampled_ids"])
 
     told = line(view, None, 0)
-    assert (told["end"], told["rows"], told["calls"], sum(told["left_out"].values())) == ("finished", 1, 3, half)
+    assert (told["termination_reason"], told["rows"], told["calls"], sum(told["excluded"].values())) == ("finished", 1, 3, half)
     assert list(words(view)) == [
         "session t.0 ended as finished: its last call had no answer (engine_unreachable), and a recording cannot be run again",
         "1 of its 3 calls had no answer: engine_unreachable (no answer within 3 s)",
@@ -46,7 +46,7 @@ def test_recording_that_was_cut_says_what_had_no_answer_and_keeps_its_rows() -> 
 def test_recording_without_a_call_says_so() -> None:
     """The program asked somebody else."""
     assert list(words(viewed(recording()))) == [
-        "session t.0 has no call: the program asked no model, or not at the base URL that it was given"
+        "session t.0 has no call: the program asked no model, or did not use the base URL that it was given"
     ]
 
 
@@ -67,9 +67,9 @@ def test_quirks_that_were_seen_are_shown_with_a_file_to_give() -> None:
     shown = printed(notes(view))
 
     assert "A call beside the agent's work" in shown
-    assert "a file that `evener record --quirks FILE` takes" in shown
+    assert "a file for `evener record --quirks FILE`" in shown
     assert "[[side_calls]]\nname = \"title\"\nsystem = '^\\s*You write titles\\.'\ntools = false" in shown
-    assert list(words(view))[-1] == "`evener show t.0` has these as a file to give with --quirks"
+    assert list(words(view))[-1] == "`evener show t.0` shows these quirks as a file for --quirks"
 
 
 def test_stripped_reasoning_is_named_where_it_costs_rows() -> None:

@@ -8,19 +8,19 @@ import pytest
 from msgspec import structs
 from rich.text import Text
 
-from evener.cli.foreseeing import too_long, untrainable, without_tools
 from evener.cli.progress import SHOWN_TASKS, Harmless, console, overview, tell_troubles
 from evener.cli.run_summary import exit_code, lines, summarize_run, summarize_runs, tell_runs, tell_summary
-from evener.cli.submitting import Wish
+from evener.cli.run_warnings import too_long, untrainable, without_tools
+from evener.cli.submission import RunRequest
 from evener.client.views import ServedEngine, TaskView
-from evener.proto.ends import End, LeftOut
+from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.spec import HarnessSpec, Purpose, Sampling
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
 from evener.proto.trajectories import Accounting
 
-TRAINED = Accounting(sampled=10, delivered=8, left_out={LeftOut.ORPHAN: 2})
-CONSTRAINED = Accounting(sampled=10, left_out={LeftOut.CONSTRAINED: 10})
+TRAINED = Accounting(sampled=10, delivered=8, excluded={ExclusionReason.ORPHAN: 2})
+CONSTRAINED = Accounting(sampled=10, excluded={ExclusionReason.CONSTRAINED: 10})
 
 
 def view(name: str = "t", books: Accounting | None = TRAINED, **given: Any) -> TaskView:
@@ -34,7 +34,7 @@ def view(name: str = "t", books: Accounting | None = TRAINED, **given: Any) -> T
         "purpose": Purpose.TRAIN,
         "samples": 2,
         "stages": {Stage.SEALED: 2},
-        "ends": {End.FINISHED: 2},
+        "ends": {TerminationReason.FINISHED: 2},
         "attempts": 2,
         "rewards": (1.0, 0.0),
         "accounting": books,
@@ -65,6 +65,9 @@ def engine(*, any_temperature: bool = False, filters: bool = False, renders_tool
         ([view(outcome=TaskOutcome.CANCELLED, books=None)], 1),
         ([view(outcome=TaskOutcome.KEPT, purpose=Purpose.EVAL, books=CONSTRAINED)], 0),
         ([view(books=None)], 0),
+        ([view(), view(outcome=TaskOutcome.DROPPED)], 0),
+        ([view(outcome=TaskOutcome.DROPPED)], 3),
+        ([view(outcome=TaskOutcome.DROPPED), view(outcome=TaskOutcome.FAILED)], 1),
     ],
 )
 def test_exit_code_tells_failed_groups_and_groups_with_nothing_to_train(views: list[TaskView], code: int) -> None:
@@ -78,14 +81,19 @@ def test_groups_with_nothing_to_train_are_told_once_with_the_reason(capsys: pyte
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2
     assert told[0] == (
-        "evener: task run.a and 1 more merged, but nothing of it can be trained: all sampled tokens were left out: constrained "
-        "(their logprobs are not those of what was sampled; sample at temperature 1 without filters)"
+        "evener: task run.a and 1 more merged, but nothing of it can be trained: all sampled tokens are excluded: constrained "
+        "(the reported logprobs are not those of the sampled distribution; sample at temperature 1 without filters)"
     )
     assert told[1] == "evener: task run.d merged, but nothing of it can be trained: no token was sampled"
 
 
 def test_context_that_was_too_short_for_all_sessions_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_troubles([view("a", ends={End.CONTEXT_OVERFLOW: 2}), view("b", ends={End.CONTEXT_OVERFLOW: 1, End.FINISHED: 1})])
+    tell_troubles(
+        [
+            view("a", ends={TerminationReason.CONTEXT_OVERFLOW: 2}),
+            view("b", ends={TerminationReason.CONTEXT_OVERFLOW: 1, TerminationReason.FINISHED: 1}),
+        ]
+    )
 
     assert capsys.readouterr().err == "evener: task run.a merged, but the context was too short in all its sessions: evener show run.a.0\n"
 
@@ -103,7 +111,7 @@ def test_last_line_has_the_figures_of_the_run(capsys: pytest.CaptureFixture[str]
         "rewards": {"mean": 2 / 3, "deviation": 0.5},
         "sampled": 20,
         "delivered": 8,
-        "left_out": {"orphan": 2, "constrained": 10},
+        "excluded": {"orphan": 2, "constrained": 10},
         "calls_without_tools": 0,
     }
 
@@ -196,11 +204,11 @@ def test_settings_that_no_engine_is_exact_for_are_told_beforehand(
 )
 def test_tools_that_a_template_does_not_render_are_told_beforehand(spec: HarnessSpec, told: bool) -> None:  # noqa: FBT001
     """A policy that never sees its tools earns no reward by calling them. Those that need no trust are tools, too."""
-    wish = Wish(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
+    run_request = RunRequest(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
 
-    assert without_tools(wish, [engine()]) is None
-    assert without_tools(wish, []) is None
-    warning = without_tools(wish, [engine(renders_tools=False)])
+    assert without_tools(run_request, [engine()]) is None
+    assert without_tools(run_request, []) is None
+    warning = without_tools(run_request, [engine(renders_tools=False)])
     assert (warning is not None and "chatml_tools" in warning) is told
 
 
@@ -216,13 +224,13 @@ def test_tools_that_a_template_does_not_render_are_told_beforehand(spec: Harness
 )
 def test_first_prompt_that_no_engine_holds_is_told_beforehand(spec: HarnessSpec, context: int, told: str | None) -> None:
     """Each of its sessions would end by `context_overflow`."""
-    wish = Wish(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
+    run_request = RunRequest(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
     short = structs.replace(engine(), context_length=context)
-    warning = too_long(wish, [short])
+    warning = too_long(run_request, [short])
 
     assert (warning is None) if told is None else (warning is not None and told in warning)
-    assert too_long(wish, []) is None
-    assert too_long(wish, [short, structs.replace(short, context_length=131072)]) is None
+    assert too_long(run_request, []) is None
+    assert too_long(run_request, [short, structs.replace(short, context_length=131072)]) is None
 
 
 def test_calls_whose_tools_were_not_seen_are_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from evener.cli.up import SERVICES
 from evener.harnesses.npm import brings_node
 from evener.harnesses.registry import names
 
@@ -65,6 +66,18 @@ def test_help_imports_nothing_heavy(words: str) -> None:
     assert len(told.stdout.splitlines()) > 5
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
+    """Nor does a wrong option: a container that cannot start says so at once."""
+    run = f"runpy.run_module('evener.{service}', run_name='__main__')"
+    program = f"import runpy, sys\ntry:\n    {run}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    told = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=False)
+
+    assert told.returncode == 0, told.stderr
+    assert [name for name in HEAVY if name in told.stderr.split()] == []
+    assert "--log-level" in told.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -78,12 +91,13 @@ def test_help_imports_nothing_heavy(words: str) -> None:
         (["run", str(BUNDLED), "--harness", "script", "--samples", "many"], "many"),
         (["harness", "check", "scrip"], "unknown harness 'scrip' (known: "),
         (["harness", "check", "codex"], "Give --trust-local if you trust the tasks and the model"),
-        (["harness", "check", "command", "--option.argv", '["true"]'], "harness command cannot be checked: nothing is known of its tools"),
+        (["harness", "check", "command", "--option.argv", '["true"]'], "harness command cannot be checked: its tools are not known"),
         (["harness", "check", "codex", "--option.tools", "some"], "option tools is 'some', not one of all, lean"),
         (["harness", "show", "nosuch"], "unknown harness 'nosuch'"),
         (["harness", "install", "nosuch"], "unknown harness 'nosuch'"),
-        (["harness", "install"], "name what to install (claude_code, codex, gemini_cli, "),
+        (["harness", "install"], "name the harnesses to install (claude_code, codex, gemini_cli, "),
         (["groups", "export", "--out", "rows.jsonl", "--purpose", "evil"], "evil"),
+        (["groups", "export", "--out", "rows.txt", "--format", "csv"], "--format 'csv' is none of jsonl, parquet"),
         (["groups", "export", "--out", "rows.txt"], "cannot tell the format of rows.txt: call it *.jsonl or *.parquet"),
         (["rebuild"], "name sessions, or give --since or --run"),
         (["rebuild", "a.0", "--since", "2h"], "sessions by name and --since or --run contradict each other"),
@@ -91,15 +105,18 @@ def test_help_imports_nothing_heavy(words: str) -> None:
         (["rebuild", "a.0", "--strategy", "three"], "three"),
         (["record", "--", "/no/such/program"], "there is no program '/no/such/program'"),
         (["record", "--task", str(BUNDLED / "small-sum"), "--reward", "1"], "--reward and --task contradict each other"),
-        (["up", "--prot", "1"], "unknown key 'prot' as a flag; did you mean 'port'?"),
-        (["up", "--scheduler.leases", "1"], "unknown key 'leases' in the flag --scheduler.leases; did you mean 'lease_seconds'?"),
-        (["up", "--log-level", "loud"], "--log-level: Invalid enum value 'loud': it is one of debug, error, info, warning"),
-        (["up", "--engine-kind", "foo"], "--engine-kind: Invalid enum value 'foo': it is one of scripted, vllm"),
+        (["up", "--prot", "1"], "Unknown option: --prot. Did you mean --port?"),
+        (["up", "--scheduler.leases", "1"], "Unknown option: --scheduler.leases. Did you mean --scheduler.lease-seconds?"),
+        (["up", "--log-level", "loud"], 'Invalid value "loud" for --log-level. Choose from: "debug", "info", "warning", "error"'),
+        (["up", "--engine-kind", "foo"], "--engine-kind 'foo' is none of embedded, scripted, vllm, vllm_chat"),
         (["up", "--partitions", "0"], "--partitions: Expected `int` >= 1"),
-        (["up", "--engine", "banana"], "--engine 'banana' is none of embedded, vllm, none and a base URL such as http://127.0.0.1:8000"),
-        (["up", "--model", "Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B: No such file or directory. Names of a model hub are not taken: name a "),
+        (["up", "--engine", "banana"], "--engine 'banana' is not embedded, vllm, none or a base URL such as http://127.0.0.1:8000"),
+        (
+            ["up", "--model", "Qwen/Qwen3-0.6B"],
+            "Qwen/Qwen3-0.6B: No such file or directory. Evener does not download from a model hub: name a ",
+        ),
         (["up", "--model", "/no/such.gguf"], "model /no/such.gguf: No such file or directory"),
-        (["up", "--model", __file__], "is no GGUF file"),
+        (["up", "--model", __file__], "is not a GGUF file"),
         (["run", str(BUNDLED), "--harness", "script", "--samples", "0"], 'Invalid value "0" for --samples. Must be >= 1'),
         (["run", str(BUNDLED), "--harness", "script", "--run-id", "a b"], "--run-id 'a b' is not 1 to 60 letters, digits"),
         (["run", str(BUNDLED), "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
@@ -112,7 +129,7 @@ def test_help_imports_nothing_heavy(words: str) -> None:
         (["record", "--harness", "codx", "--", "true"], "unknown harness 'codx'"),
         (["record", "--quirks", __file__, "--", "true"], "cannot read the quirks in"),
         (["run", str(BUNDLED), "--harness", "command", "--option.argv", '["true"]', "--quirks", __file__], "cannot read the quirks in"),
-        (["record", "--reward", "nan", "--", "true"], "--reward nan is no finite number"),
+        (["record", "--reward", "nan", "--", "true"], "--reward nan is not a finite number"),
         (["record", "--sampling.top-p", "2", "--", "true"], "--sampling.top-p: Expected `float` <= 1.0"),
         (["record", "--task", "/nowhere", "--", "true"], '"/nowhere" does not exist'),
         (["up", "--bus", "redis://x", "--port", "0"], "bus redis://x is neither embedded:FOLDER nor kafka://HOST:PORT"),
@@ -214,7 +231,7 @@ def test_dead_evener_is_told(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
 
     assert ended.returncode == 1
-    assert ended.stderr.startswith("evener: no evener is running at http://127.0.0.1:9. Start one with `evener up`")
+    assert ended.stderr.startswith("evener: no evener is running at http://127.0.0.1:9. Start Evener with `evener up`")
 
 
 def test_url_that_is_none_is_told(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def beginnings(draw: st.DrawFn, message: Message) -> list[Streamed]:
 
 
 def held(dialect: Dialect, request: CanonicalRequest, given: CanonicalAnswer) -> bytes:
-    """Return a stream as the relay sends it in `hold`."""
+    """Return a stream as the relay sends it in `buffered`."""
     return dialect.prologue(HEAD) + dialect.keep_alive(HEAD) + dialect.events(request, given)
 
 
@@ -141,13 +141,13 @@ def check_error(dialect: Dialect, refused: RequestError) -> None:
 
 def take(dialect: Dialect, path: str, body: bytes) -> None:
     """Parse: what is refused is told; what is accepted can be recorded, and the relay has read it the same way."""
-    wish = dialect.wish(path, body)
+    hints = dialect.hints(path, body)
     try:
         request = dialect.parse(path, body)
     except RequestError as refused:
         check_error(dialect, refused)
         return
-    assert (wish.model, wish.stream) == (request.model, request.stream)
+    assert (hints.model, hints.stream) == (request.model, request.stream)
     for message, digest in zip(request.messages, request.digests or (None,) * len(request.messages), strict=True):
         assert digest in (None, message_digest(message))
-    canonical_json((request.tools, dict(request.wishes)))
+    canonical_json((request.tools, dict(request.requested_params)))

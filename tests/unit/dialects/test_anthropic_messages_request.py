@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import damaged, scratched, take
 
 from evener.dialects.anthropic_messages import AnthropicMessages
-from evener.dialects.canonical import CanonicalRequest, RequestError, Wish
+from evener.dialects.canonical import CanonicalRequest, RequestError, RequestHints
 from evener.dialects.registry import dialect_for
 
 MESSAGES = AnthropicMessages()
@@ -149,7 +149,7 @@ def test_claude_codes_request_becomes_canonical() -> None:
     ]
     assert request.tools == ({"name": "Bash", "description": "Run.", "parameters": {"type": "object"}},)
     assert (request.model, request.stream, request.max_tokens, request.n, request.count_only) == ("policy", True, 32000, 1, False)
-    assert request.wishes == {
+    assert request.requested_params == {
         "thinking": {"type": "adaptive"},
         "context_management": LIKE_CLAUDE["context_management"],
         "metadata": LIKE_CLAUDE["metadata"],
@@ -171,7 +171,7 @@ def test_pis_request_becomes_canonical() -> None:
         {"type": "image", "digest": image.digest, "media_type": "image/png"},
     ]
     assert image.place == "messages[2].content[0].content[1].source.data"
-    assert "tool_choice" not in request.wishes
+    assert "tool_choice" not in request.requested_params
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_deferred_tools_are_shown_once_a_result_refers_to_them() -> None:
     request = parse(LIKE_CLAUDE, tools=[BASH, web], messages=history)
     assert [tool["name"] for tool in request.tools] == ["Bash", "WebFetch"]
     assert request.messages[-1]["content"] == "Tool found: WebFetch"
-    assert "deferred_tools" not in request.wishes
+    assert "deferred_tools" not in request.requested_params
 
 
 def test_hosted_tools_are_removed_and_recorded() -> None:
@@ -225,20 +225,20 @@ def test_hosted_tools_are_removed_and_recorded() -> None:
     hosted = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "tool_search_tool_regex_20251119", "name": "search"}]
     request = parse(LIKE_CLAUDE_LEAN, tools=[{**BASH, "defer_loading": True}, *hosted], mcp_servers=[{"type": "url", "url": "https://x"}])
     assert [tool["name"] for tool in request.tools] == ["Bash"]
-    assert request.wishes["removed_tools"] == ["web_search_20250305", "tool_search_tool_regex_20251119", "mcp_servers"]
+    assert request.requested_params["removed_tools"] == ["web_search_20250305", "tool_search_tool_regex_20251119", "mcp_servers"]
 
 
 def test_what_is_dropped_from_tools_is_recorded() -> None:
     marked = {**BASH, "strict": True, "input_examples": [{"command": "ls"}], "cache_control": {"type": "ephemeral"}}
     request = parse(LIKE_CLAUDE_LEAN, tools=[{**marked, "allowed_callers": ["direct"]}])
     assert request.tools == ({"name": "Bash", "description": "Run.", "parameters": {"type": "object"}},)
-    assert request.wishes["tools"] == {"Bash": {"strict": True, "input_examples": [{"command": "ls"}]}}
+    assert request.requested_params["tools"] == {"Bash": {"strict": True, "input_examples": [{"command": "ls"}]}}
 
 
 def test_choosing_no_tools_hides_them() -> None:
     request = parse(LIKE_CLAUDE_LEAN, tool_choice={"type": "none"})
     assert request.tools == ()
-    assert request.wishes["tool_choice"] == {"type": "none"}
+    assert request.requested_params["tool_choice"] == {"type": "none"}
 
 
 def test_counting_asks_for_no_answer() -> None:
@@ -281,7 +281,7 @@ def test_refusals_name_the_place(change: dict[str, Any], place: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"\xff", b'{"messages":' + b"[" * 100_000])
 def test_what_is_no_request_is_refused(body: bytes) -> None:
-    assert MESSAGES.wish(PATH, body) == Wish()
+    assert MESSAGES.hints(PATH, body) == RequestHints()
     with pytest.raises(RequestError):
         MESSAGES.parse(PATH, body)
 
@@ -308,8 +308,8 @@ def test_other_paths_are_not(path: str) -> None:
 
 
 def test_relay_reads_stream_and_model() -> None:
-    assert MESSAGES.wish(PATH, json.dumps(LIKE_CLAUDE).encode()) == Wish(stream=True, model="policy")
-    assert MESSAGES.wish("/v1/messages/count_tokens", json.dumps(LIKE_CLAUDE).encode()) == Wish(model="policy")
+    assert MESSAGES.hints(PATH, json.dumps(LIKE_CLAUDE).encode()) == RequestHints(stream=True, model="policy")
+    assert MESSAGES.hints("/v1/messages/count_tokens", json.dumps(LIKE_CLAUDE).encode()) == RequestHints(model="policy")
 
 
 @settings(deadline=None)

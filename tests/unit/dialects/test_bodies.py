@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from evener.dialects import bodies
 from evener.dialects.bodies import MOST_VALUES, as_utf8, mended, values_in
-from evener.dialects.canonical import RequestError, Wish
-from evener.dialects.fields import read_fields, read_json, read_wish
+from evener.dialects.canonical import RequestError, RequestHints
+from evener.dialects.fields import read_fields, read_hints, read_json
 from evener.dialects.openai_chat import OpenAIChat
 
 PATH = "/v1/chat/completions"
@@ -53,7 +53,7 @@ def test_too_many_values_are_refused_before_anything_is_parsed(cell: str, monkey
 
     with pytest.raises(RequestError, match=f"more than {MOST_VALUES} JSON values; send fewer"):
         OpenAIChat().parse(PATH, body)
-    assert OpenAIChat().wish(PATH, body) == Wish()
+    assert OpenAIChat().hints(PATH, body) == RequestHints()
 
 
 @pytest.mark.parametrize("letter", ["\\n", "é", "😀"])
@@ -99,7 +99,7 @@ def test_body_with_a_lone_half_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(json.JSONDecoder, "decode", note)
 
-    assert read_wish(body) == Wish(stream=True, model="m")
+    assert read_hints(body) == RequestHints(stream=True, model="m")
     assert parsed == ['"m"']
 
 
@@ -110,10 +110,10 @@ def test_other_encodings_of_unicode_are_read(encoding: str, monkeypatch: pytest.
     text = json.dumps({"model": "😀é", "stream": True}, ensure_ascii=False)
 
     assert as_utf8(text.encode(encoding)).decode() == text
-    assert read_wish(text.encode(encoding)) == Wish(stream=True, model="😀é")
+    assert read_hints(text.encode(encoding)) == RequestHints(stream=True, model="😀é")
 
 
 @pytest.mark.parametrize("wished", ['{"stream": 1}', '{"stream": null}', '{"stream": "true"}', '{"model": 5}', "[1]", "{", "", "\xff"])
 def test_wish_that_cannot_be_read_is_none(wished: str) -> None:
     """The gateway refuses it."""
-    assert read_wish(wished.encode("latin-1")) == Wish()
+    assert read_hints(wished.encode("latin-1")) == RequestHints()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import damaged, scratched, take
 
-from evener.dialects.canonical import CanonicalRequest, Message, RequestError, Wish
+from evener.dialects.canonical import CanonicalRequest, Message, RequestError, RequestHints
 from evener.dialects.google_generate import GoogleGenerate
 from evener.dialects.registry import dialect_for
 
@@ -118,7 +118,7 @@ def test_gemini_clis_request_becomes_canonical() -> None:
     assert request.tools == ({"name": "shell", "description": "Run.", "parameters": {"type": "object"}}, {"name": "read"})
     assert image.place == "contents[2].parts[2].inlineData.data"
     assert (request.model, request.stream, request.max_tokens, request.n) == ("policy", True, 4096, 1)
-    assert request.wishes == {
+    assert request.requested_params == {
         "temperature": 1,
         "topP": 0.95,
         "topK": 64,
@@ -176,7 +176,7 @@ def test_fields_may_be_named_in_snake_case() -> None:
     assert request.messages[0] == {"role": "system", "content": "Be brief."}
     assert request.messages[1]["tool_calls"] == [{"id": "callc1x0x0", "name": "f", "arguments": {"a_b": 1}}]
     assert len(request.images) == 1
-    assert (request.max_tokens, request.wishes) == (5, {"removed_tools": ["googleSearch"], "maxOutputTokens": 5})
+    assert (request.max_tokens, request.requested_params) == (5, {"removed_tools": ["googleSearch"], "maxOutputTokens": 5})
 
 
 def test_googles_own_schemas_become_json_schema() -> None:
@@ -199,7 +199,7 @@ def test_hosted_tools_are_removed_and_recorded() -> None:
         LIKE_CURL, tools=[{"googleSearch": {}, "urlContext": {}}, {"codeExecution": {}}, {"functionDeclarations": [{"name": "f"}]}]
     )
     assert request.tools == ({"name": "f"},)
-    assert request.wishes["removed_tools"] == ["googleSearch", "urlContext", "codeExecution"]
+    assert request.requested_params["removed_tools"] == ["googleSearch", "urlContext", "codeExecution"]
 
 
 def test_an_image_may_stand_in_a_result() -> None:
@@ -213,8 +213,8 @@ def test_what_is_dropped_from_tools_is_recorded() -> None:
     declared = {"name": "f", "behavior": "NON_BLOCKING", "response": {"type": "OBJECT"}}
     request = parse(LIKE_CURL, tools=[{"functionDeclarations": [declared]}], toolConfig={"retrievalConfig": {"languageCode": "en"}})
     assert request.tools == ({"name": "f"},)
-    assert request.wishes["tools"] == {"f": {"behavior": "NON_BLOCKING", "response": {"type": "OBJECT"}}}
-    assert request.wishes["toolConfig"] == {"retrievalConfig": {"languageCode": "en"}}
+    assert request.requested_params["tools"] == {"f": {"behavior": "NON_BLOCKING", "response": {"type": "OBJECT"}}}
+    assert request.requested_params["toolConfig"] == {"retrievalConfig": {"languageCode": "en"}}
 
 
 def test_a_thought_without_a_text_says_nothing() -> None:
@@ -227,7 +227,7 @@ def test_a_thought_without_a_text_says_nothing() -> None:
 
 def test_choosing_no_tools_hides_them() -> None:
     request = parse(LIKE_PI, toolConfig={"functionCallingConfig": {"mode": "NONE"}})
-    assert (request.tools, request.wishes["tool_choice"]) == ((), "none")
+    assert (request.tools, request.requested_params["tool_choice"]) == ((), "none")
 
 
 def test_counting_takes_both_forms() -> None:
@@ -270,13 +270,16 @@ def test_refusals_name_the_place(change: dict[str, Any], place: str) -> None:
 
 def test_an_empty_text_asks_for_nothing() -> None:
     """It is how Google's own formats spell what is not given."""
-    assert parse(LIKE_CURL, generationConfig={"responseMimeType": ""}).wishes == parse(LIKE_CURL, generationConfig={}).wishes
+    assert (
+        parse(LIKE_CURL, generationConfig={"responseMimeType": ""}).requested_params
+        == parse(LIKE_CURL, generationConfig={}).requested_params
+    )
 
 
 def test_a_stream_that_is_no_event_stream_is_refused() -> None:
     """Without alt=sse it would be a JSON list that grows; no harness asks for it."""
     path = "/v1beta/models/policy:streamGenerateContent"
-    assert not GOOGLE.wish(path, b"{}").stream
+    assert not GOOGLE.hints(path, b"{}").stream
     with pytest.raises(RequestError, match="alt"):
         parse(LIKE_CURL, path)
 
@@ -310,7 +313,7 @@ def test_paths_with_and_without_version_say_model_and_stream(path: str, model: s
     dialect = dialect_for(path)
     assert dialect is not None
     assert dialect.name == "google_generate"
-    assert GOOGLE.wish(path, b"\xff") == Wish(stream=stream, model=model)
+    assert GOOGLE.hints(path, b"\xff") == RequestHints(stream=stream, model=model)
     assert parse(LIKE_CURL, path).model == model
 
 
@@ -319,7 +322,7 @@ def test_paths_with_and_without_version_say_model_and_stream(path: str, model: s
 )
 def test_other_paths_are_not(path: str) -> None:
     assert dialect_for(path) is None
-    assert GOOGLE.wish(path, b"") == Wish()
+    assert GOOGLE.hints(path, b"") == RequestHints()
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""What of an answer is certain, letter by letter, in each dialect: a client ends up with the same as in `hold`."""
+"""What of an answer is certain, letter by letter, in each dialect: a client ends up with the same as in `buffered`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from tests.unit.templates.test_parsers import ANALYSIS, PARSERS, PARTS, PREAMBLE
 
 from evener.dialects.canonical import CanonicalRequest, Dialect, Message, Streamed
 from evener.proto.ids import tool_call_id
-from evener.templates.parsers import Parser
+from evener.templates.parsers import AnswerParser
 
 Read = Callable[[bytes], Any]
 """What a strict client makes of a stream."""
@@ -36,7 +36,7 @@ def test_what_leaves_live_adds_up_to_what_hold_says(family: str, parts: list[str
     responses.assert_well_formed(live(responses.RESPONSES, responses.asked(), answer(whole), pieces), answer(whole))
 
 
-def spoken(parser: Parser, text: str) -> Message:
+def spoken(parser: AnswerParser, text: str) -> Message:
     """Return the message that a text spells."""
     found = parser.parse(text, end="<|return|>", tools=[])
     calls = [{"id": tool_call_id("c1", 0, at), "name": name, "arguments": given} for at, (name, given) in enumerate(found.calls)]
@@ -44,7 +44,7 @@ def spoken(parser: Parser, text: str) -> Message:
     return message | ({"reasoning": found.reasoning} if found.reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def streamed(parser: Parser, text: str) -> list[Streamed]:
+def streamed(parser: AnswerParser, text: str) -> list[Streamed]:
     """Return what leaves of a text that grows by letters."""
     pieces, reasoning, said = list[Streamed](), "", ""
     for end in range(1, len(text) + 1):

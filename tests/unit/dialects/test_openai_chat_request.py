@@ -95,7 +95,7 @@ def test_pi_is_understood() -> None:
     assert request.tools == ({"name": "bash", "description": "Run.", "parameters": {"type": "object"}},)
     assert [(image.digest, image.data) for image in request.images] == [(digest, b"\x89PNG\r\n\x1a\n")]
     assert (request.model, request.stream, request.include_usage, request.max_tokens) == ("policy", True, True, 4096)
-    assert request.wishes == {"store": False, "max_completion_tokens": 4096}
+    assert request.requested_params == {"store": False, "max_completion_tokens": 4096}
 
 
 def test_qwen_is_understood() -> None:
@@ -104,24 +104,24 @@ def test_qwen_is_understood() -> None:
     assert [message["content"] for message in request.messages] == ["You are Qwen Code.", "Context.\nTask.", "On it.", "Error"]
     assert request.messages[2]["tool_calls"][0]["arguments"] == "{bro"
     assert request.messages[3] == {"role": "tool", "content": "Error", "tool_call_id": "a", "name": "f"}
-    assert (request.max_tokens, request.wishes) == (32000, {"temperature": 1, "max_tokens": 32000})
+    assert (request.max_tokens, request.requested_params) == (32000, {"temperature": 1, "max_tokens": 32000})
 
 
 def test_wishes_are_recorded_not_followed() -> None:
     request = parse(LIKE_OPENHANDS)
-    assert request.wishes == {"prompt_cache_key": "x", "reasoning_effort": "high", "temperature": 0.2, "top_k": -1, "seed": 7}
+    assert request.requested_params == {"prompt_cache_key": "x", "reasoning_effort": "high", "temperature": 0.2, "top_k": -1, "seed": 7}
     assert (request.n, request.stream, request.include_usage) == (2, False, False)
 
 
 @pytest.mark.parametrize("field", ["use_beam_search", "ignore_eos", "include_stop_str_in_output", "logprobs", "echo"])
 @pytest.mark.parametrize("value", [None, False])
 def test_null_and_false_ask_for_nothing(field: str, value: Any) -> None:
-    assert parse(LIKE_QWEN | {field: value}).wishes == parse(LIKE_QWEN).wishes
+    assert parse(LIKE_QWEN | {field: value}).requested_params == parse(LIKE_QWEN).requested_params
 
 
 @pytest.mark.parametrize(("field", "values"), [("best_of", [None, "", 1]), ("add_generation_prompt", [None, "", True])])
 def test_where_one_value_is_served_an_empty_text_asks_for_nothing(field: str, values: list[Any]) -> None:
-    assert [parse(LIKE_QWEN | {field: value}).wishes for value in values] == [parse(LIKE_QWEN).wishes] * 3
+    assert [parse(LIKE_QWEN | {field: value}).requested_params for value in values] == [parse(LIKE_QWEN).requested_params] * 3
 
 
 def test_what_else_stream_options_ask_for_is_recorded() -> None:
@@ -129,15 +129,15 @@ def test_what_else_stream_options_ask_for_is_recorded() -> None:
     options = {"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True, "unheard_of": None}
     request = parse(LIKE_QWEN | {"stream_options": options})
     recorded = {"include_obfuscation": False, "continuous_usage_stats": True}
-    assert (request.include_usage, request.wishes["stream_options"]) == (True, recorded)
-    assert "stream_options" not in parse(LIKE_PI).wishes
+    assert (request.include_usage, request.requested_params["stream_options"]) == (True, recorded)
+    assert "stream_options" not in parse(LIKE_PI).requested_params
 
 
-def test_hosted_tools_are_left_out_and_recorded() -> None:
+def test_hosted_tools_are_excluded_and_recorded() -> None:
     tools = [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]
     request = parse(LIKE_QWEN | {"tools": tools, "web_search_options": {}})
     assert request.tools == ({"name": "f"},)
-    assert request.wishes["removed_tools"] == ["web_search", "web_search_options"]
+    assert request.requested_params["removed_tools"] == ["web_search", "web_search_options"]
 
 
 def test_what_is_dropped_from_tools_and_messages_is_recorded() -> None:
@@ -146,14 +146,14 @@ def test_what_is_dropped_from_tools_and_messages_is_recorded() -> None:
     tools = [{"type": "function", "function": function}, {"type": "function", "function": {"name": "g", "strict": False}}]
     said = [{"role": "user", "content": "hi", "name": name} for name in ("bob", "ann", "bob")]
     request = parse({"model": "m", "messages": [*said, LIKE_QWEN["messages"][3]], "tools": tools})
-    assert request.wishes == {"tools": {"f": {"strict": True}}, "names": ["bob", "ann"]}
+    assert request.requested_params == {"tools": {"f": {"strict": True}}, "names": ["bob", "ann"]}
     assert [sorted(message) for message in request.messages[:3]] == [["content", "role"]] * 3
 
 
 def test_choosing_no_tool_shows_none() -> None:
     request = parse(LIKE_PI | {"tool_choice": "none"})
     assert request.tools == ()
-    assert request.wishes["tool_choice"] == "none"
+    assert request.requested_params["tool_choice"] == "none"
 
 
 def test_half_a_surrogate_pair_becomes_text() -> None:

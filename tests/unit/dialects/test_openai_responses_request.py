@@ -205,7 +205,7 @@ def test_codex_is_understood() -> None:
         "multi_agent_v1__wait_agent": ToolForm(name="wait_agent", namespace="multi_agent_v1"),
     }
     assert [image.data for image in request.images] == [b"\x89PNG\r\n\x1a\n"]
-    assert (request.stream, request.wishes["removed_tools"], request.wishes["store"]) == (True, ["web_search"], False)
+    assert (request.stream, request.requested_params["removed_tools"], request.requested_params["store"]) == (True, ["web_search"], False)
 
 
 def test_freeform_tools_and_tools_found_in_mid_history_are_understood() -> None:
@@ -244,12 +244,12 @@ def test_pi_and_the_official_client_are_understood() -> None:
     pi = parse(LIKE_PI)
     assert [message.get("key") for message in pi.messages] == [None, None, "k1x0", None, "k2x0"]
     assert "reasoning" not in pi.messages[2]
-    assert (pi.max_tokens, pi.wishes) == (4096, {"prompt_cache_key": "x", "store": False, "max_output_tokens": 4096})
+    assert (pi.max_tokens, pi.requested_params) == (4096, {"prompt_cache_key": "x", "store": False, "max_output_tokens": 4096})
     assert [image.place for image in pi.images] == ["input[1].content[1].image_url"]
 
     sdk = parse(LIKE_SDK)
     assert sdk.messages == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
-    assert (sdk.stream, sdk.tools, sdk.wishes) == (False, (), {"temperature": 0.5, "metadata": {"a": "b"}})
+    assert (sdk.stream, sdk.tools, sdk.requested_params) == (False, (), {"temperature": 0.5, "metadata": {"a": "b"}})
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -268,8 +268,8 @@ def test_requests_that_only_count_are_told_by_their_path() -> None:
     assert json.loads(RESPONSES.counted(7)) == {"object": "response.input_tokens", "input_tokens": 7}
 
     body = json.dumps(LIKE_CODEX).encode()
-    assert [RESPONSES.wish(at, body).stream for at in (path, "/responses")] == [False, True]
-    assert RESPONSES.wish("/responses", b"[" * 100_000).model == ""
+    assert [RESPONSES.hints(at, body).stream for at in (path, "/responses")] == [False, True]
+    assert RESPONSES.hints("/responses", b"[" * 100_000).model == ""
 
 
 def turn(*items: dict[str, Any]) -> list[dict[str, Any]]:
@@ -321,13 +321,13 @@ def test_parallel_calls_sent_back_between_their_results_are_one_turn_again() -> 
 def test_what_is_dropped_from_tools_is_recorded() -> None:
     """By the name that the policy sees; `strict: false` asks for nothing."""
     request = parse(LIKE_CODEX | {"tools": [EXEC | {"strict": True}, SPAWNING | {"defer_loading": True}]})
-    assert request.wishes["tools"] == {"exec_command": {"strict": True}, "multi_agent_v1": {"defer_loading": True}}
-    assert "tools" not in parse(LIKE_CODEX).wishes
+    assert request.requested_params["tools"] == {"exec_command": {"strict": True}, "multi_agent_v1": {"defer_loading": True}}
+    assert "tools" not in parse(LIKE_CODEX).requested_params
 
 
 def test_choosing_no_tool_shows_none() -> None:
     request = parse(LIKE_CODEX | {"tool_choice": "none"})
-    assert (request.tools, request.wishes["tool_choice"]) == ((), "none")
+    assert (request.tools, request.requested_params["tool_choice"]) == ((), "none")
 
 
 def changed(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def test_null_asks_for_nothing(field: str) -> None:
 
 
 def test_an_empty_text_asks_for_nothing() -> None:
-    assert parse(LIKE_SDK | {"truncation": ""}).wishes == parse(LIKE_SDK).wishes
+    assert parse(LIKE_SDK | {"truncation": ""}).requested_params == parse(LIKE_SDK).requested_params
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"input":' + b"[" * 200_000, b'{"model":"m","input":"\x01"}'])

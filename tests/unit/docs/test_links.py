@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-SPELLED = re.compile(r"`((?!tests/test\.sh)(?:docs|examples|libs|proto|scripts|services|tests)/[\w./-]+)`")
+SPELLED = re.compile(r"`((?!tests/test\.sh)(?:docs|examples|libs|proofs|proto|scripts|services|tests)/[\w./-]+)`")
 """But `tests/test.sh`, which is a task's."""
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -46,8 +46,16 @@ def test_links_lead_to_what_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_that_a_page_spells_are_there(page: Path) -> None:
-    """`tests/checker.py` in a page is a file in the tree."""
+    """`tests/support/checker.py` in a page is a file in the tree."""
     missing = [path for path in SPELLED.findall(prose(page)) if not (ROOT / path).exists()]
+
+    assert missing == []
+
+
+def test_pages_that_the_product_names_are_there() -> None:
+    """In messages and docstrings."""
+    sources = [file.read_text() for folder in ("libs", "proto", "services") for file in (ROOT / folder).rglob("*.py")]
+    missing = [page for source in sources for page in re.findall(r"docs/[\w./-]+\.md", source) if not (ROOT / page).exists()]
 
     assert missing == []
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
-from tests.engines_fixtures import Play
+from tests.support.engines import Play
 from tokenizers import Tokenizer, pre_tokenizers
 
 from evener.engines.answers import whole

@@ -18,6 +18,11 @@ from evener.proto.spec import Sampling
 REQUEST = GenerateRequest(request_id="r", ids=np.asarray([1], np.int32), sampling=Sampling(), max_tokens=9)
 
 
+async def nothing() -> bytes:
+    """Return the body of a request that says nothing."""
+    return b"{}"
+
+
 @asynccontextmanager
 async def streaming(parts: list[bytes]) -> AsyncIterator[str]:
     """A server that answers with an event stream, a part of it at a time."""
@@ -45,7 +50,7 @@ async def read(parts: list[bytes]) -> list[list[bytes]]:
     async with streaming(parts) as url:
         http = EngineHttp(url)
         try:
-            async with aclosing(http.events("/", b"{}")) as batches:
+            async with aclosing(http.events("/", nothing)) as batches:
                 return [data async for data in batches]
         finally:
             await http.aclose()

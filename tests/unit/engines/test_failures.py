@@ -11,8 +11,8 @@ import pytest
 
 from evener.engines.answers import whole
 from evener.engines.llama import LlamaEngine
-from evener.engines.open import open_engine
 from evener.engines.port import Engine, EngineError, EngineUnreachable, GenerateRequest
+from evener.engines.registry import open_engine
 from evener.engines.vllm import NotAnEngine, VllmEngine, version_number
 from evener.engines.vllm_chat import VllmChatEngine
 from evener.proto.fleet import EngineJoined

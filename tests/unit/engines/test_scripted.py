@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
-from tests.engines_fixtures import Play
+from tests.support.engines import Play
 from tests.unit.engines.conftest import Connect
 
 from evener.engines.port import EngineError, EngineUnreachable

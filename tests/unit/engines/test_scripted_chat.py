@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines_fixtures import Play
+from tests.support.engines import Play
 from tests.unit.engines.conftest import Connect
 
 from evener.engines.scripted import Script, Step, ToolCall, Wait

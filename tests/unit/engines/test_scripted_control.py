@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from tests.engines_fixtures import Play
+from tests.support.engines import Play
 from tests.unit.engines.conftest import Connect
 from tests.unit.engines.scripted_client import Client
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.engines_fixtures import Play
+from tests.support.engines import Play
 from tests.unit.engines.conftest import Connect
 from tokenizers import Tokenizer
 

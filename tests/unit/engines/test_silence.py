@@ -14,6 +14,11 @@ from evener.engines.port import EngineUnreachable
 SILENCE_SECONDS = 0.5
 
 
+async def nothing() -> bytes:
+    """Return the body of a request that says nothing."""
+    return b"{}"
+
+
 @asynccontextmanager
 async def slow(health: int | None = 200) -> AsyncIterator[EngineHttp]:
     """A client, patient for a fifth of the silence, of a server that lets it wait. `health`: its status; None: it does not say."""
@@ -52,7 +57,7 @@ async def slow(health: int | None = 200) -> AsyncIterator[EngineHttp]:
 async def test_sampling_may_be_silent_for_as_long_as_it_takes() -> None:
     """A long prompt on a slow engine: streamed, and not."""
     async with slow() as http:
-        async with aclosing(http.events("/stream", b"{}")) as batches:
+        async with aclosing(http.events("/stream", nothing)) as batches:
             assert [data async for batch in batches for data in batch] == [b"1", b"2"]
         assert await http.post("/whole", {}, samples=True) == []
 
@@ -79,12 +84,11 @@ async def test_an_engine_that_says_it_is_dead_is_not_well(health: int) -> None:
             await http.health()
 
 
-async def test_an_engine_that_does_not_say_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_does_not_say_is_not_well() -> None:
     """Its process is frozen: the kernel still accepts connections."""
-    monkeypatch.setattr("evener.engines.connection.HEALTH_SECONDS", 0.2)
     async with slow(None) as http:
         with pytest.raises(EngineUnreachable, match="no answer in"):
-            await http.health()
+            await http.health(0.2)
 
 
 async def test_an_engine_whose_connections_were_closed_is_unreachable() -> None:

@@ -1,21 +1,21 @@
 """What to do with a trajectory."""
 
 import pytest
-from tests.builders import built
+from tests.support.builders import built
 
-from evener.evaluator.core import Next, after_failure, not_graded, pause_seconds, score
+from evener.evaluator.core import Next, after_failure, not_graded, score
 from evener.graders.port import Grade, GraderError, GraderRefused
 from evener.proto.codec import decode, encode
-from evener.proto.ends import CONSEQUENCES, End
+from evener.proto.reasons import END_POLICY, TerminationReason
 from evener.proto.spec import GraderSpec
 
 
-@pytest.mark.parametrize("end", list(End))
-def test_every_end_is_graded_as_the_table_says(end: End) -> None:
+@pytest.mark.parametrize("end", list(TerminationReason))
+def test_every_end_is_graded_as_the_table_says(end: TerminationReason) -> None:
     """An end that is not graded is the reason that stands in the score."""
     reason = not_graded(built(end=end, given={"detail": "so it was"}))
 
-    assert (reason is None) is CONSEQUENCES[end].grade
+    assert (reason is None) is END_POLICY[end].grade
     assert reason is None or reason == f"{end}: so it was"
 
 
@@ -28,11 +28,6 @@ def test_failed_grading_is_tried_again_so_often_as_the_task_says() -> None:
 
 def test_grader_that_refuses_is_not_asked_again() -> None:
     assert after_failure(built(), GraderRefused("no such option"), 1) is Next.GIVE_UP
-
-
-def test_pauses_double_up_to_a_minute() -> None:
-    """However many tries a store that stays away has had: a double float has no 2 ** 1024."""
-    assert [pause_seconds(tries, 1.0) for tries in (1, 2, 3, 9, 5000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
 
 
 def test_reason_that_names_a_file_of_any_bytes_can_be_written() -> None:

@@ -10,23 +10,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
-from tests.builders import built, group, scored
+from tests.support.builders import built, ended, group, scored
 
-from evener.cli.exporting import NotWritten, write_groups
+from evener.cli.group_files import NotWritten, write_groups
 from evener.formats import jsonl, parquet
 from evener.formats.neutral import neutral_rows
 from evener.proto.blobs import BlobRef
-from evener.proto.ends import End
+from evener.proto.reasons import TerminationReason
 from evener.proto.trajectories import GroupMerged, TrajectoryScored
-from evener.trainer_bridge.core import fold, outcome
 
 
 def merged(sessions: tuple[TrajectoryScored, ...]) -> GroupMerged:
-    state = None
-    for session in sessions:
-        state = fold(state, session)
-    assert state is not None
-    event = outcome(state, None, 0.0)
+    event = ended(sessions, now=0.0)
     assert isinstance(event, GroupMerged)
     return event
 
@@ -37,8 +32,8 @@ def test_only_delivered_sessions_become_rows() -> None:
     assert [row["rollout_id"] for row in rows] == ["fix-the-bug.0", "fix-the-bug.2", "fix-the-bug.3"]
     assert [row["reward"] for row in rows] == [1.0, 0.5, 0.0]
     assert {row["purpose"] for row in rows} == {"train"}
-    assert all(len(row["ids"]) == len(row["mask"]) == len(row["logprobs"]) == 27 for row in rows)
-    assert all(row["mask"].sum() == 10 and row["prompt_len"] == 12 for row in rows)
+    assert all(len(row["ids"]) == len(row["loss_mask"]) == len(row["logprobs"]) == 27 for row in rows)
+    assert all(row["loss_mask"].sum() == 10 and row["prompt_len"] == 12 for row in rows)
 
 
 def test_siblings_share_their_session() -> None:
@@ -55,7 +50,7 @@ def test_siblings_share_their_session() -> None:
 
 
 def test_session_cut_by_a_budget_is_marked_truncated() -> None:
-    rows = neutral_rows(merged((scored(built(index=0, size=2, end=End.TOKEN_BUDGET)), scored(built(index=1, size=2)))))
+    rows = neutral_rows(merged((scored(built(index=0, size=2, end=TerminationReason.TOKEN_BUDGET)), scored(built(index=1, size=2)))))
 
     assert [row["truncated"] for row in rows] == [True, False]
     assert [row["status"] for row in rows] == ["token_budget", "finished"]

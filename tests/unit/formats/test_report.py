@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
-from tests.builders import T0, built, group, scored
+from tests.support.builders import T0, built, ended, group, scored
 
 from evener.formats.report import sessions as sessions_module
 from evener.formats.report.conversation import chosen, conversation
@@ -14,19 +14,8 @@ from evener.formats.report.timelines import timelines
 from evener.formats.report.view import group_card
 from evener.formats.summary import Outcome
 from evener.proto.arrays import int32s, pack_int32
-from evener.proto.ends import End
-from evener.proto.trajectories import Accounting, TrajectoryScored
-from evener.trainer_bridge.core import fold, outcome
-
-
-def ended(sessions: tuple[TrajectoryScored, ...]) -> Outcome:
-    state = None
-    for session in sessions:
-        state = fold(state, session)
-    assert state is not None
-    event = outcome(state, None, T0 + 6)
-    assert event is not None
-    return event
+from evener.proto.reasons import TerminationReason
+from evener.proto.trajectories import Accounting
 
 
 def page(*outcomes: Outcome, piece: bytes = b"word ", title: str = "Demo") -> str:
@@ -78,7 +67,9 @@ def test_page_is_well_formed_and_asks_nobody_for_anything() -> None:
 def test_what_a_model_wrote_is_escaped() -> None:
     """In tokens, names, reasons and details."""
     evil = "<script>alert(1)</script>"
-    lost = tuple(scored(built(evil, index, size=2, end=End.NO_START, given={"detail": evil}), reward=None) for index in (0, 1))
+    lost = tuple(
+        scored(built(evil, index, size=2, end=TerminationReason.NO_START, given={"detail": evil}), reward=None) for index in (0, 1)
+    )
     html = page(ended(group()), ended(lost), piece=evil.encode() + b"\"'", title=evil)
 
     assert evil not in html
@@ -101,7 +92,7 @@ def test_group_with_nothing_to_train_is_marked() -> None:
 def test_all_sessions_are_listed_with_links_to_their_tokens() -> None:
     """With end, reward and why nothing of one is trained; each link leads to something on the page."""
     nothing = {"detail": "13000 tokens do not fit 4096", "rows": (), "accounting": Accounting()}
-    full = built(index=2, end=End.CONTEXT_OVERFLOW, given=nothing)
+    full = built(index=2, end=TerminationReason.CONTEXT_OVERFLOW, given=nothing)
     html = page(ended((scored(), scored(built(index=1), reward=None), scored(full), scored(built(index=3)))))
     tags = parsed(html).tags
     links = [str(attributes["href"])[1:] for tag, attributes in tags if tag == "a"]
@@ -128,7 +119,7 @@ def test_bars_stand_on_zero_also_below_it() -> None:
     bars = group_card(ended(group((1.0, -1.0, None)))).bars
 
     assert [(bar.bottom, bar.height, bar.negative) for bar in bars] == [(50.0, 50.0, False), (0.0, 50.0, True), (0.0, 0.0, False)]
-    assert bars[2].left_out
+    assert bars[2].excluded
 
 
 def test_conversation_of_several_turns_from_the_widest_group_is_shown() -> None:

@@ -5,34 +5,26 @@ import json
 import msgspec
 import pytest
 from msgspec import structs
-from tests.builders import T0, built, group, scored
+from tests.support.builders import T0, built, ended, group, scored
 
 from evener.formats.report.view import result_counts
-from evener.formats.summary import Outcome, summarize
-from evener.proto.ends import End
+from evener.formats.summary import summarize
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import RootReason
-from evener.proto.trajectories import TrajectoryScored
-from evener.trainer_bridge.core import fold, outcome
-
-
-def ended(sessions: tuple[TrajectoryScored, ...]) -> Outcome:
-    state = None
-    for session in sessions:
-        state = fold(state, session)
-    assert state is not None
-    event = outcome(state, None, T0 + 5.5)
-    assert event is not None
-    return event
 
 
 def test_summary_counts_groups_sessions_tokens_and_time() -> None:
-    lost = tuple(scored(built("lost", index, size=2, end=End.CANCELLED), reward=None, tries=0, grading_seconds=0.0) for index in (0, 1))
-    summary = json.loads(msgspec.json.encode(summarize([ended(group((1.0, 0.0, None, 0.5))), ended(lost)], submitted=3)))
+    lost = tuple(
+        scored(built("lost", index, size=2, end=TerminationReason.CANCELLED), reward=None, tries=0, grading_seconds=0.0) for index in (0, 1)
+    )
+    summary = json.loads(
+        msgspec.json.encode(summarize([ended(group((1.0, 0.0, None, 0.5)), now=T0 + 5.5), ended(lost, now=T0 + 5.5)], submitted=3))
+    )
 
-    assert summary["groups"] == {"submitted": 3, "merged": 1}
+    assert summary["groups"] == {"submitted": 3, "merged": 1, "dropped": 0}
     assert summary["sessions"] == {"total": 6, "by_end": {"finished": 4, "cancelled": 2}}
     assert summary["rewards"] == {"mean": 0.5, "per_group": {"fix-the-bug": [1.0, 0.0, None, 0.5], "lost": [None, None]}}
-    assert summary["tokens"] == {"sampled": 60, "delivered": 30, "left_out": {"end": 20, "ungraded": 10}}
+    assert summary["tokens"] == {"sampled": 60, "delivered": 30, "excluded": {"untrainable_end": 20, "ungraded": 10}}
     assert (summary["rows"], summary["rows_per_session"], summary["fidelity"]) == (3, 1.0, {"fed": 3, "matched": 0})
     assert summary["seconds"]["agent"] == pytest.approx(3.5)
     assert summary["seconds"]["engine"] == pytest.approx(1.5)

@@ -35,8 +35,8 @@ def test_answer_is_compared_as_the_task_says(match: str, expected: str, answer: 
     [
         ("exact", None, "`expected`"),
         ("similar", "x", "contains, exact, number, regex"),
-        ("regex", "(", "no regular expression"),
-        ("number", "x", "no number"),
+        ("regex", "(", "not a regular expression"),
+        ("number", "x", "not a number"),
     ],
 )
 def test_task_that_cannot_be_compared_is_refused_by_name(match: str, expected: str | None, told: str) -> None:

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.builders import built
+from tests.support.builders import built
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import Blobs
-from evener.graders.harbor import Harbor
-from evener.graders.port import Context, Grade, GraderError, GraderRefused
-from evener.proto.ends import ExitCause
+from evener.graders.harbor import HarborGrader
+from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext
+from evener.proto.reasons import ExitCause
 from evener.proto.sessions import Artifact
 from evener.proto.trajectories import HarnessExit
 from evener.sandboxes.local import LocalSandboxes, open_local
@@ -62,8 +62,10 @@ class Bench:
             artifacts=tuple([Artifact(name=name, blob=await self._blobs.put(data)) for name, data in kept.items()]),
         )
         trajectory = built(given={"exit": exited}, task=packed.ref)
-        context = Context(trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading", evidence=self.evidence)
-        return await Harbor().grade(context)
+        context = GradingContext(
+            trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading", evidence=self.evidence
+        )
+        return await HarborGrader().grade(context)
 
 
 def tar(files: dict[str, str]) -> bytes:
@@ -156,7 +158,7 @@ async def test_output_is_kept_of_tests_that_were_called_off(bench: Bench, tmp_pa
     """The evaluator's own time limit cancels a grading."""
     begun = tmp_path / "begun"
     task = asyncio.ensure_future(bench.grade(f"echo half; touch {begun}; sleep 600"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not begun.exists():  # noqa: ASYNC110 - another process makes it
             await asyncio.sleep(0.01)
     task.cancel()
@@ -219,9 +221,9 @@ async def test_reward_that_the_agent_wrote_itself_is_not_believed(bench: Bench) 
 
 
 async def test_session_without_a_task_is_refused(bench: Bench) -> None:
-    context = Context(trajectory=built(), blobs=bench._blobs, sandboxes=bench._sandboxes, name="grading")
+    context = GradingContext(trajectory=built(), blobs=bench._blobs, sandboxes=bench._sandboxes, name="grading")
     with pytest.raises(GraderRefused, match="recording"):
-        await Harbor().grade(context)
+        await HarborGrader().grade(context)
 
 
 async def test_session_whose_changes_were_not_kept_is_refused_and_not_zero(bench: Bench) -> None:

@@ -9,8 +9,8 @@ from evener.harnesses.port import HarnessError
 from evener.harnesses.registry import harness, names, own_names
 
 MODULE = """
-from evener.harnesses.script import Script
-class Mine(Script):
+from evener.harnesses.script import ScriptHarness
+class Mine(ScriptHarness):
     name = {name!r}
 HARNESS = Mine()
 NOTHING = object()

@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evener.harnesses.port import Context, HarnessError
+from evener.harnesses.port import HarnessError, LaunchContext
 from evener.harnesses.registry import harness, names
 
-CONTEXT = Context(
+CONTEXT = LaunchContext(
     instruction="Say {model}.", base_url="http://127.0.0.1:1", key="k", model="m", workdir="/x/app", home="/x/home/agent", options={}
 )
 
 
-def with_options(**options: str) -> Context:
+def with_options(**options: str) -> LaunchContext:
     return msgspec.structs.replace(CONTEXT, options=options)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evener.harnesses import npm
-from evener.harnesses.installing import locked
+from evener.harnesses.install import locked
 from evener.harnesses.npm_lock import CPUS
 from evener.harnesses.port import HarnessMissing
 from evener.harnesses.registry import harness
@@ -32,11 +32,11 @@ def program(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def package(folder: Path, entries: Any = None, *, node: tuple[int, int] = (0, 0), programs: str | None = None) -> npm.Package:
+def package(folder: Path, entries: Any = None, *, node: tuple[int, int] = (0, 0), programs: str | None = None) -> npm.NpmPackage:
     """Return a package `a` of version 1, with a lock that says so and these entries."""
     lock = folder / "package-lock.json"
     lock.write_text(json.dumps({"packages": {"": {"dependencies": {"a": "1"}}, **(entries or {})}}))
-    return npm.Package(name="a", version="1", lock=lock, node=node, programs=programs)
+    return npm.NpmPackage(name="a", version="1", lock=lock, node=node, programs=programs)
 
 
 async def test_a_machine_without_npm_is_told_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.harnesses.port import Context, HarnessError
+from evener.harnesses.port import HarnessError, LaunchContext
 from evener.harnesses.registry import harness
 
 URL = "http://127.0.0.1:1"
@@ -15,7 +15,7 @@ PLACES = {"pi": "/home/agent/.pi/agent/models.json", "openclaw": "/home/agent/.o
 
 def provider(name: str, **options: str) -> dict[str, Any]:
     """Return the provider that a launch with these options is told."""
-    context = Context(instruction="Do it.", base_url=URL, key="k", model="m", workdir="/x/app", home="/x/home/agent", options=options)
+    context = LaunchContext(instruction="Do it.", base_url=URL, key="k", model="m", workdir="/x/app", home="/x/home/agent", options=options)
     config = msgspec.json.decode(harness(name).launch(context, Path()).files[PLACES[name]])
     found: dict[str, Any] = config.get("models", config)["providers"]["evener"]
     return found

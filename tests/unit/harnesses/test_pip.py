@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from evener.harnesses import pip
-from evener.harnesses.port import Context, HarnessMissing
+from evener.harnesses.port import HarnessMissing, LaunchContext
 from evener.harnesses.registry import harness
 
-CONTEXT = Context(
+CONTEXT = LaunchContext(
     instruction="--help me", base_url="http://127.0.0.1:1", key="k", model="m", answer_tokens=128, workdir="/x/app", home="/x/home/agent"
 )
 
@@ -32,11 +32,11 @@ def program(path: Path, script: str) -> None:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> pip.Package:
+def package(tmp_path: Path) -> pip.PypiPackage:
     """Two packages of one version, and one that has no wheels."""
     (tmp_path / "requirements.txt").write_text("a==1\nb==1\n")
     (tmp_path / "sources.txt").write_text("c==2\n")
-    return pip.Package(name="a", version="1", lock=tmp_path / "requirements.txt", beside=("b",), sources=("c",))
+    return pip.PypiPackage(name="a", version="1", lock=tmp_path / "requirements.txt", beside=("b",), sources=("c",))
 
 
 async def test_a_machine_without_the_right_python_is_told_what_it_lacks(programs: Path, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def pythons_pip(folder: Path, script: str) -> None:
         ("WARNING: Retrying\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "THESE PACKAGES DO NOT MATCH THE HASHES"),
     ],
 )
-async def test_an_installation_that_fails_leaves_no_bundle(tmp_path: Path, package: pip.Package, said: str, told: str) -> None:
+async def test_an_installation_that_fails_leaves_no_bundle(tmp_path: Path, package: pip.PypiPackage, said: str, told: str) -> None:
     """The next try starts anew. A Python of pyenv's is found without being in PATH."""
     pythons_pip(tmp_path, f"printf '{said}'; exit 1")
 
@@ -76,7 +76,7 @@ async def test_an_installation_that_fails_leaves_no_bundle(tmp_path: Path, packa
 
 
 @pytest.mark.usefixtures("programs")
-async def test_pip_installs_what_the_locks_say_and_nothing_else(tmp_path: Path, package: pip.Package) -> None:
+async def test_pip_installs_what_the_locks_say_and_nothing_else(tmp_path: Path, package: pip.PypiPackage) -> None:
     """Hashes are asked for; nothing is built but what has no wheels, by what the lock has brought."""
     pythons_pip(tmp_path, f'echo "$@" >> {tmp_path / "asked"}')
     (tmp_path / "cache" / "a-1").mkdir(parents=True)  # from before there were locks
@@ -92,7 +92,7 @@ async def test_pip_installs_what_the_locks_say_and_nothing_else(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("programs")
-async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, package: pip.Package) -> None:
+async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, package: pip.PypiPackage) -> None:
     """Also where Python is gone."""
     bundle = tmp_path / f"a-{package.locked}"
     bundle.mkdir()

@@ -48,9 +48,9 @@ def test_every_field_can_be_given(tmp_path: Path) -> None:
         ('[[side_calls]]\nname = "x"\ntool = true', r"unknown key 'tool' in \[\[side_calls\]\] 1 of .*; did you mean 'tools'\?"),
         ('[[noise]]\nwhere = "sytem"\npattern = "x"', r"unknown where 'sytem' in \[\[noise\]\] 1 of .*; did you mean 'system'\?"),
         ('[[side_calls]]\nname = "x"', r"side call 'x' has no condition: give system, last or tools"),
-        ('[[noise]]\nwhere = "tool"\npattern = "(x"', r"pattern is no regular expression: missing \), .*noise"),
-        ('compacted = "["', "compacted is no regular expression"),
-        ('[[side_calls]]\nname = "x"\nlast = "*"', "last is no regular expression"),
+        ('[[noise]]\nwhere = "tool"\npattern = "(x"', r"pattern is not a regular expression: missing \), .*noise"),
+        ('compacted = "["', "compacted is not a regular expression"),
+        ('[[side_calls]]\nname = "x"\nlast = "*"', "last is not a regular expression"),
         ("[[noise]]\nwhere = 'tool'", "missing required field `pattern`"),
         ("side_calls = 3", r"Expected `array`, got `int` - at `\$.side_calls`"),
         ('retry_header = "X-Retry"', "retry_header is 'X-Retry'; write it in lower case"),
@@ -72,5 +72,5 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_quirks_in_a_request_are_checked_as_well() -> None:
     """A pattern that is none would stop the calls of its session at the gateway."""
-    with pytest.raises(msgspec.ValidationError, match="no regular expression"):
+    with pytest.raises(msgspec.ValidationError, match="not a regular expression"):
         msgspec.json.decode(b'{"noise": [{"where": "tool", "pattern": "("}]}', type=Quirks)

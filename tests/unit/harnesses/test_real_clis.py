@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evener.harnesses.port import Context, HarnessError, Launch, Probe
+from evener.harnesses.port import HarnessError, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event
 from evener.harnesses.registry import harness
 
@@ -19,7 +19,7 @@ FAILED = b'{"type":"result","subtype":"success","is_error":true,"result":"API Er
 
 
 def launch(name: str, options: Mapping[str, str] = {}, *, instruction: str = "Say hi.", answer_tokens: int | None = None) -> Launch:
-    context = Context(
+    context = LaunchContext(
         instruction=instruction,
         base_url=BASE,
         key="nonce",

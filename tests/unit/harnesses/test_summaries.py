@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evener.harnesses.port import Context
+from evener.harnesses.port import LaunchContext
 from evener.harnesses.registry import harness
 
 
-def with_options(**options: str) -> Context:
-    return Context(
+def with_options(**options: str) -> LaunchContext:
+    return LaunchContext(
         instruction="Work.", base_url="http://127.0.0.1:1", key="key", model="policy", workdir="/app", home="/x/home", options=options
     )
 

@@ -17,7 +17,7 @@ def test_with_a_real_cli() -> None:
 
 
 @pytest.mark.parametrize(("said", "exit_code", "told"), [("", 1, "npm is missing"), ("1", 0, "1 skipped")])
-def test_tests_with_real_clis_fail_unless_they_are_left_out_by_name(tmp_path: Path, said: str, exit_code: int, told: str) -> None:
+def test_tests_with_real_clis_fail_unless_they_are_excluded_by_name(tmp_path: Path, said: str, exit_code: int, told: str) -> None:
     """WITHOUT_NPM=1 says so."""
     (tmp_path / "test_it.py").write_text(NEEDS_NPM)
     words = ("-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path))

@@ -10,7 +10,6 @@ from typing import Final
 from evener.proto.arrays import pack_float32, pack_int32, pack_uint8
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import encode, tag_of
-from evener.proto.ends import CallFailure, End, ExitCause, LeftOut
 from evener.proto.fleet import (
     DeadLetter,
     EngineDraining,
@@ -22,6 +21,7 @@ from evener.proto.fleet import (
     PolicyStaged,
     Running,
 )
+from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import (
     Artifact,
     AttemptEnded,
@@ -51,6 +51,7 @@ from evener.proto.sessions import (
 from evener.proto.spec import (
     Budgets,
     GraderSpec,
+    GroupOptions,
     HarnessSpec,
     Noise,
     PolicyOptions,
@@ -66,7 +67,7 @@ from evener.proto.spec import (
     Thinking,
     Tolerance,
 )
-from evener.proto.state import GroupState, SessionState, Stage, TaskState
+from evener.proto.state import GroupState, ScoredMember, SessionState, Stage, TaskState
 from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.trajectories import (
     Accounting,
@@ -106,14 +107,14 @@ QUIRKS: Final = Quirks(
     retry_header="x-retry-count",
 )
 ARTIFACT: Final = Artifact(name="changes.tar", blob=BlobRef(digest=DIGEST, size=10_240))
+RULES: Final = GroupOptions(deliver_early_at=3, min_usable=2, max_staleness=4, drop_zero_variance=True)
 SPEC: Final = SessionSpec(
     run_id="demo",
     task_id="fix-the-letter",
     group_id="fix-the-letter",
     group_size=4,
     index=2,
-    early_at=3,
-    at_least=2,
+    group=RULES,
     purpose=Purpose.TRAIN,
     task=TASK,
     harness=HARNESS,
@@ -123,7 +124,6 @@ SPEC: Final = SessionSpec(
     streaming=Streaming.LIVE,
     budgets=BUDGETS,
     grader=GraderSpec(name="harbor", options={"timeout": "60"}, tries=2),
-    max_lag=4,
 )
 SUBMITTED: Final = TaskSubmitted(
     task_id="fix-the-letter",
@@ -131,15 +131,13 @@ SUBMITTED: Final = TaskSubmitted(
     options=TaskOptions(
         run_id="demo",
         samples=4,
-        early_at=3,
-        at_least=2,
+        group=RULES,
         purpose=Purpose.EVAL,
         harness=HARNESS,
         models=MODELS,
         sampling=SAMPLING,
         budgets=BUDGETS,
         grader=GraderSpec(name="answer", options={"expected": "Paris"}),
-        max_lag=4,
     ),
     submitted_at=NOW,
 )
@@ -149,7 +147,7 @@ CHOICE: Final = Choice(
     versions=pack_int32([3, 3, -1]),
     finish_reason=FinishReason.STOP,
     message=b'{"role":"assistant","content":"Hello world"}',
-    masked=(MaskRange(start=2, end=3, reason=LeftOut.VERSION_UNKNOWN),),
+    masked=(MaskRange(start=2, end=3, reason=ExclusionReason.VERSION_UNKNOWN),),
 )
 PLACEMENT: Final = Placement(
     rule=1,
@@ -162,7 +160,7 @@ PLACEMENT: Final = Placement(
 )
 ROW: Final = Row(
     ids=pack_int32([1, 50, 9906, 1917]),
-    mask=pack_uint8([0, 0, 1, 1]),
+    loss_mask=pack_uint8([0, 0, 1, 1]),
     logprobs=pack_float32([NAN, NAN, -0.25, -1.5]),
     versions=pack_int32([-1, -1, 3, 3]),
     call_of=pack_int32([-1, -1, 0, 0]),
@@ -176,15 +174,16 @@ ROW: Final = Row(
     options=OPTIONS,
     sampling=SAMPLING,
 )
-ACCOUNTING: Final = Accounting(sampled=5, delivered=2, left_out={LeftOut.SIDE_CALL: 3}, lost_calls=1, side_calls=1, failed_calls=1)
+ACCOUNTING: Final = Accounting(sampled=5, delivered=2, excluded={ExclusionReason.SIDE_CALL: 3}, lost_calls=1, side_calls=1, failed_calls=1)
 TRAJECTORY: Final = TrajectoryBuilt(
     session_id=SESSION,
     attempt=1,
     spec=SPEC,
-    end=End.FINISHED,
+    termination_reason=TerminationReason.FINISHED,
     harness_version="1.0.0",
     exit=HarnessExit(cause=ExitCause.EXITED, exit_code=0, agent_seconds=3.5, wall_seconds=4.25, prepare_seconds=0.5, artifacts=(ARTIFACT,)),
     rows=(ROW,),
+    versions=(3,),
     accounting=ACCOUNTING,
     calls=(
         CallSummary(
@@ -203,7 +202,7 @@ TRAJECTORY: Final = TrajectoryBuilt(
     answer="Hello world",
     rule=1,
     rows_digest=DIGEST,
-    doubts=("call c1: record damaged",),
+    inconsistencies=("call c1: record damaged",),
     records=BLOB,
     dispatched_at=NOW - 2,
     started_at=NOW - 1,
@@ -220,8 +219,10 @@ SCORED: Final = TrajectoryScored(
     scored_at=NOW + 7,
 )
 MEMBERS: Final = (
-    Member(session_id=SESSION, attempt=1, end=End.FINISHED, reward=0.5, scored=SCORED),
-    Member(session_id="fix-the-letter.3", attempt=0, end=End.CANCELLED, left_out=LeftOut.END),
+    Member(session_id=SESSION, attempt=1, termination_reason=TerminationReason.FINISHED, reward=0.5, scored=SCORED),
+    Member(
+        session_id="fix-the-letter.3", attempt=0, termination_reason=TerminationReason.CANCELLED, excluded=ExclusionReason.UNTRAINABLE_END
+    ),
 )
 
 EVENTS: Final[tuple[Event, ...]] = (
@@ -255,7 +256,14 @@ EVENTS: Final[tuple[Event, ...]] = (
         exited_at=NOW,
         reward=1.0,
     ),
-    SessionGivenUp(session_id=SESSION, attempt=2, end=End.ATTEMPTS_USED_UP, detail="2 attempts", given_up_at=NOW, spec=SPEC),
+    SessionGivenUp(
+        session_id=SESSION,
+        attempt=2,
+        termination_reason=TerminationReason.ATTEMPTS_USED_UP,
+        detail="2 attempts",
+        given_up_at=NOW,
+        spec=SPEC,
+    ),
     CallOpened(
         session_id=SESSION,
         attempt=1,
@@ -269,16 +277,16 @@ EVENTS: Final[tuple[Event, ...]] = (
         policy="policy",
         engine_id="embedded",
         placement=PLACEMENT,
-        given_ids=pack_int32([1, 50, 128_000]),
+        prompt_delta_ids=pack_int32([1, 50, 128_000]),
         prompt_tokens=703,
-        follows=MessagePrefix(call_id=EARLIER, count=3, choice=0),
+        history_base=MessagePrefix(call_id=EARLIER, count=3, choice=0),
         messages=b'[{"role":"tool","content":"ok"}]',
         message_count=5,
         tools=b'[{"name":"write"}]',
         side_call="title",
         options=OPTIONS,
         sampling=SAMPLING,
-        wishes=b'{"temperature":0}',
+        requested_params=b'{"temperature":0}',
         cuts=("Today is Monday",),
         streamed=True,
         n=2,
@@ -293,7 +301,7 @@ EVENTS: Final[tuple[Event, ...]] = (
         choices=(CHOICE,),
         fidelity=Fidelity.MATCHED,
         placement=PLACEMENT,
-        given_ids=BLOB,
+        prompt_delta_ids=BLOB,
         answer_id="chatcmpl-1",
         answer_created=1_790_000_000,
         cached_tokens=0,
@@ -314,9 +322,18 @@ EVENTS: Final[tuple[Event, ...]] = (
     ),
     CallUndelivered(session_id=SESSION, attempt=1, call_id=CALL, request_id=REQUEST, undelivered_at=NOW),
     CallDelivered(session_id=SESSION, attempt=1, call_id=CALL, request_id=REQUEST, delivered_at=NOW),
-    AttemptEnded(session_id=SESSION, attempt=1, end=End.INFRASTRUCTURE, detail="engine_unreachable", ended_at=NOW),
+    AttemptEnded(
+        session_id=SESSION, attempt=1, termination_reason=TerminationReason.INFRASTRUCTURE, detail="engine_unreachable", ended_at=NOW
+    ),
     SessionSealed(
-        session_id=SESSION, attempt=2, end=End.AGENT_TIME, detail="120 s", rows_digest=DIGEST, calls=4, sampled_tokens=512, sealed_at=NOW
+        session_id=SESSION,
+        attempt=2,
+        termination_reason=TerminationReason.AGENT_TIME,
+        detail="120 s",
+        rows_digest=DIGEST,
+        calls=4,
+        sampled_tokens=512,
+        sealed_at=NOW,
     ),
     TRAJECTORY,
     SCORED,
@@ -338,9 +355,10 @@ EVENTS: Final[tuple[Event, ...]] = (
         purpose=Purpose.TRAIN,
         policy="policy",
         size=2,
-        reason="1 usable session, at least 2 wanted",
+        reason="zero variance: all 2 usable rewards are 0.5",
         members=MEMBERS[1:],
         accounting=Accounting(),
+        dropped_by="zero_variance",
         failed_at=NOW,
     ),
     PolicyStaged(policy="policy", version=4, location="s3://weights/4", digest=DIGEST, staged_at=NOW),
@@ -372,7 +390,7 @@ EVENTS: Final[tuple[Event, ...]] = (
                 runner_id="local-sandbox_runner",
                 dispatched_at=NOW,
                 first_dispatched_at=NOW - 60,
-                end=End.RUNNER_LOST,
+                termination_reason=TerminationReason.ATTEMPTS_USED_UP,
                 detail="lease ran out",
             ),
         ),
@@ -381,7 +399,28 @@ EVENTS: Final[tuple[Event, ...]] = (
         reason="asked by the operator",
         ended_at=NOW,
     ),
-    GroupState(group_id="fix-the-letter", size=4, scored=(SCORED,), seen=(SESSION,), delivered=True, delivered_at=NOW),
+    GroupState(
+        group_id="fix-the-letter",
+        task_id="fix-the-letter",
+        run_id="demo",
+        purpose=Purpose.TRAIN,
+        policy="policy",
+        size=4,
+        options=RULES,
+        scored=(
+            ScoredMember(
+                index=2,
+                session=BlobRef(digest=DIGEST, size=10_240),
+                excluded=ExclusionReason.UNGRADED,
+                fails_group=True,
+                reward=0.5,
+                versions=(3, 4),
+            ),
+        ),
+        seen=(2, 3),
+        ended_at=NOW,
+        offset=17,
+    ),
     DeadLetter(
         service="evaluator",
         topic="trajectories.built",

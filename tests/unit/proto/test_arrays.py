@@ -11,7 +11,7 @@ from tests.unit.proto.golden_events import CHOICE, ROW
 
 from evener.proto.arrays import float32s, int32s, pack_float32, pack_int32, pack_uint8, uint8s
 from evener.proto.blobs import BlobRef
-from evener.proto.ends import LeftOut
+from evener.proto.reasons import ExclusionReason
 from evener.proto.trajectories import Accounting
 
 REFERENCE = BlobRef(digest="0" * 64, size=4)
@@ -43,7 +43,7 @@ def test_a_reference_is_fetched_before_its_bytes_are_used() -> None:
         int32s(REFERENCE)
 
 
-@pytest.mark.parametrize("field", ["mask", "logprobs", "versions", "call_of"])
+@pytest.mark.parametrize("field", ["loss_mask", "logprobs", "versions", "call_of"])
 def test_row_with_arrays_of_different_lengths_is_refused(field: str) -> None:
     """Every array of a row describes the same tokens."""
     with pytest.raises(ValueError, match="differ in length"):
@@ -73,4 +73,4 @@ def test_a_field_that_was_moved_to_the_blob_store_is_not_measured() -> None:
 def test_books_that_do_not_balance_are_refused() -> None:
     """Delivered and left out are sampled, always."""
     with pytest.raises(ValueError, match="is not sampled 9"):
-        Accounting(sampled=9, delivered=4, left_out={LeftOut.ORPHAN: 4})
+        Accounting(sampled=9, delivered=4, excluded={ExclusionReason.ORPHAN: 4})

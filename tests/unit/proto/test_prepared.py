@@ -22,7 +22,7 @@ from evener.proto.prepared import Converter
 ROOT: Final = Path(__file__).parents[3]
 ALLOWED: Final = {
     "proto/evener/proto/prepared.py": "the one place that prepares and then converts",
-    "libs/evener/service/settings.py": "configuration and flags: read in the main thread, before there is another",
+    "libs/evener/service/text_values.py": "configuration and flags: read in the main thread, before there is another",
     "libs/evener/engines/scripted/requests.py": "`reader` makes a Struct of its own, and its decoder before anybody else has it",
 }
 

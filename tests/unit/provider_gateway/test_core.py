@@ -2,11 +2,11 @@
 
 import pytest
 from msgspec import Struct
-from tests.unit.tokens.toy import World, user
+from tests.support.toy import World, user
 
 from evener.dialects.canonical import CanonicalRequest, Image, RequestError
 from evener.engines.port import LogprobRule
-from evener.proto.ends import CallFailure, End
+from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling, Target
 from evener.provider_gateway.core import (
@@ -173,10 +173,10 @@ def test_attempt_whose_harness_was_told_that_a_budget_is_spent_samples_no_more()
     world = World()
     world.ask([user("a")], "b")
     assert enforced(world.session) is None
-    world.fail(world.open([user("c")])[1], CallFailure.BUDGET, str(End.LOOPING))
-    world.fail(world.open([user("d")])[1], CallFailure.BUDGET, str(End.CALL_BUDGET))
-    assert enforced(world.session) is End.LOOPING
-    assert decide(world.session, Asked("r9"), {}) == Refuse(End.LOOPING)
+    world.fail(world.open([user("c")])[1], CallFailure.BUDGET, str(TerminationReason.LOOPING))
+    world.fail(world.open([user("d")])[1], CallFailure.BUDGET, str(TerminationReason.CALL_BUDGET))
+    assert enforced(world.session) is TerminationReason.LOOPING
+    assert decide(world.session, Asked("r9"), {}) == Refuse(TerminationReason.LOOPING)
     assert isinstance(decide(world.session, Asked("r1"), {}), FromRecord)
     assert decide(world.session, Asked("r9"), {"r9": Flying("")}) == Join("r9")
     world.start(2)
@@ -237,7 +237,7 @@ def test_images_that_nobody_sees_are_refused_by_their_place() -> None:
     """A clear 400 that names where the first one stands."""
 
     def request(*images: Image) -> CanonicalRequest:
-        return CanonicalRequest(dialect="openai_chat", model="m", messages=(), tools=(), stream=False, wishes={}, images=images)
+        return CanonicalRequest(dialect="openai_chat", model="m", messages=(), tools=(), stream=False, requested_params={}, images=images)
 
     image = Image(digest="0" * 64, media_type="image/png", data=b"", place="messages[3].content[0].image_url.url")
     refused = unsupported(request(image), "it", vision=False)

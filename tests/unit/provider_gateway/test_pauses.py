@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.engines_fixtures import Play
+from tests.support.engines import Play
 
-from evener.engines.open import open_weights
 from evener.engines.port import WeightControl
+from evener.engines.registry import open_weights
 from evener.engines.scripted import Script, ScriptedServer
 from evener.proto.fleet import EngineJoined
 from evener.proto.relay import Waiting

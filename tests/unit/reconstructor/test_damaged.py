@@ -1,4 +1,4 @@
-"""A damaged log gives what is certain, masks the rest, names the doubt, and stops nothing."""
+"""A damaged log gives what is certain, masks the rest, names the inconsistency, and stops nothing."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,12 +6,12 @@ from typing import Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.damages import by_kind, damages, recorded, trained
+from tests.support.damages import by_kind, damages, recorded, trained
 
 from evener.bus.port import Record
 from evener.proto.arrays import uint8s
 from evener.proto.codec import BadRecord, decode, encode
-from evener.proto.ends import LeftOut
+from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallClosed
 from evener.proto.spec import Strategy
 from evener.proto.topics import Topic
@@ -34,21 +34,21 @@ def replayed(log: Sequence[bytes]) -> list[Read]:
         try:
             read = replay.fold("t.0", decode(data), record)
         except BadRecord as bad:
-            replay.doubt("t.0", str(bad), record)
+            replay.note_inconsistency("t.0", str(bad), record)
         else:
             sealed += [] if read is None else [read]
     return sealed
 
 
 def delivered(trajectory: TrajectoryBuilt) -> int:
-    return sum(int(uint8s(row.mask).sum()) for row in trajectory.rows)
+    return sum(int(uint8s(row.loss_mask).sum()) for row in trajectory.rows)
 
 
 def told(trajectory: TrajectoryBuilt) -> tuple[object, ...]:
     """Return what a damage may not change in silence."""
     books = trajectory.accounting
-    where = (books.sampled, books.delivered, books.left_out)
-    return trajectory.rows, where, trajectory.exit, trajectory.end, trajectory.attempt, trajectory.spec, trajectory.answer
+    where = (books.sampled, books.delivered, books.excluded)
+    return trajectory.rows, where, trajectory.exit, trajectory.termination_reason, trajectory.attempt, trajectory.spec, trajectory.answer
 
 
 (WHOLE,) = (build(read.session) for read in replayed(LOG))
@@ -57,9 +57,14 @@ CERTAIN: Final = trained(WHOLE)
 
 def test_undamaged_session_has_no_doubt_and_much_to_lose() -> None:
     """The other tests of this file would say little otherwise."""
-    assert WHOLE.doubts == ()
+    assert WHOLE.inconsistencies == ()
     assert len(WHOLE.rows) > 5
-    assert {LeftOut.ORPHAN, LeftOut.ABORTED, LeftOut.SIDE_CALL, LeftOut.EARLIER_ATTEMPT} <= WHOLE.accounting.left_out.keys()
+    assert {
+        ExclusionReason.ORPHAN,
+        ExclusionReason.ABORTED,
+        ExclusionReason.SIDE_CALL,
+        ExclusionReason.EARLIER_ATTEMPT,
+    } <= WHOLE.accounting.excluded.keys()
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -74,12 +79,12 @@ def test_damage_trains_nothing_new_and_is_named(kind: str, strategy: Strategy) -
             assert trained(trajectory) <= CERTAIN, where
             assert trajectory.accounting.delivered == delivered(trajectory), where
             if strategy is Strategy.TREE and told(trajectory) != told(WHOLE):
-                assert trajectory.doubts, where
+                assert trajectory.inconsistencies, where
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_records_tell_the_same_as_the_damaged_log(kind: str) -> None:
-    """A rebuild from the blob has the same doubts."""
+    """A rebuild from the blob has the same inconsistencies."""
     for where, log in KINDS[kind]:
         for read in replayed(log):
             assert encode(build(unpack("t.0", read.records).session)) == encode(build(read.session)), where
@@ -94,7 +99,7 @@ def test_what_is_certain_is_delivered() -> None:
         (read,) = replayed([*LOG[:at], *LOG[at + 1 :]])
         books = build(read.session).accounting
         assert books.sampled == WHOLE.accounting.sampled
-        assert books.left_out[LeftOut.DOUBT] > 0
+        assert books.excluded[ExclusionReason.INCONSISTENT] > 0
         assert books.delivered > 0
         shares.append(books.delivered / WHOLE.accounting.delivered)
     assert sum(shares) / len(shares) > 0.6
@@ -102,7 +107,7 @@ def test_what_is_certain_is_delivered() -> None:
 
 def test_without_the_comparison_lost_records_would_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test of the tests: a lost CallUndelivered leaves no trace but the fingerprint."""
-    monkeypatch.setattr(trajectory_module, "doubtful", lambda _: frozenset())
+    monkeypatch.setattr(trajectory_module, "inconsistent_segments", lambda _: frozenset())
 
     assert not all(trained(build(read.session)) <= CERTAIN for _, log in KINDS["drop"] for read in replayed(log))
 

@@ -1,13 +1,13 @@
 """Which dispatches a runner takes."""
 
 import pytest
-from tests.builders import T0, spec
+from tests.support.builders import T0, spec
 
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
 from evener.sandbox_runner import core
-from evener.sandbox_runner.core import Held, Me, NoStart, allow, one_line
+from evener.sandbox_runner.core import HeldAttempts, Me, NoStart, allow, one_line
 from evener.scheduler.core import cut
 
 ME = Me(runner_id="r", boot_id="b2")
@@ -21,7 +21,7 @@ def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r", bo
 
 def test_an_attempt_is_taken_once_for_ever() -> None:
     """While it is held, and after it."""
-    held = Held()
+    held = HeldAttempts()
     assert held.take(dispatched(), ME)
     assert not held.take(dispatched(), ME)
     assert held.running == (Running(session_id="s", attempt=1),)
@@ -34,18 +34,18 @@ def test_an_attempt_is_taken_once_for_ever() -> None:
 
 def test_what_is_for_others_is_left_alone() -> None:
     """All runners read one topic."""
-    assert not Held().take(dispatched(runner_id="other"), ME)
+    assert not HeldAttempts().take(dispatched(runner_id="other"), ME)
 
 
 def test_of_two_runners_of_one_name_only_the_one_that_is_meant_takes_a_dispatch() -> None:
     """Two processes called `local` ran every session twice."""
-    assert not Held().take(dispatched(boot_id="b1"), ME)
-    assert Held().take(dispatched(boot_id="b2"), ME)
+    assert not HeldAttempts().take(dispatched(boot_id="b1"), ME)
+    assert HeldAttempts().take(dispatched(boot_id="b2"), ME)
 
 
 def test_a_further_attempt_names_those_that_it_ends() -> None:
     """Of its own session only."""
-    held = Held()
+    held = HeldAttempts()
     held.take(dispatched(), ME)
     held.take(dispatched("other"), ME)
 
@@ -55,7 +55,7 @@ def test_a_further_attempt_names_those_that_it_ends() -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner lives for months."""
     monkeypatch.setattr(core, "REMEMBERED", 2)
-    held = Held()
+    held = HeldAttempts()
     for number in range(5):
         held.take(dispatched(f"s{number}"), ME)
         held.release(Running(session_id=f"s{number}", attempt=1))

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from evener.dialects.canonical import Wish
+from evener.dialects.canonical import RequestHints
 from evener.dialects.openai_chat import OpenAIChat
-from evener.sandbox_runner.relay_client import Call
-from evener.sandbox_runner.request_body import SHORT_BYTES, read_wish
+from evener.sandbox_runner.gateway_client import RelayedCall
+from evener.sandbox_runner.request_body import SHORT_BYTES, read_hints
 from evener.sandbox_runner.unserved import Unserved
 
 PATH = "/v1/chat/completions"
@@ -20,9 +20,9 @@ class Unhurried(OpenAIChat):
     def __init__(self) -> None:
         self.meanwhile = threading.Event()
 
-    def wish(self, path: str, body: bytes) -> Wish:
+    def hints(self, path: str, body: bytes) -> RequestHints:
         assert self.meanwhile.wait(10), "the loop waits for the body"
-        return super().wish(path, body)
+        return super().hints(path, body)
 
 
 @pytest.mark.parametrize("key", [b"text", b"\\ud800"])
@@ -30,18 +30,18 @@ async def test_loop_goes_on_while_a_large_body_is_looked_at(key: bytes) -> None:
     """Other harnesses' streams do not wait for it."""
     dialect = Unhurried()
     body = b'{"' + key + b'": "' + b"x" * SHORT_BYTES + b'", "stream": true, "model": "m"}'
-    reading = asyncio.create_task(read_wish(dialect, PATH, body))
+    reading = asyncio.create_task(read_hints(dialect, PATH, body))
     await asyncio.sleep(0)
     assert not reading.done()
     dialect.meanwhile.set()
 
-    assert await reading == Wish(stream=True, model="m")
+    assert await reading == RequestHints(stream=True, model="m")
 
 
 async def test_loop_goes_on_while_a_large_body_is_recognised() -> None:
     """A retry of a request that was not served is known by its bytes, of which there may be 32 MB."""
     body = b"x" * (SHORT_BYTES + 1)
-    call = Call(path=PATH, body=body, headers={"retry": "1"}, request_id="r1", capability="", partition=0)
+    call = RelayedCall(path=PATH, body=body, headers={"retry": "1"}, request_id="r1", capability="", partition=0)
     unserved = Unserved("retry")
     recognising = asyncio.create_task(unserved.digest(call))
     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sandboxes.applying import apply
+from evener.sandboxes.apply_changes import apply
 from evener.sandboxes.changes import changes_since, state_of
 from evener.sandboxes.port import ChangeLimits, Changes, ChangesTooLarge, SandboxError
 

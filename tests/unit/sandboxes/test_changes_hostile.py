@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.sandboxes.trees import NOBODY, dig, make_specials, plain_user, scratch
+from tests.support.trees import NOBODY, dig, make_specials, plain_user, scratch
 
-from evener.sandboxes.applying import apply
+from evener.sandboxes.apply_changes import apply
 from evener.sandboxes.changes import MAX_DEPTH, changes_since, state_of
 from evener.sandboxes.port import ChangeLimits, Changes, ChangesTooLarge
 
@@ -40,17 +40,17 @@ def test_tree_deeper_than_a_path_is_kept_as_far_as_it_can_be_made_again(depth: i
 
         assert (grader / "answer.txt").read_text() == "42"
         assert names(changes)[-1] == "/".join("d" * MAX_DEPTH)
-        assert list(changes.left_out.items()) == [("/".join("d" * (MAX_DEPTH + 1)), "nested deeper than 100 folders")]
+        assert list(changes.excluded.items()) == [("/".join("d" * (MAX_DEPTH + 1)), "nested deeper than 100 folders")]
 
 
-def test_name_that_is_too_long_is_left_out() -> None:
+def test_name_that_is_too_long_is_excluded() -> None:
     with scratch() as folder:
         long = folder.joinpath(*["n" * 255] * 9)
         long.mkdir(parents=True)
         changes = changes_since(folder, {}, everything, LIMITS)
 
         assert [len(name) for name in names(changes)][-1] == 8 * 256 - 1
-        assert list(changes.left_out.values()) == ["a name of more than 2048 bytes"]
+        assert list(changes.excluded.values()) == ["a name of more than 2048 bytes"]
 
 
 @pytest.mark.parametrize("size", [6 << 30, 1 << 40], ids=["6 GB", "1 TB"])
@@ -100,7 +100,7 @@ def test_gathering_ends_at_its_deadline() -> None:
             changes_since(folder, {}, everything, ChangeLimits(seconds=0.0))
 
 
-def test_pipes_and_sockets_are_left_out_by_name() -> None:
+def test_pipes_and_sockets_are_excluded_by_name() -> None:
     """Reading a pipe would wait for ever. A prepared file that a pipe replaced is gone."""
     with scratch() as folder:
         (folder / "pipe").touch()
@@ -109,18 +109,18 @@ def test_pipes_and_sockets_are_left_out_by_name() -> None:
         make_specials(folder)
         changes = changes_since(folder, state, everything, LIMITS)
 
-        assert changes.left_out == {"pipe": "a pipe", "socket": "a socket"}
+        assert changes.excluded == {"pipe": "a pipe", "socket": "a socket"}
         assert changes.removed == ("pipe",)
         assert names(changes) == []
 
 
-def test_of_very_many_left_out_names_the_first_are_told_and_all_are_counted() -> None:
+def test_of_very_many_excluded_names_the_first_are_told_and_all_are_counted() -> None:
     with scratch() as folder:
         for number in range(1_100):
             os.mkfifo(folder / str(number))
         changes = changes_since(folder, {}, everything, LIMITS)
 
-        assert (len(changes.left_out), changes.left_out_count) == (1_000, 1_100)
+        assert (len(changes.excluded), changes.excluded_count) == (1_000, 1_100)
 
 
 def test_names_are_any_bytes() -> None:
@@ -156,7 +156,7 @@ def test_plain_users_files_without_rights_are_kept() -> None:
         changes = changes_since(agent, {}, everything, LIMITS)
         apply(grader, changes, everything)
 
-        assert changes.left_out == {}
+        assert changes.excluded == {}
         assert [(grader / str(number) / "file").stat().st_mode & 0o777 for number in range(4)] == [0] * 4
 
 
@@ -183,7 +183,7 @@ def become_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("happen", [grow, shrink, vanish, become_pipe, become_link])
-def test_file_that_changes_while_it_is_gathered_is_left_out(happen: Callable[[Path], None]) -> None:
+def test_file_that_changes_while_it_is_gathered_is_excluded(happen: Callable[[Path], None]) -> None:
     """A process that nobody could kill still writes. The archive stays whole."""
     with scratch() as folder:
         (folder / "file").write_text("0123456789")
@@ -198,7 +198,7 @@ def test_file_that_changes_while_it_is_gathered_is_left_out(happen: Callable[[Pa
         changes = changes_since(folder, {}, strike, LIMITS)
 
         assert names(changes) == ["d", "d/late"]
-        assert changes.left_out == {"file": "changed while it was read"}
+        assert changes.excluded == {"file": "changed while it was read"}
 
 
 def test_folder_that_becomes_a_link_while_it_is_gathered_is_not_entered() -> None:
@@ -221,7 +221,7 @@ def test_folder_that_becomes_a_link_while_it_is_gathered_is_not_entered() -> Non
         changes = changes_since(root, {}, strike, LIMITS)
 
         assert len([name for name in names(changes) if name.endswith("/file")]) == 1
-        assert list(changes.left_out.values()) == ["Not a directory"]
+        assert list(changes.excluded.values()) == ["Not a directory"]
 
 
 def test_touched_files_of_the_task_do_not_count_as_changed_bytes() -> None:

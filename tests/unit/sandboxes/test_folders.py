@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.unit.sandboxes.trees import NOBODY, SECONDS, dig, make_specials, mounted, plain_user, scratch
+from tests.support.trees import NOBODY, SECONDS, dig, make_specials, mounted, plain_user, scratch
 
 from evener.sandboxes.folders import Deadline, OutOfTime, empty, opened, remove
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.sandboxes.test_local import gone, killed_runner, pid_in, runs
 
-from evener.sandboxes.local import LocalSandboxes, open_local
+from evener.sandboxes.local import LocalSandboxes, LocalTimings, open_local
 from evener.sandboxes.port import Program
 
 HIDDEN = "env -i setsid sh -c 'echo $$ > {pid}; exec sleep 1000' {output} & until [ -s {pid} ]; do sleep 0.01; done;"
@@ -66,7 +66,7 @@ async def test_process_that_keeps_the_output_open_holds_nobody_up(sandboxes: Loc
     """An orphan that inherited stdout: its end is not the program's."""
     async with sandboxes.open("s") as sandbox:
         process = await sandbox.start(shell("echo said; " + HIDDEN.format(pid=tmp_path / "pid", output="") + "exit 0"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
 
         assert process.log() == b"said\n"
@@ -102,20 +102,19 @@ async def test_program_that_kills_its_keeper_ends_with_what_is_marked(sandboxes:
     stray = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' </dev/null >/dev/null 2>&1 & until [ -s {pid} ]; do sleep 0.01; done;"
     async with sandboxes.open("s") as sandbox:
         process = await sandbox.start(shell(stray.format(pid=pid) + "kill -9 $PPID; sleep 1000"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await process.wait() == -signal.SIGKILL
 
         assert not runs(await pid_in(pid))
 
 
-async def test_program_that_stops_its_keeper_is_ended(sandboxes: LocalSandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_program_that_stops_its_keeper_is_ended(tmp_path: Path) -> None:
     """Asked in vain, the keeper is killed, and the program dies of it."""
-    monkeypatch.setattr("evener.sandboxes.processes.KEEPER_SECONDS", 0.1)
     pid = tmp_path / "pid"
-    async with sandboxes.open("s") as sandbox:
+    async with open_local(tmp_path / "sandboxes", LocalTimings(keeper_seconds=0.1)) as sandboxes, sandboxes.open("s") as sandbox:
         process = await sandbox.start(shell(f"kill -STOP $PPID; echo $$ > {pid}; exec sleep 1000"))
         program = await pid_in(pid)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await process.end(grace_seconds=0.1) == -signal.SIGKILL
 
         await gone(program)
@@ -127,7 +126,7 @@ async def test_end_is_asked_for_before_it_is_forced(sandboxes: LocalSandboxes) -
         assert await (await sandbox.start(Program(argv=("sleep", "1000")))).end(grace_seconds=30) == -signal.SIGTERM
 
         polite = await sandbox.start(shell("trap 'echo tidy; exit 5' TERM; echo ready; while :; do sleep 0.01; done"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while b"ready" not in polite.log():  # noqa: ASYNC110 - another process prints it
                 await asyncio.sleep(0.01)
         assert await polite.end(grace_seconds=30) == 5

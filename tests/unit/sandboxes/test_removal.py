@@ -7,19 +7,20 @@ from typing import Final
 
 import pytest
 from structlog.testing import capture_logs
+from tests.support.trees import dig, mounted, scratch, unmount_below
 from tests.unit.sandboxes.test_local import left_in
-from tests.unit.sandboxes.trees import dig, mounted, scratch, unmount_below
 
-from evener.sandboxes import local, removal
-from evener.sandboxes.local import open_local
+from evener.sandboxes import removal
+from evener.sandboxes.local import LocalTimings, open_local
 from evener.sandboxes.port import ChangeLimits
+
+PATIENT: Final = LocalTimings(start_seconds=60.0, close_seconds=60.0)
+"""On a busy machine too, what can be removed is removed before a start or an end goes on."""
 
 
 @pytest.fixture
-async def root(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Path]:
-    """A folder for sandboxes. On a busy machine too, what can be removed is removed before a start or an end goes on."""
-    monkeypatch.setattr(local, "START_SECONDS", 60.0)
-    monkeypatch.setattr(local, "CLOSE_SECONDS", 60.0)
+async def root() -> AsyncIterator[Path]:
+    """A folder for sandboxes."""
     with scratch() as folder:
         yield folder / "sandboxes"
 
@@ -27,13 +28,13 @@ async def root(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Path]:
 @pytest.mark.parametrize("depth", [1_100, 5_000])
 async def test_sandbox_with_a_tree_deeper_than_a_path_is_gathered_and_ends(root: Path, depth: int) -> None:
     """In every place, also in those that are no part of the changes."""
-    async with open_local(root) as sandboxes, sandboxes.open("s") as sandbox:
+    async with open_local(root, PATIENT) as sandboxes, sandboxes.open("s") as sandbox:
         await sandbox.settle()
         for place in ("/app", "/home/agent", "/tmp", "/logs/verifier"):  # noqa: S108
             dig(Path(sandbox.inside(place)), depth)
         changes = await sandbox.changes(ChangeLimits())
 
-    assert list(changes.left_out.values()) == ["nested deeper than 100 folders"]
+    assert list(changes.excluded.values()) == ["nested deeper than 100 folders"]
     assert left_in(root) == []
 
 
@@ -41,25 +42,22 @@ async def test_start_removes_a_deep_tree_that_a_dead_runner_left(root: Path) -> 
     """Once it stopped every start."""
     (root / "dead" / "app").mkdir(parents=True)
     dig(root / "dead" / "app", 1_100)
-    async with open_local(root):
+    async with open_local(root, PATIENT):
         pass
-    async with open_local(root):
+    async with open_local(root, PATIENT):
         assert left_in(root) == []
 
 
-async def test_start_waits_for_no_removal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_waits_for_no_removal(root: Path) -> None:
     """It puts aside, opens sandboxes under the same names, and removes meanwhile; what is left the next start goes on with."""
-    monkeypatch.setattr(local, "START_SECONDS", 0.0)
-    monkeypatch.setattr(local, "CLOSE_SECONDS", 0.0)
     for name in ("a", "b"):
         (root / name / "app").mkdir(parents=True)
         dig(root / name / "app", 5_000)
-    async with open_local(root) as sandboxes, sandboxes.open("a") as sandbox:
+    async with open_local(root, LocalTimings(start_seconds=0.0, close_seconds=0.0)) as sandboxes, sandboxes.open("a") as sandbox:
         await sandbox.write({"/app/new": b"x"})
         assert await sandbox.read("/app/new") == b"x"
         assert [path.name for path in (root / ".removed").iterdir()] != []
-    monkeypatch.setattr(local, "START_SECONDS", 60.0)
-    async with open_local(root):
+    async with open_local(root, PATIENT):
         assert left_in(root) == []
 
 
@@ -71,7 +69,7 @@ async def test_what_cannot_be_removed_is_set_aside_told_once_and_tried_again(roo
     outside.mkdir()
     (outside / "precious").touch()
     with mounted(outside, root / "dead" / "app" / "mounted"), capture_logs() as logs:
-        async with open_local(root) as sandboxes, sandboxes.open("dead") as sandbox:
+        async with open_local(root, PATIENT) as sandboxes, sandboxes.open("dead") as sandbox:
             await sandbox.write({"/app/new": b"x"})
         (left,) = left_in(root)
         (told,) = [entry for entry in logs if entry["event"] == "sandbox_not_removed"]
@@ -81,7 +79,7 @@ async def test_what_cannot_be_removed_is_set_aside_told_once_and_tried_again(roo
         assert (outside / "precious").exists()
         assert not list((root / ".removed").rglob("file"))
         unmount_below(root)
-    async with open_local(root):
+    async with open_local(root, PATIENT):
         assert left_in(root) == []
 
 
@@ -89,7 +87,7 @@ async def test_root_may_be_a_link_of_the_users_own(root: Path) -> None:
     """To a larger disk, say."""
     (root.parent / "disk").mkdir()
     root.symlink_to(root.parent / "disk")  # noqa: ASYNC240
-    async with open_local(root) as sandboxes, sandboxes.open("s") as sandbox:
+    async with open_local(root, PATIENT) as sandboxes, sandboxes.open("s") as sandbox:
         await sandbox.write({"/app/a": b"x"})
         assert await sandbox.read("/app/a") == b"x"
 
@@ -110,7 +108,7 @@ async def test_whatever_stands_in_the_place_of_our_own_files_is_replaced(root: P
     """A program of a sandbox has the rights of its runner. Opening a pipe would wait for ever."""
     (root / "dead").mkdir(parents=True)
     MAKE[kind](root / name)
-    async with open_local(root) as sandboxes, sandboxes.open("s"):
+    async with open_local(root, PATIENT) as sandboxes, sandboxes.open("s"):
         pass
 
     assert left_in(root) == []

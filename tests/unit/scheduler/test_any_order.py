@@ -6,10 +6,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import builders
 
 from evener.proto.codec import decode, encode
-from evener.proto.ends import End
-from evener.proto.sessions import AttemptEnded, SessionDispatched, SessionSealed, SessionStarted
+from evener.proto.reasons import TerminationReason
+from evener.proto.sessions import AttemptEnded, SessionDispatched, SessionSealed
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose
 from evener.proto.state import Stage, TaskState
 from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOptions, TaskSubmitted, session_spec
@@ -38,18 +39,19 @@ def read(event: object) -> Change:
 
 
 def started(session_id: str, attempt: int, runner_id: str) -> Change:
-    spec = session_spec(TASK, "t", 0)
-    return read(
-        SessionStarted(session_id=session_id, attempt=attempt, start_id="s", runner_id=runner_id, dispatched_at=0, started_at=0, spec=spec)
-    )
+    return read(builders.started(session_id, session_spec(TASK, "t", 0), attempt=attempt, runner_id=runner_id))
 
 
 def attempt_ended(session_id: str, attempt: int) -> Change:
-    return read(AttemptEnded(session_id=session_id, attempt=attempt, end=End.STOPPED, ended_at=0))
+    return read(AttemptEnded(session_id=session_id, attempt=attempt, termination_reason=TerminationReason.STOPPED, ended_at=0))
 
 
-def sealed(session_id: str, end: End) -> Change:
-    return read(SessionSealed(session_id=session_id, attempt=1, end=end, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0))
+def sealed(session_id: str, end: TerminationReason) -> Change:
+    return read(
+        SessionSealed(
+            session_id=session_id, attempt=1, termination_reason=end, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0
+        )
+    )
 
 
 def ended(*, merged: bool) -> GroupMerged | GroupFailed:
@@ -64,7 +66,7 @@ changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(started, sessions, attempts, runners),
     st.builds(attempt_ended, sessions, attempts),
     st.builds(lambda session, attempt: lambda draft: draft.lost(session, attempt), sessions, attempts),
-    st.builds(sealed, sessions, st.sampled_from(End)),
+    st.builds(sealed, sessions, st.sampled_from(TerminationReason)),
     st.just(lambda draft: draft.cancel("t", "enough")),
     st.just(lambda draft: draft.deadlines(["t"])),
     st.just(lambda draft: draft.submit(TASK)),
@@ -117,7 +119,7 @@ def test_every_task_has_one_end_and_no_session_more_attempts_than_its_budget(
     for batch, dies in [([read(ended(merged=merged))], True), *after, ([read(ended(merged=not merged))], False)]:
         scheduler.commit(batch, dies=dies)
     assert scheduler.tasks["t"].outcome is not None
-    scheduler.commit([sealed(f"t.{index}", End.FINISHED) for index in range(SAMPLES)], dies=True)
+    scheduler.commit([sealed(f"t.{index}", TerminationReason.FINISHED) for index in range(SAMPLES)], dies=True)
 
     dispatched = [(event.session_id, event.attempt) for event in scheduler.events(SessionDispatched)]
     assert len(scheduler.events(TaskSubmitted)) == 1

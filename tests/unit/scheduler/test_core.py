@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.builders import T0, spec
+from tests.support import builders
+from tests.support.builders import T0, spec
 
 from evener.bus.port import MAX_RECORD_BYTES
 from evener.proto.codec import encode
-from evener.proto.ends import CONSEQUENCES, End
+from evener.proto.reasons import END_POLICY, TerminationReason
 from evener.proto.sessions import AttemptEnded, SessionCancelled, SessionDispatched, SessionSealed, SessionStarted
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose
 from evener.proto.state import SessionState, Stage, TaskState
@@ -26,24 +27,30 @@ def submitted(task_id: str = "t", **options: Any) -> TaskSubmitted:
 
 
 def started(session_id: str = "t.0", attempt: int = 1, runner_id: str = "r") -> SessionStarted:
-    return SessionStarted(
-        session_id=session_id, attempt=attempt, start_id="s", runner_id=runner_id, dispatched_at=T0, started_at=T0, spec=spec("t")
-    )
+    return builders.started(session_id, spec("t"), attempt=attempt, runner_id=runner_id)
 
 
 def attempt_ended(session_id: str = "t.0", attempt: int = 1) -> AttemptEnded:
-    return AttemptEnded(session_id=session_id, attempt=attempt, end=End.INFRASTRUCTURE, ended_at=T0)
+    return AttemptEnded(session_id=session_id, attempt=attempt, termination_reason=TerminationReason.INFRASTRUCTURE, ended_at=T0)
 
 
-def sealed(session_id: str = "t.0", end: End = End.FINISHED, detail: str = "") -> SessionSealed:
+def sealed(session_id: str = "t.0", end: TerminationReason = TerminationReason.FINISHED, detail: str = "") -> SessionSealed:
     return SessionSealed(
-        session_id=session_id, attempt=1, end=end, detail=detail, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=T0
+        session_id=session_id,
+        attempt=1,
+        termination_reason=end,
+        detail=detail,
+        rows_digest="0" * 64,
+        calls=0,
+        sampled_tokens=0,
+        sealed_at=T0,
     )
 
 
 def merged(task_id: str = "t", purpose: Purpose = Purpose.TRAIN, rewards: Iterable[float | None] = (1.0, 0.0)) -> GroupMerged:
     members = tuple(
-        Member(session_id=f"{task_id}.{index}", attempt=1, end=End.FINISHED, reward=reward) for index, reward in enumerate(rewards)
+        Member(session_id=f"{task_id}.{index}", attempt=1, termination_reason=TerminationReason.FINISHED, reward=reward)
+        for index, reward in enumerate(rewards)
     )
     common: dict[str, Any] = {"group_id": task_id, "task_id": task_id, "run_id": "default", "policy": "policy", "size": len(members)}
     return GroupMerged(**common, purpose=purpose, members=members, accounting=Accounting(), merged_at=T0)
@@ -189,7 +196,7 @@ def test_attempt_that_ended_is_run_again_until_the_budget_is_spent() -> None:
 
     assert world.stage() is Stage.GIVEN_UP
     (given_up,) = draft.given_up
-    assert (given_up.session_id, given_up.attempt, given_up.end) == ("t.0", 2, End.ATTEMPTS_USED_UP)
+    assert (given_up.session_id, given_up.attempt, given_up.termination_reason) == ("t.0", 2, TerminationReason.ATTEMPTS_USED_UP)
     assert world.count(SessionDispatched) == 2
 
 
@@ -256,9 +263,9 @@ def test_cancel_tells_runners_and_owners() -> None:
     draft = world.commit(world.draft_of(CHANGES["cancel"]))
 
     assert [type(write.event) for write in draft.writes] == [TaskCancelled, SessionCancelled]
-    assert [(event.session_id, event.attempt, event.end) for event in draft.given_up] == [
-        ("t.0", 1, End.CANCELLED),
-        ("t.1", 0, End.CANCELLED),
+    assert [(event.session_id, event.attempt, event.termination_reason) for event in draft.given_up] == [
+        ("t.0", 1, TerminationReason.CANCELLED),
+        ("t.1", 0, TerminationReason.CANCELLED),
     ]
     assert world.tasks["t"].outcome is None
 
@@ -281,6 +288,7 @@ def test_second_cancel_changes_nothing() -> None:
         (merged(purpose=Purpose.EVAL), TaskOutcome.KEPT, ""),
         (merged(purpose=Purpose.COLLECT), TaskOutcome.KEPT, ""),
         (failed(), TaskOutcome.FAILED, "too few"),
+        (structs.replace(failed(), reason="zero variance", dropped_by="zero_variance"), TaskOutcome.DROPPED, "zero variance"),
     ],
 )
 def test_task_ends_as_its_group_did(event: GroupMerged | GroupFailed, outcome: TaskOutcome, reason: str) -> None:
@@ -294,7 +302,7 @@ def test_task_ends_as_its_group_did(event: GroupMerged | GroupFailed, outcome: T
 
 def test_cancelled_task_whose_group_failed_is_cancelled() -> None:
     world = world_at(Stage.GIVEN_UP)
-    world.read(sealed("t.0", End.CANCELLED), sealed("t.1", End.CANCELLED), failed())
+    world.read(sealed("t.0", TerminationReason.CANCELLED), sealed("t.1", TerminationReason.CANCELLED), failed())
 
     assert (world.tasks["t"].outcome, world.tasks["t"].reason) == (TaskOutcome.CANCELLED, "enough")
 
@@ -312,11 +320,11 @@ def test_end_that_no_attempt_can_mend_ends_the_whole_group() -> None:
     world = World(submitted(samples=3))
     world.dispatch("t.0")
     world.dispatch("t.1")
-    draft = world.read(sealed("t.0", End.NO_START, "pi is not installed"))
+    draft = world.read(sealed("t.0", TerminationReason.NO_START, "pi is not installed"))
 
     assert [event.session_id for event in draft.given_up] == ["t.2"]
     assert world.stage(1) is Stage.DISPATCHED
-    world.read(sealed("t.1", End.NO_START, "pi is not installed"), sealed("t.2", End.NO_START), failed())
+    world.read(sealed("t.1", TerminationReason.NO_START, "pi is not installed"), sealed("t.2", TerminationReason.NO_START), failed())
     assert (world.tasks["t"].outcome, world.tasks["t"].reason) == (TaskOutcome.FAILED, "pi is not installed")
 
 
@@ -342,7 +350,7 @@ def test_deadline_counts_from_the_first_dispatch() -> None:
 
     world.now = T0 + 61
     draft = world.commit(world.draft_of(lambda draft: draft.deadlines(["t"])))
-    assert [(event.session_id, event.end) for event in draft.given_up] == [("t.0", End.DEADLINE)]
+    assert [(event.session_id, event.termination_reason) for event in draft.given_up] == [("t.0", TerminationReason.DEADLINE)]
     assert [type(write.event) for write in draft.writes] == [SessionCancelled]
 
 
@@ -375,8 +383,8 @@ def test_draft_that_is_not_committed_leaves_no_trace() -> None:
 
 def test_every_end_has_a_place_in_the_seal() -> None:
     """Whatever a session ended with, the scheduler takes the seal."""
-    for end in CONSEQUENCES:
+    for end in END_POLICY:
         world = World(submitted())
         world.read(sealed("t.0", end))
-        assert (world.stage(), world.session().end) == (Stage.SEALED, end)
+        assert (world.stage(), world.session().termination_reason) == (Stage.SEALED, end)
         assert world.stage(1) in {Stage.QUEUED, Stage.GIVEN_UP} - HELD

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.proto.ends import End
 from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat, Running
+from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import AttemptEnded, SessionDispatched, SessionSealed
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.state import TaskState
@@ -44,13 +44,21 @@ def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.
 
 def ended(session_id: str) -> SessionSealed:
     """Return the seal of a session's first attempt."""
-    return SessionSealed(session_id=session_id, attempt=1, end=End.FINISHED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0)
+    return SessionSealed(
+        session_id=session_id,
+        attempt=1,
+        termination_reason=TerminationReason.FINISHED,
+        rows_digest="0" * 64,
+        calls=0,
+        sampled_tokens=0,
+        sealed_at=0,
+    )
 
 
 def again(known: dict[str, TaskState], session_id: str, *, attempt: int = 1) -> None:
     """End an attempt so that the next one is due."""
     draft = Draft(known, now=1.0)
-    draft.read(AttemptEnded(session_id=session_id, attempt=attempt, end=End.SANDBOX_LOST, ended_at=1.0))
+    draft.read(AttemptEnded(session_id=session_id, attempt=attempt, termination_reason=TerminationReason.SANDBOX_LOST, ended_at=1.0))
     known.update(draft.changed)
 
 
@@ -192,7 +200,15 @@ def test_given_up_session_takes_its_place_until_its_runner_lets_it_go() -> None:
     known.update(draft.changed)
     assert dispatched(known, listed) == []
 
-    sealed = SessionSealed(session_id="t.0", attempt=1, end=End.CANCELLED, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0)
+    sealed = SessionSealed(
+        session_id="t.0",
+        attempt=1,
+        termination_reason=TerminationReason.CANCELLED,
+        rows_digest="0" * 64,
+        calls=0,
+        sampled_tokens=0,
+        sealed_at=0,
+    )
     draft = Draft(known, now=1)
     draft.read(sealed)
     known.update(draft.changed)

@@ -8,7 +8,7 @@ from evener.proto.fleet import Heartbeat
 from evener.proto.prepared import Converter
 from evener.proto.spec import GraderSpec, HarnessSpec, Target
 from evener.proto.tasks import TaskOptions
-from evener.scheduler.submission import Refused, check_policies, parse
+from evener.scheduler.submission import SubmissionRefused, check_policies, parse
 
 
 def options(policy: str, **models: Target) -> TaskOptions:
@@ -21,9 +21,9 @@ def gateway(*policies: str) -> Heartbeat:
 
 def test_policy_that_no_gateway_renders_is_refused() -> None:
     """Its sessions could not make one call, and their harnesses would look as if they had failed."""
-    with pytest.raises(Refused, match=r"no gateway knows the policy 'c' \(known: a, b\)") as refused:
+    with pytest.raises(SubmissionRefused, match=r"no gateway knows the policy 'c' \(known: a, b\)") as refused:
         check_policies(options("c"), [gateway("a"), gateway("b")])
-    with pytest.raises(Refused) as mapped:
+    with pytest.raises(SubmissionRefused) as mapped:
         check_policies(options("a", judge=Target(policy="c")), [gateway("a")])
 
     assert refused.value.field == "options.policy"
@@ -41,14 +41,14 @@ SUBMISSIONS = Converter(Submission)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_lag", 2**63), ("sampling.seed", 2**70), ("sampling.seed", -(2**63) - 1), ("budgets.tokens", 10**4000)],
+    [("group.max_staleness", 2**63), ("sampling.seed", 2**70), ("sampling.seed", -(2**63) - 1), ("budgets.tokens", 10**4000)],
 )
 def test_number_that_no_record_can_hold_is_refused_by_its_field(field: str, value: int) -> None:
     """Taken in, it would end the scheduler at the first event with it, and eight of them the process."""
     name, _, part = field.partition(".")
     given = {"harness": {"name": "script"}, "grader": {"name": "none"}, name: {part: 0} if part else 0}
     body = msgspec.json.encode({"options": given}).replace(f'"{part or name}":0'.encode(), f'"{part or name}":{value}'.encode())
-    with pytest.raises(Refused, match="64 bits") as refused:
+    with pytest.raises(SubmissionRefused, match="64 bits") as refused:
         parse(body, SUBMISSIONS)
 
     assert refused.value.field == f"options.{field}"
@@ -57,5 +57,5 @@ def test_number_that_no_record_can_hold_is_refused_by_its_field(field: str, valu
 @pytest.mark.parametrize("body", [b'{"options": "\xff"}', b"[" * 100_000, b'{"options":' * 100_000])
 def test_body_that_no_parser_reads_is_refused(body: bytes) -> None:
     """Bytes that are no UTF-8, and levels without end."""
-    with pytest.raises(Refused, match="the body is no JSON"):
+    with pytest.raises(SubmissionRefused, match="the body is no JSON"):
         parse(body, SUBMISSIONS)

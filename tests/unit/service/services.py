@@ -16,18 +16,18 @@ from evener.bus.open import open_bus
 from evener.proto.fleet import Heartbeat
 from evener.service.auth import load_secrets, operator_route
 from evener.service.config import ServiceConfig
+from evener.service.context import Service, ServiceContext
 from evener.service.http import json_response
-from evener.service.parts import Parts, Service
 
 Run = Callable[[int], Awaitable[None]]
 """Called with the number of the opening, from 1."""
 
 
 @asynccontextmanager
-async def open_parts(folder: Path) -> AsyncIterator[Parts]:
+async def open_parts(folder: Path) -> AsyncIterator[ServiceContext]:
     """Open what services share, in a folder."""
     async with open_bus(f"embedded:{folder / 'bus'}") as bus:
-        yield Parts(
+        yield ServiceContext(
             bus=bus,
             blobs=open_blobs("memory://"),
             secrets=load_secrets(folder, operator_token="operator"),
@@ -53,7 +53,7 @@ class Toy:
         self._instance_id = instance_id
 
     @asynccontextmanager
-    async def open(self, config: ServiceConfig, parts: Parts) -> AsyncIterator[Service]:
+    async def open(self, config: ServiceConfig, context: ServiceContext) -> AsyncIterator[Service]:
         """Open it; `config` is not looked at."""
         self.openings += 1
         if self._opening is not None:
@@ -70,13 +70,13 @@ class Toy:
         try:
             yield Service(
                 name="toy",
-                routes=[Route("/hello", operator_route(parts.secrets, hello))],
+                routes=[Route("/hello", operator_route(context.secrets, hello))],
                 run=lambda: self._run(number),
                 ready=lambda: {"warm": True},
                 heartbeat=lambda: Heartbeat(
                     instance_id=self._instance_id,
                     service="toy",
-                    address=parts.address,
+                    address=context.address,
                     boot_id=config.instance,
                     stopping=self.drained > 0,
                     at=time.time(),

@@ -17,36 +17,34 @@ from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
-from evener.service import neighbours
 from evener.service.auth import Secrets
+from evener.service.context import ServiceContext
 from evener.service.events import EventLog
 from evener.service.neighbours import NameTaken, Neighbours, NotShared
-from evener.service.parts import Parts
 from evener.service.store import Store
 
-SOON = 10.0
+SOON = 60.0
 
 
 @pytest.fixture
-async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
-    async with open_parts(tmp_path) as parts:
-        yield parts
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "SIGN_SECONDS", 1.0)
+async def context(tmp_path: Path) -> AsyncIterator[ServiceContext]:
+    async with open_parts(tmp_path) as context:
+        yield context
 
 
 class Process:
     """One process of a deployment, as far as the others see it."""
 
-    def __init__(self, parts: Parts, boot_id: str, instance: str, store: Store, *, key: str = "key") -> None:
+    def __init__(
+        self, context: ServiceContext, boot_id: str, instance: str, store: Store, *, key: str = "key", sign_seconds: float = 1.0
+    ) -> None:
         secrets = Secrets(operator_token="operator", capability_key=key.encode())
         self.name = f"{instance}-sandbox_runner"
-        self.neighbours = Neighbours(parts.bus, secrets, store, boot_id=boot_id, names=[self.name])
+        self.neighbours = Neighbours(
+            context.bus, secrets, store, boot_id=boot_id, names=[self.name], sign_seconds=sign_seconds, pause_seconds=0.01
+        )
         self._boot_id = boot_id
-        self._events = EventLog(parts.bus, parts.blobs)
+        self._events = EventLog(context.bus, context.blobs)
 
     async def beat(self, **fields: Any) -> None:
         """Give a sign of life."""
@@ -59,13 +57,13 @@ class Process:
         )
         await self._events.send(Topic.FLEET, self.name, self.neighbours.marked(beat))
 
-    async def ended_by(self, other: "Process", signs: int) -> EvenerError | None:
-        """Start, then let another give so many signs of life; return what ends this process. None: nothing does."""
+    async def ended_by(self, other: "Process", signs: int, within: float = SOON) -> EvenerError | None:
+        """Start, then let another give so many signs of life; return what ends this process. None: nothing does within these seconds."""
         await self.neighbours.fit()
         watching = asyncio.create_task(self.neighbours.watch())
         for _ in range(signs):
             await other.beat()
-        done, _ = await asyncio.wait([watching], timeout=SOON if signs > 1 else 0.3)
+        done, _ = await asyncio.wait([watching], timeout=within)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         error = watching.exception() if done else None
@@ -81,37 +79,36 @@ async def store(folder: Path | str, boot_id: str) -> Store:
     return opened
 
 
-async def test_later_process_of_the_same_name_ends_and_names_the_other(parts: Parts, tmp_path: Path) -> None:
-    earlier = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
-    later = Process(parts, "b2", "local", await store(tmp_path / "blobs", "b2"))
+async def test_later_process_of_the_same_name_ends_and_names_the_other(context: ServiceContext, tmp_path: Path) -> None:
+    earlier = Process(context, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    later = Process(context, "b2", "local", await store(tmp_path / "blobs", "b2"))
     error = await later.ended_by(earlier, 2)
     assert isinstance(error, NameTaken)
     assert "another process has this one's name: local-sandbox_runner at http://local-sandbox_runner. Give each process" in str(error)
 
 
-async def test_earlier_process_of_the_same_name_goes_on(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.service.test_neighbours.SOON", 0.5)
-    earlier = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
-    later = Process(parts, "b2", "local", await store(tmp_path / "blobs", "b2"))
-    assert await earlier.ended_by(later, 4) is None
+async def test_earlier_process_of_the_same_name_goes_on(context: ServiceContext, tmp_path: Path) -> None:
+    earlier = Process(context, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    later = Process(context, "b2", "local", await store(tmp_path / "blobs", "b2"))
+    assert await earlier.ended_by(later, 4, within=0.5) is None
 
 
-async def test_last_words_of_a_killed_process_of_the_same_name_stop_no_successor(parts: Parts, tmp_path: Path) -> None:
+async def test_last_words_of_a_killed_process_of_the_same_name_stop_no_successor(context: ServiceContext, tmp_path: Path) -> None:
     """One heartbeat may have been on its way, and an old one stands in the topic."""
-    killed = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    killed = Process(context, "b1", "local", await store(tmp_path / "blobs", "b1"))
     await killed.beat()
-    successor = Process(parts, "b2", "local", await store(tmp_path / "blobs", "b2"))
-    assert await successor.ended_by(killed, 1) is None
+    successor = Process(context, "b2", "local", await store(tmp_path / "blobs", "b2"))
+    assert await successor.ended_by(killed, 1, within=0.3) is None
 
 
 @pytest.mark.parametrize(("folder", "key", "what"), [("other", "key", "blob store"), ("blobs", "another", "capability_key")])
 async def test_process_with_another_store_or_key_does_not_start_beside_a_living_one(
-    parts: Parts, tmp_path: Path, folder: str, key: str, what: str
+    context: ServiceContext, tmp_path: Path, folder: str, key: str, what: str
 ) -> None:
     """It opens nothing before it has waited for a sign of the other."""
-    living = Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    living = Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
     await living.beat()
-    wrong = Process(parts, "b2", "run-2", await store(tmp_path / folder, "b2"), key=key)
+    wrong = Process(context, "b2", "run-2", await store(tmp_path / folder, "b2"), key=key)
     fitting = asyncio.create_task(wrong.neighbours.fit())
     for _ in range(3):
         await asyncio.sleep(0.1)
@@ -120,21 +117,20 @@ async def test_process_with_another_store_or_key_does_not_start_beside_a_living_
         await fitting
 
 
-async def test_process_with_another_store_starts_where_the_other_gives_no_sign(parts: Parts, tmp_path: Path) -> None:
+async def test_process_with_another_store_starts_where_the_other_gives_no_sign(context: ServiceContext, tmp_path: Path) -> None:
     """It was killed a moment ago, and the store was changed."""
-    killed = Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    killed = Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
     await killed.beat()
-    await Process(parts, "b2", "run-2", await store(tmp_path / "other", "b2")).neighbours.fit()
+    await Process(context, "b2", "run-2", await store(tmp_path / "other", "b2")).neighbours.fit()
 
 
-async def test_start_does_not_wait_where_all_fit(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_does_not_wait_where_all_fit(context: ServiceContext, tmp_path: Path) -> None:
     """Old heartbeats, those of who is leaving, and of who shares all."""
-    monkeypatch.setattr(neighbours, "SIGN_SECONDS", 3600.0)
-    await Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1")).beat()
-    await Process(parts, "b0", "old", await store(tmp_path / "other", "b0")).beat(at=time.time() - 60)
-    await Process(parts, "b3", "leaving", await store(tmp_path / "other", "b3")).beat(stopping=True)
+    await Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1")).beat()
+    await Process(context, "b0", "old", await store(tmp_path / "other", "b0")).beat(at=time.time() - 60)
+    await Process(context, "b3", "leaving", await store(tmp_path / "other", "b3")).beat(stopping=True)
     async with asyncio.timeout(SOON):
-        await Process(parts, "b2", "run-2", await store(tmp_path / "blobs", "b2")).neighbours.fit()
+        await Process(context, "b2", "run-2", await store(tmp_path / "blobs", "b2"), sign_seconds=3600.0).neighbours.fit()
 
 
 class Away:
@@ -150,15 +146,15 @@ class Away:
         raise NotRead(ref.digest)
 
 
-async def test_store_that_is_away_is_not_another_store(parts: Parts, tmp_path: Path) -> None:
+async def test_store_that_is_away_is_not_another_store(context: ServiceContext, tmp_path: Path) -> None:
     """That it cannot be used, /readyz says."""
-    living = Process(parts, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    living = Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
     await living.beat()
     away = Store(Away(), "b2")
     await away.look()
     assert (away.usable, away.probe) == (False, None)
     async with asyncio.timeout(SOON):
-        await Process(parts, "b2", "run-2", away).neighbours.fit()
+        await Process(context, "b2", "run-2", away).neighbours.fit()
 
 
 async def test_store_is_looked_at_again(tmp_path: Path) -> None:
@@ -188,12 +184,11 @@ class Interrupted:
         return getattr(self._bus, name)
 
 
-async def test_log_that_is_away_ends_no_process(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_that_is_away_ends_no_process(context: ServiceContext, tmp_path: Path) -> None:
     """Not at the start, and not later; once it is back, what does not fit is found."""
-    monkeypatch.setattr(neighbours, "PAUSE_SECONDS", 0.01)
-    earlier = Process(parts, "b1", "local", await store(tmp_path / "blobs", "b1"))
-    bus: Any = Interrupted(parts.bus)
-    later = Process(structs.replace(parts, bus=bus), "b2", "local", await store(tmp_path / "blobs", "b2"))
+    earlier = Process(context, "b1", "local", await store(tmp_path / "blobs", "b1"))
+    bus: Any = Interrupted(context.bus)
+    later = Process(structs.replace(context, bus=bus), "b2", "local", await store(tmp_path / "blobs", "b2"))
     await later.neighbours.fit()
     watching = asyncio.create_task(later.neighbours.watch())
     async with asyncio.timeout(SOON):

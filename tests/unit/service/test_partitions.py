@@ -9,7 +9,6 @@ import pytest
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, Fenced
 from evener.proto.topics import Topic
-from evener.service import partitions
 from evener.service.partitions import Owned, own_partitions
 
 
@@ -59,8 +58,8 @@ class Served:
 async def test_every_assigned_partition_is_served_until_the_end(bus: Bus) -> None:
     """On the embedded bus the only member gets all."""
     served = Served()
-    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, served.serve, keep=True))
-    async with asyncio.timeout(5):
+    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, served.serve, keep=True, fenced_seconds=0.01))
+    async with asyncio.timeout(60):
         while len(served.now) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     owning.cancel()
@@ -71,9 +70,8 @@ async def test_every_assigned_partition_is_served_until_the_end(bus: Bus) -> Non
     assert owning.cancelled()
 
 
-async def test_fenced_owner_takes_over_again_after_a_pause(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fenced_owner_takes_over_again_after_a_pause(bus: Bus) -> None:
     """Fenced is not replaced: a broker's time-out fences a frozen sole owner, too."""
-    monkeypatch.setattr(partitions, "FENCED_PAUSE_SECONDS", 0.01)
     served = Served()
     fenced = asyncio.Event()
 
@@ -84,8 +82,8 @@ async def test_fenced_owner_takes_over_again_after_a_pause(bus: Bus, monkeypatch
             raise Fenced(msg)
         await served.serve(partition)
 
-    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True))
-    async with asyncio.timeout(5):
+    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True, fenced_seconds=0.01))
+    async with asyncio.timeout(60):
         while served.now != {0, 1, 2}:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     owning.cancel()
@@ -102,7 +100,7 @@ async def test_failure_of_one_partition_ends_all(bus: Bus) -> None:
         await served.serve(partition)
 
     with pytest.raises(ValueError, match="a bug"):
-        await own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True)
+        await own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True, fenced_seconds=0.01)
 
     assert served.now == set()
 
@@ -112,7 +110,7 @@ async def test_partition_that_the_group_takes_away(keep: bool) -> None:  # noqa:
     """Kept: served on until its writer is fenced. Not kept: given up at once. What stays is left alone."""
     served = Served()
     assigned = Assigned()
-    owned = Owned(assigned, served.serve, keep=keep)
+    owned = Owned(assigned, served.serve, keep=keep, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
         assigned.assign(owned, {0, 1}, tasks)
         await asyncio.sleep(0.01)
@@ -125,9 +123,8 @@ async def test_partition_that_the_group_takes_away(keep: bool) -> None:  # noqa:
     assert served.begun == [0, 1, 2]
 
 
-async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served_anew() -> None:
     """Its earlier task has ended by then."""
-    monkeypatch.setattr(partitions, "FENCED_PAUSE_SECONDS", 0.0)
     begun = 0
 
     async def serve(_: int) -> None:
@@ -140,7 +137,7 @@ async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served
         await asyncio.Event().wait()
 
     assigned = Assigned()
-    owned = Owned(assigned, serve, keep=True)
+    owned = Owned(assigned, serve, keep=True, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
         assigned.assign(owned, {0}, tasks)
         await asyncio.sleep(0)
@@ -154,9 +151,8 @@ async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served
     assert begun == 2
 
 
-async def test_fenced_member_takes_nothing_while_the_group_divides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fenced_member_takes_nothing_while_the_group_divides_anew() -> None:
     """Another may own the partition already, and must not be fenced by who owned it before."""
-    monkeypatch.setattr(partitions, "FENCED_PAUSE_SECONDS", 0.01)
     begun = 0
 
     async def serve(_: int) -> None:
@@ -169,7 +165,7 @@ async def test_fenced_member_takes_nothing_while_the_group_divides_anew(monkeypa
         await asyncio.Event().wait()
 
     assigned = Assigned()
-    owned = Owned(assigned, serve, keep=True)
+    owned = Owned(assigned, serve, keep=True, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
         assigned.assign(owned, {0}, tasks)
         await asyncio.sleep(0.05)

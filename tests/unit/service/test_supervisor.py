@@ -12,27 +12,27 @@ from evener.proto.codec import decode
 from evener.proto.errors import EvenerError, Hopeless
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
-from evener.service import faults, supervisor
+from evener.runtime import faults
+from evener.runtime.retry import Backoff
+from evener.service import supervisor
 from evener.service.config import ServiceConfig
-from evener.service.parts import Parts
-from evener.service.supervisor import CrashLoop, Supervisor, Wanted, back_off, not_open
+from evener.service.context import ServiceContext
+from evener.service.supervisor import CrashLoop, Supervisor, Wanted, not_open
 
-SOON = 5.0
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "BACK_OFF_SECONDS", (0.001, 0.01))
+SOON = 60.0
 
 
 @pytest.fixture
-async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
-    async with open_parts(tmp_path) as parts:
-        yield parts
+async def context(tmp_path: Path) -> AsyncIterator[ServiceContext]:
+    async with open_parts(tmp_path) as context:
+        yield context
 
 
-def supervised(toy: Toy, parts: Parts, changed: Callable[[], None] = lambda: None) -> Supervisor:
-    return Supervisor(Wanted(name="toy", config=ServiceConfig(), open=toy.open), parts, changed)
+def supervised(
+    toy: Toy, context: ServiceContext, changed: Callable[[], None] = lambda: None, *, heartbeat_seconds: float = 2.0
+) -> Supervisor:
+    wanted = Wanted(name="toy", config=ServiceConfig(), open=toy.open)
+    return Supervisor(wanted, context, changed, heartbeat_seconds=heartbeat_seconds, restart=Backoff(0.001, 0.01))
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -41,7 +41,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_crashed_service_is_closed_and_opened_again(parts: Parts) -> None:
+async def test_crashed_service_is_closed_and_opened_again(context: ServiceContext) -> None:
     """State that led to the crash is not kept."""
 
     async def crash_once(opening: int) -> None:
@@ -51,20 +51,20 @@ async def test_crashed_service_is_closed_and_opened_again(parts: Parts) -> None:
         await for_ever(opening)
 
     toy = Toy(crash_once)
-    keeper = supervised(toy, parts)
+    keeper = supervised(toy, context)
     running = asyncio.create_task(keeper.run())
     await eventually(lambda: toy.openings == 2 and keeper.service is not None)
 
     assert toy.closed == 1
     assert keeper.conditions() == {"running": True, "warm": True}
-    assert parts.registry.get_sample_value("evener_crashes_total", {"service": "toy"}) == 1
+    assert context.registry.get_sample_value("evener_crashes_total", {"service": "toy"}) == 1
     running.cancel()
     await asyncio.wait({running})
     assert toy.closed == 2
     assert keeper.conditions() == {"running": False}
 
 
-async def test_service_that_returns_is_started_again(parts: Parts) -> None:
+async def test_service_that_returns_is_started_again(context: ServiceContext) -> None:
     """A service serves until it is cancelled: to return is to crash."""
 
     async def return_once(opening: int) -> None:
@@ -72,12 +72,12 @@ async def test_service_that_returns_is_started_again(parts: Parts) -> None:
             await for_ever(opening)
 
     toy = Toy(return_once)
-    running = asyncio.create_task(supervised(toy, parts).run())
+    running = asyncio.create_task(supervised(toy, context).run())
     await eventually(lambda: toy.openings == 2)
     running.cancel()
 
 
-async def test_service_whose_task_is_cancelled_alone_is_started_again(parts: Parts) -> None:
+async def test_service_whose_task_is_cancelled_alone_is_started_again(context: ServiceContext) -> None:
     """The planted fault `cancel@` strikes the service, not the process."""
     passed = 0
 
@@ -90,14 +90,14 @@ async def test_service_whose_task_is_cancelled_alone_is_started_again(parts: Par
 
     faults.arm("cancel@toy.step#2")
     toy = Toy(pass_a_point)
-    running = asyncio.create_task(supervised(toy, parts).run())
+    running = asyncio.create_task(supervised(toy, context).run())
     await eventually(lambda: passed > 2)
     running.cancel()
 
     assert toy.openings == 2
 
 
-async def test_first_opening_that_cannot_succeed_ends_the_start(parts: Parts) -> None:
+async def test_first_opening_that_cannot_succeed_ends_the_start(context: ServiceContext) -> None:
     """A wrong configuration is told at once, not tried for ever."""
 
     async def refuse(_: int) -> None:
@@ -106,12 +106,12 @@ async def test_first_opening_that_cannot_succeed_ends_the_start(parts: Parts) ->
 
     toy = Toy(for_ever, opening=refuse)
     with pytest.raises(EvenerError, match="another model"):
-        await supervised(toy, parts).run()
+        await supervised(toy, context).run()
 
     assert toy.openings == 1
 
 
-async def test_first_opening_that_may_succeed_later_is_tried_again(parts: Parts) -> None:
+async def test_first_opening_that_may_succeed_later_is_tried_again(context: ServiceContext) -> None:
     """A broker that starts at the same time is waited for."""
 
     async def unreachable_twice(opening: int) -> None:
@@ -120,7 +120,7 @@ async def test_first_opening_that_may_succeed_later_is_tried_again(parts: Parts)
             raise BusUnreachable(msg)
 
     toy = Toy(for_ever, opening=unreachable_twice)
-    keeper = supervised(toy, parts)
+    keeper = supervised(toy, context)
     running = asyncio.create_task(keeper.run())
     await eventually(lambda: keeper.service is not None)
     running.cancel()
@@ -128,7 +128,7 @@ async def test_first_opening_that_may_succeed_later_is_tried_again(parts: Parts)
     assert toy.openings == 3
 
 
-async def test_service_that_crashes_at_every_start_is_given_up(parts: Parts) -> None:
+async def test_service_that_crashes_at_every_start_is_given_up(context: ServiceContext) -> None:
     """The process ends with the reason; who started it decides what next."""
 
     async def crash(_: int) -> None:
@@ -137,12 +137,12 @@ async def test_service_that_crashes_at_every_start_is_given_up(parts: Parts) -> 
 
     toy = Toy(crash)
     with pytest.raises(CrashLoop, match="toy failed 8 times in a row, last: OSError: the disk is gone"):
-        await supervised(toy, parts).run()
+        await supervised(toy, context).run()
 
     assert toy.openings == 8
 
 
-async def test_service_whose_trouble_may_pass_is_never_given_up(parts: Parts) -> None:
+async def test_service_whose_trouble_may_pass_is_never_given_up(context: ServiceContext) -> None:
     """A disk that is full for an hour has room again."""
 
     async def full(opening: int) -> None:
@@ -152,7 +152,7 @@ async def test_service_whose_trouble_may_pass_is_never_given_up(parts: Parts) ->
         raise NotCommitted(msg)
 
     toy = Toy(full)
-    keeper = supervised(toy, parts)
+    keeper = supervised(toy, context)
     running = asyncio.create_task(keeper.run())
     await eventually(lambda: toy.openings > 2 * supervisor.MAX_RAPID_CRASHES and keeper.service is not None)
 
@@ -160,16 +160,16 @@ async def test_service_whose_trouble_may_pass_is_never_given_up(parts: Parts) ->
     running.cancel()
 
 
-async def test_one_trouble_of_several_services_is_told_once(parts: Parts) -> None:
+async def test_one_trouble_of_several_services_is_told_once(context: ServiceContext) -> None:
     """A full disk stops them all, and is one thing to mend."""
-    services = [supervised(Toy(for_ever), parts) for _ in range(4)]
+    services = [supervised(Toy(for_ever), context) for _ in range(4)]
     for one, name, trouble in zip(services, "abcd", ("disk full", "disk full", "", "other"), strict=True):
         one.name, one.trouble = name, trouble
 
     assert not_open(services) == ("a, b (disk full)", "c", "d (other)")
 
 
-async def test_service_without_hope_ends_the_process_at_once(parts: Parts) -> None:
+async def test_service_without_hope_ends_the_process_at_once(context: ServiceContext) -> None:
     """The only engine samples something else than it reports."""
 
     async def hopeless(_: int) -> None:
@@ -178,17 +178,17 @@ async def test_service_without_hope_ends_the_process_at_once(parts: Parts) -> No
 
     toy = Toy(hopeless)
     with pytest.raises(Hopeless, match="the only engine is refused"):
-        await supervised(toy, parts).run()
+        await supervised(toy, context).run()
 
     assert toy.openings == 1
 
 
-async def test_heartbeats_stand_in_the_fleet(parts: Parts) -> None:
+async def test_heartbeats_stand_in_the_fleet(context: ServiceContext) -> None:
     """The first one at once."""
     toy = Toy(for_ever)
-    running = asyncio.create_task(supervised(toy, parts).run())
+    running = asyncio.create_task(supervised(toy, context).run())
     async with asyncio.timeout(SOON):
-        (record,) = await anext(parts.bus.follow(Topic.FLEET, 0, 0))
+        (record,) = await anext(context.bus.follow(Topic.FLEET, 0, 0))
     running.cancel()
 
     assert record.key == "test-toy"
@@ -196,32 +196,31 @@ async def test_heartbeats_stand_in_the_fleet(parts: Parts) -> None:
     assert isinstance(decode(record.value), Heartbeat)
 
 
-async def test_heartbeat_that_cannot_be_sent_does_not_end_the_service(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeat_that_cannot_be_sent_does_not_end_the_service(context: ServiceContext) -> None:
     """It is logged, and the next one follows."""
-    monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.001)
     toy = Toy(for_ever, instance_id="x" * 2_000_000)  # too large a key
-    keeper = supervised(toy, parts)
+    keeper = supervised(toy, context, heartbeat_seconds=0.001)
     running = asyncio.create_task(keeper.run())
     await eventually(lambda: keeper.service is not None)
     await asyncio.sleep(0.05)
 
     assert toy.openings == 1
     assert keeper.service is not None
-    assert await parts.bus.end(Topic.FLEET, 0) == 0
+    assert await context.bus.end(Topic.FLEET, 0) == 0
     running.cancel()
 
 
-async def test_fleet_hears_of_a_stop_before_anything_is_handed_back(parts: Parts) -> None:
+async def test_fleet_hears_of_a_stop_before_anything_is_handed_back(context: ServiceContext) -> None:
     """Else what a stopping runner gives up is dispatched to it again, and waits there for a lease."""
     toy = Toy(for_ever)
     toy.handed_back.clear()
-    keeper = supervised(toy, parts)
+    keeper = supervised(toy, context)
     running = asyncio.create_task(keeper.run())
     await eventually(lambda: keeper.service is not None)
     draining = asyncio.create_task(keeper.drain())
 
     async with asyncio.timeout(SOON):
-        async for batch in parts.bus.follow(Topic.FLEET, 0, 0):
+        async for batch in context.bus.follow(Topic.FLEET, 0, 0):
             beat = decode(batch[-1].value or b"")
             if isinstance(beat, Heartbeat) and beat.stopping:
                 break
@@ -232,7 +231,7 @@ async def test_fleet_hears_of_a_stop_before_anything_is_handed_back(parts: Parts
     await asyncio.wait([running])
 
 
-async def test_drained_service_stays_open_until_it_is_closed(parts: Parts) -> None:
+async def test_drained_service_stays_open_until_it_is_closed(context: ServiceContext) -> None:
     """Requests under way still need it, also if its `run` ends."""
     drained = asyncio.Event()
 
@@ -240,7 +239,7 @@ async def test_drained_service_stays_open_until_it_is_closed(parts: Parts) -> No
         await drained.wait()
 
     toy = Toy(until_drained)
-    keeper = supervised(toy, parts)
+    keeper = supervised(toy, context)
     running = asyncio.create_task(keeper.run())
     await eventually(lambda: keeper.service is not None)
     await keeper.drain()
@@ -251,10 +250,3 @@ async def test_drained_service_stays_open_until_it_is_closed(parts: Parts) -> No
     running.cancel()
     await asyncio.wait({running})
     assert toy.closed == 1
-
-
-def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second first, ten at most."""
-    monkeypatch.undo()
-
-    assert [back_off(crashes) for crashes in (1, 2, 3, 7)] == [0.5, 1.0, 2.0, 10.0]

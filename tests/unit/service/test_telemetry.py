@@ -1,4 +1,4 @@
-"""Logs, metrics, traces."""
+"""Logs and metrics."""
 
 import json
 import logging
@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 import structlog
-from opentelemetry import trace
 from prometheus_client import CollectorRegistry
 
 from evener.service.exits import complain
-from evener.service.telemetry import extract, link, metrics, set_up_logs
+from evener.service.telemetry import metrics, set_up_logs
 
 FULL = Path("/dev/full")
-PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 @pytest.fixture
@@ -71,19 +69,3 @@ def test_log_on_a_full_disk_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     complain("the end")
     with pytest.raises(OSError, match="No space left"):
         sink.close()
-
-
-def test_context_of_a_record_is_a_parent_and_a_link() -> None:
-    """Consumers of many records link; those of one continue."""
-    span = trace.get_current_span(extract(PARENT)).get_span_context()
-    (linked,) = link(PARENT)
-
-    assert f"{span.trace_id:032x}" == "4bf92f3577b34da6a3ce929d0e0e4736"
-    assert span.is_remote
-    assert linked.context == span
-
-
-@pytest.mark.parametrize("header", [None, b"", b"00-xyz", b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-01", PARENT + b"-more"])
-def test_record_without_a_context_starts_a_trace_of_its_own(header: bytes | None) -> None:
-    """What is not a traceparent is none."""
-    assert link(header) == ()

@@ -6,7 +6,8 @@ import sys
 
 from tests.unit.service.services import Toy, for_ever
 
-from evener.service.config import ServiceConfig, load
+from evener.service.config import ServiceConfig
+from evener.service.config_app import load
 from evener.service.exits import exit_code
 from evener.service.host import run_process
 from evener.service.supervisor import Wanted

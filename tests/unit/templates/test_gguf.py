@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evener.templates import gguf
 from evener.templates.port import TemplateError
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 
 pytestmark = pytest.mark.engine
 
@@ -42,7 +42,7 @@ def test_metadata_equals_that_of_the_general_reader() -> None:
     assert gguf.read_metadata(path) == expected
 
 
-def test_model_brings_its_template_and_its_special_tokens(source: Source) -> None:
+def test_model_brings_its_template_and_its_special_tokens(source: ModelSource) -> None:
     """What the embedded engine's weights say of themselves."""
     assert source.constants == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     assert source.eos_ids == (2,)
@@ -50,7 +50,7 @@ def test_model_brings_its_template_and_its_special_tokens(source: Source) -> Non
     assert "<|im_start|>" in source.template
 
 
-def test_digits_are_single_tokens(source: Source) -> None:
+def test_digits_are_single_tokens(source: ModelSource) -> None:
     """The pre-tokenizer that its engine uses, which the file names but does not describe."""
     assert source.tokenizer.encode("1234", add_special_tokens=False).tokens == ["1", "2", "3", "4"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from evener.templates import calls
 from evener.templates.calls import WholeJson
 from evener.templates.harmony import Harmony
-from evener.templates.parsers import Answer, Parser, Tagged
+from evener.templates.parsers import AnswerParser, ParsedAnswer, Tagged
 
 PARSER = Tagged(calls=calls.hermes(), thinks=True)
 INSIDE = Tagged(calls=calls.functions(), thinks=True, thinking=True)
@@ -23,13 +23,13 @@ TOOLS = [
 ]
 
 
-def parse(text: str, parser: Parser = PARSER, end: str = "") -> Answer:
+def parse(text: str, parser: AnswerParser = PARSER, end: str = "") -> ParsedAnswer:
     return parser.parse(text, end=end, tools=TOOLS)
 
 
 def test_text_around_calls_is_kept() -> None:
     answer = parse(f"  First.\n{GOOD}\nThen.\n{GOOD}\n")
-    assert answer == Answer(content="  First.\nThen.", calls=(CALL, CALL))
+    assert answer == ParsedAnswer(content="  First.\nThen.", calls=(CALL, CALL))
 
 
 def test_call_alone_has_empty_content() -> None:
@@ -57,16 +57,16 @@ def test_call_alone_has_empty_content() -> None:
 def test_broken_block_stays_text(inside: str) -> None:
     """The harness sees what the model wrote, and the model meets the consequences."""
     text = f"a\n<tool_call>\n{inside}\n</tool_call> "
-    assert parse(text) == Answer(content=text)
+    assert parse(text) == ParsedAnswer(content=text)
 
 
 def test_unclosed_block_stays_text() -> None:
     text = GOOD.removesuffix("</tool_call>")
-    assert parse(text) == Answer(content=text)
+    assert parse(text) == ParsedAnswer(content=text)
 
 
 def test_good_block_after_a_broken_one_is_a_call() -> None:
-    assert parse(f"<tool_call>oops</tool_call>\n{GOOD}") == Answer(content="<tool_call>oops</tool_call>", calls=(CALL,))
+    assert parse(f"<tool_call>oops</tool_call>\n{GOOD}") == ParsedAnswer(content="<tool_call>oops</tool_call>", calls=(CALL,))
 
 
 def test_closing_mark_inside_an_argument_closes_nothing() -> None:
@@ -76,29 +76,29 @@ def test_closing_mark_inside_an_argument_closes_nothing() -> None:
 
 
 def test_reasoning_comes_before_the_answer() -> None:
-    assert parse("<think>\nHm, 2 + 2.\n</think>\n\nFour.") == Answer(content="Four.", reasoning="Hm, 2 + 2.")
+    assert parse("<think>\nHm, 2 + 2.\n</think>\n\nFour.") == ParsedAnswer(content="Four.", reasoning="Hm, 2 + 2.")
 
 
 def test_blank_reasoning_is_none() -> None:
-    assert parse("<think>\n\n</think>\n\nFour.") == Answer(content="Four.")
+    assert parse("<think>\n\n</think>\n\nFour.") == ParsedAnswer(content="Four.")
 
 
 def test_reasoning_cut_by_length_has_no_content() -> None:
-    assert parse("<think>\nHm") == Answer(reasoning="Hm")
+    assert parse("<think>\nHm") == ParsedAnswer(reasoning="Hm")
 
 
 def test_answer_that_begins_inside_its_reasoning() -> None:
     """Some templates open the reasoning in the generation prompt."""
-    assert parse("Hm\n</think>\n\nFour.", INSIDE) == Answer(content="Four.", reasoning="Hm")
+    assert parse("Hm\n</think>\n\nFour.", INSIDE) == ParsedAnswer(content="Four.", reasoning="Hm")
 
 
 def test_think_later_in_the_text_is_text() -> None:
-    assert parse("I <think>so</think>.") == Answer(content="I <think>so</think>.")
+    assert parse("I <think>so</think>.") == ParsedAnswer(content="I <think>so</think>.")
 
 
 def test_parser_of_nothing_keeps_everything() -> None:
     text = f"<think>a</think>{GOOD}"
-    assert parse(text, Tagged(calls=None, thinks=False)) == Answer(content=text)
+    assert parse(text, Tagged(calls=None, thinks=False)) == ParsedAnswer(content=text)
 
 
 def test_functions_have_values_of_their_declared_types() -> None:
@@ -108,7 +108,7 @@ def test_functions_have_values_of_their_declared_types() -> None:
         '<parameter=o>\n{"a": [1]}\n</parameter>\n<parameter=x>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>'
     )
     found = Tagged(calls=calls.functions(), thinks=False)
-    assert parse("Look.\n\n" + block, found) == Answer(
+    assert parse("Look.\n\n" + block, found) == ParsedAnswer(
         content="Look.", calls=(("f", {"s": "5", "n": 5, "o": {"a": [1]}, "x": "two\nlines"}),)
     )
 
@@ -125,7 +125,7 @@ def test_functions_have_values_of_their_declared_types() -> None:
 )
 def test_broken_function_stays_text(block: str) -> None:
     """And costs no more than reading it."""
-    assert parse(block, Tagged(calls=calls.functions(), thinks=False)) == Answer(content=block)
+    assert parse(block, Tagged(calls=calls.functions(), thinks=False)) == ParsedAnswer(content=block)
 
 
 def test_keys_and_values_are_a_call() -> None:
@@ -138,7 +138,7 @@ def test_keys_and_values_are_a_call() -> None:
 def test_answer_that_is_json_is_a_call(before: str) -> None:
     """As Llama 3 spells it."""
     parser = Tagged(calls=WholeJson(), thinks=False)
-    assert parse(before + '{"name": "f", "parameters": {"a": 1}}\n', parser) == Answer(calls=(CALL,))
+    assert parse(before + '{"name": "f", "parameters": {"a": 1}}\n', parser) == ParsedAnswer(calls=(CALL,))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_answer_that_is_json_is_a_call(before: str) -> None:
     ],
 )
 def test_answer_with_json_in_it_is_text(text: str) -> None:
-    assert parse(text, Tagged(calls=WholeJson(), thinks=False)) == Answer(content=text)
+    assert parse(text, Tagged(calls=WholeJson(), thinks=False)) == ParsedAnswer(content=text)
 
 
 def marked(name: str) -> str:
@@ -168,8 +168,8 @@ def test_calls_of_deepseek(call: str) -> None:
     parser = Tagged(calls=calls.deepseek(), thinks=False)
     begin, end = marked("tool calls begin"), marked("tool calls end")
 
-    assert parse(f"Look.{begin}{call}\n{call}{end}", parser) == Answer(content="Look.", calls=(CALL, CALL))
-    assert parse(f"Look.{begin}{call}", parser) == Answer(content=f"Look.{begin}{call}")
+    assert parse(f"Look.{begin}{call}\n{call}{end}", parser) == ParsedAnswer(content="Look.", calls=(CALL, CALL))
+    assert parse(f"Look.{begin}{call}", parser) == ParsedAnswer(content=f"Look.{begin}{call}")
 
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
@@ -183,13 +183,13 @@ def test_harmony_call(header: str) -> None:
     text = ANALYSIS + PREAMBLE + header + '{"a": 1}'
     answer = parse(text, Harmony(), end="<|call|>")
 
-    assert answer == Answer(reasoning="Hm.", content="I look.", calls=(CALL,))
+    assert answer == ParsedAnswer(reasoning="Hm.", content="I look.", calls=(CALL,))
     assert not parse(text, Harmony()).calls
 
 
 def test_harmony_final_is_the_text() -> None:
     text = ANALYSIS + "<|channel|>final<|message|>Four."
-    assert parse(text, Harmony(), end="<|return|>") == Answer(reasoning="Hm.", content="Four.")
+    assert parse(text, Harmony(), end="<|return|>") == ParsedAnswer(reasoning="Hm.", content="Four.")
 
 
 def test_harmony_may_reason_on_after_a_preamble_but_not_after_its_final() -> None:
@@ -197,13 +197,13 @@ def test_harmony_may_reason_on_after_a_preamble_but_not_after_its_final() -> Non
     text = PREAMBLE + ANALYSIS + "<|channel|>final<|message|>Four.<|end|><|start|>assistant"
     again = "<|channel|>analysis<|message|>So?"
 
-    assert parse(text + again, Harmony(), end="<|return|>") == Answer(reasoning="Hm.", content="I look.\nFour.\nSo?")
+    assert parse(text + again, Harmony(), end="<|return|>") == ParsedAnswer(reasoning="Hm.", content="I look.\nFour.\nSo?")
     [(begin, end)] = Harmony().reasoning_spans(text + again)
     assert text[begin:end] == "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
 
 
 def test_harmony_without_its_form_is_text() -> None:
-    assert parse("Four.", Harmony(), end="<|return|>") == Answer(content="Four.")
+    assert parse("Four.", Harmony(), end="<|return|>") == ParsedAnswer(content="Four.")
 
 
 def test_reasoning_is_counted_with_its_marks() -> None:
@@ -212,7 +212,7 @@ def test_reasoning_is_counted_with_its_marks() -> None:
     assert Harmony().reasoning_spans(ANALYSIS + "<|channel|>final<|message|>Four.") == [(0, ANALYSIS.index("<|start|>"))]
 
 
-PARSERS: dict[str, Parser] = {
+PARSERS: dict[str, AnswerParser] = {
     "hermes": PARSER,
     "hermes, inside": Tagged(calls=calls.hermes(), thinks=True, thinking=True),
     "functions, inside": INSIDE,

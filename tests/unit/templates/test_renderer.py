@@ -14,7 +14,7 @@ from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
 from evener.templates.open import open_renderer
 from evener.templates.port import Message, Renderer, TemplateError
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 
 pytestmark = pytest.mark.engine
 
@@ -57,7 +57,7 @@ def spelled(renderer: Renderer, ids: Any) -> str:
     return b"".join(renderer.pieces([int(id_) for id_ in ids])).decode()
 
 
-def test_own_template_gives_the_tokenizers_own_ids(own: Renderer, source: Source) -> None:
+def test_own_template_gives_the_tokenizers_own_ids(own: Renderer, source: ModelSource) -> None:
     """Nothing is added, nothing is lost against tokenizing the template's text."""
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi, 42 é😀<|im_end|>\n<|im_start|>assistant\n"
     ids = own.render([{"role": "system", "content": "Be brief."}, user("Hi, 42 é😀")], None)
@@ -336,7 +336,7 @@ def test_answer_cut_inside_a_letter_parses(own: Renderer) -> None:
     assert "\ufffd" in own.parse(half, call_id="c", choice=0)["content"]
 
 
-def test_hugging_face_folder_gives_the_same_renderer(source: Source, own: Renderer, tmp_path: Path) -> None:
+def test_hugging_face_folder_gives_the_same_renderer(source: ModelSource, own: Renderer, tmp_path: Path) -> None:
     source.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(
         '{"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>", "pad_token": null}'

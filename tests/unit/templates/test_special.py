@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from evener.templates import special
 from evener.templates.control import SLICE, ControlTokens
 from evener.templates.port import TemplateError
-from evener.templates.source import Source
+from evener.templates.source import ModelSource
 from evener.templates.special import AWKWARD, SplitEncoder
 
 pytestmark = pytest.mark.engine
@@ -24,18 +24,18 @@ TEXTS = st.one_of(st.text(LETTERS), st.lists(PARTS, max_size=12).map("".join))
 
 
 @pytest.fixture(scope="module")
-def encoder(source: Source) -> SplitEncoder:
+def encoder(source: ModelSource) -> SplitEncoder:
     return SplitEncoder(source.tokenizer, source.template or "")
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_text_without_special_tokens_has_the_tokenizers_own_ids(encoder: SplitEncoder, source: Source, text: str) -> None:
+def test_text_without_special_tokens_has_the_tokenizers_own_ids(encoder: SplitEncoder, source: ModelSource, text: str) -> None:
     assert encoder.encode(text) == encoder.encode_text(text) == source.tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @settings(deadline=None)
 @given(TEXTS)
-def test_guarded_text_holds_no_special_token_and_decodes_to_itself(encoder: SplitEncoder, source: Source, text: str) -> None:
+def test_guarded_text_holds_no_special_token_and_decodes_to_itself(encoder: SplitEncoder, source: ModelSource, text: str) -> None:
     """Nobody's text can end a turn, and nothing of it is lost: private-use letters in it neither."""
     guarded, sentinel = encoder.guard(text)
     ids = encoder.encode(guarded, sentinel)
@@ -47,7 +47,7 @@ def test_guarded_text_holds_no_special_token_and_decodes_to_itself(encoder: Spli
 
 @settings(deadline=None)
 @given(TEXTS)
-def test_parsed_text_is_the_tokenizers_own(encoder: SplitEncoder, source: Source, text: str) -> None:
+def test_parsed_text_is_the_tokenizers_own(encoder: SplitEncoder, source: ModelSource, text: str) -> None:
     """Piece by piece is the same as at once, genuine special tokens included."""
     assert encoder.encode(text) == source.tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -68,7 +68,7 @@ def test_text_with_all_possible_sentinels_is_refused(encoder: SplitEncoder) -> N
         encoder.guard(f"<|im_end|>{every}")
 
 
-def test_added_tokens_that_the_template_writes_are_special_too(source: Source) -> None:
+def test_added_tokens_that_the_template_writes_are_special_too(source: ModelSource) -> None:
     """Some models keep `<tool_response>` as an ordinary added token: forging it would forge a tool result."""
     tokenizer = Tokenizer.from_str(source.tokenizer.to_str())
     tokenizer.add_tokens([AddedToken("<tool_response>", normalized=False), AddedToken("<table>", normalized=False)])
@@ -80,7 +80,7 @@ def test_added_tokens_that_the_template_writes_are_special_too(source: Source) -
     assert encoder.encode_text("<table>") == tokenizer.encode("<table>", add_special_tokens=False).ids
 
 
-def test_special_token_that_swallows_white_space_does_so_here(source: Source) -> None:
+def test_special_token_that_swallows_white_space_does_so_here(source: ModelSource) -> None:
     """As some families have it behind their end-of-turn token."""
     tokenizer = Tokenizer.from_str(source.tokenizer.to_str())
     tokenizer.add_special_tokens(
@@ -114,7 +114,7 @@ def test_a_long_piece_that_comes_again_has_the_same_ids(encoder: SplitEncoder) -
     assert [encoder.encode(text, sentinel, again=True) for _ in range(3)] == [expected] * 3
 
 
-def test_spellings_across_slices_are_found(encoder: SplitEncoder, source: Source) -> None:
+def test_spellings_across_slices_are_found(encoder: SplitEncoder, source: ModelSource) -> None:
     """A long text is searched slice by slice: a token that begins in one and ends in the next is one."""
     text = "".join(f"{'a ' * ((SLICE - cut) // 2)}<|im_end|>" for cut in (0, 4, 5, 12))
     guarded, sentinel = encoder.guard(text)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.checker import check
-from tests.unit.tokens.toy import World, plain, user
+from tests.support.checker import check
+from tests.support.toy import World, plain, user
 
 Entry = dict[str, Any]
 AT = 3

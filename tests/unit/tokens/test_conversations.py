@@ -4,11 +4,11 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from tests.checker import check
-from tests.unit.tokens.toy import START, World, plain, replay, tool, user
+from tests.support.checker import check
+from tests.support.toy import START, World, plain, replay, tool, user
 
 from evener.proto.codec import encode
-from evener.proto.ends import CallFailure
+from evener.proto.reasons import CallFailure
 from evener.proto.sessions import BridgedBy, CallOpened, FinishReason, RootReason
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
@@ -29,7 +29,7 @@ def sealed(world: World) -> TrajectoryBuilt:
     trajectory = world.seal()
     assert check([plain(trajectory)], world.ledger_lines()) == []
     assert encode(replay(world.log)) == encode(trajectory)
-    assert not trajectory.doubts
+    assert not trajectory.inconsistencies
     return trajectory
 
 

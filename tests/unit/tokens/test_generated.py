@@ -4,9 +4,9 @@ import os
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.checker import check
-from tests.unit.tokens.generated import Harness, Step, steps
-from tests.unit.tokens.toy import plain, replay
+from tests.support.checker import check
+from tests.support.generated import Harness, Step, steps
+from tests.support.toy import plain, replay
 
 from evener.proto.codec import encode
 from evener.proto.sessions import RootReason
@@ -14,7 +14,7 @@ from evener.proto.spec import Strategy
 from evener.proto.trajectories import RowKind
 from evener.tokens.trajectory import build
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))
 """Sessions in `make test`; `make fuzz` generates more."""
 
 
@@ -27,8 +27,8 @@ def test_whatever_a_harness_does_rows_hold_what_the_engine_sampled(plan: list[St
 
     assert check([plain(trajectory)], harness.world.ledger_lines()) == []
     assert harness.misjudged(trajectory) == set()
-    assert trajectory.accounting.left_out == harness.left_out(trajectory)
-    assert trajectory.doubts == ()
+    assert trajectory.accounting.excluded == harness.excluded(trajectory)
+    assert trajectory.inconsistencies == ()
     assert [row.kind for row in trajectory.rows].count(RowKind.MAIN) <= 1
     assert encode(replay(harness.world.log)) == encode(trajectory)
     twice = [record for record in harness.world.log for _ in range(2)]
@@ -46,4 +46,4 @@ def test_history_that_only_grows_is_one_row(plan: list[Step]) -> None:
     trajectory = Harness().play([*linear, ("user", 0, 0), ("ask", 0, 0)])
 
     assert [row.root for row in trajectory.rows] == [RootReason.FIRST]
-    assert trajectory.accounting.left_out == {}
+    assert trajectory.accounting.excluded == {}

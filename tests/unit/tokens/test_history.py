@@ -3,8 +3,8 @@
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
-from tests.unit.tokens.generated import Harness, Step, steps
-from tests.unit.tokens.toy import World, user
+from tests.support.generated import Harness, Step, steps
+from tests.support.toy import World, user
 
 from evener.proto.sessions import SegmentRef
 from evener.proto.spec import PolicyOptions

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.checker import check
-from tests.unit.tokens.generated import STEPS, Harness
-from tests.unit.tokens.toy import plain, replay
+from tests.support.checker import check
+from tests.support.generated import STEPS, Harness
+from tests.support.toy import plain, replay
 
 from evener.proto.arrays import length
 from evener.proto.codec import encode
-from evener.proto.ends import LeftOut
+from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import MatchedBy, PathPrefix
 from evener.tokens import forest, history, place, rows, session
 
@@ -28,9 +28,9 @@ def found_out() -> bool:
         plan = [(drawn.choice(STEPS), drawn.randrange(4), drawn.randrange(7)) for _ in range(12)]
         try:
             trajectory = harness.play(plan)
-            if check([plain(trajectory)], harness.world.ledger_lines()) or harness.misjudged(trajectory) or trajectory.doubts:
+            if check([plain(trajectory)], harness.world.ledger_lines()) or harness.misjudged(trajectory) or trajectory.inconsistencies:
                 return True
-            if trajectory.accounting.left_out != harness.left_out(trajectory):
+            if trajectory.accounting.excluded != harness.excluded(trajectory):
                 return True
             if encode(replay([*harness.world.log, *harness.world.log])) != encode(trajectory):
                 return True
@@ -44,12 +44,12 @@ def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Plant:
     return lambda monkeypatch: monkeypatch.setattr(owner, name, change(getattr(owner, name)))
 
 
-def _renamed(reasons: type[LeftOut]) -> Any:
+def _renamed(reasons: type[ExclusionReason]) -> Any:
     """The reasons, with one under a wrong name."""
 
     class Renamed:
-        def __getattr__(self, name: str) -> LeftOut:
-            return reasons.DOUBT if name == "ORPHAN" else reasons[name]
+        def __getattr__(self, name: str) -> ExclusionReason:
+            return reasons.INCONSISTENT if name == "ORPHAN" else reasons[name]
 
     return Renamed()
 
@@ -67,12 +67,14 @@ FAULTS: dict[str, Plant] = {
     ),
     "a shared prefix is one token too long": changed(place, "_shared_prefix", lambda share: lambda *given: _longer(share(*given))),
     "a repeated close counts again": changed(
-        session.Session,
+        session.SessionLog,
         "_close",
         lambda close: lambda self, event: close(self, event) or _count_again(self, event),
     ),
     "an earlier attempt counts as delivered": changed(
-        rows._Reasons, "of_call", lambda of: lambda self, call: None if of(self, call) is LeftOut.EARLIER_ATTEMPT else of(self, call)
+        rows._Reasons,
+        "of_call",
+        lambda of: lambda self, call: None if of(self, call) is ExclusionReason.EARLIER_ATTEMPT else of(self, call),
     ),
     "an orphan is trained": changed(forest.Forest, "orphaned", lambda _: lambda *_: False),
     "a call that a retry superseded is trained": changed(
@@ -85,11 +87,11 @@ FAULTS: dict[str, Plant] = {
         forest.Call, "undelivered", lambda _: property(lambda self: bool(self.left))
     ),
     "an aborted answer is trained": changed(rows._Reasons, "of_segment", lambda of: lambda self, segment: _unaborted(of(self, segment))),
-    "an orphan counts as a doubt": changed(rows, "LeftOut", _renamed),
+    "an orphan counts as a doubt": changed(rows, "ExclusionReason", _renamed),
     "further answers of a call are orphans": changed(
         rows._Reasons,
         "of_segment",
-        lambda of: lambda self, one: [LeftOut.ORPHAN] * len(of(self, one)) if one.choice else of(self, one),
+        lambda of: lambda self, one: [ExclusionReason.ORPHAN] * len(of(self, one)) if one.choice else of(self, one),
     ),
     "a side call is trained": changed(place, "side_call_of", lambda _: lambda *_: None),
     "any answer at its place is taken for ours": changed(history, "same_answer", lambda _: lambda *_: (MatchedBy.CONTENT, True)),
@@ -102,11 +104,11 @@ def _longer(prefix: PathPrefix | None) -> PathPrefix | None:
     return None if prefix is None else PathPrefix(call_id=prefix.call_id, length=prefix.length + 1)
 
 
-def _unaborted(reasons: list[LeftOut | None]) -> list[LeftOut | None]:
-    return [None if reason is LeftOut.ABORTED else reason for reason in reasons]
+def _unaborted(reasons: list[ExclusionReason | None]) -> list[ExclusionReason | None]:
+    return [None if reason is ExclusionReason.ABORTED else reason for reason in reasons]
 
 
-def _count_again(held: session.Session, event: Any) -> bool:
+def _count_again(held: session.SessionLog, event: Any) -> bool:
     held._strays[f"{event.call_id} again"] = sum(length(choice.sampled_ids) for choice in event.choices)
     return False
 

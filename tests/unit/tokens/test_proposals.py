@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tests.support.toy import World, tool, user
 from tests.unit.tokens.test_conversations import AGENT, CALL, TITLE, TOOLS, work
-from tests.unit.tokens.toy import World, tool, user
 
 from evener.harnesses.quirks_file import read_quirks
 from evener.proto.sessions import FinishReason
@@ -13,7 +13,7 @@ from evener.templates.port import Message
 from evener.tokens.conversation import given_messages
 from evener.tokens.proposals import propose
 from evener.tokens.quirks_toml import quirks_toml
-from evener.tokens.varying import patterns_of
+from evener.tokens.text_differences import patterns_of
 
 
 def asked(quirks: Quirks | None = None, *, title: bool = False, drop: bool = False, clock: bool = False, trim: bool = False) -> World:

@@ -4,19 +4,19 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.checker import check
-from tests.unit.tokens.toy import World, plain, replay, tool, user
+from tests.support.checker import check
+from tests.support.toy import World, plain, replay, tool, user
 
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.codec import decode, encode
-from evener.proto.ends import CallFailure, End, LeftOut
+from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import CallClosed, FinishReason, MaskRange, MatchedBy, RootReason, SessionGivenUp
 from evener.proto.spec import Quirks, SideCall, Strategy, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.templates.port import Message
 from evener.tokens.conversation import conversation
 from evener.tokens.rows import cut
-from evener.tokens.session import Session, verdict
+from evener.tokens.session import SessionLog, verdict
 from evener.tokens.trajectory import build
 
 CALL = 'let me see<call>{"cmd": "there in the hen"}'
@@ -26,7 +26,7 @@ def assert_true(world: World, trajectory: TrajectoryBuilt) -> None:
     """The checker finds nothing, and a replay of the log gives the same bytes."""
     assert check([plain(trajectory)], world.ledger_lines()) == []
     assert encode(replay(world.log)) == encode(trajectory)
-    assert not trajectory.doubts
+    assert not trajectory.inconsistencies
 
 
 def test_line_with_tool_turns_is_one_row_that_extends_the_sampled_ids() -> None:
@@ -131,11 +131,11 @@ def test_all_choices_of_a_call_are_trained_once_in_their_own_rows() -> None:
 @pytest.mark.parametrize(
     ("reason", "make"),
     [
-        (LeftOut.ORPHAN, lambda world: world.undeliver("c1")),
-        (LeftOut.ORPHAN, lambda world: world.close(*world.open([user("hello")], retry_of="c1"), ["again"])),
+        (ExclusionReason.ORPHAN, lambda world: world.undeliver("c1")),
+        (ExclusionReason.ORPHAN, lambda world: world.close(*world.open([user("hello")], retry_of="c1"), ["again"])),
     ],
 )
-def test_answer_that_was_not_received_is_kept_and_not_trained(reason: LeftOut, make: object) -> None:
+def test_answer_that_was_not_received_is_kept_and_not_trained(reason: ExclusionReason, make: object) -> None:
     """Orphans: told so by the relay, or superseded by a transport retry."""
     world = World()
     world.ask([user("hello")], "lost in the wire")
@@ -144,7 +144,7 @@ def test_answer_that_was_not_received_is_kept_and_not_trained(reason: LeftOut, m
     trajectory = world.seal()
 
     assert_true(world, trajectory)
-    assert trajectory.accounting.left_out[reason] == len(world.ledger[0]["sampled_ids"])
+    assert trajectory.accounting.excluded[reason] == len(world.ledger[0]["sampled_ids"])
 
 
 def test_aborted_answer_is_kept_and_not_trained_and_never_extended() -> None:
@@ -157,7 +157,7 @@ def test_aborted_answer_is_kept_and_not_trained_and_never_extended() -> None:
 
     assert placed.placement.root is RootReason.NO_BRIDGE
     assert_true(world, trajectory)
-    assert trajectory.accounting.left_out == {LeftOut.ABORTED: len(world.ledger[0]["sampled_ids"])}
+    assert trajectory.accounting.excluded == {ExclusionReason.ABORTED: len(world.ledger[0]["sampled_ids"])}
 
 
 def test_side_call_is_served_kept_and_not_trained() -> None:
@@ -170,7 +170,7 @@ def test_side_call_is_served_kept_and_not_trained() -> None:
     assert_true(world, trajectory)
     assert [row.calls for row in trajectory.rows] == [("c2",)]
     assert trajectory.accounting.side_calls == 1
-    assert trajectory.accounting.left_out == {LeftOut.SIDE_CALL: len(world.ledger[0]["sampled_ids"])}
+    assert trajectory.accounting.excluded == {ExclusionReason.SIDE_CALL: len(world.ledger[0]["sampled_ids"])}
 
 
 def test_earlier_attempt_is_counted_and_not_trained() -> None:
@@ -182,7 +182,7 @@ def test_earlier_attempt_is_counted_and_not_trained() -> None:
     trajectory = world.seal()
 
     assert_true(world, trajectory)
-    assert trajectory.accounting.left_out == {LeftOut.EARLIER_ATTEMPT: len(world.ledger[0]["sampled_ids"])}
+    assert trajectory.accounting.excluded == {ExclusionReason.EARLIER_ATTEMPT: len(world.ledger[0]["sampled_ids"])}
     assert trajectory.attempt == 2
 
 
@@ -198,10 +198,10 @@ def test_tokens_of_failed_tries_are_counted_by_a_reason_of_their_own() -> None:
     trajectory = world.seal()
 
     books = trajectory.accounting
-    assert books.left_out == {LeftOut.FAILED_TRY: 7}
+    assert books.excluded == {ExclusionReason.FAILED_TRY: 7}
     assert books.sampled == books.delivered + 7 == world.session.sampled_tokens()
     assert [call.sampled_tokens for call in trajectory.calls] == [5, 2, books.delivered]
-    assert (trajectory.doubts, replay(world.log).accounting) == ((), books)
+    assert (trajectory.inconsistencies, replay(world.log).accounting) == ((), books)
 
 
 def test_last_call_failed_by_us_ends_in_infrastructure_whatever_the_exit_code() -> None:
@@ -212,9 +212,9 @@ def test_last_call_failed_by_us_ends_in_infrastructure_whatever_the_exit_code() 
     world.fail(opened, CallFailure.ENGINE_UNREACHABLE)
     trajectory = world.seal()
 
-    assert trajectory.end is End.INFRASTRUCTURE
+    assert trajectory.termination_reason is TerminationReason.INFRASTRUCTURE
     assert trajectory.rows == ()
-    assert trajectory.accounting.left_out == {LeftOut.END: len(world.ledger[0]["sampled_ids"])}
+    assert trajectory.accounting.excluded == {ExclusionReason.UNTRAINABLE_END: len(world.ledger[0]["sampled_ids"])}
 
 
 def test_repeated_delivery_changes_nothing() -> None:
@@ -256,10 +256,10 @@ def test_missing_call_opened_is_a_named_doubt_and_counts_its_tokens() -> None:
 
     without = [record for record in world.log if not (b"call_opened" in record and b"c1" in record and b"c2" not in record)]
     rebuilt = replay(without)
-    assert rebuilt.accounting.left_out == {LeftOut.DOUBT: rebuilt.accounting.sampled}
+    assert rebuilt.accounting.excluded == {ExclusionReason.INCONSISTENT: rebuilt.accounting.sampled}
     assert rebuilt.rows == ()
-    assert any("c1" in doubt for doubt in rebuilt.doubts)
-    assert any("differ" in doubt for doubt in rebuilt.doubts)
+    assert any("c1" in inconsistency for inconsistency in rebuilt.inconsistencies)
+    assert any("differ" in inconsistency for inconsistency in rebuilt.inconsistencies)
 
 
 def test_per_call_rows_train_each_answer_once() -> None:
@@ -275,7 +275,7 @@ def test_per_call_rows_train_each_answer_once() -> None:
     assert check([plain(per_call)], world.ledger_lines()) == []
     assert len(per_call.rows) == 3
     assert per_call.accounting == trajectory.accounting
-    assert [int(uint8s(row.mask).sum()) for row in per_call.rows] == [len(entry["sampled_ids"]) for entry in world.ledger]
+    assert [int(uint8s(row.loss_mask).sum()) for row in per_call.rows] == [len(entry["sampled_ids"]) for entry in world.ledger]
 
 
 TOLERANT = Quirks(tolerances=tuple(Tolerance))
@@ -323,8 +323,8 @@ def test_token_without_logprob_or_version_is_masked_with_its_reason() -> None:
     world.session.forest.calls["c1"].closed = msgspec.structs.replace(closed, choices=(damaged,))
     trajectory = world.seal()
 
-    assert trajectory.accounting.left_out == {LeftOut.DOUBT: 1, LeftOut.VERSION_UNKNOWN: 1}
-    assert uint8s(trajectory.rows[0].mask)[-5:].tolist() == [0, 1, 1, 1, 0]
+    assert trajectory.accounting.excluded == {ExclusionReason.INCONSISTENT: 1, ExclusionReason.VERSION_UNKNOWN: 1}
+    assert uint8s(trajectory.rows[0].loss_mask)[-5:].tolist() == [0, 1, 1, 1, 0]
 
 
 def test_second_attempt_never_extends_an_answer_of_the_first() -> None:
@@ -359,12 +359,12 @@ def test_giving_up_ends_its_own_attempt_whichever_was_written_first(order: tuple
     """A runner that thaws and starts what was given up does not bring it back; a later attempt does."""
     world = World()
     start = world.session.starts[1]
-    gone = SessionGivenUp(session_id="t.0", attempt=1, end=End.DEADLINE, given_up_at=1.0, spec=world.spec)
-    session = Session("t.0")
+    gone = SessionGivenUp(session_id="t.0", attempt=1, termination_reason=TerminationReason.DEADLINE, given_up_at=1.0, spec=world.spec)
+    session = SessionLog("t.0")
     for at in order:
         session.apply((start, gone)[at], offset=at, record_at=100.0)
 
-    assert verdict(session, None) == (End.DEADLINE, "")
+    assert verdict(session, None) == (TerminationReason.DEADLINE, "")
     assert not session.accepts("s1")
     session.apply(msgspec.structs.replace(start, attempt=2, start_id="s2"), offset=3, record_at=100.0)
     assert verdict(session, None) is None
@@ -381,7 +381,7 @@ def test_start_that_the_owner_had_not_read_at_the_seal_changes_nothing() -> None
 
     rebuilt = replay([*world.log[:-1], late, world.log[-1]])
     assert (rebuilt.rows, rebuilt.attempt, rebuilt.exit) == (trajectory.rows, 1, trajectory.exit)
-    assert rebuilt.doubts == ()
+    assert rebuilt.inconsistencies == ()
 
 
 def test_answer_of_a_frozen_engine_is_the_harnesss_own_message() -> None:
@@ -395,7 +395,7 @@ def test_answer_of_a_frozen_engine_is_the_harnesss_own_message() -> None:
 
     assert placed.placement.parent is None
     assert_true(world, trajectory)
-    assert trajectory.accounting.left_out == {LeftOut.FROZEN: len(world.ledger[0]["sampled_ids"])}
+    assert trajectory.accounting.excluded == {ExclusionReason.FROZEN: len(world.ledger[0]["sampled_ids"])}
 
 
 def test_aborted_call_is_no_answer_to_an_earlier_failure() -> None:
@@ -404,7 +404,7 @@ def test_aborted_call_is_no_answer_to_an_earlier_failure() -> None:
     world.fail(world.open([user("go")])[1], CallFailure.ENGINE_UNREACHABLE)
     world.ask([user("go")], "half", finish=FinishReason.ABORTED)
 
-    assert world.seal(exit_code=1).end is End.INFRASTRUCTURE
+    assert world.seal(exit_code=1).termination_reason is TerminationReason.INFRASTRUCTURE
 
 
 def test_messages_of_a_branch_are_those_of_its_own_choice() -> None:
@@ -413,32 +413,32 @@ def test_messages_of_a_branch_are_those_of_its_own_choice() -> None:
     placed, opened = world.open([user("three of them")])
     answers = world.close(placed, opened, ["the first", "the second", "the third"])
     world.seal()
-    branches = cut(world.session, End.FINISHED).branches
+    branches = cut(world.session, TerminationReason.FINISHED).branches
 
     assert [conversation(world.session.forest, branch)[-1] for branch in branches] == answers
 
 
-@pytest.mark.parametrize("reason", [LeftOut.CONSTRAINED, LeftOut.VERSION_UNKNOWN, LeftOut.IMAGE])
-def test_masked_tokens_keep_their_logprobs_and_are_counted_under_their_reason(reason: LeftOut) -> None:
+@pytest.mark.parametrize("reason", [ExclusionReason.CONSTRAINED, ExclusionReason.VERSION_UNKNOWN, ExclusionReason.IMAGE])
+def test_masked_tokens_keep_their_logprobs_and_are_counted_under_their_reason(reason: ExclusionReason) -> None:
     """The engine's logprob is not that of the distribution it sampled from; the tokens after the range are trained all the same."""
     world = World()
     world.ask([user("go")], "the end of it")
     trajectory = world.seal()
     masked = MaskRange(start=1, end=4, reason=reason)
-    session = Session("t.0")
+    session = SessionLog("t.0")
     for offset, record in enumerate(world.log, start=1):
         event = decode(record)
         if isinstance(event, CallClosed):
             event = structs.replace(event, choices=(structs.replace(event.choices[0], masked=(masked,)),))
         session.apply(event, offset=offset, record_at=100.0)
-    made = cut(session, trajectory.end)
+    made = cut(session, trajectory.termination_reason)
     (before,), (row,) = trajectory.rows, made.rows
 
-    changed = np.flatnonzero(uint8s(before.mask) != uint8s(row.mask))
-    first = int(np.flatnonzero(uint8s(before.mask))[0])
+    changed = np.flatnonzero(uint8s(before.loss_mask) != uint8s(row.loss_mask))
+    first = int(np.flatnonzero(uint8s(before.loss_mask))[0])
     assert changed.tolist() == [first + 1, first + 2, first + 3]
     assert np.array_equal(float32s(before.logprobs), float32s(row.logprobs), equal_nan=True)
-    assert made.accounting.left_out == {reason: 3}
+    assert made.accounting.excluded == {reason: 3}
     assert made.accounting.delivered == trajectory.accounting.delivered - 3
 
 
@@ -505,10 +505,10 @@ def test_calls_lost_with_their_gateway_are_counted() -> None:
     assert (accounting.lost_calls, accounting.failed_calls) == (1, 2)
 
 
-@pytest.mark.parametrize(("exit_code", "end"), [(0, End.FINISHED), (1, End.INFRASTRUCTURE)])
-def test_call_that_was_left_in_line_is_our_failure_only_if_its_harness_did_not_finish(exit_code: int, end: End) -> None:
+@pytest.mark.parametrize(("exit_code", "end"), [(0, TerminationReason.FINISHED), (1, TerminationReason.INFRASTRUCTURE)])
+def test_call_that_was_left_in_line_is_our_failure_only_if_its_harness_did_not_finish(exit_code: int, end: TerminationReason) -> None:
     """It gave up for want of an engine, or did not need one any more."""
     world = World()
     world.ask([user("go")], "fine")
     world.fail(world.open([user("there")])[1], CallFailure.OVERLOADED)
-    assert world.seal(exit_code).end is end
+    assert world.seal(exit_code).termination_reason is end

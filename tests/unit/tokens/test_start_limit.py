@@ -2,11 +2,11 @@
 
 import pytest
 from msgspec import structs
-from tests.unit.tokens.toy import World
+from tests.support.toy import World
 
 from evener.proto.sessions import SessionStarted
 from evener.tokens.mark import CLOCKS_DIFFER_SECONDS, LowWater
-from evener.tokens.session import START_LIMIT_SECONDS, Session, too_late
+from evener.tokens.session import START_LIMIT_SECONDS, SessionLog, too_late
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -24,7 +24,7 @@ def start(**changes: float | None) -> SessionStarted:
 def test_no_writers_clock_makes_a_start_void_or_good(scheduler_ahead: float, runner_ahead: float, took: float, *, void: bool) -> None:
     """Only the time from record to record counts."""
     event = start(dispatched_at=RECORDED + scheduler_ahead, started_at=RECORDED + took + runner_ahead, dispatch_recorded_at=RECORDED)
-    session = Session(event.session_id)
+    session = SessionLog(event.session_id)
 
     assert too_late(event, RECORDED + took) is void
     assert session.apply(event, offset=0, record_at=RECORDED + took) is not void

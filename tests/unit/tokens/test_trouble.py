@@ -2,14 +2,14 @@
 
 import pytest
 from msgspec import structs
-from tests.unit.tokens.toy import World, user
+from tests.support.toy import World, user
 
-from evener.proto.ends import CallFailure, End, ExitCause
+from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.sessions import Failures, HarnessExited
-from evener.tokens.session import Session, verdict
+from evener.tokens.session import SessionLog, verdict
 
 
-def left(world: World, *, code: int = 0, unanswered: CallFailure | None = None, failures: tuple[Failures, ...] = ()) -> Session:
+def left(world: World, *, code: int = 0, unanswered: CallFailure | None = None, failures: tuple[Failures, ...] = ()) -> SessionLog:
     """Return the session after its harness is gone."""
     start = world.session.starts[1]
     exited = HarnessExited(
@@ -32,7 +32,7 @@ def failed(reason: CallFailure, detail: str = "told so") -> tuple[Failures, ...]
 
 
 def test_harness_that_made_no_call_is_said_to_have_made_none() -> None:
-    assert verdict(left(World(), code=1), None) == (End.HARNESS_FAILED, "its harness made no model call; its last words")
+    assert verdict(left(World(), code=1), None) == (TerminationReason.HARNESS_FAILED, "its harness made no model call; its last words")
 
 
 def test_first_prompt_that_does_not_fit_is_named_with_its_numbers() -> None:
@@ -46,7 +46,7 @@ def test_context_that_overflows_after_an_answer_is_the_agents_and_needs_no_words
     world = World()
     world.ask([user("hi")], "hello")
     found = verdict(left(world, code=1, failures=failed(CallFailure.CONTEXT_OVERFLOW)), None)
-    assert found == (End.HARNESS_FAILED, "its last words")
+    assert found == (TerminationReason.HARNESS_FAILED, "its last words")
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -54,13 +54,16 @@ def test_refused_call_is_named_whatever_came_after_it(*, answered: bool) -> None
     world = World()
     if answered:
         world.ask([user("hi")], "hello")
-    assert verdict(left(world, failures=failed(CallFailure.REFUSED, "stop: not served")), None) == (End.REFUSED, "stop: not served")
+    assert verdict(left(world, failures=failed(CallFailure.REFUSED, "stop: not served")), None) == (
+        TerminationReason.REFUSED,
+        "stop: not served",
+    )
 
 
 def test_fault_of_ours_is_told_with_the_end_that_it_makes() -> None:
     told = failed(CallFailure.OVERLOADED, "no gateway admits the call now (http://g: status 401: wrong key)")
     found = verdict(left(World(), code=1, unanswered=CallFailure.OVERLOADED, failures=told), None)
-    assert found == (End.INFRASTRUCTURE, "its last words; no gateway admits the call now (http://g: status 401: wrong key)")
+    assert found == (TerminationReason.INFRASTRUCTURE, "its last words; no gateway admits the call now (http://g: status 401: wrong key)")
 
 
 def test_request_that_was_refused_and_answered_when_it_was_sent_again_was_not_refused() -> None:
@@ -70,11 +73,11 @@ def test_request_that_was_refused_and_answered_when_it_was_sent_again_was_not_re
     world.fail(opened, CallFailure.REFUSED)
     placed, again = world.open([user("hi")])
     world.close(placed, structs.replace(again, request_id=opened.request_id, try_number=2), ["hello"])
-    assert verdict(left(world), None) == (End.FINISHED, "its last words")
+    assert verdict(left(world), None) == (TerminationReason.FINISHED, "its last words")
 
 
-@pytest.mark.parametrize(("code", "end"), [(0, End.FINISHED), (1, End.INFRASTRUCTURE)])
-def test_call_that_failed_beside_an_answered_one_may_be_why_its_harness_failed(code: int, end: End) -> None:
+@pytest.mark.parametrize(("code", "end"), [(0, TerminationReason.FINISHED), (1, TerminationReason.INFRASTRUCTURE)])
+def test_call_that_failed_beside_an_answered_one_may_be_why_its_harness_failed(code: int, end: TerminationReason) -> None:
     """A title was being answered when the agent's own call failed for a reason of ours."""
     world = World()
     placed, title = world.open([user("Title of: hi")])
@@ -90,4 +93,4 @@ def test_harness_that_went_on_after_a_failed_call_failed_by_itself() -> None:
     world = World()
     world.fail(world.open([user("hi")])[1], CallFailure.ENGINE_UNREACHABLE)
     world.ask([user("hi")], "hello")
-    assert verdict(left(world, code=1), None) == (End.HARNESS_FAILED, "its last words")
+    assert verdict(left(world, code=1), None) == (TerminationReason.HARNESS_FAILED, "its last words")

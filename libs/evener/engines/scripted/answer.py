@@ -1,4 +1,4 @@
-"""One answer being sampled: token by token, from a step of the script or from the distribution."""
+"""Samples one answer token by token, from a step of the script or from the distribution."""
 
 import asyncio
 import random
@@ -11,34 +11,34 @@ from msgspec import Struct
 
 from evener.engines.scripted.control import Control
 from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution, Permutation
-from evener.engines.scripted.requests import Request
+from evener.engines.scripted.requests import GenerateBody
 from evener.engines.scripted.script import GATE, Step, Wait
-from evener.engines.scripted.wire import End, Part, Token, Top
+from evener.engines.scripted.wire import AnswerEnd, Part, Top, WireToken
 
 AT_ONCE: Final = 256
-"""Tokens sampled before others have their turn."""
+"""The number of tokens sampled before other answers have their turn."""
 OTHER_WEIGHTS: Final = -1
-"""What stale logprobs are of."""
+"""The weights behind stale logprobs."""
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """How fast an engine is where its script does not say."""
+    """The speed of an engine where its script does not set one."""
 
     seconds_per_token: float = 0.0
     block: int = 1
-    """Tokens in one event of a stream, at least: a request may want more (`stream_interval`)."""
+    """The number of tokens in one event of a stream, at least: a request may ask for more (`stream_interval`)."""
 
 
-class Cut(Exception):
-    """The connection is to be closed now."""
+class Disconnect(Exception):
+    """Raised to close the connection now."""
 
 
-class Answer:
-    """What one choice samples; it grows while `sample` runs, so that an abort leaves what there was."""
+class ScriptedAnswer:
+    """The tokens of one choice. It grows while `sample` runs, so that an abort keeps the tokens so far."""
 
     def __init__(
         self,
-        request: Request,
+        request: GenerateBody,
         *,
         distribution: Distribution,
         control: Control,
@@ -48,14 +48,14 @@ class Answer:
         step: Step | None,
         said: Sequence[int] | None,
         choice: int,
-        on_abort: Callable[[Sequence[Token]], None] = lambda _: None,
+        on_abort: Callable[[Sequence[WireToken]], None] = lambda _: None,
     ) -> None:
-        """`said`: the ids of the step (None: draw); `room`: tokens that fit the context. `on_abort` is called before the end leaves."""
+        """`said`: the ids of the step (None: draw). `room`: how many tokens fit the context. `on_abort`: called before the end leaves."""
         self.request_id: Final = request.request_id
-        self.tokens: Final[list[Token]] = []
+        self.tokens: Final[list[WireToken]] = []
         self.labels: Final[list[str]] = []
-        """The true label of the weights, per token."""
-        self.end: End | None = None
+        """The true label of the weights for each token."""
+        self.end: AnswerEnd | None = None
         self._choice: Final = choice
         self._on_abort: Final = on_abort
         self._params: Final = request.sampling_params
@@ -75,22 +75,22 @@ class Answer:
         self._timed: Final = self._interval > 0 or self._step.delay_ms > 0
         self._start = time.monotonic() + self._step.delay_ms / 1000
         self._aborted = False
-        self._stale: Final[list[Token]] = []
+        self._stale: Final[list[WireToken]] = []
         seed = self._params.seed
         self._rng: Final = random.Random(None if seed is None else f"{seed}/{choice}")  # noqa: S311 (repeatable on purpose)
 
     @property
     def immediate(self) -> bool:
-        """Whether it is sampled at once, without waiting for anything."""
+        """Whether the answer is sampled at once, without any wait."""
         step = self._step
         return self._room <= AT_ONCE and not (self._interval or step.delay_ms or step.wait or step.fail == "hang" or self._control.paused)
 
     def abort(self) -> None:
-        """End it; whoever calls wakes it up."""
+        """End the answer. The caller wakes it up."""
         self._aborted = True
 
     async def sample(self) -> AsyncGenerator[list[Part], None]:
-        """Yield parts as their tokens come, each of at most a block, together what came at once; the last has the end. Raises Cut."""
+        """Yield lists of the parts that are due together, each of at most a block of tokens. The last part has the end. Raises Cut."""
         given = 0
         waits = not self.immediate
         while self.end is None and not self._aborted and len(self.tokens) < self._room:
@@ -103,28 +103,28 @@ class Answer:
                 self._take()
         broken = None if self._aborted else self._step.fail
         if broken is None or broken == "abort":
-            self.end = self._abort() if self._aborted or broken else self.end or End("length")
+            self.end = self._abort() if self._aborted or broken else self.end or AnswerEnd("length")
         else:
             self.end = None
         if parts := self._parts(given, len(self.tokens)):
             yield parts
         if broken == "cut":
-            raise Cut
+            raise Disconnect
         if broken == "hang":
             await self._control.until(lambda: self._aborted)
             self.end = self._abort()
             yield [self._part(len(self.tokens), len(self.tokens))]
 
-    def _abort(self) -> End:
+    def _abort(self) -> AnswerEnd:
         self._on_abort(self.tokens)
-        return End("abort")
+        return AnswerEnd("abort")
 
     def whole(self) -> Part:
-        """Return all of it as one part."""
+        """Return the answer as one part."""
         return self._part(0, len(self.tokens))
 
     def _ready(self, given: int) -> int:
-        """Return how many tokens may leave before the end: with a stream interval the first, then whole intervals."""
+        """Return how many tokens may leave before the end: with a stream interval the first token, then whole intervals."""
         count = len(self.tokens)
         if self._together == self._block or count == 0:
             return count
@@ -132,7 +132,7 @@ class Answer:
         return begun + (count - begun) // self._together * self._together
 
     def _parts(self, given: int, count: int) -> list[Part]:
-        """Return what came after the first `given` tokens, up to `count`; an end without tokens is a part too."""
+        """Return the parts after the first `given` tokens, up to `count`. An end without tokens is a part too."""
         if given == count:
             return [self._part(count, count)] if self.end else []
         first = 1 if given == 0 and self._together > self._block else self._together  # with a stream interval it comes alone
@@ -150,7 +150,7 @@ class Answer:
             labels=self.labels if wrong is None else [wrong] * len(self.labels),
         )
 
-    def _reported(self, start: int, stop: int, *, last: bool) -> list[Token]:
+    def _reported(self, start: int, stop: int, *, last: bool) -> list[WireToken]:
         match self._step.report:
             case "shifted":
                 return [self.tokens[max(place - 1, 0)] for place in range(start, stop)]
@@ -162,7 +162,7 @@ class Answer:
                 return self.tokens[start:stop]
 
     def _waits(self) -> bool:
-        """Tell whether something has to happen before the next token."""
+        """Return whether the next token has to wait for something."""
         count = len(self.tokens)
         return (
             self._control.holding
@@ -172,11 +172,11 @@ class Answer:
         )
 
     def _due(self, count: int) -> float:
-        """Return when the token after so many may come: with the first one of its block. Late ones are made up for."""
+        """Return when the token after `count` others may come: with the first one of its block. Late tokens catch up."""
         return self._start + count // self._block * self._block * self._interval
 
     async def _wait(self) -> None:
-        """Wait for the time, then for the gate, then for the end of a pause; an abort ends all three."""
+        """Wait for the time, then for the gate, then for the end of a pause. An abort ends all three waits."""
         count = len(self.tokens)
         left = self._due(count) - time.monotonic() if self._timed else 0
         if left > 0:
@@ -195,7 +195,7 @@ class Answer:
         return self._aborted
 
     def _gate(self, number: int) -> str | None:
-        """Return the gate before a token, which counts from 1."""
+        """Return the gate before a token. Tokens are counted from 1."""
         waits = self._step.wait
         if waits == "each":
             return GATE if number > 1 else None
@@ -211,20 +211,20 @@ class Answer:
         self.labels.append(self._control.label)
         self._context.append(token)
         if token == self._end_id and not self._params.ignore_eos:
-            self.end = End("stop")
+            self.end = AnswerEnd("stop")
         elif self._params.stop_token_ids and token in self._params.stop_token_ids:
-            self.end = End("stop", token)
+            self.end = AnswerEnd("stop", token)
 
     def _draw(self, order: Permutation) -> int:
         if self._bias:
             return max(self._bias, key=lambda token: self._bias[token])
         return self._distribution.draw(order, self._sampling, self._rng)
 
-    def _report(self, order: Permutation, token: int) -> Token:
+    def _report(self, order: Permutation, token: int) -> WireToken:
         logprob, rank = self._distribution.logprob(order, token)
         top = [Top(token, logprob, rank)]
         asked = self._params.logprobs or 0
         if asked > 1:  # vLLM puts the sampled token first and cuts the list to the number asked for
             ranked = enumerate(self._distribution.top(order, asked), 1)
             top += [Top(id_, each, place) for place, (id_, each) in ranked if id_ != token][: asked - 1]
-        return Token(token, logprob, rank, top)
+        return WireToken(token, logprob, rank, top)

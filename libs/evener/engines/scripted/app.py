@@ -1,4 +1,4 @@
-"""The HTTP endpoints of the scripted engine: those that sample, straight on ASGI, as benches stand on their speed."""
+"""The HTTP endpoints of the scripted engine. Those that sample are plain ASGI, because benches depend on their speed."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from evener.engines.port import PROBE
 from evener.engines.scripted import requests
-from evener.engines.scripted.answer import Answer, Speed
-from evener.engines.scripted.call import EVENTS, Call, send_body
+from evener.engines.scripted.answer import ScriptedAnswer, Speed
+from evener.engines.scripted.call import EVENTS, ScriptedCall, send_body
 from evener.engines.scripted.chat import Chat
 from evener.engines.scripted.control import Control
 from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution
@@ -19,15 +19,15 @@ from evener.engines.scripted.ledger import Ledger
 from evener.engines.scripted.other_http import other_endpoints
 from evener.engines.scripted.player import Player
 from evener.engines.scripted.prompt import Prompt
-from evener.engines.scripted.requests import Refusal, Request, UnknownId
+from evener.engines.scripted.requests import GenerateBody, Refusal, UnknownId
 from evener.engines.scripted.script import Script, ScriptError, Step
 from evener.engines.scripted.spelling import Speller
 from evener.engines.scripted.unfinished import Unfinished
-from evener.engines.scripted.wire import DONE, Form, StreamForm, Token, encode, event
+from evener.engines.scripted.wire import DONE, Form, StreamForm, WireToken, encode, event
 from evener.engines.scripted.wire_chat import ChatForm, CompletionForm
 from evener.engines.scripted.wire_generate import GenerateForm
 from evener.templates.jinja import ChatTemplate
-from evener.templates.pieces import Pieces
+from evener.templates.pieces import TokenBytes
 
 MODEL: Final = "policy"
 CONTEXT: Final = 8192
@@ -63,7 +63,7 @@ class ScriptedApp:
         self.context = context
         self.tokenizer = tokenizer
         self.chat = Chat(tokenizer, template)
-        self._pieces: Final = Pieces(tokenizer)
+        self._pieces: Final = TokenBytes(tokenizer)
         self._special: Final = frozenset(id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._end_id: Final[int] = end_id
         self._header: Final = tokenizer.encode(answer, add_special_tokens=False).ids
@@ -79,7 +79,7 @@ class ScriptedApp:
         self._other: Final = other_endpoints(self)
 
     def play(self, script: Script) -> None:
-        """Replace the script; its calls are counted from 1 again. Raises ScriptError and changes nothing if it cannot be said."""
+        """Replace the script, whose calls are counted from 1. Raises ScriptError, and then changes nothing."""
         speller = Speller(self.tokenizer, self._end_id)
         speller.check(script)
         self._speller, self._player, self._unfinished = speller, Player(script), Unfinished()
@@ -136,19 +136,19 @@ class ScriptedApp:
         form = CompletionForm(asked, request, request_id=_name(request), model=self.model, pieces=self._pieces)
         await self._respond(request, form, receive, send)
 
-    async def _respond(self, request: Request, form: Form, receive: Receive, send: Send, *, stream: StreamForm | None = None) -> None:
+    async def _respond(self, request: GenerateBody, form: Form, receive: Receive, send: Send, *, stream: StreamForm | None = None) -> None:
         probe = request.request_id.startswith(PROBE)
         step, said, all_said = self._line(request, probe=probe)
 
-        def on_abort(tokens: Sequence[Token]) -> None:
+        def on_abort(tokens: Sequence[WireToken]) -> None:
             if step is not None:
                 self._unfinished.note(request.token_ids, [token.token_id for token in tokens], step, all_said)
 
         answers = [self._answer(request, step, said, choice, on_abort) for choice in range(request.sampling_params.n)]
-        await Call(request, answers, form, self.ledger, self.control, stream=stream, probe=probe).respond(receive, send)
+        await ScriptedCall(request, answers, form, self.ledger, self.control, stream=stream, probe=probe).respond(receive, send)
 
-    def _line(self, request: Request, *, probe: bool) -> tuple[Step | None, Sequence[int] | None, Sequence[int]]:
-        """Return the step that answers, what it says here, and what it would say without a fault; None: draw. Raises Refusal."""
+    def _line(self, request: GenerateBody, *, probe: bool) -> tuple[Step | None, Sequence[int] | None, Sequence[int]]:
+        """Return the step that answers, what it says here, and what it would say without a fault. None: draw. Raises Refusal."""
         if (rest := self._unfinished.rest(request.token_ids)) is not None:
             return rest.step, rest.said, rest.said
         prompt = Prompt(request.token_ids, self.tokenizer, self._header)
@@ -160,7 +160,7 @@ class ScriptedApp:
         return step, self._speller.ids(step, prompt), self._speller.all_ids(step, prompt)
 
     def _scores(self, ids: list[int]) -> list[dict[str, Any] | None]:
-        """Return the logprob of each id after those before it, but for the first."""
+        """Return the logprob of each id but the first, given the ids before it."""
         told: list[dict[str, Any] | None] = [None]
         for place in range(1, len(ids)):
             order = self._distribution.after(ids[max(place - CONTEXT_IDS, 0) : place], self.control.weights)
@@ -169,9 +169,14 @@ class ScriptedApp:
         return told
 
     def _answer(
-        self, request: Request, step: Step | None, said: Sequence[int] | None, choice: int, on_abort: Callable[[Sequence[Token]], None]
-    ) -> Answer:
-        return Answer(
+        self,
+        request: GenerateBody,
+        step: Step | None,
+        said: Sequence[int] | None,
+        choice: int,
+        on_abort: Callable[[Sequence[WireToken]], None],
+    ) -> ScriptedAnswer:
+        return ScriptedAnswer(
             request,
             distribution=self._distribution,
             control=self.control,
@@ -194,5 +199,5 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-def _name(request: Request) -> str:
+def _name(request: GenerateBody) -> str:
     return request.request_id or secrets.token_hex(8)

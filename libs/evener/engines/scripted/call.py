@@ -1,4 +1,4 @@
-"""A request while it is being answered, streamed or whole, until its client leaves."""
+"""Answers a request, streamed or whole, until its client disconnects."""
 
 import asyncio
 import time
@@ -8,23 +8,23 @@ from typing import Final
 
 from starlette.types import Receive, Send
 
-from evener.engines.scripted.answer import Answer, Cut
+from evener.engines.scripted.answer import Disconnect, ScriptedAnswer
 from evener.engines.scripted.control import Control
 from evener.engines.scripted.ledger import Ledger, Written
-from evener.engines.scripted.requests import Request
+from evener.engines.scripted.requests import GenerateBody
 from evener.engines.scripted.wire import Form, StreamForm
 
 JSON: Final = b"application/json"
 EVENTS: Final = b"text/event-stream; charset=utf-8"
 
 
-class Call:
-    """One request and its answers; however it ends, the ledger has it."""
+class ScriptedCall:
+    """One request and its answers. However it ends, the ledger records it."""
 
     def __init__(
         self,
-        request: Request,
-        answers: Sequence[Answer],
+        request: GenerateBody,
+        answers: Sequence[ScriptedAnswer],
         form: Form,
         ledger: Ledger,
         control: Control,
@@ -32,7 +32,7 @@ class Call:
         stream: StreamForm | None,
         probe: bool,
     ) -> None:
-        """`stream`: the form, where a stream was asked for."""
+        """`stream`: the form of a stream, if one was requested."""
         self._request: Final = request
         self._answers: Final = answers
         self._form: Final = form
@@ -43,7 +43,7 @@ class Call:
         self._at: Final = time.time()
 
     async def respond(self, receive: Receive, send: Send) -> None:
-        """Answer; stop sampling when the client leaves."""
+        """Answer; stop sampling when the client disconnects."""
         if all(answer.immediate for answer in self._answers):
             await self._answer(send)
             return
@@ -62,7 +62,7 @@ class Call:
         self._ledger.open += 1
         try:
             await (self._whole(send) if self._stream_form is None else self._stream(send, self._stream_form))
-        except Cut:
+        except Disconnect:
             if self._stream_form is None:  # an answer that has a beginning only
                 await send_start(send, 200, JSON)
                 await send({"type": "http.response.body", "body": b"{", "more_body": True})
@@ -72,7 +72,7 @@ class Call:
             self._record()
 
     async def _stream(self, send: Send, form: StreamForm) -> None:
-        """Send parts that come at once in one piece: as many events, but one write."""
+        """Send parts that are due together in one write, as separate events."""
         await send_start(send, 200, EVENTS)
         await self._control.enter(self._answers)
         opening = form.opening()

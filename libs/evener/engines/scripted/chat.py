@@ -1,4 +1,4 @@
-"""Messages to ids, as vLLM does it: the chat template's text is tokenised whole, special tokens in messages included."""
+"""Renders messages to ids as vLLM does: the chat template's whole text is tokenised, including special tokens in messages."""
 
 import json
 from importlib.resources import files
@@ -11,9 +11,9 @@ from evener.templates.jinja import ChatTemplate
 from evener.templates.port import TemplateError
 
 IMAGE: Final = "<image>"
-"""What an image is to an engine that sees nothing."""
+"""What stands for an image, since the engine sees nothing."""
 TEMPLATE: Final = "chatml_tools.jinja"
-"""The bundled one, where the engine is told none."""
+"""The bundled template, used unless the engine is given another."""
 
 
 class Chat:

@@ -1,4 +1,4 @@
-"""What is done to a running engine from outside: pauses, weight versions, gates, aborts."""
+"""Controls a running engine from outside: pauses, weight versions, gates, aborts."""
 
 import asyncio
 from collections import defaultdict
@@ -10,7 +10,7 @@ from zlib import crc32
 from msgspec import Struct
 
 Mode = Literal["keep", "abort", "wait"]
-"""Of a pause, as vLLM has them: tokens are held; answers are ended; answers end by themselves. New calls wait in all three."""
+"""The modes of a pause, as in vLLM: hold tokens, end answers, or wait for them to end. New calls wait in all three."""
 MODES: Final[tuple[Mode, ...]] = ("abort", "wait", "keep")
 DEFAULT: Final = "default"
 """The label of weights that nobody published."""
@@ -21,21 +21,21 @@ class Abortable(Protocol):
 
     @property
     def request_id(self) -> str:
-        """What the client calls it."""
+        """The request id that the client sent."""
         ...
 
     def abort(self) -> None:
-        """End it with the finish reason `abort`."""
+        """End the answer with the finish reason `abort`."""
         ...
 
 
 class Gate(Struct):
-    """Where steps of a script wait."""
+    """A place where steps of a script wait."""
 
     passes: int = 0
-    """Waits that may end at once: given before anybody waited."""
+    """The number of waits that may end at once, granted before they began."""
     opened: bool = False
-    """Nobody waits any more."""
+    """Whether all waits end at once."""
     waiting: int = 0
 
     def take(self) -> bool:
@@ -47,12 +47,12 @@ class Gate(Struct):
 
 
 class Control:
-    """The state of an engine beside its answers. Whoever waits for a change of it uses `until`."""
+    """The state of an engine apart from its answers. `until` waits for a change of it."""
 
     def __init__(self) -> None:
         self.label = DEFAULT
         self.weights = 0
-        """A number that stands for them; 0: those of the start."""
+        """A number that stands for the weights. 0: those of the start."""
         self.paused: Mode | None = None
         self.gates: Final[defaultdict[str, Gate]] = defaultdict(Gate)
         self._answers: Final[set[Abortable]] = set()
@@ -60,24 +60,24 @@ class Control:
 
     @property
     def holding(self) -> bool:
-        """No token leaves now."""
+        """Whether tokens are held back now."""
         return self.paused == "keep"
 
     @property
     def sampling(self) -> bool:
-        """Answers are open, and go on."""
+        """Whether there are open answers that make progress."""
         return bool(self._answers) and not self.holding
 
     def load(self, location: str, origin: str) -> None:
-        """Exchange the weights: the distribution of every token sampled from now on. Those of `origin` are the ones of the start."""
+        """Exchange the weights: the distribution of every token sampled from now on. Those at `origin` are the ones of the start."""
         self.weights = 0 if location == origin else crc32(location.encode())
 
     def publish(self, label: str) -> None:
-        """Sample under another label from the next token on, also in open answers."""
+        """Use another label from the next token on, also in open answers."""
         self.label = label
 
     async def pause(self, mode: Mode) -> None:
-        """Pause; with `wait`, return when no answer is open."""
+        """Pause. With `wait`, return when no answer is open."""
         self.paused = mode
         if mode == "abort":
             self.abort(())
@@ -85,24 +85,24 @@ class Control:
             await self.until(lambda: not self._answers)
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume sampling."""
         self.paused = None
         self.notify()
 
     async def enter(self, answers: Iterable[Abortable]) -> None:
-        """Let answers begin; new ones wait for the end of a pause."""
+        """Register answers. New ones wait for the end of a pause."""
         if self.paused is not None:
             await self.until(lambda: self.paused is None)
         self._answers.update(answers)
 
     def leave(self, answers: Iterable[Abortable]) -> None:
-        """Take note that answers ended."""
+        """Unregister answers that ended."""
         self._answers.difference_update(answers)
         if self.paused == "wait":
             self.notify()
 
     def abort(self, request_ids: tuple[str, ...]) -> int:
-        """End open answers, all if none is named; return how many."""
+        """End open answers, all if none is named; return their number."""
         ended = [answer for answer in self._answers if not request_ids or answer.request_id in request_ids]
         for answer in ended:
             answer.abort()
@@ -120,7 +120,7 @@ class Control:
             gate.waiting -= 1
 
     def go(self, gate: str, times: int | None) -> None:
-        """Let waits at a gate pass: so many, or None: all from now on."""
+        """Let this many waits at a gate pass. None: all from now on."""
         if times is None:
             self.gates[gate].opened = True
         else:
@@ -128,7 +128,7 @@ class Control:
         self.notify()
 
     def notify(self) -> None:
-        """Wake up whoever waits for a change."""
+        """Wake up every waiter."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -1,8 +1,8 @@
 """The scripted engine's own model: a next-token distribution that is known exactly, at no cost. Pure.
 
-Every context gives the same probabilities (Zipf's law over all ids) to another permutation of the ids: rank r belongs to the id
-`(start + step * r) mod V`, where start and step come from a hash of the weights and the last ids. So the logprob of any id is one
-table look-up, and other weights give other logprobs.
+Every context gives the same probabilities (Zipf's law over all ids) to another permutation of the ids: rank r belongs to the id `(start +
+step * r) mod V`, where start and step come from a hash of the weights and the last ids. So the logprob of any id is one table look-up, and
+other weights give other logprobs.
 """
 
 import math
@@ -17,13 +17,13 @@ import numpy as np
 from evener.proto.spec import Sampling
 
 CONTEXT_IDS: Final = 16
-"""Ids that the distribution depends on."""
+"""The number of last ids that the distribution depends on."""
 STEPS: Final = 64
 GOLDEN: Final = (math.sqrt(5) - 1) / 2
 
 
 class Permutation(NamedTuple):
-    """Rank r is the id (start + step * r) mod V; inverse is that of step."""
+    """Rank r is the id (start + step * r) mod V. `inverse` is the inverse of step."""
 
     start: int
     step: int
@@ -43,7 +43,7 @@ class Distribution:
         self._table = lru_cache(maxsize=64)(self._cumulative)
 
     def after(self, context: Sequence[int], weights: int = 0) -> Permutation:
-        """Return the order of the ids after a context, under the weights that a number stands for."""
+        """Return the order of the ids after a context, under the weights with this number."""
         mixed = hash((weights, *context[-CONTEXT_IDS:]))  # of integers only: the same in every process
         step, inverse = self._steps[mixed // self.size % STEPS]
         return Permutation(mixed % self.size, step, inverse)
@@ -66,7 +66,7 @@ class Distribution:
         return (order.start + order.step * min(rank, len(table) - 1)) % self.size
 
     def _cumulative(self, temperature: float, top_p: float, top_k: int, min_p: float) -> list[float]:
-        """Return cumulative probabilities by rank, as far as the filters leave any. Temperature comes first, as in vLLM."""
+        """Return cumulative probabilities by rank, for the ranks that the filters leave. Temperature is applied first, as in vLLM."""
         tempered = np.exp((self._array - self._array[0]) / temperature)
         kept = int(np.count_nonzero(tempered >= min_p)) if min_p else self.size
         kept = min(kept, top_k or kept)
@@ -76,7 +76,7 @@ class Distribution:
 
 
 def _coprime(size: int, near: int) -> tuple[int, int]:
-    """Return a number that is coprime to `size`, from `near` on, and its inverse."""
+    """Return a number coprime to `size`, at or above `near`, and its inverse."""
     step = max(near, 1)
     while math.gcd(step, size) != 1:
         step += 1

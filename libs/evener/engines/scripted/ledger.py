@@ -1,4 +1,4 @@
-"""The ids that a scripted engine was fed and sampled: the truth that tests compare rows with."""
+"""The ledger of a scripted engine: the ids that it was fed and that it sampled, with which tests compare rows."""
 
 import asyncio
 from pathlib import Path
@@ -10,28 +10,28 @@ from msgspec import Struct
 Kept = TypeVar("Kept")
 
 
-class Entry(Struct, frozen=True, kw_only=True):
-    """One request, written when it ends. JSON, one a line."""
+class LedgerEntry(Struct, frozen=True, kw_only=True):
+    """One request, written when it ends, as one line of JSON."""
 
     request_id: str
-    """As the client sent it."""
+    """The request id that the client sent."""
     fed_ids: tuple[int, ...]
-    """The prompt."""
+    """The ids of the prompt."""
     sampled_ids: tuple[int, ...]
-    """What was sampled, also if nobody received it."""
+    """The sampled ids, whether or not anybody received them."""
     logprobs: tuple[float, ...]
     versions: tuple[str, ...]
-    """The label of the weights, per sampled id."""
+    """The label of the weights for each sampled id."""
     at: float
-    """Unix seconds of the request's arrival."""
+    """When the request arrived, in Unix seconds."""
     aborted: bool
-    """The client left, or the script or the engine's control ended the answer."""
+    """Whether the client disconnected, or the script or a control request ended the answer."""
     probe: bool = False
-    """Not a call: asked by the check of the engine at start."""
+    """Whether the request belongs to the check at start, and is not a call."""
 
 
 class Written(Struct, frozen=True, kw_only=True):
-    """An entry as it is written: the same fields."""
+    """The same fields, as they are written."""
 
     request_id: str
     fed_ids: list[int]
@@ -43,33 +43,33 @@ class Written(Struct, frozen=True, kw_only=True):
     probe: bool
 
 
-_entries: Final = msgspec.json.Decoder(Entry)
+_entries: Final = msgspec.json.Decoder(LedgerEntry)
 
 
 class Ledger:
-    """Entries in the order in which their requests ended; appended to a file too, if there is one."""
+    """The entries in the order in which their requests ended. They are also appended to a file, if there is one."""
 
     def __init__(self, path: Path | None, keep: int | None = None) -> None:
-        """`keep`: how many of the newest entries memory holds; None: all. The file holds all."""
+        """`keep`: how many of the newest entries memory holds (None: all). The file holds all."""
         self.open = 0
-        """Requests that are being sampled now."""
+        """The number of requests being sampled now."""
         self._keep = keep
         self._calls = 0
         self._lines: list[bytes] = []
-        self._entries: list[Entry] = []
+        self._entries: list[LedgerEntry] = []
         self._file = path.open("ab", buffering=0) if path else None
         self._changed = asyncio.Event()
 
     @property
-    def entries(self) -> list[Entry]:
-        """The newest entries. Kept as JSON until somebody looks: a prompt of thousands of ids is small and made quickly that way."""
+    def entries(self) -> list[LedgerEntry]:
+        """The newest entries. They are kept as JSON until they are read, which is small and fast for thousands of ids."""
         self._entries += [_entries.decode(line) for line in self._lines]
         self._lines.clear()
         self._entries = self._newest(self._entries)
         return self._entries
 
     def add(self, entry: Written) -> None:
-        """Append an entry. Unbuffered: it is there even if the process is killed."""
+        """Append an entry, unbuffered, so that it survives if the process is killed."""
         line = msgspec.json.encode(entry)
         self._lines.append(line)
         if self._keep is not None and len(self._lines) > 2 * self._keep:

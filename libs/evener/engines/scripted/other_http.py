@@ -1,4 +1,4 @@
-"""The endpoints of the scripted engine that sample nothing: vLLM's, and those of the script."""
+"""The endpoints of the scripted engine that do not sample: vLLM's, and those of the script."""
 
 from typing import Any, Final, Protocol
 
@@ -19,10 +19,10 @@ from evener.engines.scripted.script import GATE, Reload, Script, ScriptError, re
 from evener.engines.scripted.wire import encode, model_card
 
 VERSION: Final = "0.32.0"
-"""Of the vLLM whose answers these are modelled on."""
+"""The version of vLLM after which the answers are modelled."""
 
 
-class Engine(Protocol):
+class ControlledEngine(Protocol):
     """What these endpoints need of the engine."""
 
     ledger: Ledger
@@ -52,12 +52,12 @@ class Remote(Struct):
 
 
 class Aborted(Struct):
-    """A body of /abort_requests; none named: all."""
+    """A body of /abort_requests. Without ids it means all requests."""
 
     request_ids: tuple[str, ...] = ()
 
 
-def other_endpoints(engine: Engine) -> Starlette:
+def other_endpoints(engine: ControlledEngine) -> Starlette:
     """Return the application that serves them."""
     served = _Other(engine)
     routes = [
@@ -87,9 +87,9 @@ _aborted: Final = msgspec.json.Decoder(Aborted)
 
 
 class _Other:
-    """The handlers, by the names of their paths."""
+    """The handlers, named like their paths."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ControlledEngine) -> None:
         self._engine = engine
 
     async def tokenize(self, http: HttpRequest) -> Response:
@@ -143,7 +143,7 @@ class _Other:
         return JSONResponse({"weight_version": self._engine.control.label})
 
     async def collective_rpc(self, http: HttpRequest) -> Response:
-        """Obey `reload_weights` alone: the weights are another distribution afterwards, a folder's always the same one."""
+        """Obey `reload_weights` only. It selects another distribution, always the same one for a folder."""
         asked = read_body(await http.body(), _remotes)
         if asked.method != "reload_weights" or self._engine.reload == "refuse":
             raise Refusal(500, f"the engine does not {asked.method}", "InternalServerError")
@@ -152,7 +152,7 @@ class _Other:
         return JSONResponse({"results": [None]})
 
     async def reset_prefix_cache(self, http: HttpRequest) -> Response:
-        """Refuse while answers are sampled: their context is in the cache, unless they are to be prefilled anew, as after a pause."""
+        """Refuse while answers are sampled, whose context is in the cache, unless they are prefilled again, as after a pause."""
         anew = http.query_params.get("reset_running_requests") == "true"
         return JSONResponse({"success": anew or not self._engine.control.sampling})
 
@@ -167,7 +167,7 @@ class _Other:
         return Response(encode(self._engine.ledger.entries), media_type="application/json")
 
     async def go(self, http: HttpRequest) -> Response:
-        """`?gate=NAME` (without: `go`), `?times=N` (without: 1) or `?times=all`."""
+        """Take `?gate=NAME` (default `go`), and `?times=N` (default 1) or `?times=all`."""
         times = http.query_params.get("times", "1")
         if times != "all" and not times.isdecimal():
             raise Refusal(400, f"times is a number or all, not {times!r}", param="times")

@@ -1,4 +1,4 @@
-"""A script being played: which step answers a call."""
+"""Plays a script: chooses the step that answers a call."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from evener.engines.scripted.script import Rule, Script, Step
 
 
 class Player:
-    """It counts calls, uses of rules, and the steps of conversations."""
+    """Counts calls, uses of rules, and the steps of conversations."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -17,7 +17,7 @@ class Player:
         self._played: Counter[tuple[int, str]] = Counter()
 
     def next_step(self, prompt: Prompt) -> Step | None:
-        """Return the step that answers the next call, or None."""
+        """Return the step that answers the next call. None: no rule answers."""
         self._calls += 1
         for index, rule in enumerate(self._script.rules):
             if (rule.times is None or self._used[index] < rule.times) and self._holds(rule, prompt):

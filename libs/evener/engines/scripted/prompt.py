@@ -1,4 +1,4 @@
-"""A prompt as a script looks at it. Pure."""
+"""A prompt as the rules of a script see it. Pure."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,10 +12,10 @@ THINK_CHARACTERS: Final = 16
 
 
 class Prompt:
-    """A prompt as rules look at it: decoded as far as they ask."""
+    """A prompt that is decoded as far as the rules need."""
 
     def __init__(self, ids: list[int], tokenizer: Tokenizer, header: Sequence[int]) -> None:
-        """`header`: the ids that open every answer; the first of them opens turns only."""
+        """`header`: the ids that open every answer. The first of them only opens turns."""
         self._ids: Final = ids
         self._tokenizer: Final = tokenizer
         self._header: Final = list(header)
@@ -33,12 +33,12 @@ class Prompt:
 
     @cached_property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return self._decode(self._ids)
 
     @cached_property
     def answers(self) -> int:
-        """Earlier answers: every header but the last one, which asks for this answer."""
+        """The number of earlier answers: every header but the last, which asks for this answer."""
         first, found, at = self._header[0], 0, -1
         try:
             while True:
@@ -49,7 +49,7 @@ class Prompt:
 
     @property
     def thinking(self) -> bool:
-        """Whether the prompt ends inside an opened reasoning."""
+        """Whether the prompt ends inside opened reasoning."""
         return self.tail(THINK_CHARACTERS).rstrip().endswith(THINK)
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What is asked of the scripted engine, and how it refuses: as vLLM 0.32 does. Pure."""
+"""The requests of the scripted engine, and its refusals, which are those of vLLM 0.32. Pure."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar, cast
@@ -10,7 +10,7 @@ from evener.proto.spec import Sampling
 
 
 class SamplingParams(Struct, kw_only=True):
-    """The sampling parameters that are obeyed; others are passed over, as the script decides what is said."""
+    """The sampling parameters that are obeyed. Others are ignored, because the script decides what is said."""
 
     n: int = 1
     max_tokens: int | None = None
@@ -22,14 +22,14 @@ class SamplingParams(Struct, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop: str | list[str] | None = None
-    """Refused: a script says where its answers end."""
+    """Refused: a script decides where its answers end."""
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     def sampling(self) -> Sampling:
-        """Return what shapes the distribution."""
+        """Return the parameters that shape the distribution."""
         top_k = max(self.top_k, 0)  # vLLM takes -1 for "off" too
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=top_k, min_p=self.min_p, seed=self.seed)
 
@@ -38,13 +38,13 @@ Id = Annotated[int, Meta(ge=0)]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream tells beside tokens."""
+    """What a stream reports besides tokens."""
 
     include_usage: bool = False
 
 
-class Request(Struct, kw_only=True):
-    """A body of /inference/v1/generate; the other endpoints' are turned into it."""
+class GenerateBody(Struct, kw_only=True):
+    """A body of /inference/v1/generate, into which the other endpoints' bodies are converted."""
 
     token_ids: list[Id]
     sampling_params: SamplingParams
@@ -55,7 +55,7 @@ class Request(Struct, kw_only=True):
 
     @property
     def usage(self) -> bool:
-        """Whether a stream ends with what was used."""
+        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -72,11 +72,11 @@ SHARED: Final = (
     "logit_bias",
     "stream_interval",
 )
-"""Sampling parameters that the endpoints of OpenAI's shape have too."""
+"""Sampling parameters that the OpenAI-style endpoints have too."""
 
 
 class Openly(Struct, kw_only=True):
-    """What the endpoints of OpenAI's shape have in common. None: vLLM's default."""
+    """The common fields of the OpenAI-style endpoints. None: vLLM's default."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -97,10 +97,10 @@ class Openly(Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     request_id: str = ""
 
-    def request(self, ids: list[int], *, max_tokens: int | None, logprobs: int | None) -> Request:
-        """Return the same as a request by ids."""
+    def request(self, ids: list[int], *, max_tokens: int | None, logprobs: int | None) -> GenerateBody:
+        """Return the equivalent request by ids."""
         given = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
-        return Request(
+        return GenerateBody(
             token_ids=ids,
             sampling_params=SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given),
             request_id=self.request_id,
@@ -122,11 +122,11 @@ class ChatRequest(Openly, kw_only=True):
 
     @property
     def calls_tools(self) -> bool:
-        """Whether tool calls in the answer are told as such."""
+        """Whether the answer reports tool calls as such."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def by_ids(self, ids: list[int]) -> Request:
-        """Return the same as a request by ids."""
+    def by_ids(self, ids: list[int]) -> GenerateBody:
+        """Return the equivalent request by ids."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self.request(ids, max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
@@ -137,8 +137,8 @@ class CompletionRequest(Openly, kw_only=True):
     prompt: list[Id]
     logprobs: int | None = None
 
-    def by_ids(self) -> Request:
-        """Return the same as a request by ids. vLLM samples 16 tokens where nothing is said."""
+    def by_ids(self) -> GenerateBody:
+        """Return the equivalent request by ids. vLLM samples 16 tokens by default."""
         return self.request(self.prompt, max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
 
 
@@ -154,11 +154,11 @@ class TokenizeRequest(Struct, kw_only=True):
 CHATS: Final = msgspec.json.Decoder(ChatRequest)
 COMPLETIONS: Final = msgspec.json.Decoder(CompletionRequest)
 TEXTS: Final = msgspec.json.Decoder(TokenizeRequest)
-_requests: Final = msgspec.json.Decoder(Request)
+_requests: Final = msgspec.json.Decoder(GenerateBody)
 
 
 class Refusal(Exception):
-    """The request is answered with an error body."""
+    """Raised to answer the request with an error body."""
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
@@ -167,9 +167,9 @@ class Refusal(Exception):
 
 
 class UnknownId(Refusal):
-    """A prompt has an id that the tokenizer does not have."""
+    """A prompt has an id outside the vocabulary."""
 
-    def __init__(self, request: Request, unknown: int) -> None:
+    def __init__(self, request: GenerateBody, unknown: int) -> None:
         super().__init__(400, f"Token id {unknown} is out of vocabulary")
         self.stream = request.stream
 
@@ -188,16 +188,16 @@ def read_body(body: bytes, form: msgspec.json.Decoder[Body]) -> Body:
         raise Refusal(400, message, "Bad Request", "body.1") from error
 
 
-def reader(vocabulary: int) -> Callable[[bytes], Request]:
+def reader(vocabulary: int) -> Callable[[bytes], GenerateBody]:
     """Return a reader of requests with ids below `vocabulary`. It raises what `read_body` raises, and UnknownId.
 
     The decoder compares the ids: a loop over a long prompt would cost as much as all its sampling.
     """
     known = Annotated[int, Meta(ge=0, lt=vocabulary)]
-    checked = defstruct("KnownIds", [("token_ids", list[known])], bases=(Request,), kw_only=True)
-    decoder = msgspec.json.Decoder(cast("type[Request]", checked))
+    checked = defstruct("KnownIds", [("token_ids", list[known])], bases=(GenerateBody,), kw_only=True)
+    decoder = msgspec.json.Decoder(cast("type[GenerateBody]", checked))
 
-    def read(body: bytes) -> Request:
+    def read(body: bytes) -> GenerateBody:
         try:
             return decoder.decode(body)
         except msgspec.MsgspecError:
@@ -208,14 +208,14 @@ def reader(vocabulary: int) -> Callable[[bytes], Request]:
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Raise Refusal for another model than the one that is served."""
+    """Raise Refusal if the requested model is not the served one."""
     if asked not in {None, served}:
         message = f"The model `{asked}` does not exist. Valid aliases: {served}."
         raise Refusal(404, message, "NotFoundError", "model")
 
 
-def check(request: Request, model: str) -> None:
-    """Raise Refusal for parameters that vLLM does not take."""
+def check(request: GenerateBody, model: str) -> None:
+    """Raise Refusal for parameters that vLLM refuses."""
     params = request.sampling_params
     check_model(request.model, model)
     if params.temperature < 0:
@@ -244,7 +244,7 @@ def unusable_prompt(length: int, context: int) -> Refusal | None:
 
 
 def unusable_chat(length: int, context: int) -> Refusal | None:
-    """Return the refusal of messages that do not fit. vLLM counts them no further than one beyond the limit."""
+    """Return the refusal of messages that do not fit. vLLM stops counting their tokens one beyond the limit."""
     if length < context:
         return None
     counted = min(length, context + 1)
@@ -258,7 +258,7 @@ def unusable_chat(length: int, context: int) -> Refusal | None:
 
 
 def _invalid(said: str) -> Refusal:
-    """Return pydantic's refusal of a field, from msgspec's words: `... - at `$.a[0]`` or `... missing required field `a``."""
+    """Return pydantic's refusal of a field, derived from msgspec's message: `... - at `$.a[0]`` or `... missing required field `a``."""
     quoted = said.split("`")[1::2]
     missing = "missing required field" in said
     path = quoted[-1][1:] if quoted and quoted[-1].startswith("$") else ""

@@ -1,4 +1,4 @@
-"""What a scripted engine says: an ordered list of rules, as JSON or TOML. Pure. docs/engines.md has the language with examples."""
+"""The script of a scripted engine: an ordered list of rules, as JSON or TOML. Pure. docs/engines.md describes it with examples."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ from evener.proto.prepared import Converter
 
 TAIL_CHARACTERS: Final = 2000
 GATE: Final = "go"
-"""The gate that has no name of its own."""
+"""The default gate."""
 
 Count = Annotated[int, Meta(ge=1)]
 Number = Annotated[int, Meta(ge=0)]
@@ -24,28 +24,28 @@ Reload = Literal["obey", "ignore", "refuse"]
 
 
 class ScriptError(EvenerError):
-    """Correct the script: the message says where."""
+    """Correct the script at the place that the message names."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool call in the Hermes spelling, or in an odd one."""
+    """A tool call in the Hermes spelling, or in an unusual one."""
 
     name: str = ""
     arguments: dict[str, Any] | str = {}
-    """A string is written as it is: spelled oddly, or broken."""
+    """The arguments. A string is written as it is, so that it may be spelled unusually or broken."""
     spelling: Literal["plain", "compact", "reordered", "inline", "escaped"] = "plain"
     """`compact`: JSON without spaces. `reordered`: arguments before the name. `inline`: no newlines around it. `escaped`: in ASCII."""
     raw: str | None = None
-    """The whole block just as it is, instead of all the above."""
+    """The whole block verbatim, instead of all fields above."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a call that says nothing, or two things."""
+        """Raise ValueError for a call without content, or with two contents."""
         if (self.raw is None) == (not self.name):
             _wrong("a tool call has either a name or raw text")
 
 
 class Wait(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampling stops before a token until its gate lets it pass."""
+    """A wait before a token, until a gate lets it pass."""
 
     before: Count
     """The number of the token, from 1."""
@@ -56,38 +56,39 @@ class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One answer: what is said, how fast, and what goes wrong."""
 
     think: str = ""
-    """Reasoning: said first, in `<think>`."""
+    """The reasoning, said first, in `<think>`."""
     say: str = ""
-    """Text; special tokens in it are parsed."""
+    """The text. Special tokens in it are parsed."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Written after the text, one a line."""
+    """The tool calls, written after the text, one per line."""
     pieces: tuple[str, ...] | None = None
-    """Instead of think, say and tool_calls: texts of which each is tokenised alone, so that tokens end where they end."""
+    """Texts that are tokenised separately, so that tokens end where they end. They replace think, say and tool_calls."""
     ids: tuple[Number, ...] | None = None
-    """Instead of all these: ids, just as they are. An end-of-turn id follows where the answer stops."""
+    """Ids verbatim, instead of all fields above. An end-of-turn id follows if the answer stops."""
     finish: Literal["stop", "length"] = "stop"
-    """`stop`: an end-of-turn id follows. `length`: none, as if the tokens had run out."""
+    """`stop`: an end-of-turn id follows. `length`: none follows, as if the token limit was reached."""
 
     delay_ms: Milliseconds = 0
-    """Silence before the first token."""
+    """The delay before the first token."""
     per_token_ms: Milliseconds | None = None
-    """Time from token to token. None: the engine's own speed."""
+    """The time from token to token. None: the engine's own speed."""
     tokens_per_second: Annotated[float, Meta(gt=0)] | None = None
-    """The same, the other way round."""
+    """The same as a rate."""
     block: Count | None = None
-    """Tokens in one event of a stream. None: the engine's own; 1 if it has none."""
+    """The number of tokens in one event of a stream. None: the engine's own, or 1."""
     wait: tuple[Wait, ...] | Literal["each"] = ()
-    """Where sampling waits for a gate. `each`: before every token but the first, at the gate `go`."""
+    """The waits for gates. `each`: before every token but the first, at the gate `go`."""
 
     fail: Status | Literal["cut", "hang", "abort"] | None = None
-    """An HTTP status; or `cut`: the connection closes, `hang`: silence for ever, `abort`: the engine ends the answer with that reason."""
+    """A fault: an HTTP status; `cut`: the connection closes; `hang`: silence for ever; `abort`: the engine ends the answer with that
+    reason."""
     after: Number | None = None
-    """Tokens before `cut`, `hang` or `abort`. None: all that is said."""
+    """The number of tokens before `cut`, `hang` or `abort`. None: all that is said."""
     report: Literal["shifted", "short", "stale"] | None = None
-    """What the engine tells wrongly. `shifted`: each id comes with the logprob of the one before. `short`: the last logprob is missing.
-    `stale`: logprobs of other weights. The ledger has the truth."""
+    """What the engine reports wrongly. `shifted`: each id comes with the logprob of the one before. `short`: the last logprob is missing.
+    `stale`: logprobs of other weights. The ledger has the true ones."""
     version: str | None = None
-    """The wrong label that the engine reports. The ledger has the right one."""
+    """A wrong label that the engine reports. The ledger has the true one."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for fields that contradict each other."""
@@ -108,24 +109,24 @@ class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Rule(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer, or several in turn, and when they are given: all conditions that are set must hold."""
+    """An answer, or several in turn, with the conditions under which it is given. All conditions that are set must hold."""
 
     match: str | None = None
-    """Text found in the tail of the decoded prompt."""
+    """A text that must occur in the tail of the decoded prompt."""
     regex: str | None = None
-    """A regular expression found there."""
+    """A regular expression that must match there."""
     tail: Number = TAIL_CHARACTERS
-    """How many characters of the prompt's end are looked at. 0: all."""
+    """How many characters at the end of the prompt are examined. 0: all."""
     call: Count | None = None
     """The number of the call at this engine, from 1."""
     times: Count | None = None
     """How often the rule answers. None: always."""
     steps: tuple[Step, ...] = ()
-    """Answers in turn, instead of one. Which one is up is the number of earlier answers in the prompt; past the last one the rule
-    does not hold. So sessions side by side do not disturb each other, and a prompt that is sent again gets the same answer."""
+    """Several answers in turn, instead of one. The number of earlier answers in the prompt selects the step; after the last step the rule
+    does not hold. So concurrent sessions do not disturb each other, and a repeated prompt gets the same answer."""
     key: str | None = None
-    """A regular expression; its first group (without one, all) names the conversation, and each conversation is given the steps one after
-    the other, whatever its prompts show. A prompt without it: the rule does not hold."""
+    """A regular expression whose first group (or whole match) names the conversation. Each conversation is given the steps in sequence,
+    whatever its prompts contain. Without a match the rule does not hold."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for fields that contradict each other."""
@@ -142,12 +143,12 @@ class Rule(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first rule that holds answers, else the default, else the engine samples from its own distribution."""
+    """The script. The first rule that holds answers, otherwise the default, otherwise the engine samples from its own distribution."""
 
     rules: tuple[Rule, ...] = ()
     default: Step | None = None
     reload: Reload = "obey"
-    """What the engine does when it is told to load weights. `ignore`: it says that it did, and keeps the old ones."""
+    """What the engine does when it is told to load weights. `ignore`: it reports success and keeps the old weights."""
 
 
 _scripts: Final = msgspec.json.Decoder(Script)

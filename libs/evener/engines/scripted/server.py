@@ -1,4 +1,4 @@
-"""The scripted engine behind a port, inside a running event loop."""
+"""Serves the scripted engine on a port, inside a running event loop."""
 
 import asyncio
 import socket
@@ -12,15 +12,15 @@ from tokenizers import Tokenizer
 
 from evener.engines.scripted.answer import Speed
 from evener.engines.scripted.app import ANSWER, CONTEXT, END_OF_TURN, MODEL, ScriptedApp
-from evener.engines.scripted.ledger import Entry
+from evener.engines.scripted.ledger import LedgerEntry
 from evener.engines.scripted.script import GATE, Script
 from evener.templates.jinja import ChatTemplate
 
 HOST: Final = "127.0.0.1"
 GRACE_SECONDS: Final = 1
-"""What open answers get when the engine stops."""
+"""How long open answers may continue when the engine stops."""
 IDLE_SECONDS: Final = 75
-"""Longer than clients keep a connection, so that none is closed just when a call is sent on it."""
+"""Longer than clients keep a connection, so that none is closed just when a call is sent over it."""
 
 
 class ScriptedServer:
@@ -31,41 +31,41 @@ class ScriptedServer:
         self._app: Final = app
 
     @property
-    def ledger(self) -> list[Entry]:
-        """What was fed and sampled, in the order in which the requests ended; without the probes of the check at start."""
+    def ledger(self) -> list[LedgerEntry]:
+        """The ids that were fed and sampled, in the order in which the requests ended, without the probes of the check at start."""
         return [entry for entry in self._app.ledger.entries if not entry.probe]
 
     @property
     def sampling(self) -> int:
-        """Requests that are being sampled now."""
+        """The number of requests that are being sampled now."""
         return self._app.ledger.open
 
-    async def recorded(self, count: int, *, seconds: float = 10.0) -> list[Entry]:
+    async def recorded(self, count: int, *, seconds: float = 10.0) -> list[LedgerEntry]:
         """Wait until the ledger has `count` entries, and return it. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             await self._app.ledger.until(count)
         return self.ledger
 
     def play(self, script: Script) -> None:
-        """Replace the script; its calls are counted from 1 again."""
+        """Replace the script, whose calls are counted from 1."""
         self._app.play(script)
 
     def publish(self, label: str) -> None:
-        """Sample under another version label from the next token on, also in open answers."""
+        """Use another version label from the next token on, also in open answers."""
         self._app.control.publish(label)
 
     def go(self, gate: str = GATE, times: int | None = 1) -> None:
-        """Let waits of the script pass at a gate: so many, or None: all from now on."""
+        """Let this many waits of the script pass a gate. None: all from now on."""
         self._app.control.go(gate, times)
 
     async def waiting(self, gate: str = GATE, *, count: int = 1, seconds: float = 10.0) -> None:
-        """Wait until so many answers wait at a gate. Raises TimeoutError."""
+        """Wait until this many answers wait at a gate. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             await self._app.control.until(lambda: self._app.control.gates[gate].waiting >= count)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without signal handlers: the process belongs to somebody else."""
+    """Uvicorn without signal handlers, because the process belongs to another program."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

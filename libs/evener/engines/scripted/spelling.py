@@ -1,4 +1,4 @@
-"""From a step of a script to the ids that are sampled. Pure."""
+"""Converts a step of a script to the ids that are sampled. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ COMPACT: Final = (",", ":")
 
 
 class Speller:
-    """Spells steps; what a step says is encoded once."""
+    """Spells steps. What a step says is encoded once."""
 
     def __init__(self, tokenizer: Tokenizer, end_id: int) -> None:
         """`end_id`: the id that ends what the script says."""
@@ -32,7 +32,7 @@ class Speller:
                 raise ScriptError(msg)
 
     def ids(self, step: Step, prompt: Prompt) -> list[int]:
-        """Return what a step samples after a prompt, which may have opened the reasoning."""
+        """Return the ids that a step samples after a prompt, which may have opened the reasoning."""
         thinking = self._thinks(step, prompt)
         key = (id(step), thinking)
         if key not in self._spelled:
@@ -40,7 +40,7 @@ class Speller:
         return self._spelled[key][1]
 
     def all_ids(self, step: Step, prompt: Prompt) -> list[int]:
-        """Return what a step would sample if it did not fail."""
+        """Return the ids that a step would sample without its fault."""
         if step.fail is None:
             return self.ids(step, prompt)
         return self._spell(replace(step, fail=None, after=None), thinking=self._thinks(step, prompt))
@@ -91,5 +91,5 @@ def spell_call(call: ToolCall) -> str:
 
 
 def _fails_at_once(step: Step) -> bool:
-    """Tell whether the answer breaks off after all that is said, before its end of turn."""
+    """Return whether the answer breaks off after all that is said, before its end of turn."""
     return step.fail is not None and step.after is None

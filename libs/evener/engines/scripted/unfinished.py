@@ -1,4 +1,4 @@
-"""Answers of a script that were ended early: asked for again with what they said so far, they go on. Pure."""
+"""Answers of a script that were ended early. A request with the tokens so far continues them. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -19,13 +19,13 @@ class Rest(Struct, frozen=True):
 
 
 class Unfinished:
-    """By the ids of the prompt and of what was said: whoever asks with just these is told the rest, however often."""
+    """The unfinished answers by the ids of prompt and answer. A request with exactly these ids gets the rest, however often it is sent."""
 
     def __init__(self) -> None:
         self._rests: Final[dict[tuple[int, ...], Rest]] = {}
 
     def note(self, prompt: Sequence[int], sampled: Sequence[int], step: Step, said: Sequence[int]) -> None:
-        """Keep what is left of `said`, all that the step says. Faults and gates of the script were of the answer's beginning."""
+        """Keep the rest of `said`, which is all that the step says. Faults and gates of the script belong to the answer's beginning."""
         if sampled:
             wait = step.wait if step.wait == "each" else ()
             going_on = replace(step, fail=None, after=None, wait=wait, delay_ms=0)
@@ -34,5 +34,5 @@ class Unfinished:
                 del self._rests[next(iter(self._rests))]
 
     def rest(self, prompt: Sequence[int]) -> Rest | None:
-        """Return what a prompt asks to go on with. None: it asks for a new answer."""
+        """Return the rest that a prompt asks for. None: it asks for a new answer."""
         return self._rests.get(tuple(prompt)) if self._rests else None

@@ -1,4 +1,4 @@
-"""What is sampled, and what every endpoint writes of it: pieces of answers, events, models. Pure."""
+"""What every endpoint writes of an answer: parts, events, models. Pure."""
 
 import time
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 class Top(Struct, frozen=True):
-    """A likely token at a place, as vLLM writes it."""
+    """A likely token at a position, as vLLM writes it."""
 
     token_id: int
     logprob: float
     rank: int
 
 
-class Token(Struct, frozen=True):
+class WireToken(Struct, frozen=True):
     """One sampled token, as vLLM writes it in `logprobs.content`."""
 
     token_id: int
     logprob: float
     rank: int
     top_logprobs: list[Top]
-    """The sampled one first, then the most likely ones."""
+    """The sampled token first, then the most likely ones."""
 
 
-class End(Struct, frozen=True):
+class AnswerEnd(Struct, frozen=True):
     """Why an answer ended."""
 
     finish_reason: str
@@ -38,31 +38,31 @@ class End(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True):
-    """Tokens of one choice that go out together, as they are reported."""
+    """Tokens of one choice that leave together, as they are reported."""
 
     choice: int
     ids: list[int]
-    tokens: list[Token]
-    """Equally long, unless the script reports them wrongly."""
-    end: End | None
-    """Set in the last part of a choice."""
+    tokens: list[WireToken]
+    """The tokens. All lists have the same length unless the script reports wrongly."""
+    end: AnswerEnd | None
+    """Why the answer ended; set in the last part of a choice."""
     labels: Sequence[str]
-    """Of the weights, of the whole answer so far."""
+    """The labels of the weights, of the whole answer so far."""
 
 
 class Form(Protocol):
-    """How answers are written: one for each endpoint."""
+    """How one endpoint writes answers."""
 
     def whole(self, parts: Sequence[Part]) -> bytes:
-        """Return the body of an answer that is not streamed: one part a choice."""
+        """Return the body of an answer that is not streamed, with one part per choice."""
         ...
 
 
 class StreamForm(Form, Protocol):
-    """The same of an endpoint that streams them too."""
+    """How one endpoint writes answers, streamed ones too."""
 
     def opening(self) -> bytes:
-        """Return what comes before the first part."""
+        """Return what precedes the first part."""
         ...
 
     def part(self, part: Part) -> bytes:
@@ -70,7 +70,7 @@ class StreamForm(Form, Protocol):
         ...
 
     def closing(self, sampled: int) -> bytes:
-        """Return what ends a stream of so many tokens."""
+        """Return what ends a stream of this many tokens."""
         ...
 
 
@@ -80,12 +80,12 @@ def event(body: object) -> bytes:
 
 
 def usage(prompt: int, sampled: int) -> dict[str, Any]:
-    """Return what a stream says of the tokens used."""
+    """Return the token counts of a stream."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + sampled, "completion_tokens": sampled}
 
 
 def whole_usage(prompt: int, sampled: int) -> dict[str, Any]:
-    """Return what an answer that is not streamed says of them."""
+    """Return the token counts of an answer that is not streamed."""
     return usage(prompt, sampled) | {"prompt_tokens_details": None, "completion_tokens_details": None}
 
 

@@ -6,21 +6,21 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from evener.engines.scripted.requests import ChatRequest, CompletionRequest, Request
-from evener.engines.scripted.wire import DONE, Part, Token, encode, event, usage, whole_usage
+from evener.engines.scripted.requests import ChatRequest, CompletionRequest, GenerateBody
+from evener.engines.scripted.wire import DONE, Part, WireToken, encode, event, usage, whole_usage
 from evener.templates.calls import hermes
-from evener.templates.pieces import Pieces
+from evener.templates.pieces import TokenBytes
 
 FINGERPRINT: Final = "vllm-0.32.0-scripted"
 
 
 class ChatForm:
-    """The chat endpoint. Tool calls in Hermes blocks are told as such where they were asked for; a stream tells them at its end."""
+    """The chat endpoint. Tool calls in Hermes blocks are reported as such if tools were offered; a stream reports them at its end."""
 
     def __init__(
-        self, chat: ChatRequest, request: Request, *, request_id: str, model: str, pieces: Pieces, special: frozenset[int]
+        self, chat: ChatRequest, request: GenerateBody, *, request_id: str, model: str, pieces: TokenBytes, special: frozenset[int]
     ) -> None:
-        """`special`: ids that are no text."""
+        """`special`: ids that are not text."""
         self._id = f"chatcmpl-{request_id}"
         self._model = model
         self._asked = chat
@@ -90,7 +90,7 @@ class ChatForm:
         return event(head | {"choices": choices} | more)
 
     def _bytes(self, part: Part) -> bytes:
-        """Return the text of ids; special ones and the one that stopped the answer are none."""
+        """Return the text of ids, without special ids and the id that stopped the answer."""
         ids = part.ids[:-1] if part.end and part.end.stop_reason is not None else part.ids
         return b"".join(self._pieces.of([id_ for id_ in ids if id_ not in self._special]))
 
@@ -99,22 +99,22 @@ class ChatForm:
             return None
         return {"content": [self._content(token) for token in part.tokens]}
 
-    def _content(self, token: Token) -> dict[str, Any]:
+    def _content(self, token: WireToken) -> dict[str, Any]:
         told = token.top_logprobs[: self._asked.top_logprobs or 0]
         tops = [self._named(top.token_id, top.logprob, own_bytes=False) for top in told]
         return self._named(token.token_id, token.logprob, own_bytes=True) | {"top_logprobs": tops}
 
     def _named(self, token: int, logprob: float, *, own_bytes: bool) -> dict[str, Any]:
-        """Name a token. vLLM gives the bytes of the name, `token_id:7`, but for the sampled token."""
+        """Return the name of a token. vLLM gives the bytes of the name, `token_id:7`, except for the sampled token."""
         (piece,) = self._pieces.of([token])
         name = f"token_id:{token}" if self._asked.return_tokens_as_token_ids else piece.decode(errors="replace")
         return {"token": name, "logprob": logprob, "bytes": list(piece if own_bytes else name.encode())}
 
 
 class CompletionForm:
-    """The completions endpoint, ids in and not streamed: what a check at start asks on the chat path."""
+    """The completions endpoint with ids as its prompt, not streamed: what the check at start uses on the chat path."""
 
-    def __init__(self, asked: CompletionRequest, request: Request, *, request_id: str, model: str, pieces: Pieces) -> None:
+    def __init__(self, asked: CompletionRequest, request: GenerateBody, *, request_id: str, model: str, pieces: TokenBytes) -> None:
         self._id = f"cmpl-{request_id}"
         self._model = model
         self._asked = asked
@@ -164,11 +164,11 @@ class CompletionForm:
 
 
 class _Text:
-    """The text of one choice as it is streamed: whole characters, and no beginning of what may become a tool call."""
+    """The text of one choice as it is streamed: whole characters, held back where a tool call may begin."""
 
     def __init__(self, request_id: str, *, calls: bool) -> None:
         self.called = False
-        """Whether tool calls were told."""
+        """Whether tool calls were reported."""
         self._request_id = request_id
         self._calls = hermes() if calls else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -176,7 +176,7 @@ class _Text:
         self._told = 0
 
     def add(self, more: bytes, *, last: bool) -> dict[str, Any]:
-        """Return the delta that these bytes make."""
+        """Return the delta for these bytes."""
         new = self._decoder.decode(more, final=last)
         if self._calls is None:
             return {"content": new}

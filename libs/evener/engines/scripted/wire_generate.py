@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from evener.engines.scripted.requests import Request
-from evener.engines.scripted.wire import DONE, Part, Token, encode, event, usage, whole_usage
+from evener.engines.scripted.requests import GenerateBody
+from evener.engines.scripted.wire import DONE, Part, WireToken, encode, event, usage, whole_usage
 
 
 class Span(Struct, frozen=True):
@@ -19,12 +19,12 @@ class Span(Struct, frozen=True):
 
 
 class Logprobs(Struct, frozen=True):
-    """What is told of the tokens."""
+    """The logprobs of the tokens."""
 
-    content: list[Token]
+    content: list[WireToken]
 
 
-class Choice(Struct, frozen=True):
+class GenerateChoice(Struct, frozen=True):
     """A choice, or what a stream adds to it."""
 
     index: int
@@ -37,20 +37,20 @@ class Choice(Struct, frozen=True):
     logprobs: Logprobs | None
 
 
-class Event(Struct, frozen=True):
+class GenerateEvent(Struct, frozen=True):
     """An event of a stream."""
 
     request_id: str
     usage: dict[str, Any] | None
     output_mode: str
-    choices: list[Choice]
+    choices: list[GenerateChoice]
 
 
 class GenerateForm:
     """The token endpoint."""
 
-    def __init__(self, request: Request, *, request_id: str, model: str, scores: Callable[[], list[Any]]) -> None:
-        """`scores`: called for the prompt's logprobs when they are told."""
+    def __init__(self, request: GenerateBody, *, request_id: str, model: str, scores: Callable[[], list[Any]]) -> None:
+        """`scores`: called for the prompt's logprobs if they are requested."""
         self._id = f"generate-tokens-{request_id}"
         self._prompt = len(request.token_ids)
         self._model = model
@@ -62,10 +62,10 @@ class GenerateForm:
         return b""
 
     def part(self, part: Part) -> bytes:
-        return event(Event(self._id, None, "tokens", [self._choice(part, spans(part.labels) if part.end else None)]))
+        return event(GenerateEvent(self._id, None, "tokens", [self._choice(part, spans(part.labels) if part.end else None)]))
 
     def closing(self, sampled: int) -> bytes:
-        return event(Event(self._id, usage(self._prompt, sampled), "tokens", [])) + DONE if self._usage else DONE
+        return event(GenerateEvent(self._id, usage(self._prompt, sampled), "tokens", [])) + DONE if self._usage else DONE
 
     def whole(self, parts: Sequence[Part]) -> bytes:
         nothing = ("prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics")
@@ -81,9 +81,9 @@ class GenerateForm:
         }
         return encode(body)
 
-    def _choice(self, part: Part, versions: list[Span] | None) -> Choice:
+    def _choice(self, part: Part, versions: list[Span] | None) -> GenerateChoice:
         reason, stop = (part.end.finish_reason, part.end.stop_reason) if part.end else (None, None)
-        return Choice(part.choice, reason, stop, part.ids, None, None, versions, Logprobs(part.tokens) if self._logprobs else None)
+        return GenerateChoice(part.choice, reason, stop, part.ids, None, None, versions, Logprobs(part.tokens) if self._logprobs else None)
 
 
 def spans(labels: Sequence[str]) -> list[Span]:

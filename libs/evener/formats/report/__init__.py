@@ -1,1 +1,1 @@
-"""One self-contained HTML page of a run's groups. No requests, no build; everything that a model wrote is escaped."""
+"""One self-contained HTML page of a run's groups. It loads nothing, needs no build, and escapes everything that a model wrote."""

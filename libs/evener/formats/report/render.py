@@ -1,4 +1,4 @@
-"""The page itself: values into the template, style and script inside."""
+"""Renders the page: fills the template with values, and inlines style and script."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ def render(
 ) -> str:
     """Return the page as HTML.
 
-    `pieces` are the bytes of `wanted_ids(outcomes)`; `facts` stand under the title (policy, harness, engine, ...).
-    Raises TypeError where the groups' blobs were not fetched.
+    `pieces` are the bytes of `wanted_ids(outcomes)`; `facts` stand under the title (policy, harness, engine, ...). Raises TypeError if the
+    groups' blobs were not fetched.
     """
     folder = files(__package__)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -57,6 +57,6 @@ def render(
 
 
 def _began(event: Outcome) -> tuple[float, str]:
-    """Order groups by their first dispatch."""
+    """Return the sort key of a group: its first dispatch."""
     begins = [scored.trajectory.dispatched_at for _, scored in seen(event.members) if scored.trajectory.dispatched_at is not None]
     return min(begins, default=0.0), event.group_id

@@ -12,34 +12,34 @@ from evener.proto.arrays import int32s
 from evener.proto.trajectories import GroupFailed, Member, TrajectoryScored
 
 MAX_SHOWN_TOKENS: Final = 60_000
-"""Of all conversations together: a page of some megabytes."""
+"""The largest number of tokens in all conversations together, which makes a page of some megabytes."""
 MAX_LISTED: Final = 2_000
-"""Sessions in the table. More are counted."""
+"""The largest number of sessions in the table. Further ones are counted."""
 
 
-class Line(Struct, frozen=True):
+class SessionLine(Struct, frozen=True):
     """One session in the table."""
 
     session_id: str
     anchor: str | None
-    """Of its conversation on the page. None: it is not there."""
+    """The anchor of the session's conversation on the page. None: the conversation is not shown."""
     end: str
     detail: str
     reward: str
     calls: int
     sampled: int
     delivered: int
-    """Tokens."""
+    """The number of delivered tokens."""
     why_not: str
-    """Why none of its tokens is delivered. Empty: some are."""
+    """Why none of the session's tokens are delivered. Empty: some are."""
 
 
 class Listing(Struct, frozen=True):
-    """All sessions."""
+    """The table of sessions."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[SessionLine, ...]
     hidden: int
-    """Sessions that are not in the table."""
+    """The number of sessions that are not in the table."""
 
 
 def shown(outcomes: Sequence[Outcome]) -> list[TrajectoryScored]:
@@ -57,26 +57,26 @@ def shown(outcomes: Sequence[Outcome]) -> list[TrajectoryScored]:
 
 
 def listing(outcomes: Iterable[Outcome], on_page: Iterable[TrajectoryScored]) -> Listing:
-    """Return the table, groups in their order. `on_page`: the sessions whose conversations the page has."""
+    """Return the table, in the order of the groups. `on_page` are the sessions whose conversations the page shows."""
     anchors = {scored.trajectory.session_id: anchor_of(number) for number, scored in enumerate(on_page)}
     lines = list(_lines(outcomes, anchors))
     return Listing(tuple(lines[:MAX_LISTED]), max(0, len(lines) - MAX_LISTED))
 
 
 def anchor_of(number: int) -> str:
-    """Return the name of the n-th conversation on the page."""
+    """Return the anchor of the n-th conversation on the page."""
     return f"conversation-{number}"
 
 
-def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[Line]:
+def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[SessionLine]:
     for event in outcomes:
         for member in event.members:
             trajectory = member.scored.trajectory if member.scored else None
             books = trajectory.accounting if trajectory else None
-            yield Line(
+            yield SessionLine(
                 session_id=member.session_id,
                 anchor=anchors.get(member.session_id),
-                end=(member.end.value if member.end else NOT_ENDED).replace("_", " "),
+                end=(member.termination_reason.value if member.termination_reason else NOT_ENDED).replace("_", " "),
                 detail=trajectory.detail if trajectory else "",
                 reward=NO_NUMBER if member.reward is None else number(member.reward),
                 calls=len(trajectory.calls) if trajectory else 0,
@@ -89,11 +89,11 @@ def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[Lin
 def _why_not(event: Outcome, member: Member) -> str:
     """Return why nothing of a session is delivered."""
     if isinstance(event, GroupFailed):
-        return "its group failed"
-    if member.left_out is not None:
-        reason = member.left_out.value.replace("_", " ")
+        return "its group failed" if event.dropped_by is None else "its group was dropped"
+    if member.excluded is not None:
+        reason = member.excluded.value.replace("_", " ")
         return f"{reason}: {member.scored.ungraded}" if member.scored and member.scored.ungraded else reason
     books = member.scored.trajectory.accounting if member.scored else None
     if books is None or books.delivered:
         return ""
-    return ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in books.left_out.items()) or "no token was sampled"
+    return ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in books.excluded.items()) or "no token was sampled"

@@ -1,4 +1,4 @@
-"""Time lines: what each session did when, as shares of one axis. Pure."""
+"""Time lines: what each session did when, as percentages of one axis. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from evener.formats.summary import Outcome, seen
 from evener.proto.trajectories import TrajectoryScored
 
 MAX_SESSIONS: Final = 200
-"""More are counted, not drawn."""
+"""The largest number of sessions that are drawn. Further ones are counted."""
 TICKS: Final = 6
-"""Labels on the axis, about."""
+"""The approximate number of labels on the axis."""
 
 
 class Block(Struct, frozen=True):
-    """Something that took time: percent of the axis."""
+    """A span of time, as percentages of the axis."""
 
     kind: str
     """`prepare`, `agent`, `call`, `failed` or `grade`."""
@@ -25,19 +25,19 @@ class Block(Struct, frozen=True):
     label: str
 
 
-class Line(Struct, frozen=True):
-    """One session."""
+class Timeline(Struct, frozen=True):
+    """The time line of one session."""
 
     session_id: str
     group: str
     index: int
     first: bool
-    """Of its group."""
+    """Whether the session is the first of its group."""
     end: str
     blocks: tuple[Block, ...]
 
 
-class Tick(Struct, frozen=True):
+class AxisTick(Struct, frozen=True):
     """A label of the axis."""
 
     left: float
@@ -47,10 +47,10 @@ class Tick(Struct, frozen=True):
 class Timelines(Struct, frozen=True):
     """All sessions on one axis."""
 
-    ticks: tuple[Tick, ...]
-    lines: tuple[Line, ...]
+    ticks: tuple[AxisTick, ...]
+    lines: tuple[Timeline, ...]
     hidden: int
-    """Sessions that are not drawn."""
+    """The number of sessions that are not drawn."""
 
 
 class _Span(Struct, frozen=True):
@@ -69,7 +69,7 @@ def timelines(outcomes: Sequence[Outcome]) -> Timelines:
         return Timelines((), (), len(scores))
     start, end = min(span.start for span in drawn), max(span.end for span in drawn)
     length = max(end - start, 0.001)
-    lines: list[Line] = []
+    lines: list[Timeline] = []
     for number, (scored, line) in enumerate(zip(scores, spans, strict=False)):
         blocks = tuple(_block(span, start, length) for span in line)
         lines.append(
@@ -78,11 +78,11 @@ def timelines(outcomes: Sequence[Outcome]) -> Timelines:
     return Timelines(_ticks(length), tuple(lines), len(scores) - len(lines))
 
 
-def _line(scored: TrajectoryScored, blocks: tuple[Block, ...], *, first: bool) -> Line:
+def _line(scored: TrajectoryScored, blocks: tuple[Block, ...], *, first: bool) -> Timeline:
     trajectory = scored.trajectory
     spec = trajectory.spec
     name = spec.task.name.rpartition("/")[2] if spec.task else spec.group_id  # what tells tasks apart fits a phone
-    return Line(trajectory.session_id, name, spec.index, first, trajectory.end.value, blocks)
+    return Timeline(trajectory.session_id, name, spec.index, first, trajectory.termination_reason.value, blocks)
 
 
 def _spans(scored: TrajectoryScored) -> list[_Span]:
@@ -121,9 +121,9 @@ def _block(span: _Span, start: float, length: float) -> Block:
     )
 
 
-def _ticks(length: float) -> tuple[Tick, ...]:
+def _ticks(length: float) -> tuple[AxisTick, ...]:
     """Return labels at 1, 2 or 5 times a power of ten."""
     rough = length / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return tuple(Tick(round(100 * number * step / length, 3), f"{number * step:g} s") for number in range(int(length / step) + 1))
+    return tuple(AxisTick(round(100 * number * step / length, 3), f"{number * step:g} s") for number in range(int(length / step) + 1))

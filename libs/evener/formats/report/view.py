@@ -1,4 +1,4 @@
-"""What the page shows, as plain values: the template only places them. Pure."""
+"""What the page shows, as plain values that the template only places. Pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,39 +11,39 @@ from evener.proto.trajectories import GroupMerged, Member
 
 NO_NUMBER: Final = "\u2013"
 NO_SPREAD: Final = 1e-9
-"""A group whose rewards spread less teaches nothing."""
+"""A group whose rewards have a smaller standard deviation teaches nothing."""
 
 
 class Bar(Struct, frozen=True):
-    """One session's reward: percent of the chart's height."""
+    """One session's reward, as percentages of the chart's height."""
 
     index: int
     bottom: float
     height: float
     negative: bool
     label: str
-    """For people: the reward, or why there is none."""
+    """The reward in words, or why there is none."""
     value: str
-    left_out: bool
+    excluded: bool
 
 
-class Group(Struct, frozen=True):
-    """A card."""
+class GroupCard(Struct, frozen=True):
+    """The card of a group."""
 
     name: str
     result: str
-    """`merged`, `kept` or `failed`."""
+    """`merged`, `kept`, `failed` or `dropped`."""
     reason: str
     bars: tuple[Bar, ...]
     mean: str
     mean_at: float | None
-    """Percent of the chart's height."""
+    """The mean reward as a percentage of the chart's height."""
     spread: str
-    """Standard deviation of the rewards. Empty: fewer than two."""
+    """The standard deviation of the rewards. Empty: there are fewer than two rewards."""
     flat: bool
-    """All rewards are equal."""
+    """Whether all rewards are equal."""
     empty: bool
-    """It went to the trainers, and has no token to train."""
+    """Whether the group was delivered to trainers without a token to train."""
     spoken: str
     """The chart in words."""
 
@@ -57,57 +57,63 @@ class Share(Struct, frozen=True):
     delivered: bool
 
 
-def group_card(event: Outcome) -> Group:
+def group_card(event: Outcome) -> GroupCard:
     """Return the card of a group."""
     rewards = [member.reward for member in event.members if member.reward is not None]
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
     mean = statistics.fmean(rewards) if rewards else None
     spread = statistics.pstdev(rewards) if rewards else 0.0
-    failed = not isinstance(event, GroupMerged)
     told = ", ".join("none" if member.reward is None else number(member.reward) for member in event.members)
-    return Group(
+    return GroupCard(
         name=task_name(event),
-        result="failed" if failed else "merged" if event.purpose.value == "train" else "kept",
+        result=_result(event),
         reason="" if isinstance(event, GroupMerged) else event.reason,
         bars=tuple(_bar(index, member, low, high) for index, member in enumerate(event.members)),
         mean=NO_NUMBER if mean is None else number(mean),
         mean_at=None if mean is None else _percent(mean - low, high - low),
         spread=number(spread) if len(rewards) > 1 else "",
         flat=len(rewards) > 1 and spread < NO_SPREAD,
-        empty=not failed and event.purpose.value == "train" and not event.accounting.delivered,
+        empty=isinstance(event, GroupMerged) and event.purpose.value == "train" and not event.accounting.delivered,
         spoken=f"Rewards by sample: {told}." + ("" if mean is None else f" Mean {number(mean)}."),
     )
 
 
 def task_name(event: Outcome) -> str:
-    """Return the name of a group's task; its group id where no session tells."""
+    """Return the name of a group's task, or its group id if no session carries the name."""
     tasks = (member.scored.trajectory.spec.task for member in event.members if member.scored is not None)
     return next((task.name for task in tasks if task is not None), event.group_id)
 
 
 def shares(summary: Summary) -> tuple[Share, ...]:
-    """Return where the sampled tokens went: delivered first, then the reasons, largest first."""
+    """Return where the sampled tokens went: delivered ones first, then the exclusion reasons, largest first."""
     tokens = summary.tokens
-    reasons = sorted(tokens.left_out.items(), key=lambda item: -item[1])
+    reasons = sorted(tokens.excluded.items(), key=lambda item: -item[1])
     parts = [("delivered", tokens.delivered, True), *((reason.replace("_", " "), count, False) for reason, count in reasons)]
     return tuple(Share(name, count, _percent(count, tokens.sampled), delivered) for name, count, delivered in parts)
 
 
 def number(value: float) -> str:
-    """Return a reward as people read it: at most three decimals, no trailing zeros."""
+    """Return a reward with at most three decimals and no trailing zeros."""
     return f"{value:.3f}".rstrip("0").rstrip(".") or "0"
 
 
+def _result(event: Outcome) -> str:
+    if isinstance(event, GroupMerged):
+        return "merged" if event.purpose.value == "train" else "kept"
+    return "failed" if event.dropped_by is None else "dropped"
+
+
 def result_counts(summary: Summary) -> Sequence[tuple[str, str, str]]:
-    """Return the figures at the top: value, name, note."""
+    """Return the figures at the top of the page, each as name, value and note."""
     groups, tokens, fidelity = summary.groups, summary.tokens, summary.fidelity
     delivered = _percent(tokens.delivered, tokens.sampled)
     mean = NO_NUMBER if summary.rewards.mean is None else number(summary.rewards.mean)
     flat = sum(len(known) > 1 and max(known) - min(known) < NO_SPREAD for known in _known(summary))
     stripped = f", {summary.thinking_stripped} begun by stripped reasoning" if summary.thinking_stripped else ""
+    dropped = f", {groups.dropped} dropped" if groups.dropped else ""
     hidden = f", {summary.calls_without_tools} calls whose tools the policy never saw" if summary.calls_without_tools else ""
     return (
-        (f"{groups.merged}", "groups", f"of {groups.submitted} submitted"),
+        (f"{groups.merged}", "groups", f"of {groups.submitted} submitted{dropped}"),
         (f"{summary.sessions.total}", "sessions", f"{summary.sessions.by_end.get('finished', 0)} finished"),
         (mean, "mean reward", f"{flat} group{'' if flat == 1 else 's'} without spread"),
         (f"{delivered:.0f} %", "tokens delivered", f"{tokens.delivered:,} of {tokens.sampled:,}"),
@@ -120,9 +126,9 @@ def _known(summary: Summary) -> list[list[float]]:
 
 
 def _bar(index: int, member: Member, low: float, high: float) -> Bar:
-    why = "" if member.left_out is None else f", left out: {member.left_out.value.replace('_', ' ')}"
+    why = "" if member.excluded is None else f", excluded: {member.excluded.value.replace('_', ' ')}"
     if member.reward is None:
-        return Bar(index, 0.0, 0.0, negative=False, label=f"sample {index}: no reward{why}", value=NO_NUMBER, left_out=True)
+        return Bar(index, 0.0, 0.0, negative=False, label=f"sample {index}: no reward{why}", value=NO_NUMBER, excluded=True)
     base = _percent(-low, high - low)
     top = _percent(member.reward - low, high - low)
     return Bar(
@@ -132,7 +138,7 @@ def _bar(index: int, member: Member, low: float, high: float) -> Bar:
         negative=member.reward < 0,
         label=f"sample {index}: {number(member.reward)}{why}",
         value=number(member.reward),
-        left_out=member.left_out is not None,
+        excluded=member.excluded is not None,
     )
 
 

@@ -1,10 +1,11 @@
-"""`claude_code`: Anthropic's Claude Code (npm @anthropic-ai/claude-code) over Anthropic Messages.
+"""`claude_code`: Anthropic's Claude Code (npm @anthropic-ai/claude-code), speaking Anthropic Messages.
 
-Options: `settings` (`lean`, for training: a history that is only appended to, all tools from the start but those of the web, sub-agents
-that are waited for; `plain`: as it ships; `bare`: lean, with three tools and a prompt of a tenth); `tools`, a comma-separated list
-of its built-in tools instead (`Bash,Edit,Read`; without `Agent` there are no sub-agents); `answer_tokens` (the run's max_tokens; its own
-where that sets none); `context_tokens`, at least 100000, near which it replaces its history by a summary (it never does
-where this is not given).
+Options:
+- `settings`: `lean`, for training: history is only appended to, all tools but those of the web are there from the start, and the parent
+  waits for its sub-agents. `plain`: as it ships. `bare`: `lean` with three tools and a prompt of a tenth of the length.
+- `tools`: a comma-separated list of its built-in tools to use instead (`Bash,Edit,Read`). Without `Agent` there are no sub-agents.
+- `answer_tokens`: the limit of an answer (the run's max_tokens; if that is not set, Claude Code's own).
+- `context_tokens`: the context, at least 100000. Near it, a summary replaces the history. If it is not given, that never happens.
 """
 
 from collections.abc import Mapping
@@ -12,20 +13,20 @@ from pathlib import Path
 from typing import Final
 
 from evener.harnesses import npm
-from evener.harnesses.port import Context, HarnessError, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.port import HarnessError, Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
-PACKAGE: Final = npm.Package(name="@anthropic-ai/claude-code", version="2.1.329", lock=LOCK, node=(0, 0))
+PACKAGE: Final = npm.NpmPackage(name="@anthropic-ai/claude-code", version="2.1.329", lock=LOCK, node=(0, 0))
 PROGRAM: Final = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
-"""A native program: the script in the package proper is put in its place by an install script, and those are not run."""
+"""The native program. The script that the package names is only put in its place by an install script, and install scripts are not run."""
 OPTIONS: Final = ("settings", "tools", "context_tokens", "answer_tokens")
 LEAST_CONTEXT_TOKENS: Final = 100_000
-"""It takes less for so much."""
+"""Claude Code treats a smaller value as this one."""
 HEADLESS: Final = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions", "--no-session-persistence")
 WEB: Final = "WebSearch,WebFetch"
-"""One asks the model to make its results up, the other asks a server of Anthropic's."""
+"""The tools of the web. One asks the model to make up its results, the other asks a server of Anthropic."""
 QUIET: Final = {
     "IS_SANDBOX": "1",  # or it refuses to skip permissions as root
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -44,7 +45,7 @@ LEAN: Final = {
 SETTINGS: Final = {"lean": LEAN, "plain": {}, "bare": LEAN | {"CLAUDE_CODE_SIMPLE": "1"}}
 FIRST_PROMPT_BYTES: Final = {"lean": 73_000, "plain": 49_000, "bare": 4_000}
 MODELS: Final = tuple(f"ANTHROPIC_DEFAULT_{family}_MODEL" for family in ("HAIKU", "SONNET", "OPUS"))
-"""What it asks for beside its main model."""
+"""The variables of the models that it requests besides its main model."""
 
 
 class ClaudeCode:
@@ -79,7 +80,7 @@ class ClaudeCode:
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         options = context.options
         # It takes a message that begins with / for one of its commands, finds none, and exits with 0.
         message = f" {context.instruction}" if context.instruction.startswith("/") else context.instruction
@@ -97,7 +98,7 @@ class ClaudeCode:
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
-        """It exits with 0 also after some failures: its last event tells."""
+        """Return what the last event says: Claude Code exits with 0 after some failures too."""
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and not last.get("is_error"):
             return Judged(exit_code=0)
@@ -111,7 +112,7 @@ def _tools(options: Mapping[str, str]) -> tuple[str, ...]:
     return () if options.get("settings") == "plain" else ("--disallowedTools", WEB)
 
 
-def _limits(context: Context) -> dict[str, str]:
+def _limits(context: LaunchContext) -> dict[str, str]:
     limits = {}
     if answer := context.options.get("answer_tokens", context.answer_tokens):
         limits["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(answer)

@@ -1,9 +1,12 @@
-"""`codex`: OpenAI's Codex CLI (npm @openai/codex) over OpenAI Responses, its own sandbox off.
+"""`codex`: OpenAI's Codex CLI (npm @openai/codex), speaking OpenAI Responses, with its own sandbox off.
 
-Options: `tools` (`all`: as it ships, without web search, which would leave the sandbox; `lean`: also without sub-agents, goals and
-the skills that it brings); `context_tokens`, the model's context as Codex is to know it, and `compact_at_tokens`, where it
-replaces its history by a summary (both are its own where they are not given: it takes an unknown model for a large one).
-It has no limit of an answer's tokens: the run's max_tokens holds, and an answer that ends by it ends Codex with an error.
+Options:
+- `tools`: `all`: as it ships, without web search, which would leave the sandbox. `lean`: also without sub-agents, goals and the skills
+  that it brings.
+- `context_tokens`: the model's context, as Codex is to know it. `compact_at_tokens`: where a summary replaces its history. If they are
+  not given, Codex uses its own values, which assume a large model.
+
+Codex sets no limit on an answer's tokens: the run's max_tokens holds, and an answer that reaches it ends Codex with an error.
 """
 
 from collections.abc import Mapping
@@ -13,24 +16,24 @@ from typing import Final
 import msgspec
 
 from evener.harnesses import npm
-from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
-PACKAGE: Final = npm.Package(name="@openai/codex", version="0.169.0", lock=LOCK, node=(16, 0))
+PACKAGE: Final = npm.NpmPackage(name="@openai/codex", version="0.169.0", lock=LOCK, node=(16, 0))
 CONFIG: Final = ".codex"
 KEY: Final = "EVENER_KEY"
 TOKENS: Final = {"context_tokens": "model_context_window", "compact_at_tokens": "model_auto_compact_token_limit"}
-"""Option to key of config.toml."""
+"""The key in config.toml of each option."""
 QUIET: Final = ("plugins", "apps", "remote_plugin")
-"""Features that look names up at start."""
+"""Features that look up names at start."""
 LEAN: Final = ("multi_agent", "goals")
 
 
 class Codex:
-    """The real CLI. It returns everything verbatim, arguments as the very text that was sampled."""
+    """The real CLI. It returns everything verbatim, and arguments as the very text that was sampled."""
 
     name = "codex"
     summary = "OpenAI's Codex CLI"
@@ -52,7 +55,7 @@ class Codex:
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         script = bundle / "node_modules" / PACKAGE.name / "bin" / "codex.js"
         headless = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-C", context.workdir)
         return Launch(
@@ -62,15 +65,15 @@ class Codex:
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
-        """A turn that failed is its last event."""
+        """Return what the last event says, which is a failed turn if there was one."""
         last = last_event(log, "turn.completed", "turn.failed")
         if exit_code == 0 and last is not None and last["type"] == "turn.completed":
             return Judged(exit_code=0)
         return Judged(exit_code=exit_code or 1, detail=told(last, "error", "message") or last_line(log))
 
 
-def _config(context: Context) -> str:
-    """Return its config.toml. JSON strings are TOML strings."""
+def _config(context: LaunchContext) -> str:
+    """Return the config.toml. JSON strings are valid TOML strings."""
     lean = context.options.get("tools") == "lean"
     off = (*QUIET, *(LEAN if lean else ()))
     return "\n".join(

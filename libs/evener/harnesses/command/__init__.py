@@ -1,7 +1,7 @@
 """`command`: any program. Options: `argv`, a JSON array of strings.
 
-In each string `{instruction}`, `{instruction_file}`, `{base_url}`, `{key}` and `{model}` are replaced; the program also finds
-every provider's usual variables in its environment.
+In each string, `{instruction}`, `{instruction_file}`, `{base_url}`, `{key}` and `{model}` are replaced. The usual variables of every
+provider are in the program's environment.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from evener.harnesses.port import Context, HarnessError, Judged, Launch, only_options
+from evener.harnesses.port import HarnessError, Judged, Launch, LaunchContext, only_options
 from evener.harnesses.provider import variables
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
@@ -25,7 +25,7 @@ _words: Final = msgspec.json.Decoder(list[str])
 
 
 class Command:
-    """Nothing is known of it: it may do anything, and its history is taken as it comes."""
+    """A program of which nothing is known: it may do anything, and its history is taken as it comes."""
 
     name = "command"
     summary = "any program"
@@ -46,7 +46,7 @@ class Command:
     async def install(self, cache: Path) -> Path:
         return cache
 
-    def launch(self, context: Context, bundle: Path) -> Launch:  # noqa: ARG002 - it has no bundle
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:  # noqa: ARG002 - it has no bundle
         words = {
             "{instruction}": context.instruction,
             "{instruction_file}": f"{context.home}/{INSTRUCTION}",
@@ -78,7 +78,7 @@ def _argv(options: Mapping[str, str]) -> list[str]:
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
-    """Replace all at once: what an instruction says in braces is not replaced again."""
+    """Replace all names at once, so that braces in an instruction are not replaced again."""
     return PLACEHOLDER.sub(lambda found: words[found.group()], word)
 
 

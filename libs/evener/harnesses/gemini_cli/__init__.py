@@ -1,9 +1,10 @@
-"""`gemini_cli`: Google's Gemini CLI (npm @google/gemini-cli) over Google streamGenerateContent.
+"""`gemini_cli`: Google's Gemini CLI (npm @google/gemini-cli), speaking Google streamGenerateContent.
 
-Options: `tools`, a comma-separated list of those it may use (`run_shell_command,read_file`; all but those of the web where it is not
-given; without `invoke_agent` there are no sub-agents); `answer_tokens` (the run's max_tokens; none where that sets none);
-`compact_at_tokens`, where it replaces its history by a summary (524288 where it is not given: it takes every model's context
-for 1048576 tokens).
+Options:
+- `tools`: a comma-separated list of the tools that it may use (`run_shell_command,read_file`; default: all but those of the web).
+  Without `invoke_agent` there are no sub-agents.
+- `answer_tokens`: the limit of an answer (the run's max_tokens; if that is not set, none).
+- `compact_at_tokens`: where a summary replaces its history (524288: it assumes a context of 1048576 tokens for every model).
 """
 
 from collections.abc import Mapping
@@ -13,18 +14,18 @@ from typing import Any, Final
 import msgspec
 
 from evener.harnesses import npm
-from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, only_options
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, only_options
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
-PACKAGE: Final = npm.Package(name="@google/gemini-cli", version="0.61.0", lock=LOCK, node=(20, 0))
+PACKAGE: Final = npm.NpmPackage(name="@google/gemini-cli", version="0.61.0", lock=LOCK, node=(20, 0))
 OPTIONS: Final = ("tools", "compact_at_tokens", "answer_tokens")
 CONTEXT_TOKENS: Final = 1_048_576
-"""What it takes for the context of a model that it does not know."""
+"""The context that it assumes for an unknown model."""
 HOSTED: Final = ("google_web_search", "web_fetch")
-"""Tools that ask another model of Google's, by its name."""
+"""Tools that ask another model of Google, by its name."""
 QUIET: Final[dict[str, Any]] = {
     "security": {"auth": {"selectedType": "gemini-api-key"}},
     "privacy": {"usageStatisticsEnabled": False},
@@ -58,7 +59,7 @@ class GeminiCli:
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         script = bundle / "node_modules" / PACKAGE.name / "bundle" / "gemini.js"
         how = ("--yolo", "-m", context.model, "--output-format", "stream-json")
         # It takes a message that begins with / for one of its commands, and /init for a task of its own.
@@ -75,14 +76,14 @@ class GeminiCli:
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
-        """Its last event tells."""
+        """Return what the last event says."""
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and last.get("status") == "success":
             return Judged(exit_code=0)
         return Judged(exit_code=exit_code or 1, detail=(told(last, "error", "message") or last_line(log))[-500:])
 
 
-def _settings(context: Context) -> dict[str, Any]:
+def _settings(context: LaunchContext) -> dict[str, Any]:
     settings, options = dict(QUIET), context.options
     settings["tools"] = {"core": options["tools"].split(",")} if "tools" in options else {"exclude": HOSTED}
     if "compact_at_tokens" in options:

@@ -1,8 +1,10 @@
-"""`hermes`: Hermes Agent (PyPI hermes-agent) over OpenAI Chat.
+"""`hermes`: Hermes Agent (PyPI hermes-agent), speaking OpenAI Chat.
 
-Options: `toolsets`, a comma-separated list of Hermes's own groups of tools (`terminal,file`; all where it is not given);
-`answer_tokens` (the run's max_tokens; its own where that sets none); `context_tokens`, the model's context as it is to know it
-(65536): at three quarters of that it replaces its history by a summary. Hermes refuses to work with less than 64000.
+Options:
+- `toolsets`: a comma-separated list of Hermes's own groups of tools (`terminal,file`; default: all).
+- `answer_tokens`: the limit of an answer (the run's max_tokens; if that is not set, Hermes's own).
+- `context_tokens`: the model's context, as Hermes is to know it (65536). At three quarters of it, a summary replaces the history.
+  Hermes refuses to work with less than 64000.
 """
 
 import re
@@ -13,18 +15,18 @@ from typing import Any, Final
 import msgspec
 
 from evener.harnesses import pip
-from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, only_options
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, only_options
 from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("requirements.txt")
-PACKAGE: Final = pip.Package(name="hermes-agent", version="0.19.0", lock=LOCK)
+PACKAGE: Final = pip.PypiPackage(name="hermes-agent", version="0.19.0", lock=LOCK)
 OPTIONS: Final = ("toolsets", "context_tokens", "answer_tokens")
 CONFIG: Final = ".hermes"
 CONTEXT_TOKENS: Final = 65536
 NO_LIMIT: Final = 1_000_000
-"""Of its own turns, 90 without a word: a run's budgets say when to stop."""
+"""The limit of Hermes's own turns, which is 90 by default: the run's budgets decide when to stop."""
 QUIET: Final[dict[str, Any]] = {
     "memory": {"nudge_interval": 0},
     "skills": {"creation_nudge_interval": 0},
@@ -33,19 +35,19 @@ QUIET: Final[dict[str, Any]] = {
     "security": {"tirith_enabled": False, "allow_lazy_installs": False},
     "agent": {"max_turns": NO_LIMIT},
 }
-"""No reviews of a session in the background, no titles; no model list, no scanner and no packages from the network."""
+"""Settings that turn off background reviews, titles, the model list, the scanner, and packages from the network."""
 NOT_AFTER: Final = 4_102_444_800
-"""The year 2100: until then it does not ask for a newer version."""
+"""The year 2100. Until then Hermes does not look for a newer version."""
 CACHED: Final = {
     ".update_check": {"ts": NOT_AFTER, "ver": PACKAGE.version, "rev": None, "behind": 0},
     "models_dev_cache.json": {"none": {}},
 }
-"""What it would fetch from the network at its start."""
+"""Cache files that replace what Hermes would fetch from the network at its start."""
 ONE_SHOT: Final = (
     "from gateway.session_context import declare_stateless_channel; declare_stateless_channel(); from hermes_cli.main import main; main()"
 )
-"""As Hermes does in its own one-shot runners, whose turns are limited: a sub-agent ends before its parent goes on, and answers it.
-Else it works in the background, and what it says is lost: nobody is there when the parent has ended."""
+"""Starts Hermes as its own one-shot runners with limited turns do: a sub-agent finishes, and answers, before its parent continues.
+Otherwise it would work in the background, and its result would be lost when the parent has ended."""
 ERROR: Final = re.compile(rb"^Error: (.+)$", re.MULTILINE)
 
 
@@ -76,7 +78,7 @@ class Hermes:
     async def install(self, cache: Path) -> Path:
         return await pip.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         toolsets = ("-t", context.options["toolsets"]) if "toolsets" in context.options else ()
         files = {"config.yaml": _config(context), **CACHED}
         return Launch(
@@ -96,15 +98,15 @@ class Hermes:
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
-        """Its own exit code tells."""
+        """Return what the exit code says."""
         if exit_code == 0:
             return Judged(exit_code=0)
         errors = ERROR.findall(log)
         return Judged(exit_code=exit_code, detail=errors[-1].decode(errors="replace")[-500:] if errors else last_line(log))
 
 
-def _config(context: Context) -> dict[str, Any]:
-    """Return its config.yaml; JSON is YAML."""
+def _config(context: LaunchContext) -> dict[str, Any]:
+    """Return the config.yaml. JSON is valid YAML."""
     model: dict[str, Any] = {
         "default": context.model,
         "provider": "custom",

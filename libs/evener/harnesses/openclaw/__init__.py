@@ -1,8 +1,11 @@
-"""`openclaw`: one head-less turn of OpenClaw (npm openclaw) over OpenAI Chat, OpenAI Responses or Anthropic Messages.
+"""`openclaw`: one headless turn of OpenClaw (npm openclaw), speaking OpenAI Chat, OpenAI Responses or Anthropic Messages.
 
-Options: `dialect` (`chat`, `responses` or `anthropic`), and the model as OpenClaw is to know it: `context_tokens` (65536),
-`answer_tokens` (the run's max_tokens; 8192 where it sets none), `reasoning` (`false`; `true`: it asks for it). In Chat and Messages
-a note of its own moves with every request, so that no request begins with the one before: each call is a row.
+Options:
+- `dialect`: `chat`, `responses` or `anthropic`.
+- `context_tokens` (65536) and `answer_tokens` (the run's max_tokens, otherwise 8192): the model's limits, as OpenClaw is to know them.
+- `reasoning`: `false`, or `true` to request reasoning.
+
+In Chat and Messages, a note of its own moves with every request, so that no request begins with the one before: each call is a row.
 """
 
 import re
@@ -14,13 +17,13 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.models_json import provider
-from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
 from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
-PACKAGE: Final = npm.Package(name="openclaw", version="2026.9.6", lock=LOCK, node=(24, 16))
+PACKAGE: Final = npm.NpmPackage(name="openclaw", version="2026.9.6", lock=LOCK, node=(24, 16))
 OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning")
 PROVIDER: Final = "evener"
 CONFIG: Final = ".openclaw"
@@ -58,7 +61,7 @@ class OpenClaw:
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         script = bundle / "node_modules" / PACKAGE.name / "openclaw.mjs"
         home = f"{context.home}/{CONFIG}"
         turn = ("--message-file", f"{context.home}/{INSTRUCTION}", "--cwd", context.workdir, "--timeout", "0", "--json")
@@ -72,14 +75,14 @@ class OpenClaw:
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
-        """Its own exit code tells. What the provider said stands in its log; its last words say less."""
+        """Return what the exit code says. The reason is what the provider said, which is in the log; the program's last words say less."""
         if exit_code == 0:
             return Judged(exit_code=0)
         raw = RAW_ERROR.findall(log)
         return Judged(exit_code=exit_code, detail=raw[-1].decode(errors="replace")[-500:] if raw else last_line(log))
 
 
-def _config(context: Context) -> dict[str, Any]:
+def _config(context: LaunchContext) -> dict[str, Any]:
     options = context.options
     relay = provider(
         context,

@@ -1,8 +1,8 @@
-"""`openhands`: the OpenHands agent (PyPI openhands-sdk, openhands-tools) over OpenAI Chat, not streamed, with a terminal and an editor.
+"""`openhands`: the OpenHands agent (PyPI openhands-sdk, openhands-tools) with a terminal and an editor, speaking OpenAI Chat unstreamed.
 
-The SDK is a library: `driver.py` beside this file runs one conversation with it. Options: `context_tokens` and `answer_tokens`
-(the run's max_tokens where it is not given), the model's limits as OpenHands is to know them; its own guess where nothing says.
-Near `context_tokens`, 16384 at least, or after a call that was refused for its length, a summary takes the place of its history.
+The SDK is a library: `driver.py` beside this file runs one conversation with it. Options: `context_tokens` and `answer_tokens` (the run's
+max_tokens if not given), the model's limits as OpenHands is to know them; otherwise it guesses. Near `context_tokens`, which is at least
+16384, or after a call that was refused for its length, a summary replaces the history.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from evener.harnesses import pip
-from evener.harnesses.port import Context, HarnessError, Judged, Launch, Probe, numbers, only_options
+from evener.harnesses.port import HarnessError, Judged, Launch, LaunchContext, Probe, numbers, only_options
 from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("requirements.txt")
-PACKAGE: Final = pip.Package(name="openhands-sdk", version="1.56.0", lock=LOCK, beside=("openhands-tools",), sources=("func-timeout",))
+PACKAGE: Final = pip.PypiPackage(name="openhands-sdk", version="1.56.0", lock=LOCK, beside=("openhands-tools",), sources=("func-timeout",))
 DRIVER: Final = Path(__file__).with_name("driver.py")
 INSTRUCTION: Final = "instruction.md"
 OPTIONS: Final = ("context_tokens", "answer_tokens")
@@ -52,7 +52,7 @@ class OpenHands:
     async def install(self, cache: Path) -> Path:
         return await pip.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         limits = {"answer_tokens": context.answer_tokens, **context.options}
         return Launch(
             argv=(pip.python_of(bundle), "-I", f"{context.home}/{DRIVER.name}", f"{context.home}/{INSTRUCTION}"),

@@ -1,7 +1,7 @@
-"""One OpenHands conversation, without a person: `python driver.py INSTRUCTION_FILE`, in the directory to work in.
+"""One headless OpenHands conversation: `python driver.py INSTRUCTION_FILE`, in the directory to work in.
 
-Runs inside the bundle, and knows nothing of Evener: the model is found by OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, its
-limits by OPENHANDS_CONTEXT_TOKENS and OPENHANDS_ANSWER_TOKENS.
+This runs inside the bundle and knows nothing of Evener. It finds its model by OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the
+model's limits by OPENHANDS_CONTEXT_TOKENS and OPENHANDS_ANSWER_TOKENS.
 """
 
 import os
@@ -15,12 +15,13 @@ from openhands.tools.file_editor import FileEditorTool
 from openhands.tools.terminal import TerminalTool
 
 ENDED = (ConversationExecutionStatus.FINISHED, ConversationExecutionStatus.STUCK)
-"""Stuck: the model repeats itself. That is its own work, not a failure of the program."""
+"""The statuses that count as finished. STUCK means that the model repeats itself, which is its own work and not a failure of the
+program."""
 
 ANY_SIZE = 1_000_000
-"""Of the history, in events: a summary takes its place where the tokens say so, or a call was refused for its length."""
+"""The limit of events in the history, set so high that only tokens, or a call refused for its length, trigger a summary."""
 KEPT_FIRST = 4
-"""Events, as OpenHands's own agent keeps them: its prompt, the instruction, the first turn."""
+"""The number of first events that a summary keeps, as OpenHands's own agent does: its prompt, the instruction, the first turn."""
 
 
 def limit(name: str) -> int | None:

@@ -1,8 +1,11 @@
 """`pi`: the Pi coding agent (npm @earendil-works/pi-coding-agent), in any of four dialects.
 
-Options: `dialect` (`chat`, `responses`, `anthropic` or `google`); `tools`, a comma-separated list of those it may use (all: read,
-bash, edit, write; `none`); and the model as Pi is to know it: `context_tokens` (4096: what the embedded engine of `evener up`
-gives a call), `answer_tokens` (the run's max_tokens; 1024 where it sets none), `reasoning` (`false`; `true`: Pi asks for it).
+Options:
+- `dialect`: `chat`, `responses`, `anthropic` or `google`.
+- `tools`: a comma-separated list of the tools that it may use (default: read, bash, edit, write), or `none`.
+- `context_tokens`: the model's context, as Pi is to know it (4096: what the embedded engine of `evener up` gives a call).
+- `answer_tokens`: the limit of an answer (the run's max_tokens, otherwise 1024).
+- `reasoning`: `false`, or `true` to request reasoning.
 """
 
 import re
@@ -14,20 +17,20 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.models_json import APIS, provider
-from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
 from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
-PACKAGE: Final = npm.Package(name="@earendil-works/pi-coding-agent", version="0.87.1", lock=LOCK, node=(22, 19))
+PACKAGE: Final = npm.NpmPackage(name="@earendil-works/pi-coding-agent", version="0.87.1", lock=LOCK, node=(22, 19))
 PROVIDER: Final = "evener"
 CONFIG: Final = ".pi/agent"
 OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning", "tools")
 CONTEXT_TOKENS: Final = 4096
 ANSWER_TOKENS: Final = 1024
 KEPT_FREE_TOKENS: Final = 4096
-"""Pi asks for one token where prompt and answer leave less of the context. The gateway knows what is left: Pi is told so much more."""
+"""Added to the context that Pi is told. Pi requests one token if prompt and answer leave less than this; the gateway knows what is left."""
 STOP_REASON: Final = re.compile(rb'"stopReason":"(\w+)"')
 ERROR_MESSAGE: Final = re.compile(rb'"errorMessage":"((?:[^"\\]|\\.)*)"')
 FAILED: Final = frozenset({b"error", b"aborted"})
@@ -60,7 +63,7 @@ class Pi:
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         script = bundle / "node_modules" / PACKAGE.name / "dist" / "bundle" / "cli.js"
         model = ("--provider", PROVIDER, "--model", context.model)
         # Pi reads a message that begins with - or @ as a flag or a file.
@@ -77,7 +80,7 @@ class Pi:
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
-        """JSON mode exits with 0 even when the model call failed for good: the last stop reason tells."""
+        """Return what the last stop reason says: in JSON mode Pi exits with 0 even if the model call failed for good."""
         reasons, errors = STOP_REASON.findall(log), ERROR_MESSAGE.findall(log)
         if exit_code == 0 and reasons and reasons[-1] not in FAILED:
             return Judged(exit_code=0)
@@ -85,7 +88,7 @@ class Pi:
         return Judged(exit_code=exit_code or 1, detail=detail)
 
 
-def _provider(context: Context) -> dict[str, object]:
+def _provider(context: LaunchContext) -> dict[str, object]:
     options = context.options
     return provider(
         context,

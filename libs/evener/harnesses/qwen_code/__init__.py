@@ -1,8 +1,10 @@
-"""`qwen_code`: Qwen Code (npm @qwen-code/qwen-code) over OpenAI Chat or Anthropic Messages.
+"""`qwen_code`: Qwen Code (npm @qwen-code/qwen-code), speaking OpenAI Chat or Anthropic Messages.
 
-Options: `dialect` (`chat`, `anthropic`); `without`, a comma-separated list of tools that it does not get (`agent,list_agents`: no
-sub-agents); `answer_tokens` (the run's max_tokens; its own where that sets none);
-`context_tokens`, the model's context as it is to know it: near that it replaces its history by a summary.
+Options:
+- `dialect`: `chat` or `anthropic`.
+- `without`: a comma-separated list of tools that it does not get (`agent,list_agents`: no sub-agents).
+- `answer_tokens`: the limit of an answer (the run's max_tokens; if that is not set, Qwen Code's own).
+- `context_tokens`: the model's context, as Qwen Code is to know it. Near it, a summary replaces the history.
 """
 
 from collections.abc import Mapping
@@ -12,16 +14,16 @@ from typing import Any, Final
 import msgspec
 
 from evener.harnesses import npm
-from evener.harnesses.port import Context, Judged, Launch, Probe, numbers, one_of, only_options
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
-PACKAGE: Final = npm.Package(name="@qwen-code/qwen-code", version="0.24.4", lock=LOCK, node=(22, 0), programs="vendor/ripgrep/*/rg")
+PACKAGE: Final = npm.NpmPackage(name="@qwen-code/qwen-code", version="0.24.4", lock=LOCK, node=(22, 0), programs="vendor/ripgrep/*/rg")
 OPTIONS: Final = ("dialect", "without", "context_tokens", "answer_tokens")
 AUTH: Final = {"chat": "openai", "anthropic": "anthropic"}
-"""Dialect to its word for it."""
+"""Qwen Code's name for each dialect."""
 HEADLESS: Final = {
     "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
     "QWEN_STREAM_IDLE_TIMEOUT_MS": "0",  # no limit: Anthropic's pings do not count for it, and 240 s are soon over
@@ -67,7 +69,7 @@ class QwenCode:
     async def install(self, cache: Path) -> Path:
         return await npm.install(cache, self.name, PACKAGE)
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         script = bundle / "node_modules" / PACKAGE.name / "cli.js"
         options = context.options
         auth = AUTH[options.get("dialect", "chat")]
@@ -81,7 +83,7 @@ class QwenCode:
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
-        """Its last event tells."""
+        """Return what the last event says."""
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and not last.get("is_error"):
             return Judged(exit_code=0)
@@ -89,12 +91,12 @@ class QwenCode:
         return Judged(exit_code=exit_code or 1, detail=(said or last_line(log))[-500:])
 
 
-def _provider(context: Context, auth: str) -> dict[str, str]:
+def _provider(context: LaunchContext, auth: str) -> dict[str, str]:
     family, base_url = ("OPENAI", f"{context.base_url}/v1") if auth == "openai" else ("ANTHROPIC", context.base_url)
     return {f"{family}_BASE_URL": base_url, f"{family}_API_KEY": context.key, f"{family}_MODEL": context.model}
 
 
-def _answer(context: Context) -> dict[str, str]:
+def _answer(context: LaunchContext) -> dict[str, str]:
     answer = context.options.get("answer_tokens", context.answer_tokens)
     return {"QWEN_CODE_MAX_OUTPUT_TOKENS": str(answer)} if answer else {}
 

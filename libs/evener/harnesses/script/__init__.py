@@ -1,7 +1,7 @@
-"""`script`: the example of a self-made harness (`agent.py` beside this file), standard library only.
+"""`script`: an example of a self-made harness (`agent.py` beside this file), standard library only.
 
-Options: `turns`, user messages that follow the instruction, one a line; `stream` (`1`: ask for streams); `max_calls`;
-`tools` (`0`: offer none).
+Options: `turns`, user messages that follow the instruction, one per line; `stream` (`1`: request streams); `max_calls`; `tools` (`0`: offer
+none).
 """
 
 import sys
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from evener.harnesses.port import Context, Judged, Launch, Probe, only_options
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, only_options
 from evener.harnesses.provider import variables
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
@@ -19,7 +19,7 @@ INSTRUCTION: Final = "instruction.md"
 OPTIONS: Final = ("turns", "stream", "max_calls", "tools")
 
 
-class Script:
+class ScriptHarness:
     """Runs `agent.py` with this Python. Its one tool cannot leave the working directory."""
 
     name = "script"
@@ -40,7 +40,7 @@ class Script:
     async def install(self, cache: Path) -> Path:  # noqa: ARG002 - it comes with Evener
         return AGENT.parent
 
-    def launch(self, context: Context, bundle: Path) -> Launch:
+    def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         own = {f"SCRIPT_{name.upper()}": value for name, value in context.options.items()}
         return Launch(
             argv=(sys.executable, "-I", str(bundle / AGENT.name), f"{context.home}/{INSTRUCTION}"),
@@ -53,4 +53,4 @@ class Script:
         return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last[-500:])
 
 
-HARNESS: Final = Script()
+HARNESS: Final = ScriptHarness()

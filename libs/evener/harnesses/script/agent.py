@@ -1,4 +1,4 @@
-"""A self-made agent harness: `python agent.py INSTRUCTION_FILE`. Knows nothing of Evener, needs nothing but Python.
+"""A self-made agent harness: `python agent.py INSTRUCTION_FILE`. It knows nothing of Evener and needs only Python.
 
 It finds its model by OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, offers one tool, and leaves its last answer in answer.txt.
 """
@@ -26,7 +26,7 @@ WRITE_FILE = {"name": "write_file", "description": "Write a file in the working 
 
 
 def ask(messages: list[Message]) -> Message:
-    """Return the model's next message; a request that fails for a passing reason is sent again as it was."""
+    """Return the model's next message. A request that fails for a transient reason is sent again unchanged."""
     wish: Message = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "stream": STREAM}
     body = json.dumps(wish | ({"tools": [{"type": "function", "function": WRITE_FILE}]} if TOOLS else {})).encode()
     failed: object = None
@@ -49,12 +49,12 @@ def ask(messages: list[Message]) -> Message:
 
 
 def wished_pause(retry_after: str) -> float | None:
-    """Return the seconds that a provider asks to be left alone for; None where it names no number. At most a minute."""
+    """Return the seconds, at most a minute, that a provider asks the client to wait. None: it names no number."""
     return min(int(retry_after), LONGEST_SECONDS) if retry_after.isdecimal() else None
 
 
 def read_stream(lines: Iterable[bytes]) -> Message:
-    """Put the deltas of a streamed answer together."""
+    """Assemble the deltas of a streamed answer."""
     content, calls = "", dict[int, Message]()
     for line in lines:
         chunk = json.loads(line[6:]) if line.startswith(b"data: {") else {}
@@ -70,7 +70,7 @@ def read_stream(lines: Iterable[bytes]) -> Message:
 
 
 def use(call: Message) -> str:
-    """Do what a tool call asks for; a mistake of the model becomes the tool's answer."""
+    """Execute a tool call. A mistake of the model becomes the tool's answer."""
     try:
         wanted = json.loads(call["function"]["arguments"])
         path = Path(wanted["path"]).resolve()

@@ -1,0 +1,1 @@
+"""Helpers for code of every layer: threads, retries, the free space of a disk, fault points."""

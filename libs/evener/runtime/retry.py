@@ -1,0 +1,85 @@
+"""Pauses between tries, and the one way to wait for a dependency that is unavailable."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from typing import Final, TypeVar
+
+import structlog
+from msgspec import Struct
+
+from evener.proto.errors import Recoverable
+
+MOST_DOUBLINGS: Final = 60
+"""The limit of doublings of a pause: something that is unavailable for a day is tried thousands of times."""
+LOG_SECONDS: Final = 30.0
+"""How often an ongoing outage is logged."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class Backoff(Struct, frozen=True):
+    """Pauses between tries: each is twice as long as the one before, up to the longest. Iterating yields them for ever."""
+
+    first_seconds: float
+    longest_seconds: float
+
+    def seconds(self, failures: int) -> float:
+        """Return the pause after this many failures in a row, from 1."""
+        return min(self.first_seconds * 2.0 ** min(failures - 1, MOST_DOUBLINGS), self.longest_seconds)
+
+    def __iter__(self) -> Iterator[float]:
+        return map(self.seconds, count(1))
+
+
+PAUSES: Final = Backoff(0.2, 5.0)
+
+
+class Dependency:
+    """Something outside this process that may be unavailable for a while. One object stands for each, and knows for how long."""
+
+    def __init__(self, name: str, pauses: Backoff = PAUSES) -> None:
+        """`name` is the name in the log: `NAME_away`, `NAME_back`."""
+        self._away, self._back = f"{name}_away", f"{name}_back"
+        self._pauses = pauses
+        self._away_since = 0.0
+        self._failed_at = -math.inf
+        """The time of the last failure that no success followed."""
+        self._logged_at = -math.inf
+
+    async def ask(self, ask: Callable[[], Awaitable[T]], seconds: float = math.inf) -> T:
+        """Return what `ask` returns, repeating it while it raises Recoverable. Cancellation ends the wait.
+
+        Raises the error once the dependency has been unavailable for `seconds`, and then at once for later callers.
+        """
+        for pause in self._pauses:
+            try:
+                answer = await ask()
+            except Recoverable as away:
+                if self._note(away) >= seconds:
+                    raise
+            else:
+                self._came_back()
+                return answer
+            await asyncio.sleep(pause)
+        raise AssertionError
+
+    def _note(self, error: Recoverable) -> float:
+        """Note a failure; return for how long the dependency has been away. Failures that are far apart count as separate outages."""
+        now = time.monotonic()
+        if now - self._failed_at > 2 * self._pauses.longest_seconds:
+            self._away_since = now
+        self._failed_at = now
+        if now - self._logged_at >= LOG_SECONDS:
+            self._logged_at = now
+            log.warning(self._away, error=str(error), seconds=round(now - self._away_since, 1))
+        return now - self._away_since
+
+    def _came_back(self) -> None:
+        if self._failed_at > -math.inf:
+            log.info(self._back, seconds=round(time.monotonic() - self._away_since, 1))
+            self._failed_at = self._logged_at = -math.inf

@@ -1,0 +1,66 @@
+"""What a service gets, and what it returns. Only `host` knows how services are started, alone or together."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from starlette.routing import BaseRoute
+
+from evener.blobs.port import Blobs
+from evener.blobs.waited import TIMINGS, BlobTimings, Waited
+from evener.bus.port import Bus
+from evener.proto.fleet import Heartbeat
+from evener.service.auth import Secrets
+
+
+class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
+    """The resources that all services of a process share."""
+
+    bus: Bus
+    blobs: Blobs
+    secrets: Secrets
+    registry: CollectorRegistry
+    instance_id: str
+    """The instance id of this process. A service's own is `<instance_id>-<service>`."""
+    boot_id: str
+    address: str
+    """The base URL of this process's HTTP endpoints."""
+    store_usable: Callable[[], bool] = lambda: True
+    """Whether the blob store can be used now. While it cannot, no work that needs it is taken."""
+    blob_timings: BlobTimings = TIMINGS
+
+    def waiting_blobs(self, *, put_seconds: float | None = None) -> Waited:
+        """Return the blob store for readers of a stream. It waits as long as the store is unavailable, in `put` at most `put_seconds`."""
+        return Waited(self.blobs, put_seconds=put_seconds, timings=self.blob_timings)
+
+    def answering_blobs(self) -> Waited:
+        """Return the blob store for endpoints. It waits a few seconds for a store that is unavailable."""
+        return Waited(self.blobs, self.blob_timings.answer_seconds, timings=self.blob_timings)
+
+
+class Service(Struct, frozen=True, kw_only=True, eq=False):
+    """A running service, as the host sees it."""
+
+    name: str
+    """The name of its folder."""
+    routes: Sequence[BaseRoute] = ()
+    """The routes, mounted at the root. Paths are unique across services, so that all six share one port in `evener up`."""
+    run: Callable[[], Awaitable[None]]
+    """Serves until cancelled. If it returns or raises, it has crashed, and the host restarts the service after a pause."""
+    ready: Callable[[], dict[str, bool]]
+    """The named conditions of readiness, which must all be true."""
+    heartbeat: Callable[[], Heartbeat]
+    """What the host writes to `fleet` every two seconds."""
+    drain: Callable[[], Awaitable[None]]
+    """Called on SIGTERM: stops taking work, and finishes or hands back what is open."""
+
+
+Config_contra = TypeVar("Config_contra", contravariant=True)
+
+
+class OpenService(Protocol[Config_contra]):
+    """The function `open_service` of every service: wires concrete adapters, yields the service, and closes in reverse order."""
+
+    def __call__(self, config: Config_contra, context: ServiceContext) -> AbstractAsyncContextManager[Service]: ...

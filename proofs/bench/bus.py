@@ -1,0 +1,191 @@
+"""make bench-bus: how fast and how soon records are durable, on both buses, beside the bare parts that they are made of.
+
+Latencies are of awaited operations, in milliseconds; rates in records a second. The peers ran in the same process, on the same
+disk and broker: a bare SQLite insert with a synced commit, and a bare idempotent aiokafka producer.
+"""
+
+import asyncio
+import secrets
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvloop
+from aiokafka import AIOKafkaProducer
+from proofs.figures import Row, percentile, report
+
+from evener.bus.embedded import open_embedded
+from evener.bus.kafka import open_kafka
+from evener.bus.port import Bus, Outgoing
+from evener.proto.topics import TOPICS, Topic
+
+KAFKA = Path(__file__).parents[2] / "scripts" / "kafka.py"
+SMALL, CALL = 200, 2048
+SINGLES, LANES, LANE_RECORDS = 500, 64, 100
+PACED_SECONDS = 5.0
+FEW = {name: TOPICS[name] for name in (Topic.SESSIONS, Topic.BUILT)}
+Send = Callable[[int], Awaitable[object]]
+
+
+async def one_after_another(send: Send) -> tuple[list[float], float]:
+    """Return the seconds of each of SINGLES awaited sends, and of all."""
+    taken = []
+    start = time.perf_counter()
+    for number in range(SINGLES):
+        before = time.perf_counter()
+        await send(number)
+        taken.append(time.perf_counter() - before)
+    return taken, time.perf_counter() - start
+
+
+async def lanes(send: Send) -> tuple[list[float], float]:
+    """The same for LANES tasks that each await LANE_RECORDS sends."""
+    taken: list[float] = []
+
+    async def lane(first: int) -> None:
+        for number in range(first, first + LANE_RECORDS):
+            before = time.perf_counter()
+            await send(number)
+            taken.append(time.perf_counter() - before)
+
+    start = time.perf_counter()
+    await asyncio.gather(*(lane(number * LANE_RECORDS) for number in range(LANES)))
+    return taken, time.perf_counter() - start
+
+
+async def paced(send: Send, per_second: int) -> tuple[list[float], float]:
+    """The same for sends that start at a steady rate, whether or not the last one is through."""
+    taken: list[float] = []
+
+    async def one(number: int) -> None:
+        before = time.perf_counter()
+        await send(number)
+        taken.append(time.perf_counter() - before)
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(int(PACED_SECONDS * per_second)):
+            await asyncio.sleep(max(0.0, start + number / per_second - time.perf_counter()))
+            group.create_task(one(number))
+    return taken, time.perf_counter() - start
+
+
+def row(bus: str, what: str, measured: tuple[list[float], float], cpu_seconds: float) -> Row:
+    """Return a line of the table."""
+    taken, seconds = measured
+    return {
+        "bus": bus,
+        "what": what,
+        "records_per_s": len(taken) / seconds,
+        "p50_ms": percentile(taken, 0.5) * 1000,
+        "p99_ms": percentile(taken, 0.99) * 1000,
+        "cpu_ms_each": cpu_seconds / len(taken) * 1000,
+    }
+
+
+async def measure(bus: str, what: str, work: Awaitable[tuple[list[float], float]]) -> Row:
+    """Run one measurement and return its line, with this process's CPU time."""
+    before = time.process_time()
+    measured = await work
+    return row(bus, what, measured, time.process_time() - before)
+
+
+async def bench_bus(name: str, bus: Bus) -> list[Row]:
+    """Measure one bus."""
+    producer = await bus.producer("gateway-0")
+    small, call = secrets.token_bytes(SMALL), secrets.token_bytes(CALL)
+
+    async def send(number: int) -> None:
+        await bus.send([Outgoing(topic=Topic.SESSIONS, key=f"s{number}", value=small)])
+
+    async def commit(number: int) -> None:
+        await producer.commit([Outgoing(topic=Topic.BUILT, key=f"s{number}", value=call)])
+
+    await lanes(send)  # a broker's first seconds are those of its compiler
+    await one_after_another(commit)
+    read_from = {partition: await bus.end(Topic.BUILT, partition) for partition in range(bus.partitions_of(Topic.BUILT))}
+    rows = [
+        await measure(name, f"send one by one, {SMALL} B", one_after_another(send)),
+        await measure(name, f"send, {LANES} lanes, {SMALL} B", lanes(send)),
+        await measure(name, f"commit one by one, {CALL} B", one_after_another(commit)),
+        await measure(name, f"commit, 100/s, {CALL} B", paced(commit, 100)),
+        await measure(name, f"commit, 300/s, {CALL} B", paced(commit, 300)),
+        await measure(name, f"commit, {LANES} lanes, {CALL} B", lanes(commit)),
+    ]
+    before, cpu, count = time.perf_counter(), time.process_time(), 0
+    for partition, start in read_from.items():
+        async for _ in bus.read(Topic.BUILT, partition, start):
+            count += 1
+    rate = count / (time.perf_counter() - before)
+    cpu_each = (time.process_time() - cpu) / count * 1000
+    return [*rows, {"bus": name, "what": f"read back, {CALL} B", "records_per_s": rate, "cpu_ms_each": cpu_each}]
+
+
+async def bench_sqlite(folder: Path) -> list[Row]:
+    """The embedded bus's peer: the same file settings, a commit and a sync for each insert."""
+    connection = sqlite3.connect(folder / "peer.sqlite", isolation_level=None)
+    connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE t (id INTEGER PRIMARY KEY, value BLOB)")
+    rows = []
+    for size in (SMALL, CALL):
+        value = secrets.token_bytes(size)
+
+        async def insert(_: int, value: bytes = value) -> None:
+            connection.execute("INSERT INTO t (value) VALUES (?)", (value,))
+
+        rows.append(await measure("bare sqlite", f"insert one by one, {size} B", one_after_another(insert)))
+    connection.close()
+    return rows
+
+
+async def bench_aiokafka(servers: str, prefix: str) -> list[Row]:
+    """Kafka's peer: an idempotent producer, all replicas, no transaction."""
+    value = secrets.token_bytes(SMALL)
+    async with AIOKafkaProducer(bootstrap_servers=servers, enable_idempotence=True) as producer:
+
+        async def send(number: int) -> None:
+            await producer.send_and_wait(prefix + Topic.SESSIONS, value=value, key=b"s%d" % number)
+
+        return [
+            await measure("bare aiokafka", f"send one by one, {SMALL} B", one_after_another(send)),
+            await measure("bare aiokafka", f"send, {LANES} lanes, {SMALL} B", lanes(send)),
+        ]
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[str]:
+    """Run a broker; yield its address."""
+    process = await asyncio.create_subprocess_exec(sys.executable, str(KAFKA), "run", "--with-parent", stdout=subprocess.PIPE)
+    assert process.stdout
+    try:
+        yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def main() -> None:
+    """Measure everything that is here."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="evener-bench-", dir=".") as folder:
+        async with open_embedded(Path(folder), FEW) as bus:
+            rows += await bench_bus("embedded", bus)
+        rows += await bench_sqlite(Path(folder))
+    if shutil.which("java") and shutil.which("mvn"):
+        async with broker() as servers:
+            prefix = f"b{secrets.token_hex(4)}."
+            async with open_kafka(servers, FEW, 4, prefix) as kafka:
+                rows += await bench_bus("kafka", kafka)
+                rows += await bench_aiokafka(servers, prefix)
+    else:
+        print("Kafka was not measured: it needs Java and Maven", file=sys.stderr)  # noqa: T201 - for whoever ran it
+    report("bench-bus", "Bus: durable records", rows, lanes=LANES, partitions=4, brokers=1)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

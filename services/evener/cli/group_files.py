@@ -1,0 +1,133 @@
+"""Writes groups into files. A file is complete, or as it was before."""
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from msgspec import Struct
+
+from evener.cli.errors import Usage
+from evener.cli.run_cancellation import no_such_run
+from evener.client.client import Client
+from evener.client.views import TaskView
+from evener.formats.neutral import RowsRefused
+from evener.formats.registry import FORMATS, format_named
+from evener.formats.summary import Outcome
+from evener.proto.errors import EvenerError
+from evener.proto.spec import Purpose
+from evener.proto.tasks import TaskOutcome
+from evener.proto.trajectories import GroupMerged
+
+
+class NotWritten(EvenerError):
+    """Name another file, or make its folder writable. Nothing was changed."""
+
+
+class Exported(Struct, frozen=True, kw_only=True):
+    """The result of an export."""
+
+    file: str
+    groups: int
+    """The number of delivered groups of the purpose."""
+    rows: int
+    without_rows: int
+    """The number of delivered groups that have no token to train."""
+    failed: int
+    """The number of groups of the purpose that failed and therefore have no rows."""
+    other_purposes: dict[str, int]
+    """The number of delivered groups of each other purpose, which were not exported."""
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what a user should know who expected more."""
+        if not self.groups:
+            yield "no such group has ended yet; the file is empty" if not self.failed else "all groups failed; the file is empty"
+        elif not self.rows:
+            yield "none of the groups has a token that can be trained; the file is empty"
+        elif self.without_rows:
+            yield f"{self.without_rows} of {self.groups} groups have no token that can be trained, and so no row"
+        if self.other_purposes:
+            listed = ", ".join(f"{count} {purpose}" for purpose, count in sorted(self.other_purposes.items()))
+            yield f"groups of other purposes are not exported ({listed}): use --purpose {min(self.other_purposes)} or --purpose all"
+
+
+async def export_groups(client: Client, file: Path, kind: str, run_id: str | None, purpose: Purpose | None) -> Exported:
+    """Write the rows of all delivered groups of a run (None: of all) and a purpose (None: of any). Raises NoSuchRun."""
+    tasks = await client.tasks(run_id)
+    if run_id is not None and not tasks:
+        raise no_such_run(run_id, await client.tasks())
+    groups = await fetch(client, run_id, purpose)
+    rows = await write_groups(file, kind, groups)
+    merged = [event for event in groups if isinstance(event, GroupMerged)]
+    without = sum(not event.accounting.delivered for event in merged)
+    others = _other_purposes(tasks, purpose)
+    failed = len(groups) - len(merged)
+    return Exported(file=str(file), groups=len(merged), rows=rows, without_rows=without, failed=failed, other_purposes=others)
+
+
+def check_folder(file: Path) -> None:
+    """Raise NotWritten if the file's folder is missing: it may be misspelt, and is not created."""
+    if not file.parent.is_dir():
+        msg = f"cannot write {file}: there is no folder {file.parent}"
+        raise NotWritten(msg)
+
+
+def format_of(file: Path, given: str | None) -> str:
+    """Return the format of a file to write, by name or by the file's extension. Raises Usage."""
+    kind = given or file.suffix.removeprefix(".")
+    if kind in FORMATS:
+        return kind
+    if given:
+        msg = f"--format {given!r} is none of {', '.join(FORMATS)}"
+        raise Usage(msg)
+    msg = f"cannot tell the format of {file.name}: call it {' or '.join(f'*.{name}' for name in FORMATS)}, or give --format"
+    raise Usage(msg)
+
+
+async def fetch(client: Client, run_id: str | None, purpose: Purpose | None = None) -> list[Outcome]:
+    """Return all groups that have ended, in the order of their ids."""
+    return sorted([event async for event in client.groups(run_id, purpose=purpose)], key=lambda event: event.group_id)
+
+
+async def write_groups(file: Path, kind: str, groups: Sequence[Outcome]) -> int:
+    """Write the rows of the delivered groups; return their number."""
+    merged = [event for event in groups if isinstance(event, GroupMerged)]
+    return await asyncio.to_thread(_write, file, lambda sink: format_named(kind).write(merged, sink))
+
+
+def write_bytes(file: Path, data: bytes) -> None:
+    """Write a whole file."""
+    _write(file, lambda sink: sink.write(data))
+
+
+def _other_purposes(tasks: Sequence[TaskView], purpose: Purpose | None) -> dict[str, int]:
+    """Return the number of delivered groups of each purpose but this one."""
+    delivered = [task.purpose for task in tasks if task.outcome in {TaskOutcome.MERGED, TaskOutcome.KEPT}]
+    return dict(Counter(found.value for found in delivered if purpose is not None and found is not purpose))
+
+
+def _write(file: Path, fill: Callable[[IO[bytes]], int]) -> int:
+    try:
+        with _whole(file) as sink:
+            return fill(sink)
+    except (OSError, RowsRefused) as cause:
+        msg = f"cannot write {file}: {(isinstance(cause, OSError) and cause.strerror) or cause}"
+        raise NotWritten(msg) from cause
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[IO[bytes]]:
+    """Yield a temporary file that replaces `file` at the end of this block, or is removed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as sink:
+        draft = Path(sink.name)
+        try:
+            yield sink
+        except BaseException:
+            draft.unlink()
+            raise
+    draft.chmod(0o644)
+    draft.replace(file)

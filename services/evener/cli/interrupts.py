@@ -1,0 +1,53 @@
+"""Handles Ctrl-C and SIGTERM while a command waits for the services: the first ends the wait, the second ends the command."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, cast
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+BY_SIGNAL: Final = 128
+"""The exit code of a process that a signal ended is this plus the signal's number."""
+
+
+class Leaving:
+    """Whether a signal asked the command to end."""
+
+    def __init__(self) -> None:
+        self.number: signal.Signals | None = None
+        """The first signal. None: there was none."""
+
+    @property
+    def code(self) -> int:
+        """The exit code of an interrupted command."""
+        return BY_SIGNAL + (self.number or 0)
+
+    def taken_back(self) -> int:
+        """Return the exit code, and undo the cancellation so that the command can end normally."""
+        cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
+        return self.code
+
+
+@contextmanager
+def leaving() -> Iterator[Leaving]:
+    """Cancel this task at the first signal inside this block, and end the process at the second."""
+    asked = Leaving()
+    loop, task = asyncio.get_running_loop(), cast("asyncio.Task[object]", asyncio.current_task())
+
+    def heard(number: signal.Signals) -> None:
+        if asked.number is not None:
+            os._exit(BY_SIGNAL + number)  # children die with this process
+        asked.number = number
+        task.cancel()
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        loop.add_signal_handler(number, heard, number)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

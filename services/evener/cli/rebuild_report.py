@@ -1,0 +1,127 @@
+"""Shows rebuilt sessions on a terminal or as JSON, and writes them as files."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from msgspec import structs
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from evener.cli.errors import Usage
+from evener.cli.group_files import write_bytes
+from evener.cli.progress import console, tell
+from evener.client.session_views import RebuildRequest, Rebuilt
+from evener.formats.jsonl import line
+from evener.formats.neutral import session_rows
+from evener.proto.codec import encode
+from evener.proto.spec import Strategy
+from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
+from evener.service.exits import complain
+
+UNIT_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+
+def request_of(sessions: Sequence[str], since: str | None, run: str | None, strategy: str | None, *, whole: bool) -> RebuildRequest:
+    """Return the request for these arguments. Raises Usage."""
+    if sessions and (since or run):
+        msg = "sessions by name and --since or --run contradict each other"
+        raise Usage(msg)
+    if not sessions and not since and not run:
+        msg = "name sessions, or give --since or --run"
+        raise Usage(msg)
+    return RebuildRequest(
+        sessions=tuple(dict.fromkeys(sessions)),
+        since=None if since is None else since_seconds(since, time.time()),
+        run_id=run,
+        strategy=Strategy(strategy) if strategy else None,
+        whole=whole,
+    )
+
+
+def since_seconds(told: str, now: float) -> float:
+    """Return an ISO time, or a duration before `now`, in Unix seconds. Raises Usage."""
+    if duration := _DURATION.fullmatch(told):
+        return now - float(duration[1]) * UNIT_SECONDS[duration[2]]
+    try:
+        return datetime.fromisoformat(told).timestamp()
+    except (ValueError, OverflowError, OSError) as cause:
+        msg = f"--since {told!r} is neither an ISO time, such as 2026-01-31T12:00, nor a duration, such as 90s, 30m, 2h, 7d"
+        raise Usage(msg) from cause
+
+
+class RebuildReport:
+    """The output of `evener rebuild`, session by session and at the end."""
+
+    def __init__(self, *, as_json: bool, out: Path | None) -> None:
+        self._console = console()
+        self._json = as_json
+        self._out = out
+        self._counts = {"equal": 0, "different": 0, "not compared": 0, "not built": 0}
+        self._bar: Progress | None = None
+
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        """Show the progress on a terminal while this block runs."""
+        columns = (TextColumn("rebuilt"), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._console, transient=True, disable=self._json or not self._console.is_terminal) as bar:
+            bar.add_task("rebuilt", total=None)
+            self._bar = bar
+            yield
+
+    async def add(self, rebuilt: Rebuilt) -> None:
+        """Report one session, and write its files if requested. Raises NotWritten."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=rebuilt.number, total=rebuilt.total)
+        self._counts[_verdict(rebuilt)] += 1
+        if rebuilt.trajectory is not None and self._out is not None:
+            await asyncio.to_thread(_write, self._out, rebuilt.trajectory)
+        if self._json:
+            tell(structs.replace(rebuilt, trajectory=None))
+        elif rebuilt.problem is not None:
+            complain(rebuilt.problem)
+        else:
+            self._console.print(_line(rebuilt), soft_wrap=True)
+
+    def end(self) -> int:
+        """Report the number of sessions by result; return the exit code."""
+        total = sum(self._counts.values())
+        if not total:
+            complain("warning: no such session has ended")
+        elif total > 1 and not self._json:
+            said = ", ".join(f"{count} {name}" for name, count in self._counts.items() if count)
+            self._console.print(f"{total} sessions: {said}", highlight=False)
+        return 1 if self._counts["different"] or self._counts["not built"] else 0
+
+
+def _verdict(rebuilt: Rebuilt) -> str:
+    if rebuilt.problem is not None:
+        return "not built"
+    return {True: "equal", False: "different", None: "not compared"}[rebuilt.equal]
+
+
+def _line(rebuilt: Rebuilt) -> Text:
+    verdict = _verdict(rebuilt)
+    text = Text(f"{rebuilt.session_id}  {rebuilt.rows} rows, {rebuilt.tokens} tokens, {rebuilt.trained} trained  {rebuilt.digest[:16]}  ")
+    text.append(verdict, {"equal": "green", "different": "red"}.get(verdict, "yellow"))
+    if rebuilt.equal is None:
+        text.append(" (nothing recorded)" if rebuilt.recorded is None else " (recorded by another strategy)")
+    elif rebuilt.differs:
+        text.append(f" in {', '.join(rebuilt.differs)}; recorded {(rebuilt.recorded or '')[:16]}")
+    text.append(f"  from the {rebuilt.source.value}")
+    for inconsistency in rebuilt.inconsistencies:
+        text.append(f"\n  inconsistency: {inconsistency}", "red")
+    return text
+
+
+def _write(folder: Path, trajectory: TrajectoryBuilt) -> None:
+    """Write the event, and its rows in the neutral format, ungraded."""
+    scored = TrajectoryScored(trajectory=trajectory, grader=trajectory.spec.grader.name, scored_at=trajectory.sealed_at)
+    write_bytes(folder / f"{trajectory.session_id}.msgpack", encode(trajectory))
+    write_bytes(folder / f"{trajectory.session_id}.jsonl", b"".join(line(row) for row in session_rows(scored)))

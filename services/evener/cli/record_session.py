@@ -1,0 +1,167 @@
+"""Records a session whose harness runs here, or anywhere that reaches the relay."""
+
+import asyncio
+import math
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from evener.cli.connection import connect
+from evener.cli.errors import Usage
+from evener.cli.progress import tell
+from evener.cli.record_summary import line, words
+from evener.cli.submission import known_quirks
+from evener.client.client import Client
+from evener.client.errors import ClientError
+from evener.client.views import TaskView
+from evener.harnesses.provider import CONTRARY
+from evener.proto.ids import session_of
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, Streaming, TaskRef
+from evener.proto.tasks import TaskOptions
+from evener.service.exits import complain
+from evener.tasks.directory import load
+from evener.tasks.pack import pack
+
+BEAT_SECONDS: Final = 5.0
+END_SECONDS: Final = 120.0
+"""How long the command waits for its session to be graded and kept."""
+
+
+class NotRunnable(Usage):
+    """Give a program that can be started, after `--`."""
+
+
+async def record_session(
+    command: Sequence[str],
+    *,
+    task: Path | None,
+    reward: float | None,
+    policy: str,
+    sampling: Sampling,
+    streaming: Streaming,
+    harness: str | None,
+    quirks: Path | None,
+    state: Path | None,
+) -> int:
+    """Record one session; return the program's exit code."""
+    if harness is not None and quirks is not None:
+        msg = "--harness and --quirks contradict each other: the file replaces the quirks of the harness"
+        raise Usage(msg)
+    recorded = HarnessSpec(name=harness or "none", sandbox="none", quirks=known_quirks(harness, quirks))
+    if task is not None and reward is not None:
+        msg = "--reward and --task contradict each other: a task has its own grader"
+        raise Usage(msg)
+    if reward is not None and not math.isfinite(reward):
+        msg = f"--reward {reward} is not a finite number"
+        raise Usage(msg)
+    if command and shutil.which(command[0]) is None:
+        msg = f"there is no program {command[0]!r}"
+        raise NotRunnable(msg)
+    async with connect(state, sampling=True) as client:
+        ref = await _put(client, task) if task else None
+        grader = load(task).grader if task else GraderSpec(name="fixed" if reward is not None else "none")
+        task_id = f"record-{token_hex(4)}"
+        options = TaskOptions(
+            run_id=task_id,
+            purpose=Purpose.COLLECT,
+            harness=recorded,
+            policy=policy,
+            sampling=sampling,
+            streaming=streaming,
+            budgets=Budgets(attempts=1),
+            grader=grader,
+        )
+        await client.submit(options, task=ref, task_id=task_id)
+        session_id = session_of(task_id, 0)
+        recording = await client.recording(session_id)
+        tell({"session": session_id, "base_url": recording.base_url, "key": recording.key})
+        async with _heartbeats(client, session_id):
+            code = await (_run(command, recording.environment) if command else _until_interrupted())
+        await _exited(client, session_id, code, reward)
+        task_view = await _ended(client, task_id)
+        view = await client.session(session_id)
+        tell(line(view, task_view, code))
+        for sentence in words(view):
+            complain(sentence)
+    return code if code >= 0 else 128 - code
+
+
+async def _put(client: Client, task: Path) -> TaskRef:
+    packed = await asyncio.to_thread(pack, task)
+    await client.put_blob(packed.data)
+    return packed.ref
+
+
+async def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the program with the session's variables; return its exit code, negative for a signal. Ctrl-C reaches the program too."""
+    own = {name: value for name, value in os.environ.items() if name not in CONTRARY}
+    program = await asyncio.create_subprocess_exec(*command, env={**own, **environment})
+    with _on_signals(lambda number: program.terminate() if number == signal.SIGTERM else None):
+        return await program.wait()
+
+
+async def _until_interrupted() -> int:
+    """Keep the session open for any program that uses its base URL and key."""
+    left = asyncio.Event()
+    with _on_signals(lambda _: left.set()):
+        await left.wait()
+    return 0
+
+
+@contextmanager
+def _on_signals(act: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `act` on Ctrl-C (which the program gets too) and SIGTERM, instead of ending the command."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        loop.add_signal_handler(number, act, number)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+@asynccontextmanager
+async def _heartbeats(client: Client, session_id: str) -> AsyncIterator[None]:
+    """Tell the runner that the session is in use, while this block runs."""
+
+    async def beat() -> None:
+        while True:
+            try:
+                await client.recording_heartbeat(session_id)
+            except ClientError as error:
+                complain(str(error))
+            await asyncio.sleep(BEAT_SECONDS)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.wait({beating})
+
+
+async def _exited(client: Client, session_id: str, code: int, reward: float | None) -> None:
+    """Report the exit to the runner. If the runner has ended the session already, say so, and that the reward is lost."""
+    try:
+        await client.recording_exited(session_id, exit_code=code, reward=reward)
+    except ClientError as error:
+        complain(f"session {session_id} ended before its program did: {error}{'; its reward is lost' if reward is not None else ''}")
+
+
+async def _ended(client: Client, task_id: str) -> TaskView | None:
+    """Wait until the recording was rebuilt and graded. None: it takes too long."""
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            return await anext(view async for view in client.watch(task_id) if view.outcome is not None)
+    except TimeoutError:
+        complain(f"task {task_id} was not graded within {END_SECONDS:g} s; grading continues if `evener up` runs")
+        return None

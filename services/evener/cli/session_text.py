@@ -1,0 +1,109 @@
+"""The heading, accounting and conversations of a session, for a terminal."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from evener.client.session_views import SessionSource, SessionView
+from evener.proto.arrays import int32s, uint8s
+from evener.proto.trajectories import Row
+
+ROLES = {"system": "magenta", "developer": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> RenderableType:
+    """Return the facts about the whole session, followed by `more`."""
+    trajectory, told = view.trajectory, view.told
+    exited = trajectory.exit if trajectory else None
+    facts = [
+        (
+            "session",
+            f"{view.session_id}, attempt {told.attempt}{', from its stored records' if view.source is SessionSource.RECORDS else ''}",
+        ),
+        ("task", told.spec.task.name if told.spec.task else "a recording"),
+        ("harness", f"{told.spec.harness.name} {(trajectory.harness_version if trajectory else None) or ''}"),
+        (
+            "end",
+            f"{trajectory.termination_reason.value} {trajectory.detail or _last_failure(view)}"
+            if trajectory
+            else "still open; the following is what it would be if it ended now",
+        ),
+    ]
+    if exited:
+        facts.append(("time", f"{exited.agent_seconds:.1f} s on the agent's clock, {exited.wall_seconds:.1f} s in all"))
+    return _facts([*facts, *more])
+
+
+def _last_failure(view: SessionView) -> str:
+    """Return the failure of the last call. Empty: it did not fail."""
+    last = view.calls[-1] if view.calls else None
+    return f"(last call: {last.detail})" if last is not None and last.failure is not None and last.detail else ""
+
+
+def accounts(view: SessionView) -> RenderableType:
+    """Return where every sampled token went, and every inconsistency."""
+    told = view.told
+    books = told.accounting
+    excluded = ", ".join(f"{count} {reason.value}" for reason, count in books.excluded.items()) or "none"
+    counts = {
+        "side": books.side_calls,
+        "failed": books.failed_calls,
+        "lost with their gateway": books.lost_calls,
+    }
+    kinds = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    facts = [
+        ("tokens", f"{books.sampled} sampled = {books.delivered} in rows + {sum(books.excluded.values())} excluded: {excluded}"),
+        ("calls", f"{len(view.calls)}{f' ({kinds})' if kinds else ''}, in {len(told.rows)} rows"),
+    ]
+    if books.resampled or books.reinstated:
+        facts.append(("of these", f"{books.resampled} tokens resampled, {books.reinstated} reinstated"))
+    return _facts(facts, told.inconsistencies)
+
+
+def conversations(view: SessionView) -> RenderableType:
+    """Return the messages of each row. For a session without rows: those of its main branch."""
+    parts: list[RenderableType] = []
+    rows = view.told.rows
+    for number, messages in enumerate(view.messages):
+        parts.append(rule(number, rows[number]) if rows else Rule("no row", align="left"))
+        parts += [part for message in messages for part in _message(message)]
+    return Group(*parts)
+
+
+def _facts(facts: Sequence[tuple[str, str]], inconsistencies: Sequence[str] = ()) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, fact in facts:
+        grid.add_row(name, Text(fact.strip(), overflow="fold"))
+    for inconsistency in inconsistencies:
+        grid.add_row(Text("inconsistent", "red"), Text(inconsistency))
+    return grid
+
+
+def rule(number: int, row: Row) -> Rule:
+    """Return the line above a row."""
+    trained = int(np.sum(uint8s(row.loss_mask)))
+    return Rule(f"row {number}: {row.kind.value}, {len(int32s(row.ids))} tokens, {trained} trained, {row.fidelity.value}", align="left")
+
+
+def _message(message: dict[str, Any]) -> Iterator[Text]:
+    role = str(message["role"])
+    yield Text(role, f"bold {ROLES.get(role, 'white')}")
+    if message.get("reasoning"):
+        yield Text(str(message["reasoning"]), "italic dim")
+    if content := _content(message.get("content")):
+        yield Text(content)
+    for call in message.get("tool_calls") or ():
+        arguments = call["arguments"]
+        yield Text(f"→ {call['name']}({arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)})", "blue")
+
+
+def _content(content: object) -> str:
+    if isinstance(content, list):
+        return "\n".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in content)
+    return str(content or "")

@@ -1,0 +1,200 @@
+"""Plans and submits the tasks of a run."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct, structs
+
+from evener.cli.errors import Usage
+from evener.client.client import Client
+from evener.harnesses.port import Harness, HarnessError
+from evener.harnesses.quirks_file import read_quirks
+from evener.harnesses.registry import harness
+from evener.proto.errors import ConfigError, EvenerError
+from evener.proto.names import unknown
+from evener.proto.spec import Budgets, GroupOptions, HarnessSpec, Purpose, Quirks, Sampling, Streaming, Target
+from evener.proto.tasks import TaskOptions, group_problem
+from evener.service.exits import complain
+from evener.service.text_values import from_text
+from evener.tasks.directory import Task, find, load
+from evener.tasks.errors import TaskError
+from evener.tasks.pack import Packed, pack
+
+RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+StructT = TypeVar("StructT", bound=Struct)
+
+
+class TaskNeedsMore(EvenerError):
+    """Leave the task out, or change it so that it runs in a plain working directory: no image, no network rules."""
+
+
+class RunRequest(Struct, frozen=True, kw_only=True):
+    """What to do with all tasks of a run."""
+
+    run_id: str
+    harness: HarnessSpec
+    samples: int
+    purpose: Purpose
+    policy: str = "policy"
+    sampling: Sampling = Sampling()
+    budgets: Budgets = Budgets()
+    group: GroupOptions = GroupOptions()
+    models: dict[str, Target] = {}
+    streaming: Streaming = Streaming.BUFFERED
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """A task that is ready to be submitted."""
+
+    task_id: str
+    packed: Packed
+    options: TaskOptions
+
+
+def plan(folder: Path, run_request: RunRequest) -> list[Planned]:
+    """Read and pack the task in `folder`, or all tasks in it. Raises TaskError, Usage. Blocks: call it in a thread."""
+    planned: dict[str, Planned] = {}
+    for path in find(folder):
+        task = load(path)
+        if task.needs and run_request.harness.sandbox == "local":
+            msg = f"task {path} needs what the sandbox `local` cannot give: {', '.join(task.needs)}"
+            raise TaskNeedsMore(msg)
+        task_id = task_id_of(run_request.run_id, task.name)
+        if task_id in planned:
+            msg = f"two tasks in {folder} are called {task.name!r}: give one of them another name in its task.toml"
+            raise TaskError(msg)
+        planned[task_id] = Planned(task_id=task_id, packed=pack(path), options=_options(run_request, task))
+    return list(planned.values())
+
+
+async def submit(client: Client, planned: Sequence[Planned]) -> None:
+    """Put the tasks' archives into the blob store and submit them. Submitting the same ids again changes nothing."""
+    for each in planned:
+        await client.put_blob(each.packed.data)
+        await client.submit(each.options, task=each.packed.ref, task_id=each.task_id)
+
+
+def run_name(given: str | None, prefix: str) -> str:
+    """Return the name of a run, a new one if none is given. Raises Usage."""
+    name = given or f"{prefix}-{token_hex(4)}"
+    if not RUN_ID.fullmatch(name):
+        msg = f"--run-id {name!r} is not 1 to 60 letters, digits, '.', '_' and '-' that begin with a letter or digit"
+        raise Usage(msg)
+    return name
+
+
+def task_id_of(run_id: str, name: str) -> str:
+    """Return the id of a task in a run: at most 100 letters, digits, '.', '_' and '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{run_id}.{name}")[:100]
+
+
+def harness_spec(name: str, options: Mapping[str, str], quirks: Path | None = None) -> HarnessSpec:
+    """Return the spec of a harness with its options and a file of quirks. Raises Usage if the harness or an option is unknown."""
+    found = known_harness(name)
+    try:
+        found.check(options)
+    except HarnessError as cause:
+        raise Usage(str(cause.args[0])) from cause
+    return HarnessSpec(name=name, options=dict(options), quirks=known_quirks(None, quirks))
+
+
+def model_map(given: Iterable[str], policy: str) -> dict[str, Target]:
+    """Return what NAME=TARGET says of each model name. Raises Usage."""
+    targets: dict[str, Target] = {}
+    for each in given:
+        name, _, target = each.partition("=")
+        kind, _, value = target.partition(":")
+        match kind:
+            case "policy" if name and not value:
+                targets[name] = Target(policy=policy)
+            case "frozen" if name and value:
+                targets[name] = Target(frozen=value)
+            case "refuse" if name and value:
+                targets[name] = Target(refuse=value)
+            case _:
+                msg = f"--models {each!r} is none of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"
+                raise Usage(msg)
+    return targets
+
+
+def known_quirks(name: str | None, file: Path | None) -> Quirks | None:
+    """Return the quirks in a file, or those that the harness of this name declares. None: neither is given."""
+    try:
+        if file is not None:
+            return read_quirks(file)
+        return None if name is None else harness(name).quirks
+    except HarnessError as cause:
+        raise Usage(str(cause.args[0])) from cause
+
+
+def known_harness(name: str) -> Harness:
+    """Return the harness of this name. Raises Usage if it is unknown."""
+    try:
+        return harness(name)
+    except HarnessError as cause:
+        raise Usage(str(cause.args[0])) from cause
+
+
+def trusting(run_request: RunRequest, *, trust_local: bool) -> tuple[str, ...]:
+    """Return the options of an `up` that is started for the run. If the run needs trust and has it, warn what that means.
+
+    Raises Usage if the run needs trust and does not have it.
+    """
+    if not trust_local:
+        if harness(run_request.harness.name).has_tools:
+            msg = (
+                f"harness {run_request.harness.name} has tools, and a `local` sandbox is a plain process: what the model writes would run "
+                "on this machine with your rights. Give --trust-local if you trust the tasks and the model"
+            )
+            raise Usage(msg)
+        return ()
+    if harness(run_request.harness.name).has_tools:
+        complain(
+            f"warning: harness {run_request.harness.name} has tools, and a `local` sandbox is a plain process: what the model writes runs "
+            "on this machine with your rights; use tasks and models that you trust"
+        )
+    return ("--trust-local",)
+
+
+def read(kind: type[StructT], given: Mapping[str, str], flag: str) -> StructT:
+    """Return flags `--FLAG.KEY VALUE` as a Struct. Raises ConfigError naming the key."""
+    types = {field.name: field.type for field in structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name not in types:
+            msg = unknown("key", name, types, f"in --{flag}.{key}")
+            raise ConfigError(msg)
+        try:
+            values[name] = from_text(value, types[name])
+        except ValueError as cause:
+            msg = f"--{flag}.{key}: {cause}"
+            raise ConfigError(msg) from cause
+    return kind(**values)
+
+
+def _options(run_request: RunRequest, task: Task) -> TaskOptions:
+    budgets = run_request.budgets
+    if budgets.agent_seconds is None and task.agent_seconds is not None:
+        budgets = structs.replace(budgets, agent_seconds=task.agent_seconds)
+    options = TaskOptions(
+        run_id=run_request.run_id,
+        samples=run_request.samples,
+        purpose=run_request.purpose,
+        harness=run_request.harness,
+        policy=run_request.policy,
+        sampling=run_request.sampling,
+        streaming=run_request.streaming,
+        budgets=budgets,
+        group=run_request.group,
+        models=run_request.models,
+        grader=task.grader,
+    )
+    if (problem := group_problem(options)) is not None:
+        field, what = problem
+        msg = f"--group.{field.replace('_', '-')}: {what}"
+        raise Usage(msg)
+    return options

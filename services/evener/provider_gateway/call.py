@@ -1,0 +1,325 @@
+"""A call in flight: one task takes it from placement to commit, and one place in it decides what happens to errors."""
+
+import asyncio
+import time
+from contextlib import ExitStack, suppress
+from typing import Final
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+
+from evener.blobs.port import BlobError
+from evener.bus.port import BusError, Fenced
+from evener.dialects.canonical import NOTHING, Overflow, RequestError
+from evener.engines.port import EngineUnreachable
+from evener.proto.codec import AnyEvent
+from evener.proto.errors import EvenerError
+from evener.proto.reasons import CallFailure
+from evener.proto.relay import Admitted, Waiting
+from evener.proto.sessions import CallClosed, CallFailed, CallOpened
+from evener.provider_gateway import records
+from evener.provider_gateway.core import STOP_STATUS, Sample, answer_tokens, unsupported
+from evener.provider_gateway.engine_handle import EngineHandle
+from evener.provider_gateway.engine_scheduler import AdmissionPermit, EngineScheduler
+from evener.provider_gateway.failures import CallError, call_error, overloaded
+from evener.provider_gateway.feed import Answered, CallFeed, Rejected, Unserved
+from evener.provider_gateway.partition import Partition
+from evener.provider_gateway.pauses import LOOK_SECONDS
+from evener.provider_gateway.placement import PlacedCall, Placer, PolicyUnknown
+from evener.provider_gateway.request import ParsedRequest, too_long
+from evener.provider_gateway.sampling import Sampling
+from evener.provider_gateway.session import SessionRuntime
+from evener.provider_gateway.timings import GatewayTimings
+from evener.runtime.faults import point
+from evener.service.telemetry import Metrics
+from evener.service.tracing import step
+
+TRANSPARENT_TRIES: Final = 8
+"""How often engines may fail a request before its harness is told: the request itself may be the cause."""
+
+log = structlog.get_logger()
+tracer = trace.get_tracer("evener.provider_gateway")
+
+
+class CallServices(Struct, frozen=True, kw_only=True, eq=False):
+    """What all calls of a gateway share."""
+
+    engines: EngineScheduler
+    placer: Placer
+    metrics: Metrics
+    timings: GatewayTimings
+    disconnect_grace_seconds: float
+    transparent_retry_seconds: float
+
+
+class InflightCall:
+    """One call that is being answered, for one request or several."""
+
+    def __init__(
+        self,
+        services: CallServices,
+        partition: Partition,
+        session: SessionRuntime,
+        request: ParsedRequest,
+        *,
+        sample: Sample,
+        permit: AdmissionPermit,
+    ) -> None:
+        self.body_digest = request.body_digest
+        self.feed = CallFeed(services.disconnect_grace_seconds, self.cancel)
+        self.requests = {request.request_id}
+        """The requests that wait for the call."""
+        self.left: set[str] = set()
+        """The requests whose harness disconnected."""
+        self._services = services
+        self._partition = partition
+        self._session = session
+        self._request = request
+        self._sample = sample
+        self._permit = permit
+        self._opened: CallOpened | None = None
+        """The opening of the call, as far as it is known. None: the call is being placed."""
+        self._sampling: Sampling | None = None
+        """The sampling. None: the call has no engine yet."""
+        self._recording = False
+        """Whether the call's end is being recorded, which nothing stops."""
+        self._stopped = False
+        """Whether the call's attempt is over."""
+        self._broken_off = False
+        """Whether this gateway gives the call up: listeners get no outcome, so that their relays ask the next owner."""
+        session.calls[request.request_id] = self
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._land)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no other request may join it."""
+        return self.feed.ended or self._stopped
+
+    @property
+    def listened(self) -> bool:
+        """Whether any listener waits for the call."""
+        return self.feed.listened
+
+    def join(self, request_id: str) -> None:
+        """Let another request wait for it."""
+        self._session.calls[request_id] = self
+        self.requests.add(request_id)
+
+    def cancel(self) -> None:
+        """Stop the sampling. What was sampled is recorded as aborted."""
+        if not self._recording:
+            self._task.cancel()
+
+    def stop(self) -> None:
+        """Cancel the call because its attempt is over. No other request joins it."""
+        self._stopped = True
+        self.cancel()
+
+    def break_off(self) -> None:
+        """End the call without a record, and the streams of all listeners without an outcome."""
+        self._broken_off = True
+        self.feed.break_off()
+        self.cancel()
+
+    async def over(self) -> None:
+        """Wait until the call is recorded."""
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        """Run the call to its end."""
+        attributes = {"evener.session.id": self._session.session_id, "evener.request.id": self._request.request_id}
+        with (
+            ExitStack() as held,
+            tracer.start_as_current_span("call", context=self._request.trace, kind=SpanKind.SERVER, attributes=attributes) as span,
+        ):
+            self._services.metrics.calls_open.inc()
+            held.callback(self._services.metrics.calls_open.dec)
+            try:
+                await self._answer(held)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a bug is told and recorded too
+                self._recording = True
+                span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
+                await self._fail(error)
+            self._count(span)
+        with suppress(BusError):  # the relay says it again
+            await self._partition.note_undelivered(self._session, self.left)
+
+    async def _answer(self, held: ExitStack) -> None:
+        """Place, sample and commit the call, then release the answer. The call counts to its session's budgets while `held` is open."""
+        session, services, request = self._session, self._services, self._request
+        with step(tracer, "placement"):
+            placed = await services.placer.place(session, request, self._sample)
+        self._opened = records.opened(placed)
+        extends = placed.tokens.placement.parent is not None
+        held.enter_context(session.budget.reserve(placed.call_id, extends=extends, answers=request.canonical.n, looping=placed.looping))
+        async with services.engines.lease(placed.target, session.session_id, self._permit) as lease:
+            self._opened = replace(self._opened, engine_id=lease.engine.joined.engine_id)
+            self._warn_of_inexact(lease.engine)
+            limit = answer_limit(placed, lease.engine, session.budget.share(placed.call_id))
+            opened = self._opened = replace(self._opened, max_tokens=limit)
+            sampling = self._sampling = Sampling(session, placed, opened, lease, self.feed, max_tokens=limit, timings=services.timings)
+            self.feed.put(Admitted(prompt_tokens=opened.prompt_tokens))
+            await point("gateway.admitted")
+            with step(tracer, "engine", SpanKind.CLIENT):
+                await sampling.run(self._partition.writer)
+        self._recording = True
+        closed = await sampling.closed()
+        with step(tracer, "commit"):
+            await self._commit(opened, closed)
+        await point("gateway.committed")
+        self.feed.put(Answered(opened=opened, closed=closed, streamed=self.feed.streamed))
+
+    async def _commit(self, opened: CallOpened, closed: CallClosed) -> None:
+        """Commit the call with its answer. Time that this takes beyond a moment is not the agent's: relays are told as it passes."""
+        loop = asyncio.get_running_loop()
+        told, committed = loop.time(), self._partition.writer.commit(self._session, [opened, closed])
+        while not (await asyncio.wait([committed], timeout=LOOK_SECONDS))[0]:
+            self.feed.put(Waiting(seconds=loop.time() - told))
+            told = loop.time()
+        committed.result()
+
+    async def _fail(self, error: BaseException) -> None:
+        """Record why there is no answer, then tell the harness in its dialect, or only the relay. All errors of a call end here.
+
+        The log comes first: while it cannot be written, nothing else is sent.
+        """
+        if self._broken_off or isinstance(error, Fenced):
+            self.break_off()
+            return
+        try:
+            if not isinstance(error, Exception):
+                await self._abort()
+                return
+            failure = self._failure(error)
+            if self._opened is not None:
+                tokens = 0 if self._sampling is None else self._sampling.tokens
+                await self._record(self._opened, records.failed(self._opened, failure.reason, failure.detail, failure.error.status, tokens))
+        except Fenced:
+            self.break_off()
+            return
+        except (BusError, BlobError) as unwritten:
+            if not isinstance(error, Exception):
+                return
+            error, failure = unwritten, call_error(unwritten, self._request)
+        if not self._is_sent_again(error):
+            self.feed.put(Rejected(failure.error))
+            return
+        if self._sampling is not None:  # what was sampled in vain is not the agent's time
+            self.feed.put(Waiting(seconds=time.time() - self._sampling.began))
+        self.feed.put(Unserved(str(error.args[0]) if isinstance(error, PolicyUnknown) else ""))
+
+    def _failure(self, error: Exception) -> CallError:
+        """Return what is recorded of an error and sent to the harness. An unexpected error has a call in the log too."""
+        if not isinstance(error, EvenerError):
+            log.error("call_crashed", session_id=self._session.session_id, request_id=self._request.request_id, exc_info=error)
+            if self._opened is None:
+                self._opened = records.opened(self._services.placer.nowhere(self._session, self._request, self._sample))
+        return call_error(error, self._request)
+
+    async def _abort(self) -> None:
+        """Record what was sampled as aborted, or that there was nothing, because the harness disconnected or the attempt is over."""
+        opened, sampling = self._opened, self._sampling
+        if opened is None:
+            return
+        if sampling is None:
+            none_free = overloaded("no engine was free")
+            await self._record(opened, records.failed(opened, CallFailure.OVERLOADED, none_free.message, none_free.status))
+            return
+        failed = records.failed(opened, CallFailure.CANCELLED, "the harness left", STOP_STATUS, sampling.tokens)
+        await self._record(opened, failed, await sampling.closed(aborted=True) if sampling.tokens else None)
+
+    async def _record(self, opened: CallOpened, failed: CallFailed, closed: CallClosed | None = None) -> None:
+        """Commit an end without an answer. The session owes the tokens sampled in vain to the accounting until the log takes them."""
+        if self._sampling is not None and self._sampling.opening is not None:
+            await asyncio.wait([self._sampling.opening])
+        owed: list[AnyEvent] = [opened, failed] if failed.sampled_tokens else []
+        await self._partition.writer.commit(self._session, [opened, closed or failed], owed=owed)
+
+    def _is_sent_again(self, error: Exception) -> bool:
+        """Return whether the relay should send the request again, unseen by the harness: an engine, the log or the policy may come back."""
+        session, request_id = self._session, self._request.request_id
+        if self.feed.streamed != NOTHING:  # the harness has seen a part of it
+            return False
+        match error:
+            case PolicyUnknown():
+                return True
+            case EngineUnreachable():
+                session.failed_tries[request_id] += 1
+                return session.failed_tries[request_id] < TRANSPARENT_TRIES
+            case BusError():
+                now = asyncio.get_running_loop().time()
+                return now - session.unwritten_since.setdefault(request_id, now) < self._services.transparent_retry_seconds
+            case _:  # a blob store was waited for already, as long as a harness may be kept waiting
+                return False
+
+    def _land(self, _: asyncio.Task[None]) -> None:
+        """Remove the ended call. If it was cancelled before it began, or has no outcome, only the relay is told."""
+        for request_id in self.requests:
+            self._session.calls.pop(request_id, None)
+        if not self._broken_off:
+            self.feed.put(Unserved())
+
+    def _warn_of_inexact(self, engine: EngineHandle) -> None:
+        """Warn the operator once per session that nothing of it can be trained with these settings."""
+        sampling = self._session.started.spec.sampling
+        if not self._session.warned and not engine.rule.exact_for(sampling):
+            self._session.warned = True
+            log.warning(
+                "tokens_will_be_masked",
+                session_id=self._session.session_id,
+                reason="the engine's logprobs are those of temperature 1 without filters, and the run samples otherwise",
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+            )
+
+    def _count(self, span: Span) -> None:
+        metrics, opened = self._services.metrics, self._opened
+        known = None if opened is None else self._session.log.forest.calls.get(opened.call_id)
+        if known is None:
+            return
+        metrics.placements.labels(known.placement.root or "extended").inc()
+        metrics.calls_ended.labels("closed" if known.failed is None else known.failed.reason).inc()
+        metrics.tokens_sampled.labels(known.opened.policy or known.opened.engine_id).inc(known.sampled_tokens)
+        if known.closed is not None:
+            metrics.call_seconds.labels(known.opened.dialect).observe(known.closed.closed_at - known.opened.opened_at)
+            metrics.engine_seconds.observe(known.closed.engine_seconds)
+            metrics.answers_continued.inc(sum(len(choice.continued_at) for choice in known.choices))
+        span.set_attributes(
+            {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": "evener",
+                "gen_ai.request.model": self._request.canonical.model,
+                "gen_ai.usage.input_tokens": known.opened.prompt_tokens,
+                "gen_ai.usage.output_tokens": known.sampled_tokens,
+                "evener.call.id": known.call_id,
+                "evener.dialect": known.opened.dialect,
+                "evener.engine.id": known.opened.engine_id,
+                "evener.placement": known.placement.root or "extended",
+            }
+        )
+        if known.failed is not None:
+            span.set_attribute("error.type", known.failed.reason)
+
+
+def answer_limit(placed: PlacedCall, engine: EngineHandle, share: int | None) -> int:
+    """Return the limit of each answer's tokens at this engine. `share` is its share of the session's budget. Raises CallError."""
+    canonical, facts, used = placed.request.canonical, engine.facts, len(placed.tokens.context)
+    if (error := unsupported(canonical, "the engine of this policy", vision=facts.vision)) is not None:
+        raise CallError(CallFailure.REFUSED, error)
+    policy = placed.started.spec.policy
+    if (differs := engine.unfit.get(policy)) is not None:
+        message = f"engine {engine.joined.engine_id} cannot serve a run of policy {policy}: {differs}"
+        raise CallError(CallFailure.REFUSED, RequestError(message, field="model", status=STOP_STATUS))
+    room = facts.context_length - used
+    if room < 1:
+        message = f"this model's maximum context length is {facts.context_length} tokens; the messages have {used}"
+        overflow = Overflow(asked=used, limit=facts.context_length)
+        raise CallError(CallFailure.CONTEXT_OVERFLOW, too_long(placed.request, message, overflow))
+    tokens = answer_tokens(placed.started.spec.sampling, canonical.max_tokens, room)
+    return tokens if share is None else min(tokens, share)

@@ -1,0 +1,278 @@
+"""A partition of `sessions` that this gateway owns: takes it over, follows its tail, ends its sessions. Its writer commits the calls.
+
+Whoever takes the partition over initialises the same transactional id, which fences this gateway for good: its commits fail, so it can no
+longer tell anybody anything.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import Final
+
+import structlog
+from opentelemetry import trace
+
+from evener.bus.port import Bus, Fenced, GroupOffset, Position, Record
+from evener.proto.codec import AnyEvent, BadRecord, tag_of
+from evener.proto.errors import Recoverable
+from evener.proto.reasons import END_POLICY, CallFailure, TerminationReason
+from evener.proto.sessions import (
+    AttemptEnded,
+    CallClosed,
+    CallDelivered,
+    CallFailed,
+    CallOpened,
+    CallUndelivered,
+    HarnessExited,
+    SessionGivenUp,
+    SessionSealed,
+    SessionStarted,
+)
+from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
+from evener.provider_gateway import records
+from evener.provider_gateway.core import enforced
+from evener.provider_gateway.session import SessionRuntime
+from evener.provider_gateway.writer import PartitionWriter
+from evener.runtime.faults import point
+from evener.runtime.retry import Backoff
+from evener.service.events import EventLog, header
+from evener.service.telemetry import Metrics
+from evener.service.tracing import context_of
+from evener.tokens.inconsistencies import fingerprints
+from evener.tokens.mark import LowWater
+from evener.tokens.rows import RULE, cut, digest
+from evener.tokens.session import SessionLog, verdict
+
+GROUP: Final = "provider-gateway"
+"""The consumer group that divides the partitions, and whose offset in each is the low-water mark."""
+OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
+OWN_TAGS: Final = frozenset(tag_of(event).encode() for event in OWN_EVENTS)
+"""Events that the owner alone writes and folds when they are committed. The tail skips them."""
+
+ENDING: Final = Backoff(0.2, 5.0)
+"""The pauses between tries to write a session's end."""
+
+log = structlog.get_logger()
+tracer = trace.get_tracer("evener.provider_gateway")
+
+
+class Partition:
+    """One partition of `sessions` that this gateway owns: its sessions, the tail, the ends. Its `writer` commits the calls."""
+
+    def __init__(self, bus: Bus, events: EventLog, metrics: Metrics, number: int, writer: PartitionWriter) -> None:
+        self.number = number
+        self.writer = writer
+        self.sessions: dict[str, SessionRuntime] = {}
+        self._bus = bus
+        self._events = events
+        self._metrics = metrics
+        self._water = LowWater()
+        self._next = 0
+        """The offset after the last record that was read."""
+        self._read_on = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def take_over(self) -> None:
+        """Read what the earlier owner left, fail its open calls, and end the sessions that have exited."""
+        start = await self._bus.committed(GROUP, Topic.SESSIONS, self.number)
+        self._next = start if start is not None else await self._bus.beginning(Topic.SESSIONS, self.number)
+        async for record in self._bus.read(Topic.SESSIONS, self.number, self._next):
+            await self._fold(record, replay=True)
+        for session in list(self.sessions.values()):
+            await self._fail_open_calls(session, CallFailure.OWNER_LOST, "the gateway was lost while the call was open")
+            await point("gateway.recovering")
+            if _is_due(session):
+                await self._write_end(session)
+        log.info("partition_taken_over", partition=self.number, sessions=len(self.sessions), next_offset=self._next)
+        await point("gateway.taken_over")
+
+    async def serve(self) -> None:
+        """Follow the tail and write ends until cancelled. Raises Fenced when another instance has taken the partition over."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._follow())
+                tasks.create_task(self.writer.lost())
+        except* Fenced as lost:
+            msg = f"partition {self.number} of sessions was taken over"
+            raise Fenced(msg) from lost
+
+    def is_sealed(self, session_id: str) -> bool:
+        """Return whether this session is known to have ended."""
+        return self._water.is_sealed(session_id)
+
+    async def passed(self, offset: int, seconds: float) -> bool:
+        """Wait until the tail has passed `offset`. Returns False after `seconds`."""
+        if self._next > offset:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                while self._next <= offset:
+                    self._read_on.clear()
+                    await self._read_on.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def deliver(self, session: SessionRuntime, opened: CallOpened, request_id: str, *, left: Collection[str] = ()) -> bool:
+        """Record that a transport retry gets a call's answer, before it does. False: it disconnected, or the session ended meanwhile."""
+        if request_id == opened.request_id or request_id in session.log.forest.calls[opened.call_id].requests:
+            return True
+        if request_id in left or session.is_over:
+            return False
+        await self.writer.commit(session, [records.delivered(opened, request_id)])
+        return True
+
+    async def note_undelivered(self, session: SessionRuntime, request_ids: Collection[str]) -> None:
+        """Record the answered calls whose answer these requests did not receive."""
+        if not request_ids or session.is_over:
+            return
+        unreceived = [
+            records.undelivered(call.opened, request_id)
+            for call in session.log.forest.in_order()
+            if call.answered
+            for request_id in sorted((call.requests - call.left).intersection(request_ids))
+        ]
+        if unreceived:
+            await self.writer.commit(session, unreceived)
+
+    async def aclose(self) -> None:
+        """Break off the calls in flight, which the next owner samples again. What is being recorded is committed."""
+        calls = {call for session in self.sessions.values() for call in session.calls.values()}
+        for call in calls:
+            call.break_off()
+        await self.writer.aclose()
+        await asyncio.gather(*(call.over() for call in calls))
+
+    async def _follow(self) -> None:
+        async for batch in self._bus.follow(Topic.SESSIONS, self.number, self._next):
+            for record in batch:
+                await self._fold(record, replay=False)
+            self._read_on.set()
+
+    async def _fold(self, record: Record, *, replay: bool) -> None:
+        self._next = record.offset + 1
+        session_id = (header(record, HEADER_SESSION) or b"").decode(errors="replace") or record.key
+        if self._water.is_sealed(session_id):
+            return
+        if not replay and header(record, HEADER_TYPE) in OWN_TAGS:
+            return  # neither decoded nor fetched: the tail must not wait for what this owner has folded in already
+        try:
+            event = await self._events.event(record)
+        except BadRecord as bad:
+            await self._events.dead_letter("provider_gateway", record, str(bad))
+            return
+        session = self.sessions.get(session_id) or SessionRuntime(session_id)
+        counted = session.log.apply(event, offset=record.offset, record_at=record.timestamp_ms / 1000)
+        if session.log.sealed is not None:
+            self._forget(session_id, record.offset, session.log.sealed.sealed_at)
+        elif counted:
+            if not isinstance(event, OWN_EVENTS):
+                session.trace = context_of(record)
+            self.sessions[session_id] = session
+            self._water.opened(session_id, record.offset)
+            if not replay:
+                self._heed(session, event)
+
+    def _heed(self, session: SessionRuntime, event: AnyEvent) -> None:
+        match event:
+            case SessionStarted():
+                session.stop_calls()  # they end by themselves: the tail does not wait for their commits
+            case HarnessExited() | SessionGivenUp():
+                if self._tasks is not None and not session.ending:
+                    session.ending = True
+                    self._tasks.create_task(self._end(session))
+            case _:
+                pass
+
+    async def _end(self, session: SessionRuntime) -> None:
+        """Write the end, however long the log is unavailable: no other process may. Records read meanwhile may require another end."""
+        pauses = iter(ENDING)
+        while _is_due(session):
+            try:
+                await self._write_end(session)
+            except Recoverable as error:
+                log.warning("end_not_committed", session_id=session.session_id, error=str(error))
+                await asyncio.sleep(next(pauses))
+        session.ending = False
+
+    async def _write_end(self, session: SessionRuntime) -> None:
+        """Stop the open calls, let the log take all records, then write AttemptEnded or the seal."""
+        await asyncio.gather(*(call.over() for call in session.stop_calls()))
+        await session.settled()
+        await self.writer.commit(session, [])
+        await self._fail_open_calls(session, CallFailure.CANCELLED, "the session ended")
+        found = verdict(session.log, enforced(session.log))
+        if found is None:
+            return
+        reason, detail = found
+        run_again = END_POLICY[reason].run_again and session.log.given_up is None
+        with tracer.start_as_current_span("end_attempt" if run_again else "seal", context=session.trace) as span:
+            span.set_attribute("evener.session.id", session.session_id)
+            span.set_attribute("evener.termination_reason", reason)
+            if run_again:
+                await self._end_attempt(session, reason, detail)
+            else:
+                await self._seal(session, reason, detail)
+
+    async def _end_attempt(self, session: SessionRuntime, reason: TerminationReason, detail: str) -> None:
+        attempt = session.log.attempt
+        ended = AttemptEnded(session_id=session.session_id, attempt=attempt, termination_reason=reason, detail=detail, ended_at=time.time())
+        await self.writer.commit(session, [ended])
+        log.info("attempt_ended", session_id=session.session_id, attempt=attempt, termination_reason=reason)
+
+    async def _seal(self, session: SessionRuntime, reason: TerminationReason, detail: str) -> None:
+        await session.settled()
+        session.sealing = True
+        try:
+            prints, rows_digest = await session.look(_cut, session.log, reason)
+            now, before = time.time(), self._next
+            seal = SessionSealed(
+                session_id=session.session_id,
+                attempt=session.log.attempt,
+                termination_reason=reason,
+                detail=detail,
+                rows_digest=rows_digest,
+                rule=RULE,
+                calls=sum(call.closed is not None for call in session.log.forest.calls.values()),
+                sampled_tokens=session.log.sampled_tokens(),
+                sealed_at=now,
+                fingerprints=prints,
+                spec=session.log.spec,
+            )
+            mark = self._water.mark(before, now, without=session.session_id)
+            await self.writer.commit(session, [seal], offsets=[GroupOffset(GROUP, Position(Topic.SESSIONS, self.number, mark))])
+        finally:
+            session.sealing = False
+        await point("gateway.sealed")
+        self._forget(session.session_id, before, now)
+        log.info("session_sealed", session_id=session.session_id, termination_reason=reason, calls=seal.calls, sampled=seal.sampled_tokens)
+
+    def _forget(self, session_id: str, offset: int, at: float) -> None:
+        self.sessions.pop(session_id, None)
+        self._water.sealed(session_id, offset, at)
+
+    async def _fail_open_calls(self, session: SessionRuntime, reason: CallFailure, detail: str) -> None:
+        failed = [records.failed(call.opened, reason, detail, 503) for call in session.log.open_calls()]
+        await self.writer.commit(session, failed)
+
+
+def _is_due(session: SessionRuntime) -> bool:
+    """Return whether an end is to be written, of the attempt or of the session."""
+    state = session.log
+    if state.sealed is not None or (state.attempt in state.ended and state.given_up is None):
+        return False
+    return verdict(state, None) is not None
+
+
+def _cut(session: SessionLog, reason: TerminationReason) -> tuple[bytes, str]:
+    """Return the fingerprints for the seal, and the digest of the rows.
+
+    A session that cannot be cut is sealed without rows, so that others are not held up.
+    """
+    try:
+        made = cut(session, reason)
+        return b"".join(fingerprints(session.forest, session.attempt, reason).values()), digest(made.rows)
+    except Exception:  # the one place where a session's damage is caught
+        log.exception("rows_not_cut", session_id=session.session_id)
+        return b"", digest(())

@@ -1,0 +1,63 @@
+"""The partitions that this gateway owns, and the addresses of the owners of all others."""
+
+from evener.bus.port import Bus
+from evener.proto.codec import BadRecord
+from evener.proto.fleet import Heartbeat
+from evener.proto.topics import Topic
+from evener.provider_gateway.partition import Partition
+from evener.provider_gateway.writer import PartitionWriter
+from evener.service.events import EventLog
+from evener.service.telemetry import Metrics
+
+SERVICE = "provider_gateway"
+
+
+class OwnedPartitions:
+    """The owned partitions by number."""
+
+    def __init__(self, bus: Bus, events: EventLog, metrics: Metrics, instance_id: str) -> None:
+        self._bus = bus
+        self._metrics = metrics
+        self._events = events
+        self._instance_id = instance_id
+        self._owned: dict[int, Partition] = {}
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The partitions that are served."""
+        return tuple(sorted(self._owned))
+
+    def get(self, number: int) -> Partition | None:
+        """Return a partition, if this gateway owns it."""
+        return self._owned.get(number)
+
+    async def serve(self, number: int) -> None:
+        """Take a partition over and serve it until cancelled. Raises Fenced when another instance has taken it over."""
+        producer = await self._bus.producer(f"gateway-{number}")  # which fences the earlier owner
+        partition = Partition(self._bus, self._events, self._metrics, number, PartitionWriter(producer, self._events, self._metrics))
+        try:
+            await partition.take_over()
+            self._owned[number] = partition
+            self._metrics.partitions_owned.set(len(self._owned))
+            await partition.serve()
+        finally:
+            self._owned.pop(number, None)
+            self._metrics.partitions_owned.set(len(self._owned))
+            await partition.aclose()
+            await producer.aclose()
+
+    async def address_of(self, partition: int) -> str | None:
+        """Return the base URL of another gateway that lists the partition in `fleet`. None: there is none."""
+        for record in (await self._bus.last_values(Topic.FLEET, 0)).values():
+            try:
+                event = await self._events.event(record)
+            except BadRecord:
+                continue
+            if (
+                isinstance(event, Heartbeat)
+                and event.service == SERVICE
+                and event.instance_id != self._instance_id
+                and partition in event.partitions
+            ):
+                return event.address
+        return None

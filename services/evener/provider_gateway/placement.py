@@ -1,0 +1,168 @@
+"""Turns a harness's request into the place of its call in the session, and its target."""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import structlog
+from msgspec import Struct, structs
+
+from evener.blobs.port import Blobs
+from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
+from evener.proto.arrays import int32s, pack_int32
+from evener.proto.blobs import BlobRef
+from evener.proto.errors import EvenerError
+from evener.proto.ids import new_call_id
+from evener.proto.sessions import SessionStarted
+from evener.proto.spec import SessionSpec, Target
+from evener.provider_gateway.core import STOP_STATUS, Sample, target_of, unsupported
+from evener.provider_gateway.looping import looping
+from evener.provider_gateway.policies import Policy
+from evener.provider_gateway.request import ParsedRequest, too_long
+from evener.provider_gateway.session import SessionRuntime
+from evener.templates.port import TemplateError
+from evener.templates.special import texts_in
+from evener.tokens.place import Placed, nowhere, place
+
+MOST_CHARACTERS: Final = 4 << 20
+"""The limit of a call's messages and tools without images: a million tokens of prose."""
+
+log = structlog.get_logger()
+
+
+class PolicyUnknown(EvenerError):
+    """Configure the policy at every gateway ([provider_gateway] policies): the sessions of a partition may be of any policy."""
+
+
+class PlacedCall(Struct, frozen=True, kw_only=True, eq=False):
+    """A request, the place of its call, and its target."""
+
+    call_id: str
+    request: ParsedRequest
+    started: SessionStarted
+    """The start of the attempt that the call belongs to."""
+    target: Target
+    policy: Policy
+    tokens: Placed
+    prompt_delta_ids: bytes
+    """To record, int32."""
+    messages: bytes
+    """The messages to record, as JSON."""
+    tools: bytes | None
+    """The tools to record, as JSON. None: there are none, or they are those of the call that this one extends."""
+    images: tuple[BlobRef, ...] = ()
+    """The images of the recorded messages."""
+    looping: bool
+    """Whether the history repeats itself more often than the session's budgets allow."""
+    number: int
+    """The number of calls and placements in the session since the take-over, so that concurrent calls have different seeds."""
+    sample: Sample
+    opened_at: float
+
+    @property
+    def spec(self) -> SessionSpec:
+        """The session's spec."""
+        return self.started.spec
+
+
+class Placer:
+    """Places the calls of all sessions. Raises RequestError for what cannot be served, PolicyUnknown for another gateway's calls."""
+
+    def __init__(self, policies: Mapping[str, Policy], blobs: Blobs) -> None:
+        self._policies = policies
+        self._blobs = blobs
+        self._told: set[str] = set()
+        """Unknown policies, by run, that the operator was told of."""
+
+    async def place(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> PlacedCall:
+        """Return the place and target of a call. New images are stored by then."""
+        target, policy = self._aim(session, request)
+        placed = await session.look(_placed, session, request, sample, target=target, policy=policy, number=session.next_number())
+        if request.canonical.images:
+            return structs.replace(placed, images=await self._store_images(request.canonical, placed.tokens))
+        return placed
+
+    async def count(self, session: SessionRuntime, request: ParsedRequest) -> int:
+        """Return the number of tokens in the prompt."""
+        _, policy = self._aim(session, request)
+        return len((await session.look(_hang, session, request, policy)).context)
+
+    def nowhere(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> PlacedCall:
+        """Return the place of a call that could not be placed, for the record of its failure."""
+        target, policy = self._aim(session, request)
+        return _placed(session, request, sample, target=target, policy=policy, number=session.next_number(), tokens=nowhere())
+
+    def _aim(self, session: SessionRuntime, request: ParsedRequest) -> tuple[Target, Policy]:
+        spec = session.started.spec
+        target = target_of(spec, request.canonical.model)
+        policy = self._policies.get(target.policy or spec.policy)
+        if policy is None:
+            unknown = PolicyUnknown(f"policy {target.policy or spec.policy!r} of run {spec.run_id!r} is not known to this gateway")
+            if unknown.args[0] not in self._told:
+                self._told.add(unknown.args[0])
+                log.error("policy_unknown", error=str(unknown))
+            raise unknown
+        if (error := unsupported(request.canonical, "this policy", vision=policy.config.vision)) is not None:
+            raise error
+        return target, policy
+
+    async def _store_images(self, canonical: CanonicalRequest, tokens: Placed) -> tuple[BlobRef, ...]:
+        """Store the images of the recorded messages. Those of earlier messages are stored already."""
+        named = {part["digest"] for message in tokens.messages for part in parts_of(message) if part["type"] == "image"}
+        return tuple([await self._blobs.put(image.data) for image in canonical.images if image.digest in named])
+
+
+def _placed(
+    session: SessionRuntime,
+    request: ParsedRequest,
+    sample: Sample,
+    *,
+    target: Target,
+    policy: Policy,
+    number: int,
+    tokens: Placed | None = None,
+) -> PlacedCall:
+    """Place a call, and prepare what its opening records. Call it in a thread if the request is long."""
+    canonical, started = request.canonical, session.started
+    found = _hang(session, request, policy) if tokens is None else tokens
+    ids = pack_int32(found.prompt_delta_ids)
+    if found.context is found.prompt_delta_ids:  # of a root: kept once, as long as the call is open
+        found = structs.replace(found, context=int32s(ids), prompt_delta_ids=int32s(ids))
+    return PlacedCall(
+        call_id=new_call_id(),
+        request=request,
+        started=started,
+        target=target,
+        policy=policy,
+        tokens=found,
+        prompt_delta_ids=ids,
+        messages=msgspec.json.encode(found.messages),
+        tools=msgspec.json.encode(canonical.tools) if canonical.tools and found.history_base is None else None,
+        looping=tokens is None and looping(canonical.messages, started.spec.budgets.repeats),
+        number=number,
+        sample=sample,
+        opened_at=time.time(),
+    )
+
+
+def _hang(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Placed:
+    """Return the place of a call. A request longer than any context is refused before it is rendered and encoded."""
+    canonical = request.canonical
+    characters = sum(map(len, texts_in((canonical.messages, canonical.tools))))
+    if characters > MOST_CHARACTERS:
+        raise too_long(request, f"the messages and tools have {characters} characters; at most {MOST_CHARACTERS} are served", None)
+    try:
+        return place(
+            session.log.forest,
+            session.history,
+            canonical.messages,
+            canonical.tools,
+            renderer=policy.renderer,
+            options=policy.config.options,
+            quirks=session.quirks,
+            digests=canonical.digests,
+            sub_agent=request.sub_agent,
+        )
+    except TemplateError as cause:
+        raise RequestError(str(cause.args[0]), field=request.dialect.history, status=STOP_STATUS) from cause

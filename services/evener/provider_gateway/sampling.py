@@ -1,0 +1,241 @@
+"""Samples the answers of one call from its engine, and creates their record."""
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from evener.engines.answers import Sampled, cut
+from evener.engines.port import Chunk, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
+from evener.proto.arrays import pack_float32, pack_int32
+from evener.proto.ids import answer_identity, answer_key
+from evener.proto.reasons import ExclusionReason
+from evener.proto.sessions import CallClosed, CallOpened, Choice, Fidelity, FinishReason, MaskRange
+from evener.proto.spec import Streaming
+from evener.provider_gateway.continuation import sample_answer
+from evener.provider_gateway.core import seed_of
+from evener.provider_gateway.engine_handle import EngineLease
+from evener.provider_gateway.feed import CallFeed
+from evener.provider_gateway.placement import PlacedCall
+from evener.provider_gateway.session import SessionRuntime
+from evener.provider_gateway.streaming import AnswerStream
+from evener.provider_gateway.threads import PLACING
+from evener.provider_gateway.timings import GatewayTimings
+from evener.provider_gateway.writer import PartitionWriter
+from evener.runtime.interrupt import Interrupt
+from evener.tokens.forest import Ids
+from evener.tokens.place import settle
+
+BUFFERED_STREAM_INTERVAL: Final = 32
+"""The number of tokens that an engine may send at once if nobody sees them before the end: each event costs more than its tokens."""
+VERSION_SECONDS: Final = 10.0
+"""How long an engine that does not report versions has to say, after an answer, which version it has."""
+SHORT_ANSWER_TOKENS: Final = 4_000
+"""An answer of this size is parsed in a few milliseconds, so the loop does it itself."""
+
+
+class Sampling:
+    """The answers of one call, from the first token to the record."""
+
+    def __init__(
+        self,
+        session: SessionRuntime,
+        placed: PlacedCall,
+        opened: CallOpened,
+        lease: EngineLease,
+        feed: CallFeed,
+        *,
+        max_tokens: int,
+        timings: GatewayTimings,
+    ) -> None:
+        """`max_tokens` is the limit of each answer."""
+        self.began = time.time()
+        self.opening: asyncio.Future[None] | None = None
+        """The commit of the opening (`live`): a call that was seen in part and lost must be visible."""
+        self._session = session
+        self._placed = placed
+        self._request = placed.request.canonical
+        self._opened = opened
+        self._lease = lease
+        self._engine = lease.engine
+        self._feed = feed
+        self._timings = timings
+        self._max_tokens = max_tokens
+        self._answers: Final = [Sampled() for _ in range(self._request.n)]
+        self._cut_tokens = 0
+        """The number of tokens sampled after the session's budget was spent."""
+        self._stream: AnswerStream | None = None
+        self._interrupt = Interrupt()
+        self._version = -1
+        """The version of all tokens if the engine does not report versions per token: the same before and after, otherwise unknown."""
+        self._first_token_at: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all answers so far, including those cut off."""
+        return sum(map(len, self._answers)) + self._cut_tokens
+
+    async def run(self, writer: PartitionWriter) -> None:
+        """Sample all answers. Raises EngineError, and what the commit of the opening raises."""
+        if self._request.stream and self._placed.spec.streaming is Streaming.LIVE:
+            self._begin_to_stream(writer)
+        try:
+            with self._interrupt, self._engine.pauses.told_to(self._feed):
+                before = None if self._engine.facts.reports_versions else await self._engine.engine.facts()
+                if len(self._answers) == 1:
+                    await self._sample(0)
+                else:
+                    await self._sample_beside_each_other()
+                self._check_prompts()
+                await self._find_version(before)
+                if self.opening is not None:
+                    await asyncio.wait([self.opening])
+        finally:
+            if self._stream is not None:
+                self._stream.stop()
+
+    async def closed(self, *, aborted: bool = False) -> CallClosed:
+        """Return the record of the call's end with its answers parsed, long ones in a thread. `aborted`: with what there is so far."""
+        if sum(map(len, self._answers)) > SHORT_ANSWER_TOKENS:
+            return await PLACING.run(self._closed, aborted=aborted)
+        return self._closed(aborted=aborted)
+
+    def _begin_to_stream(self, writer: PartitionWriter) -> None:
+        """Commit the opening while the engine starts, and stream from then on."""
+        key = answer_key(self._opened.call_id, 0)
+        withheld, renderer = self._opened.reasoning_withheld, self._placed.policy.renderer
+        stream = self._stream = AnswerStream(self._answers[0], renderer, self._feed, key, self._timings, reasoning_withheld=withheld)
+
+        def committed(opening: asyncio.Future[None]) -> None:
+            if (error := opening.exception()) is None:
+                stream.begin()
+            elif isinstance(error, Exception):
+                self._interrupt.end(error)
+
+        self.opening = writer.commit(self._session, [self._opened])
+        self.opening.add_done_callback(committed)
+
+    async def _sample_beside_each_other(self) -> None:
+        """Sample several answers: the first in the place that the call has, the others in further places as its turn comes."""
+        left = deque(range(len(self._answers)))
+        placed: set[asyncio.Task[None] | None] = set()
+
+        async def sample_those_left() -> None:
+            while left:
+                await self._sample(left.popleft())
+
+        async def help_out() -> None:
+            async with self._lease.another():
+                placed.add(asyncio.current_task())
+                await sample_those_left()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = {group.create_task(help_out()) for _ in range(len(self._answers) - 1)}
+                await sample_those_left()
+                for waiting in helpers - placed:
+                    waiting.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _sample(self, index: int) -> None:
+        engine, placed = self._engine, self._placed
+        sampled = self._answers[index]
+        request = GenerateRequest(
+            request_id=f"{self._opened.call_id}-{index}",
+            ids=placed.tokens.context,
+            sampling=seed_of(self._opened.sampling, self._session.session_id, placed.number, index),
+            max_tokens=self._max_tokens,
+            stop_ids=placed.policy.renderer.stop_ids,
+            stream_interval=BUFFERED_STREAM_INTERVAL if self._stream is None else 1,
+            session=self._session.session_id,
+            messages=tuple(placed.tokens.history) if engine.facts.renders else None,
+            tools=self._request.tools if engine.facts.renders else (),
+            images={image.digest: (image.media_type, image.data) for image in self._request.images},
+        )
+        await sample_answer(engine, request, sampled, partial(self._take, index), self._timings)
+        if sampled.finish_reason is None:
+            msg = f"engine {engine.joined.engine_id} broke its answer off"
+            raise EngineUnreachable(msg)
+
+    def _take(self, index: int, chunk: Chunk) -> bool:
+        """Take a chunk of an answer. Returns False if concurrent calls have spent the session's tokens."""
+        count = len(chunk.ids)
+        self._engine.pauses.heard()
+        if self._first_token_at is None and count:
+            self._first_token_at = time.time()
+        had = self._session.budget.draw(self._opened.call_id, index, count)
+        self._cut_tokens += count - had
+        self._answers[index].add(chunk if had == count else cut(chunk, had))
+        if self._stream is not None and index == 0 and had:
+            self._stream.grown()
+        return had == count
+
+    def _check_prompts(self) -> None:
+        """Raise EngineError if the answers have different prompts, and therefore different places."""
+        reported = self._reported()
+        if any(not np.array_equal(one, reported[0]) for one in reported):
+            msg = f"engine {self._engine.joined.engine_id} gave its answers to one call different prompts"
+            raise EngineError(msg)
+
+    async def _find_version(self, before: EngineFacts | None) -> None:
+        """Find the version that sampled everything. It stays unknown if the engine can no longer say; the answer stands."""
+        if before is None:
+            return
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(VERSION_SECONDS):
+                if (await self._engine.engine.facts()).version == before.version:
+                    self._version = before.version
+
+    def _reported(self) -> list[Ids]:
+        """Return the prompt ids that the engine reported, if it rendered the prompt itself."""
+        return [sampled.prompt_ids for sampled in self._answers if sampled.prompt_ids is not None]
+
+    def _closed(self, *, aborted: bool) -> CallClosed:
+        opened, now = self._opened, time.time()
+        answer_id, created = answer_identity(opened.request_id)
+        reported, cached = self._reported(), [sampled.cached_tokens for sampled in self._answers if sampled.cached_tokens is not None]
+        settled = settle(self._session.log.forest, self._placed.tokens, reported[0]) if reported else self._placed.tokens
+        moved = settled is not self._placed.tokens
+        return CallClosed(
+            session_id=opened.session_id,
+            attempt=opened.attempt,
+            call_id=opened.call_id,
+            request_id=opened.request_id,
+            choices=tuple(self._choice(index, sampled, aborted=aborted) for index, sampled in enumerate(self._answers)),
+            fidelity=Fidelity.MATCHED if reported else Fidelity.FED,
+            placement=settled.placement if moved else None,
+            prompt_delta_ids=pack_int32(settled.prompt_delta_ids) if moved else None,
+            prompt_tokens=len(settled.context) if moved else None,
+            answer_id=answer_id,
+            answer_created=created,
+            cached_tokens=max(cached, default=None),
+            cut_tokens=self._cut_tokens,
+            queue_seconds=self._lease.waited_seconds,
+            first_token_seconds=None if self._first_token_at is None else self._first_token_at - opened.opened_at,
+            engine_seconds=now - self.began,
+            closed_at=now,
+        )
+
+    def _choice(self, index: int, sampled: Sampled, *, aborted: bool) -> Choice:
+        engine, renderer = self._engine, self._placed.policy.renderer
+        whole = sampled.partial() if aborted else sampled.whole()
+        ids = whole.ids
+        versions = whole.versions if engine.facts.reports_versions else np.full(len(ids), self._version, np.int32)
+        exact = engine.rule.exact_for(self._opened.sampling)
+        why = ExclusionReason.IMAGE if self._request.images else None if exact else ExclusionReason.CONSTRAINED
+        return Choice(
+            sampled_ids=pack_int32(ids),
+            logprobs=pack_float32(whole.logprobs),
+            versions=pack_int32(versions),
+            finish_reason=FinishReason.ABORTED if aborted else whole.finish_reason or FinishReason.ABORTED,
+            message=msgspec.json.encode(renderer.parse(ids, call_id=self._opened.call_id, choice=index, tools=self._request.tools)),
+            masked=() if why is None else (MaskRange(start=0, end=len(ids), reason=why),),
+            reasoning_tokens=renderer.reasoning_length(ids),
+            continued_at=sampled.continued_at,
+        )

@@ -1,0 +1,25 @@
+"""Times of the gateway that nobody configures. They are given at its opening, so that tests need not wait."""
+
+from typing import Final
+
+from msgspec import Struct
+
+
+class GatewayTimings(Struct, frozen=True, kw_only=True):
+    """Times, all in seconds."""
+
+    engine_retry: float = 1.0
+    """The pause between tries to reach an engine that does not answer."""
+    engine_probe: float = 5.0
+    """The pause between probes of an engine that answers."""
+    engine_health: float = 10.0
+    """An engine that does not answer a probe within this time is silent."""
+    engine_given_up: float = 30.0
+    """After all probes of an engine have failed for this long, its open calls go elsewhere."""
+    empty_piece: float = 0.2
+    """The pause after a piece of an answer that the engine ended before its first token."""
+    streaming: float = 0.01
+    """What is sampled within this time leaves together: each write costs more than the tokens in it, and nobody sees the difference."""
+
+
+TIMINGS: Final = GatewayTimings()

@@ -1,0 +1,209 @@
+"""The relay's side of the conversation with gateways: one call, sent again under the same id until a gateway answers it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from itertools import islice
+from typing import Final, Protocol, TypeVar
+
+import aiohttp
+import msgspec
+import structlog
+from msgspec import Struct
+from yarl import URL
+
+from evener.proto.codec import BadRecord, decode_frame
+from evener.proto.framing import FrameReader, StreamCut
+from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, UNSERVED, Answer, AnyFrame
+from evener.runtime.retry import Backoff
+from evener.sandbox_runner.owners import Moved, Owners
+
+AGAIN: Final = Backoff(0.1, 2.0)
+"""The pauses before a call is sent again."""
+CONNECT_SECONDS: Final = 5.0
+LEFT_TRIES: Final = 5
+PASSING: Final = frozenset(
+    {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
+)
+"""Statuses of an answer without a body: the gateway lost the call before it could say anything in the harness's dialect."""
+SETTLED: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.GONE})
+"""The gateway noted that a harness disconnected, or the session has ended."""
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class Broken(Exception):
+    """The gateway was lost before it answered."""
+
+
+class SentAgain(Struct, frozen=True):
+    """No gateway has the call at the moment, and it is sent again."""
+
+
+class _Error(Struct, frozen=True):
+    message: str = ""
+
+
+class _ErrorBody(Struct, frozen=True):
+    error: _Error = _Error()
+
+
+_errors: Final = msgspec.json.Decoder(_ErrorBody)
+
+
+class RelayedCall(Struct, kw_only=True):
+    """A request of the harness, kept until its answer is delivered."""
+
+    path: str
+    """The path with its query."""
+    body: bytes
+    headers: Mapping[str, str]
+    request_id: str
+    capability: str
+    partition: int
+    trace: Mapping[str, str] = {}
+    started: bool = False
+    """Whether the headers of its answer have left."""
+    repeats: str | None = None
+    """The unserved request that it repeats."""
+    trouble: str = ""
+    """What the last gateway said instead of an answer."""
+
+
+class Patience(Protocol):
+    """How a caller waits that has other work meanwhile."""
+
+    async def __call__(self, waiting: Callable[[], Awaitable[T]], /) -> T:
+        """Return the result of a wait, which may be cancelled and restarted without losing anything."""
+        ...
+
+
+class GatewayClient:
+    """Finds the owner of a call's partition and exchanges frames with it."""
+
+    def __init__(self, http: aiohttp.ClientSession, owners: Owners) -> None:
+        self._http = http
+        self._owners = owners
+
+    async def frames(self, call: RelayedCall, patiently: Patience) -> AsyncGenerator[AnyFrame | SentAgain, None]:
+        """Yield the frames of gateways, and `SentAgain` before each new try. The last frame is an Answer. Continues until closed.
+
+        The pauses between tries grow even if a try was admitted: it may be admitted before what it needs fails it.
+        """
+        hint = None
+        for pause in AGAIN:
+            address, hint = hint or self._owners.address(call.partition), None
+            if address is None:
+                address = await patiently(lambda: self._owners.moved(call.partition, ()))
+            try:
+                async with aclosing(self._try(call, address, patiently)) as frames:
+                    async for frame in frames:
+                        yield frame
+                        if isinstance(frame, Answer):
+                            return
+            except _Elsewhere as elsewhere:
+                hint = elsewhere.address
+            except (Broken, Moved, BadRecord, StreamCut, aiohttp.ClientError, OSError, TimeoutError) as cause:
+                call.trouble = f"{address}: {cause}"
+                log.info("call_sent_again", request_id=call.request_id, gateway=address, reason=repr(cause))
+            except _Unknowing as cause:
+                call.trouble = f"{address}: {cause}"
+                log.warning("gateway_does_not_know_session", request_id=call.request_id, gateway=address, reason=str(cause))
+            yield SentAgain()
+            await _once(patiently, asyncio.sleep(pause))
+
+    async def left(self, call: RelayedCall) -> None:
+        """Tell the owner, in a few tries, that the harness disconnected. A gateway that does not learn of it aborts the call by itself."""
+        for pause in islice(AGAIN, LEFT_TRIES):
+            address = self._owners.address(call.partition)
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                if address is not None and await self._post_left(call, address) in SETTLED:
+                    return
+            await asyncio.sleep(pause)
+
+    async def _post_left(self, call: RelayedCall, address: str) -> int:
+        url = address + LEFT_PATH.format(request_id=call.request_id)
+        timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+        async with self._http.post(url, headers=_ours(call), timeout=timeout, allow_redirects=False) as response:
+            if response.status != HTTPStatus.TEMPORARY_REDIRECT:
+                return response.status
+            owner = response.headers[OWNER]
+        async with self._http.post(owner + LEFT_PATH.format(request_id=call.request_id), headers=_ours(call), timeout=timeout) as response:
+            return response.status
+
+    async def _try(self, call: RelayedCall, address: str, patiently: Patience) -> AsyncGenerator[AnyFrame, None]:
+        """Yield one gateway's frames up to its Answer. Raises Broken or _Elsewhere if it has none.
+
+        Raises Moved when another gateway owns the partition: this one may be frozen, and would keep the relay waiting for ever.
+        """
+        known = (address, self._owners.address(call.partition))
+        with self._owners.watched(call.partition, known):
+            posting = self._post(call, address)
+            async with await (_once(patiently, posting) if call.started else posting) as response:
+                if response.status != HTTPStatus.OK:
+                    yield await _refusal(response)
+                    return
+                reader = FrameReader(response.content)
+                while (body := await patiently(reader.next)) is not None:
+                    frame = decode_frame(body)
+                    if isinstance(frame, Answer) and frame.status in PASSING and not frame.body:
+                        raise Broken(frame.detail or f"status {frame.status}")
+                    yield frame
+        msg = f"{address} ended its stream without an answer"
+        raise Broken(msg)
+
+    async def _post(self, call: RelayedCall, address: str) -> aiohttp.ClientResponse:
+        url = URL(address + SERVE_PREFIX + call.path, encoded=True)
+        headers = {**call.headers, **_ours(call)}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        return await self._http.post(url, data=call.body, headers=headers, timeout=timeout, allow_redirects=False)
+
+
+class _Unknowing(Exception):
+    """The gateway cannot open the capability, or does not know the session: it is misconfigured, or no longer the owner."""
+
+
+class _Elsewhere(Exception):
+    """Another gateway owns the session."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+def _ours(call: RelayedCall) -> dict[str, str]:
+    started = {STARTED: "1"} if call.started else {}
+    repeated = {UNSERVED: call.repeats} if call.repeats is not None else {}
+    return {**call.trace, CAPABILITY: call.capability, REQUEST_ID: call.request_id, **started, **repeated}
+
+
+async def _once(patiently: Patience, work: Awaitable[T]) -> T:
+    """Wait for something that cannot be restarted."""
+    task = asyncio.ensure_future(work)
+    try:
+        await patiently(lambda: asyncio.wait([task]))
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> Answer:
+    """Return the answer of a gateway whose session has ended. Raises _Elsewhere for a redirection, otherwise its trouble."""
+    if response.status == HTTPStatus.TEMPORARY_REDIRECT:
+        raise _Elsewhere(response.headers[OWNER])
+    body = await response.read()
+    if response.status == HTTPStatus.GONE:
+        return Answer(status=HTTPStatus.GONE, body=body)
+    trouble = f"status {response.status}: {error_message(body)}"
+    raise Broken(trouble) if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR else _Unknowing(trouble)
+
+
+def error_message(body: bytes) -> str:
+    """Return the message in an error's body, empty if it cannot be read."""
+    try:
+        return _errors.decode(body).error.message
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return ""

@@ -1,0 +1,78 @@
+"""Prepares what a session needs before its harness can start: the harness's bundle, the task's files, a sandbox."""
+
+import asyncio
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from msgspec import Struct
+
+from evener.blobs.port import Blobs
+from evener.harnesses.port import Harness, HarnessError
+from evener.harnesses.registry import harness as harness_named
+from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
+from evener.sandbox_runner.context import RunnerContext
+from evener.sandbox_runner.core import NoStart, allow
+from evener.sandboxes.port import WORKDIR, Sandbox
+from evener.tasks import directory, pack
+from evener.tasks.errors import TaskError
+
+
+class PreparedLaunch(Struct, frozen=True, kw_only=True, eq=False):
+    """Everything that a launch needs."""
+
+    harness: Harness
+    bundle: Path
+    task: directory.Task
+    """The task. Its files are gone by then; its values stay."""
+    sandbox: Sandbox
+
+
+def chosen(spec: SessionSpec, *, trust_local: bool) -> Harness:
+    """Return the harness that may run this session. Raises NoStart."""
+    try:
+        harness = harness_named(spec.harness.name)
+        harness.check(spec.harness.options)
+    except HarnessError as cause:
+        raise NoStart(str(cause)) from cause
+    allow(spec.harness, has_tools=harness.has_tools, trust_local=trust_local)
+    return harness
+
+
+def declared(spec: HarnessSpec, harness: Harness | None) -> Quirks:
+    """Return a harness's quirks, those of its run or those of its folder. `harness` None: somebody else runs it."""
+    if spec.quirks is not None:
+        return spec.quirks
+    if harness is not None:
+        return harness.quirks
+    try:
+        return harness_named(spec.name).quirks
+    except HarnessError:  # a recording of whatever it is
+        return Quirks()
+
+
+async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: Harness, context: RunnerContext) -> PreparedLaunch:
+    """Open a sandbox called `name` on the stack, with the task's files. Raises NoStart, BlobError, SandboxError."""
+    if spec.task is None:
+        msg = f"harness {harness.name} needs a task to work on; only recordings have none"
+        raise NoStart(msg)
+    bundle = await context.bundles.bundle(harness)
+    with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
+        task = await _unpacked(context.blobs, spec.task, Path(folder))
+        sandbox = await stack.enter_async_context(context.sandboxes[spec.harness.sandbox].open(name, workdir=task.workdir or WORKDIR))
+        if task.environment is not None:
+            await sandbox.bring(task.environment, task.workdir or WORKDIR)
+    return PreparedLaunch(harness=harness, bundle=bundle, task=task, sandbox=sandbox)
+
+
+async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> directory.Task:
+    data = await blobs.get(ref.archive)
+    try:
+        await asyncio.to_thread(pack.unpack, data, folder)
+        task = await asyncio.to_thread(directory.load, folder)
+    except TaskError as cause:
+        raise NoStart(str(cause)) from cause
+    if task.needs:
+        msg = f"task {ref.name} needs {', '.join(task.needs)}, which a `local` sandbox cannot give"
+        raise NoStart(msg)
+    return task

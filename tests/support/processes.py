@@ -1,0 +1,153 @@
+"""The six services as six processes that share a configuration file and a state folder."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from evener.client.client import Client
+from evener.service.auth import TOKEN_FILE
+
+SERVICES: Final = ("scheduler", "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 60.0
+POLL_SECONDS: Final = 0.1
+
+
+class Program:
+    """One service, as a process that can be started again. `words`: what Python is told."""
+
+    def __init__(self, name: str, folder: Path, words: Sequence[str]) -> None:
+        self.name = name
+        self.url = ""
+        self._folder = folder
+        self._words = words
+        self._starts = 0
+        self._process: Process | None = None
+
+    @property
+    def log(self) -> str:
+        """What the last process wrote."""
+        return self._log.read_text()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"{self.name}.{self._starts}.log"
+
+    async def start(self) -> None:
+        """Start it, on any free port."""
+        self._starts += 1
+        self.url = ""
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(sys.executable, *self._words, stdin=DEVNULL, stdout=log, stderr=log)
+
+    async def listening(self) -> None:
+        """Wait until it says where it listens."""
+        while not self.url:
+            lines = [line for line in self.log.splitlines() if '"listening"' in line]
+            self.url = msgspec.json.decode(lines[0])["url"] if lines else ""
+            self.assert_running()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def stop(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.tell(signal.SIGTERM)
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                return await self._process.wait()
+        except TimeoutError:
+            msg = f"{self.name} did not stop within {STOP_SECONDS} s:\n{self.log[-4000:]}"
+            raise AssertionError(msg) from None
+
+    async def ended(self) -> int:
+        """Wait for its end; return the exit code."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def readiness(self, http: aiohttp.ClientSession) -> tuple[int, dict[str, dict[str, bool]]]:
+        """Return what /readyz says: the status, and the named conditions by service."""
+        self.assert_running()
+        async with http.get(f"{self.url}/readyz") as answer:
+            said: dict[str, Any] = await answer.json()
+            return answer.status, said["services"]
+
+    def assert_running(self) -> None:
+        """Fail with its last words if it has ended."""
+        assert self._process is not None
+        assert self._process.returncode is None, f"{self.name} ended with {self._process.returncode}:\n{self.log[-4000:]}"
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+
+class Deployment:
+    """All six."""
+
+    def __init__(self, folder: Path) -> None:
+        config = str(folder / "evener.toml")
+        self.programs = {
+            name: Program(name, folder, ("-m", f"evener.{name}", "--config", config, "--instance", f"of-{name}")) for name in SERVICES
+        }
+        self._token = folder / "state" / TOKEN_FILE
+
+    async def start(self) -> None:
+        """Start all at once, and wait until they listen."""
+        for program in self.programs.values():
+            await program.start()
+        async with asyncio.timeout(START_SECONDS):
+            await asyncio.gather(*(program.listening() for program in self.programs.values()))
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """Yield an operator's client of the scheduler."""
+        async with Client(self.programs["scheduler"].url, self._token.read_text().strip()) as client:
+            yield client
+
+    async def ready(self, *names: str) -> None:
+        """Wait until /readyz of these services (none: of all) answers 200."""
+        async with aiohttp.ClientSession() as http:
+            waiting = set(names or SERVICES)
+            said: dict[str, Any] = {}
+            deadline = time.monotonic() + START_SECONDS
+            while waiting:
+                for name in sorted(waiting):
+                    status, said[name] = await self.programs[name].readiness(http)
+                    waiting -= {name} if status == 200 else set()
+                assert time.monotonic() < deadline, f"not ready: {[said[name] for name in waiting]}\n{self.last_words()}"
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def stop(self) -> dict[str, int]:
+        """Send SIGTERM to all at once; return their exit codes."""
+        codes = await asyncio.gather(*(program.stop() for program in self.programs.values()))
+        return dict(zip(self.programs, codes, strict=True))
+
+    def last_words(self) -> str:
+        """Return the ends of all logs."""
+        return "\n".join(f"--- {name}\n{program.log[-1500:]}" for name, program in self.programs.items())
+
+
+@asynccontextmanager
+async def deployment(folder: Path, bus: str, *, partitions: int, policies: str) -> AsyncIterator[Deployment]:
+    """Yield what can be started; nothing of it runs on after the block. `policies`: of the gateway, as TOML."""
+    shared = f'bus = "{bus}"\nstate = "{folder / "state"}"\npartitions = {partitions}\n'
+    (folder / "evener.toml").write_text(f"{shared}\n[provider_gateway]\npolicies = {policies}\n")
+    six = Deployment(folder)
+    try:
+        yield six
+    finally:
+        for program in six.programs.values():
+            program.tell(signal.SIGKILL)

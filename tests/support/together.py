@@ -1,0 +1,78 @@
+"""All six services in the process of a test, with a scripted engine."""
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.gateway import POLICY
+from tests.support.service_context import QUICK
+
+from evener.blobs.waited import BlobTimings
+from evener.cli.up import SERVICES
+from evener.client.client import Client
+from evener.client.errors import Unavailable
+from evener.engines.scripted import ScriptedServer
+from evener.proto.fleet import EngineJoined
+from evener.proto.tasks import TaskOptions
+from evener.proto.topics import Topic
+from evener.service.config import ServiceConfig
+from evener.service.context import ServiceContext
+from evener.service.events import EventLog
+from evener.service.host import run_services
+from evener.service.supervisor import Wanted
+from evener.tasks.directory import bundled
+from evener.tasks.pack import pack
+
+
+@asynccontextmanager
+async def together(
+    folder: Path, engine: ScriptedServer, timings: BlobTimings = QUICK, *, capacity: int = 4, engine_calls: int = 64
+) -> AsyncIterator[ServiceContext]:
+    """Run all services, their state in a folder; yield what they share. They are cancelled at the end.
+
+    `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time.
+    """
+    own: dict[str, dict[str, Any]] = {
+        "sandbox_runner": {"trust_local": True, "capacity": capacity},
+        "provider_gateway": {"policies": (POLICY,)},
+        "scheduler": {"tick_seconds": 0.2},
+    }
+    wanted = []
+    for name in SERVICES:
+        config = importlib.import_module(f"evener.{name}.config").Config(state=str(folder), **own.get(name, {}))
+        wanted.append(Wanted(name=name, config=config, open=importlib.import_module(f"evener.{name}.service").open_service))
+    opened: asyncio.Future[ServiceContext] = asyncio.get_running_loop().create_future()
+
+    @asynccontextmanager
+    async def beside(context: ServiceContext) -> AsyncIterator[None]:
+        joined = EngineJoined(engine_id="e1", kind="scripted", url=engine.url, policy="policy", max_concurrency=engine_calls, joined_at=1.0)
+        await EventLog(context.bus, context.blobs).send(Topic.FLEET, "e1", joined)
+        opened.set_result(context)
+        yield
+
+    running = asyncio.ensure_future(run_services(ServiceConfig(state=str(folder)), wanted, beside=[beside], blob_timings=timings))
+    try:
+        both: set[asyncio.Future[Any]] = {running, opened}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield opened.result()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def submit(client: Client, name: str, options: TaskOptions, task_id: str = "t") -> None:
+    """Submit a bundled task, as soon as all services are there."""
+    packed = await asyncio.to_thread(pack, bundled() / name)
+    while True:
+        try:
+            await client.put_blob(packed.data)
+            await client.submit(options, task=packed.ref, task_id=task_id)
+        except Unavailable:
+            await asyncio.sleep(0.1)
+        else:
+            return

@@ -1,0 +1,150 @@
+"""A bridge with scripted engines, as the tests of weight updates need it."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from aiohttp import web
+from tests.support.service_context import open_parts, operator
+
+from evener.engines.vllm_weights import VllmWeights
+from evener.proto.fleet import EngineJoined, EngineLeft, Heartbeat
+from evener.proto.topics import Topic
+from evener.service.context import ServiceContext
+from evener.service.events import EventLog
+from evener.trainer_bridge.config import Config
+from evener.trainer_bridge.service import open_service
+
+IDS = (5, 17, 99, 300, 301, 302, 44, 8, 120, 7)
+SECONDS = 60.0
+PROVEN = re.compile(r"(\w+):[0-9a-f]{12}:[0-9a-f]{8}(@\d+)")
+"""The label of an engine that has proven a version, as the gateway wants it."""
+
+Change = Callable[[str, Any, Any], Any]
+"""From path, request and answer to the answer that is passed on."""
+
+
+@asynccontextmanager
+async def bridge(folder: Path, **given: Any) -> AsyncIterator[tuple[ServiceContext, aiohttp.ClientSession]]:
+    """Yield the context of a running bridge beside a gateway of the policy, and an operator's client of it."""
+    async with open_parts(folder, partitions=1) as context, open_service(Config(state=str(folder), **given), context) as service:
+        await serve(context, "policy")
+        running = asyncio.ensure_future(service.run())
+        try:
+            async with operator(service.routes) as http:
+                yield context, http
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def serve(context: ServiceContext, *policies: str) -> None:
+    """Let a gateway say that it serves policies."""
+    beat = Heartbeat(instance_id="gateway", service="provider_gateway", boot_id="b", policies=policies, at=time.time())
+    await EventLog(context.bus, context.blobs).send(Topic.FLEET, "gateway", beat)
+
+
+async def join(context: ServiceContext, url: str, engine_id: str = "e1", kind: str = "scripted", at: float = 1.0) -> EngineJoined:
+    """Let an engine of the policy join."""
+    joined = EngineJoined(engine_id=engine_id, kind=kind, url=url, policy="policy", joined_at=at)
+    await EventLog(context.bus, context.blobs).send(Topic.FLEET, engine_id, joined)
+    return joined
+
+
+async def publish(http: aiohttp.ClientSession, path: Path, version: int, **more: Any) -> tuple[int, Any]:
+    """Publish a folder, again while the bridge has just started; return status and answer."""
+    body = {"path": str(path), "version": version, **more}
+    async with asyncio.timeout(SECONDS):
+        while True:
+            async with http.post("/policies/policy/versions", json=body) as answer:
+                said = await answer.json()
+                if answer.status != 503 or "not this bridge's" not in said["error"]["message"]:
+                    return answer.status, said
+            await asyncio.sleep(0.02)
+
+
+async def state(url: str) -> tuple[str, bool]:
+    """Return an engine's label, that of a proven version without digest and joining, and whether it is paused."""
+    control = VllmWeights(url)
+    try:
+        return PROVEN.sub(r"\1\2", await control.label()), await control.paused()
+    finally:
+        await control.aclose()
+
+
+async def until_state(url: str, wanted: tuple[str, bool]) -> None:
+    """Wait until an engine has a label, and is or is not paused."""
+    async with asyncio.timeout(SECONDS):
+        while await state(url) != wanted:  # noqa: ASYNC110 (another process would be looked at so)
+            await asyncio.sleep(0.02)
+
+
+async def scored(url: str) -> list[float]:
+    """Return the logprobs of IDS[1:] by an engine."""
+    control = VllmWeights(url)
+    try:
+        return [float(each) for each in (await control.score(np.asarray(IDS, np.int32))).logprobs[1:]]
+    finally:
+        await control.aclose()
+
+
+async def trained(url: str, path: Path) -> list[float]:
+    """Return the logprobs of IDS[1:] by weights, as a trainer knows them: of another engine that is given them."""
+    control = VllmWeights(url)
+    try:
+        await control.load(str(path))
+    finally:
+        await control.aclose()
+    return await scored(url)
+
+
+def canary(logprobs: list[float]) -> dict[str, Any]:
+    """Return a canary with the trainer's logprobs."""
+    return {"prompts": [{"ids": list(IDS), "logprobs": [None, *logprobs]}]}
+
+
+async def events(context: ServiceContext, topic: Topic = Topic.POLICIES) -> list[Any]:
+    """Return all events of `policies`, or the ends of engines of `fleet`."""
+    log = EventLog(context.bus, context.blobs)
+    found = [await log.event(record) async for record in context.bus.read(topic, 0)]
+    return found if topic is Topic.POLICIES else [event for event in found if isinstance(event, EngineLeft)]
+
+
+def as_it_is(path: str, body: Any, answer: Any) -> Any:  # noqa: ARG001 (a Change)
+    """Pass on without a change."""
+    return answer
+
+
+@asynccontextmanager
+async def passing_through(upstream: str, change: Change = as_it_is, *, hold: asyncio.Event | None = None) -> AsyncIterator[str]:
+    """A server that passes everything on, and changes answers on the way; asked with None, `change` may answer itself.
+
+    `buffered`: weights are not loaded until it is set.
+    """
+    async with aiohttp.ClientSession() as session:
+
+        async def pass_on(request: web.Request) -> web.Response:
+            body = await request.json() if request.can_read_body else None
+            if hold is not None and request.path == "/collective_rpc":
+                await hold.wait()
+            if (answer := change(request.path, body, None)) is not None:
+                return web.json_response(answer)
+            async with session.request(request.method, f"{upstream}{request.path_qs}", json=body) as response:
+                said = await response.json() if response.content_type == "application/json" else None
+                return web.json_response(change(request.path, body, said) or said, status=response.status)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", pass_on)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,45 @@
+"""Every member of an enumeration is produced by somebody: what nothing produces is a promise to readers that nobody keeps."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TREE = Path(__file__).parents[3]
+EVENTS = [ast.parse(file.read_text()) for file in (TREE / "proto").rglob("*.py")]
+USERS = [ast.parse(file.read_text()) for folder in ("libs", "services") for file in (TREE / folder).rglob("*.py")]
+CHOSEN = {"Purpose", "Reasoning", "Strategy", "Streaming", "Thinking"}
+"""Enumerations whose members come from options and configuration, decoded by their values."""
+
+
+def members() -> Iterator[tuple[str, str]]:
+    """Yield the enumerations of the product with their members."""
+    for node in (node for source in (*EVENTS, *USERS) for node in ast.walk(source)):
+        if isinstance(node, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id.endswith("Enum") for base in node.bases):
+            for statement in node.body:
+                if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                    yield node.name, statement.targets[0].id
+
+
+def produced(source: ast.AST, *, keys: bool) -> Iterator[tuple[str, str]]:
+    """Yield what is named as `Class.MEMBER`, except in comparisons and patterns, and, without `keys`, in the keys of tables."""
+    match source:
+        case ast.Compare() | ast.pattern():
+            return
+        case ast.Dict() if not keys:
+            inner: list[ast.AST] = list(source.values)
+        case ast.Attribute(value=ast.Name(id=name), attr=member):
+            yield name, member
+            return
+        case _:
+            inner = list(ast.iter_child_nodes(source))
+    for node in inner:
+        yield from produced(node, keys=keys)
+
+
+def test_every_member_is_produced() -> None:
+    """The tables beside the events say what follows from a member, and produce none."""
+    found = {use for source in EVENTS for use in produced(source, keys=False)}
+    found |= {use for source in USERS for use in produced(source, keys=True)}
+    missing = [f"{name}.{member}" for name, member in members() if (name, member) not in found and name not in CHOSEN]
+
+    assert missing == []
