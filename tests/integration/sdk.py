@@ -1,11 +1,13 @@
 """One session behind a real relay, gateway, embedded bus and scripted engine: what an official client is pointed at."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from tests.integration.test_gateway import rebuilt
@@ -28,7 +30,7 @@ from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"
-LIMITS = Limits(admission_seconds=0.5, call_seconds=30, keep_alive_seconds=0.05, body_bytes=1 << 20)
+LIMITS = Limits(admission_seconds=30, call_seconds=30, keep_alive_seconds=0.05, body_bytes=1 << 20)
 
 
 class Served(Struct, frozen=True):
@@ -40,6 +42,12 @@ class Served(Struct, frozen=True):
     owners: Owners
     clock: AgentClock
     report: Report
+
+    async def refused(self) -> None:
+        """Wait until the relay has refused a call for reasons of ours."""
+        async with asyncio.timeout(60):
+            while self.report.unanswered is None:  # noqa: ASYNC110 - the report has no event
+                await asyncio.sleep(0.01)
 
     def own(self) -> None:
         """The gateway lists all partitions."""
@@ -79,7 +87,8 @@ async def served(
     config: Config | None = None,
     limits: Limits = LIMITS,
 ) -> AsyncIterator[Served]:
-    """Open everything around the session `s1`. `owned`: the relay knows the gateway from the start."""
+    """Open everything around the session `s1`. `owned`: the relay knows the gateway from the start; else it waits 2 s for one."""
+    limits = limits if owned else msgspec.structs.replace(limits, admission_seconds=2)
     async with gateway(folder, script, context=context, config=config) as hand:
         sampling = Sampling(max_tokens=200)
         capability = await hand.start("s1", budgets=budgets, sampling=sampling, streaming=streaming, quirks=quirks)

@@ -115,7 +115,7 @@ async def test_a_client_that_closes_its_stream_in_mid_answer_stops_the_sampling(
         async with aclosing(ask(opened, "step by step")) as pieces:
             while await anext(pieces) == Streamed():
                 pass
-        (entry,) = await opened.hand.engine.recorded(1, seconds=1.0)
+        (entry,) = await opened.hand.engine.recorded(1)
         assert entry.aborted
         closed = await opened.hand.until("s1", CallClosed)
         assert closed.choices[0].finish_reason is FinishReason.ABORTED

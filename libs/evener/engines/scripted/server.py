@@ -40,7 +40,7 @@ class ScriptedServer:
         """The number of requests that are being sampled now."""
         return self._app.ledger.open
 
-    async def recorded(self, count: int, *, seconds: float = 10.0) -> list[LedgerEntry]:
+    async def recorded(self, count: int, *, seconds: float = 60.0) -> list[LedgerEntry]:
         """Wait until the ledger has `count` entries, and return it. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             await self._app.ledger.until(count)
@@ -58,7 +58,7 @@ class ScriptedServer:
         """Let this many waits of the script pass a gate. None: all from now on."""
         self._app.control.go(gate, times)
 
-    async def waiting(self, gate: str = GATE, *, count: int = 1, seconds: float = 10.0) -> None:
+    async def waiting(self, gate: str = GATE, *, count: int = 1, seconds: float = 60.0) -> None:
         """Wait until this many answers wait at a gate. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             await self._app.control.until(lambda: self._app.control.gates[gate].waiting >= count)
