@@ -274,7 +274,7 @@ def test_what_is_certain_never_changes_for_any_ids(family: Family) -> None:
     spelled = [*renderer.control_ids, *renderer.stop_ids, *renderer.encode("ok 😀 {}\n\n </think>", special=False)]
     ids = st.lists(st.one_of(st.sampled_from(spelled), st.integers(0, size - 1)), max_size=20)
 
-    @settings(deadline=None, max_examples=150)
+    @settings(max_examples=150)
     @given(ids, st.integers(0, 20), st.integers(0, 20))
     def check(sampled: list[int], first: int, second: int) -> None:
         whole = renderer.parse(np.array(sampled, dtype=np.int32), call_id="c", choice=0)

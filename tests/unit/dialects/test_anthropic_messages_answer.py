@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
@@ -141,7 +141,6 @@ def test_usage_is_the_whole_prompt_where_nothing_is_known_of_a_cache() -> None:
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (10, 0)
 
 
-@settings(deadline=None)
 @given(messages())
 def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message) -> None:
     """Whole or streamed, it is the same blocks; the next request of a client that keeps all has the answer, and its key."""
@@ -153,7 +152,6 @@ def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message) -> N
     assert back == message | ({"key": "c1x0"} if "reasoning" in message else {})
 
 
-@settings(deadline=None)
 @given(st.data(), messages())
 def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, message: Message) -> None:
     """Any part of it leaves before the end, cut anywhere; reasoning first."""

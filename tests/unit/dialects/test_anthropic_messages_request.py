@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import damaged, scratched, take
 
@@ -312,14 +312,12 @@ def test_relay_reads_stream_and_model() -> None:
     assert MESSAGES.hints("/v1/messages/count_tokens", json.dumps(LIKE_CLAUDE).encode()) == RequestHints(model="policy")
 
 
-@settings(deadline=None)
 @given(damaged(BODIES), st.sampled_from([PATH, "/messages/count_tokens"]))
 def test_no_change_of_a_real_body_crashes(body: bytes, path: str) -> None:
     """Any value anywhere, or anything missing."""
     take(MESSAGES, path, body)
 
 
-@settings(deadline=None)
 @given(scratched(BODIES))
 def test_no_damaged_byte_crashes(body: bytes) -> None:
     take(MESSAGES, PATH, body)

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from google import genai
 from google.genai import errors, types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
@@ -86,7 +86,6 @@ def test_usage_has_only_what_is_known() -> None:
     assert usage == {"promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15}
 
 
-@settings(deadline=None)
 @given(messages(), st.booleans())
 def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message, ids_dropped: bool) -> None:  # noqa: FBT001 - drawn
     """By a client that keeps all, or drops the ids: the key is always there, and the ids come back from it."""
@@ -97,7 +96,6 @@ def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message, ids_
     assert returned(candidate["content"]) == message | {"key": "c1x0"}
 
 
-@settings(deadline=None)
 @given(st.data(), st.lists(messages(), min_size=1, max_size=2))
 def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, given: list[Message]) -> None:
     """Any part of the first choice leaves before its end, cut anywhere, and all of the next; a client may keep each event as a content."""

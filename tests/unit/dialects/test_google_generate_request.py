@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import damaged, scratched, take
 
@@ -325,14 +325,12 @@ def test_other_paths_are_not(path: str) -> None:
     assert GOOGLE.hints(path, b"") == RequestHints()
 
 
-@settings(deadline=None)
 @given(damaged(BODIES), st.sampled_from([STREAM, WHOLE, COUNT]))
 def test_no_change_of_a_real_body_crashes(body: bytes, path: str) -> None:
     """Any value anywhere, or anything missing."""
     take(GOOGLE, path, body)
 
 
-@settings(deadline=None)
 @given(scratched(BODIES))
 def test_no_damaged_byte_crashes(body: bytes) -> None:
     take(GOOGLE, WHOLE, body)

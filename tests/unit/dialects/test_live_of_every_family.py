@@ -22,7 +22,7 @@ Read = Callable[[bytes], Any]
 
 
 @pytest.mark.parametrize("family", PARSERS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(PARTS, max_size=8))
 @example([PREAMBLE, ANALYSIS, "<|channel|>final<|message|>Four."])
 @example(["<think>\nHm.\n</think>\n\nI look."])

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
@@ -116,7 +116,6 @@ def test_errors_have_the_official_shape() -> None:
     assert (overflow["type"], overflow["code"]) == ("invalid_request_error", "context_length_exceeded")
 
 
-@settings(deadline=None)
 @given(messages())
 def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message) -> None:
     """Whole or streamed; the next request of a client that keeps everything."""
@@ -126,7 +125,6 @@ def test_an_answer_sent_back_is_understood_as_it_was_sent(message: Message) -> N
         assert asked(messages=[*ASKED["messages"], sent, *ASKED["messages"]]).messages[1] == message
 
 
-@settings(deadline=None)
 @given(st.data(), st.lists(messages(), min_size=1, max_size=2))
 def test_every_way_to_stream_an_answer_says_the_same(data: st.DataObject, given: list[Message]) -> None:
     """Any part of the first choice leaves before its end, cut anywhere, and all of the next."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.unit.dialects.arbitrary import damaged, scratched, take
 
 from evener.dialects.canonical import CanonicalRequest, RequestError
@@ -272,14 +272,12 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
         CHAT.parse(PATH, body)
 
 
-@settings(deadline=None)
 @given(damaged(BODIES))
 def test_no_change_of_a_real_body_crashes(body: bytes) -> None:
     """Any value anywhere, or anything missing."""
     take(CHAT, PATH, body)
 
 
-@settings(deadline=None)
 @given(scratched(BODIES))
 def test_no_damaged_byte_crashes(body: bytes) -> None:
     take(CHAT, PATH, body)

@@ -240,7 +240,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(TEXT, TEXT, CALLS, st.from_regex(r"[a-z0-9]{1,30}", fullmatch=True), st.booleans())
 def test_an_answer_sent_back_is_understood_as_it_was_sent(text: str, reasoning: str, calls: list[Message], key: str, stop: bool) -> None:  # noqa: FBT001 - drawn
     """The next request of a harness that keeps everything: equal to what was sampled, and known by its key."""

@@ -410,14 +410,14 @@ def test_bodies_that_are_no_request_are_refused(body: bytes) -> None:
         RESPONSES.parse(PATH, body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(damaged(BODIES), st.sampled_from([PATH, COUNTING_PATH]))
 def test_no_change_of_a_real_body_crashes(body: bytes, path: str) -> None:
     """Any value anywhere, or anything missing."""
     take(RESPONSES, path, body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(scratched(BODIES))
 def test_no_damaged_byte_crashes(body: bytes) -> None:
     take(RESPONSES, PATH, body)

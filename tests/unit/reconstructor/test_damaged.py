@@ -116,7 +116,7 @@ flip: Final = st.tuples(st.integers(0, len(LOG) - 1), st.floats(0, 1, exclude_ma
 """Record, place in it, bits."""
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(flip, min_size=1, max_size=3))
 def test_flipped_bytes_train_nothing_new(places: list[tuple[int, float, int]]) -> None:
     """Even where a record has no checksum: the seal's fingerprints know each answer."""

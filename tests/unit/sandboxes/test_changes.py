@@ -52,7 +52,7 @@ def picture(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @given(before=TREES, after=TREES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_changes_of_any_tree_into_any_other_are_made_again(
     before: dict[str, tuple[str, bytes, int]], after: dict[str, tuple[str, bytes, int]]
 ) -> None:

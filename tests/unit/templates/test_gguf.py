@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gguf as reference
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.templates import gguf
@@ -55,7 +55,6 @@ def test_digits_are_single_tokens(source: ModelSource) -> None:
     assert source.tokenizer.encode("1234", add_special_tokens=False).tokens == ["1", "2", "3", "4"]
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(HEADER + ENTRIES)), st.binary(max_size=24))
 def test_broken_file_is_one_error(tmp_path_factory: pytest.TempPathFactory, cut: int, instead: bytes) -> None:
     """Truncated and overwritten files end in TemplateError or in values, never in a crash."""

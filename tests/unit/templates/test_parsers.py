@@ -255,7 +255,7 @@ PARTS = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.lists(PARTS, max_size=12), st.integers(0, 200), st.integers(0, 200), st.sampled_from(["", "<|call|>", "<|return|>"]))
 def test_what_is_certain_never_changes(name: str, parts: list[str], first: int, second: int, end: str) -> None:
     """Whatever was streamed is a beginning of what the whole answer says, and grows; once there is text the reasoning is whole."""

@@ -148,7 +148,6 @@ def check_path_and_delta(renderer: Renderer, before: list[Message], answer: Mess
     assert np.count_nonzero(sampled == IM_END) == 1
 
 
-@settings(deadline=None)
 @given(TURNS, NEW)
 def test_path_and_bridge_equal_the_full_render_of_the_bundled_template(
     tools: Renderer, turns: list[tuple[Message, Message]], new: list[Message]
@@ -158,7 +157,6 @@ def test_path_and_bridge_equal_the_full_render_of_the_bundled_template(
     check_path_and_delta(tools, history[:-1], history[-1], new)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.builds(user, TEXT), PLAIN), min_size=1, max_size=4), st.builds(user, TEXT))
 def test_path_and_bridge_equal_the_full_render_of_the_models_template(
     own: Renderer, turns: list[tuple[Message, Message]], new: Message
@@ -167,7 +165,6 @@ def test_path_and_bridge_equal_the_full_render_of_the_models_template(
     check_path_and_delta(own, history[:-1], history[-1], [new])
 
 
-@settings(deadline=None)
 @given(ANSWERS)
 def test_rendered_answer_parses_back(tools: Renderer, answer: Message) -> None:
     """What a model writes as the template shows it is understood."""
@@ -256,7 +253,7 @@ def test_calls_get_their_derived_ids_and_reasoning_is_counted(tools: Renderer) -
     assert tools.certain(ids) == ("Hm.", "I look.")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.one_of(st.integers(0, 49_151), st.sampled_from([0, 1, IM_END, 49_200])), max_size=16),
     st.integers(0, 16),

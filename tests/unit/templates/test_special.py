@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -33,7 +33,6 @@ def test_text_without_special_tokens_has_the_tokenizers_own_ids(encoder: SplitEn
     assert encoder.encode(text) == encoder.encode_text(text) == source.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_guarded_text_holds_no_special_token_and_decodes_to_itself(encoder: SplitEncoder, source: ModelSource, text: str) -> None:
     """Nobody's text can end a turn, and nothing of it is lost: private-use letters in it neither."""
@@ -45,7 +44,6 @@ def test_guarded_text_holds_no_special_token_and_decodes_to_itself(encoder: Spli
     assert ids == encoder.encode_text(text)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_parsed_text_is_the_tokenizers_own(encoder: SplitEncoder, source: ModelSource, text: str) -> None:
     """Piece by piece is the same as at once, genuine special tokens included."""

@@ -2,7 +2,7 @@
 
 import os
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.checker import check
 from tests.support.generated import Harness, Step, steps
@@ -18,7 +18,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))
 """Sessions in `make test`; `make fuzz` generates more."""
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES)
 @given(steps)
 def test_whatever_a_harness_does_rows_hold_what_the_engine_sampled(plan: list[Step]) -> None:
     """Each row stands in the ledger, each sampled token is trained once or counted, and a replay gives the same bytes."""
@@ -38,7 +38,6 @@ def test_whatever_a_harness_does_rows_hold_what_the_engine_sampled(plan: list[St
     assert per_call.accounting == trajectory.accounting
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(("ask", "tool", "user", "length")), st.just(0), st.integers(0, 8)), min_size=1, max_size=30))
 def test_history_that_only_grows_is_one_row(plan: list[Step]) -> None:
     """However its answers are spelled: nothing but the first call is a root."""

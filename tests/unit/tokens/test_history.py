@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from tests.support.generated import Harness, Step, steps
 from tests.support.toy import World, user
 
@@ -39,7 +39,7 @@ def test_a_history_is_read_alike_whatever_was_read_before() -> None:
     assert [call.placement.parent is None for call in world.session.forest.in_order()] == [True, True] + [False] * 6
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(steps)
 def test_going_on_from_the_last_walk_reads_what_a_walk_from_the_start_reads(plan: list[Step]) -> None:
     """After each step of whatever a harness does, for each of its conversations."""
