@@ -84,7 +84,7 @@ async def test_npm_brings_what_the_lock_says_from_the_users_registry(
 ) -> None:
     """Also what the user's npm would leave out."""
     monkeypatch.setenv("npm_config_omit", "optional")
-    bundle = await npm.install(tmp_path / "cache", "a", locked(tmp_path, published(registry)))
+    bundle = await locked(tmp_path, published(registry)).install(tmp_path / "cache", "a")
 
     assert {path.name for path in (bundle / "node_modules").iterdir() if path.is_dir()} == {"program", "library", "native"}
 
@@ -97,7 +97,7 @@ async def test_a_package_that_has_changed_since_it_was_locked_is_refused(registr
     publish(registry, changed, {"description": "another"} | (THIS if changed == "native" else {}))
 
     with pytest.raises(HarnessMissing, match=told):
-        await npm.install(tmp_path / "cache", "a", wanted)
+        await wanted.install(tmp_path / "cache", "a")
 
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -124,10 +124,10 @@ async def test_pip_brings_what_the_lock_says_and_refuses_what_has_changed(tmp_pa
     lock.write_text(f"program==1 \\\n    --hash=sha256:{wheel(tmp_path, 'word = 1')}\n")
     wanted = pip.PypiPackage(name="program", version="1", lock=lock)
 
-    bundle = await pip.install(tmp_path / "cache", "a", wanted)
+    bundle = await wanted.install(tmp_path / "cache", "a")
     wheel(tmp_path, "word = 2")
 
     assert list(bundle.glob("lib/*/site-packages/program.py"))
     with pytest.raises(HarnessMissing, match="THESE PACKAGES DO NOT MATCH THE HASHES"):
-        await pip.install(tmp_path / "another", "a", wanted)
+        await wanted.install(tmp_path / "another", "a")
     assert list((tmp_path / "another").iterdir()) == []

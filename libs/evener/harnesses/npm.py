@@ -51,20 +51,23 @@ class NpmPackage(Struct, frozen=True, kw_only=True):
         """The version, with a short digest of the lock file."""
         return locked(self.version, self.lock)
 
+    def program(self, bundle: Path, script: str) -> tuple[str, str]:
+        """Return the command that runs a script of the package, which is named by its path there."""
+        return node_of(bundle), str(bundle / "node_modules" / self.name / script)
 
-async def install(cache: Path, harness: str, package: NpmPackage) -> Path:
-    """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing saying what is missing."""
-    bundle = cache / f"{harness}-{package.locked}"
-    lacks_node = await _lacks_node(bundle, harness, package)
-    if not await asyncio.to_thread(bundle.is_dir):
-        with appearing(bundle) as made:
-            await _install(made, package.lock, f"{package.name}@{package.version}")
-            await asyncio.to_thread(_allow, made / "node_modules" / package.name, package.programs)
-            if lacks_node:
-                await _bring_node(made)
-    elif lacks_node:  # it was made when a newer Node was in PATH
-        await _bring_node(bundle)
-    return bundle
+    async def install(self, cache: Path, harness: str) -> Path:
+        """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing."""
+        bundle = cache / f"{harness}-{self.locked}"
+        lacks_node = await _lacks_node(bundle, harness, self)
+        if not await asyncio.to_thread(bundle.is_dir):
+            with appearing(bundle) as made:
+                await _install(made, self.lock, f"{self.name}@{self.version}")
+                await asyncio.to_thread(_allow, made / "node_modules" / self.name, self.programs)
+                if lacks_node:
+                    await _bring_node(made)
+        elif lacks_node:  # it was made when a newer Node was in PATH
+            await _bring_node(bundle)
+        return bundle
 
 
 def node_of(bundle: Path) -> str:

@@ -54,18 +54,17 @@ class PypiPackage(Struct, frozen=True, kw_only=True):
         """The lock file, and the one of its source packages if there are any."""
         return (self.lock, self.lock.with_name("sources.txt")) if self.sources else (self.lock,)
 
-
-async def install(cache: Path, harness: str, package: PypiPackage) -> Path:
-    """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing saying what is missing."""
-    bundle = cache / f"{harness}-{package.locked}"
-    if not await asyncio.to_thread(bundle.is_dir):
-        python = await _python(harness)
-        with appearing(bundle) as made:
-            await _checked(f"{harness} needs the venv module of {python}", python, "-m", "venv", str(made))
-            for lock, how in zip(package.locks, (("--only-binary", ":all:"), FROM_SOURCE), strict=False):
-                asked = (python_of(made), "-m", "pip", "install", *QUIETLY, *AS_LOCKED, *how, "-r", str(lock))
-                await _checked(f"pip could not install {package.name}=={package.version}", *asked)
-    return bundle
+    async def install(self, cache: Path, harness: str) -> Path:
+        """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing."""
+        bundle = cache / f"{harness}-{self.locked}"
+        if not await asyncio.to_thread(bundle.is_dir):
+            python = await _python(harness)
+            with appearing(bundle) as made:
+                await _checked(f"{harness} needs the venv module of {python}", python, "-m", "venv", str(made))
+                for lock, how in zip(self.locks, (("--only-binary", ":all:"), FROM_SOURCE), strict=False):
+                    asked = (python_of(made), "-m", "pip", "install", *QUIETLY, *AS_LOCKED, *how, "-r", str(lock))
+                    await _checked(f"pip could not install {self.name}=={self.version}", *asked)
+        return bundle
 
 
 def python_of(bundle: Path) -> str:

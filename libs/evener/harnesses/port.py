@@ -112,27 +112,3 @@ class Harness(Protocol):
 def bundle_of(harness: Harness, cache: Path) -> Path:
     """Return where `install` puts the harness's bundle, if it has one. The folder exists once it is complete."""
     return cache / f"{harness.name}-{harness.version}"
-
-
-def only_options(given: Mapping[str, str], known: tuple[str, ...], harness: str) -> None:
-    """Raise HarnessError for an unknown option."""
-    if unknown := sorted(given.keys() - set(known)):
-        msg = f"harness {harness} has no option {unknown[0]!r} (it has: {', '.join(known) or 'none'})"
-        raise HarnessError(msg)
-
-
-def numbers(given: Mapping[str, str], names: tuple[str, ...], harness: str) -> None:
-    """Raise HarnessError for an option that is not a number of tokens."""
-    for name in names:
-        if not given.get(name, "1").isdecimal():
-            msg = f"harness {harness}: option {name} is {given[name]!r}, not a number of tokens"
-            raise HarnessError(msg)
-
-
-def one_of(given: Mapping[str, str], name: str, values: tuple[str, ...], harness: str) -> str:
-    """Return the value of an option with a fixed set of values, the first of which is the default. Raises HarnessError."""
-    value = given.get(name, values[0])
-    if value not in values:
-        msg = f"harness {harness}: option {name} is {value!r}, not one of {', '.join(values)}"
-        raise HarnessError(msg)
-    return value

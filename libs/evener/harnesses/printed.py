@@ -1,5 +1,6 @@
 """Reads what headless harnesses print: one JSON object per line, possibly cut in the middle of the output."""
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,12 @@ def told(event: dict[str, Any] | None, *names: str) -> str:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, str) else ""
+
+
+def last_found(pattern: re.Pattern[bytes], log: bytes) -> str:
+    """Return the end of what a pattern's group matched last, or the last line of an output in which it matches nothing."""
+    found: list[bytes] = pattern.findall(log)
+    return found[-1].decode(errors="replace")[-DETAIL_CHARACTERS:] if found else last_line(log)
 
 
 def last_line(log: bytes) -> str:

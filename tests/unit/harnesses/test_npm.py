@@ -63,7 +63,7 @@ async def test_an_installation_that_fails_leaves_no_bundle(programs: Path, tmp_p
     program(programs, "npm", f"cat {tmp_path / 'said'}; exit 1")
 
     with pytest.raises(HarnessMissing) as failed:
-        await npm.install(tmp_path / "cache", "a", package(tmp_path))
+        await package(tmp_path).install(tmp_path / "cache", "a")
 
     assert failed.value.args == (f"npm could not install a@1: {told}",)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -76,7 +76,7 @@ async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, monkey
     bundle.mkdir()
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert await npm.install(tmp_path, "a", wanted) == bundle
+    assert await wanted.install(tmp_path, "a") == bundle
 
 
 async def test_a_bundle_from_before_there_were_locks_is_not_taken_for_a_locked_one(programs: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_a_bundle_from_before_there_were_locks_is_not_taken_for_a_locked_o
     for old in ("a-1", "a-1+00000000"):
         (tmp_path / "cache" / old).mkdir(parents=True)
 
-    bundle = await npm.install(tmp_path / "cache", "a", wanted)
+    bundle = await wanted.install(tmp_path / "cache", "a")
 
     assert bundle == tmp_path / "cache" / f"a-{locked('1', wanted.lock)}"
     assert json.loads((bundle / "package.json").read_text()) == {"dependencies": {"a": "1"}}
@@ -97,7 +97,7 @@ async def test_npm_gets_the_lock_and_installs_as_it_says(programs: Path, tmp_pat
     program(programs, "npm", 'echo "$@" > "$3/asked"')
     wanted = package(tmp_path)
 
-    bundle = await npm.install(tmp_path / "cache", "a", wanted)
+    bundle = await wanted.install(tmp_path / "cache", "a")
     asked = (bundle / "asked").read_text().split()
 
     assert asked[0] == "ci"
@@ -109,7 +109,7 @@ async def test_programs_that_npm_leaves_without_the_right_to_run_get_it(programs
     """Qwen Code's ripgrep is one."""
     program(programs, "npm", 'mkdir -p "$3/node_modules/a/vendor/x" && echo > "$3/node_modules/a/vendor/x/rg"')
 
-    bundle = await npm.install(tmp_path / "cache", "a", package(tmp_path, programs="vendor/*/rg"))
+    bundle = await package(tmp_path, programs="vendor/*/rg").install(tmp_path / "cache", "a")
 
     assert (bundle / "node_modules/a/vendor/x/rg").stat().st_mode & 0o111 == 0o111
 
@@ -120,7 +120,7 @@ async def test_a_package_for_this_machine_that_npm_went_on_without_is_missed(pro
     native = {"os": [platform.system().lower()], "cpu": CPUS[platform.machine()], "optional": True}
 
     with pytest.raises(HarnessMissing, match="a@1: node_modules/a-native could not be fetched, or is not what the lock says"):
-        await npm.install(tmp_path / "cache", "a", package(tmp_path, {"node_modules/a-native": native}))
+        await package(tmp_path, {"node_modules/a-native": native}).install(tmp_path / "cache", "a")
 
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -130,7 +130,7 @@ async def test_a_package_for_another_machine_is_not_missed(programs: Path, tmp_p
     program(programs, "npm", 'mkdir -p "$3/node_modules/a"')
     native = {"os": [platform.system().lower()], "cpu": ["s390x"], "optional": True}
 
-    assert (await npm.install(tmp_path / "cache", "a", package(tmp_path, {"node_modules/a-native": native}))).is_dir()
+    assert (await package(tmp_path, {"node_modules/a-native": native}).install(tmp_path / "cache", "a")).is_dir()
 
 
 @BRINGS
@@ -142,10 +142,10 @@ async def test_a_bundle_that_the_node_in_path_cannot_run_gets_its_own(programs: 
     wanted = package(tmp_path, node=(22, 19))
     if made == "before":
         program(programs, "node", "echo v24.1.0")
-        assert npm.node_of(await npm.install(tmp_path / "cache", "a", wanted)) == "node"
+        assert npm.node_of(await wanted.install(tmp_path / "cache", "a")) == "node"
     program(programs, "node", "echo v22.18.0")
 
-    bundle = await npm.install(tmp_path / "cache", "a", wanted)
+    bundle = await wanted.install(tmp_path / "cache", "a")
 
     assert npm.node_of(bundle) == str(bundle / npm.NODE_FOLDER / node / "node")
 
@@ -160,5 +160,5 @@ async def test_a_node_that_is_too_old_is_told_where_none_can_be_brought(
 
     for _ in ("new", "there"):
         with pytest.raises(HarnessMissing, match=r"a needs Node 22\.19 or newer, and PATH has 18\.20"):
-            await npm.install(tmp_path / "cache", "a", wanted)
+            await wanted.install(tmp_path / "cache", "a")
         (tmp_path / "cache" / f"a-{wanted.locked}").mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ async def test_an_installation_that_fails_leaves_no_bundle(tmp_path: Path, packa
     pythons_pip(tmp_path, f"printf '{said}'; exit 1")
 
     with pytest.raises(HarnessMissing) as failed:
-        await pip.install(tmp_path / "cache", "a", package)
+        await package.install(tmp_path / "cache", "a")
 
     assert failed.value.args == (f"pip could not install a==1: {told}",)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -81,7 +81,7 @@ async def test_pip_installs_what_the_locks_say_and_nothing_else(tmp_path: Path, 
     pythons_pip(tmp_path, f'echo "$@" >> {tmp_path / "asked"}')
     (tmp_path / "cache" / "a-1").mkdir(parents=True)  # from before there were locks
 
-    bundle = await pip.install(tmp_path / "cache", "a", package)
+    bundle = await package.install(tmp_path / "cache", "a")
     wheels, sources = ([*line.split()] for line in (tmp_path / "asked").read_text().splitlines())
 
     assert bundle == tmp_path / "cache" / f"a-{package.locked}"
@@ -97,7 +97,7 @@ async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, packag
     bundle = tmp_path / f"a-{package.locked}"
     bundle.mkdir()
 
-    assert await pip.install(tmp_path, "a", package) == bundle
+    assert await package.install(tmp_path, "a") == bundle
 
 
 def test_hermes_is_told_the_model_and_nothing_leads_it_to_the_network() -> None:

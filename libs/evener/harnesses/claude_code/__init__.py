@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from evener.harnesses import npm
-from evener.harnesses.port import HarnessError, Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
+from evener.harnesses.base import PackagedHarness
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 
@@ -21,7 +22,6 @@ LOCK: Final = Path(__file__).with_name("package-lock.json")
 PACKAGE: Final = npm.NpmPackage(name="@anthropic-ai/claude-code", version="2.1.329", lock=LOCK, node=(0, 0))
 PROGRAM: Final = "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
 """The native program. The script that the package names is only put in its place by an install script, and install scripts are not run."""
-OPTIONS: Final = ("settings", "tools", "context_tokens", "answer_tokens")
 LEAST_CONTEXT_TOKENS: Final = 100_000
 """Claude Code treats a smaller value as this one."""
 HEADLESS: Final = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions", "--no-session-persistence")
@@ -48,15 +48,12 @@ MODELS: Final = tuple(f"ANTHROPIC_DEFAULT_{family}_MODEL" for family in ("HAIKU"
 """The variables of the models that it requests besides its main model."""
 
 
-class ClaudeCode:
+class ClaudeCode(PackagedHarness):
     """The real CLI. It re-serialises arguments, drops blank text, and returns reasoning with its signature."""
 
     name = "claude_code"
     summary = "Anthropic's Claude Code"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("anthropic_messages",)
-    has_tools = True
     probe = Probe(tool="Bash", arguments={"command": "{command}", "description": "Writes a file"})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT),
@@ -65,20 +62,10 @@ class ClaudeCode:
         compacted=r"This session is being continued from a previous conversation that ran out of context",
         noise=(Noise(where="system", pattern=r"x-anthropic-billing-header:(?: *\w+=[^;\n]*;)+\n*"),),
     )
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-        one_of(options, "settings", tuple(SETTINGS), self.name)
-        numbers(options, ("context_tokens", "answer_tokens"), self.name)
-        if int(options.get("context_tokens", LEAST_CONTEXT_TOKENS)) < LEAST_CONTEXT_TOKENS:
-            msg = f"harness {self.name}: option context_tokens is less than {LEAST_CONTEXT_TOKENS}, the least that it takes"
-            raise HarnessError(msg)
+    options = {"settings": tuple(SETTINGS), "tools": None, "context_tokens": LEAST_CONTEXT_TOKENS, "answer_tokens": 0}
 
     def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
         return 0 if "tools" in options else FIRST_PROMPT_BYTES[options.get("settings", "lean")]
-
-    async def install(self, cache: Path) -> Path:
-        return await npm.install(cache, self.name, PACKAGE)
 
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         options = context.options
@@ -121,4 +108,4 @@ def _limits(context: LaunchContext) -> dict[str, str]:
     return limits
 
 
-HARNESS: Final = ClaudeCode()
+HARNESS: Final = ClaudeCode(PACKAGE)

@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 
 from evener.harnesses import npm
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
+from evener.harnesses.base import PackagedHarness
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
@@ -32,34 +33,23 @@ QUIET: Final = ("plugins", "apps", "remote_plugin")
 LEAN: Final = ("multi_agent", "goals")
 
 
-class Codex:
+class Codex(PackagedHarness):
     """The real CLI. It returns everything verbatim, and arguments as the very text that was sampled."""
 
     name = "codex"
     summary = "OpenAI's Codex CLI"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("openai_responses",)
-    has_tools = True
     probe = Probe(tool="exec_command", arguments={"cmd": "{command}"})
     quirks = Quirks(compacted=r"^Another language model started to solve", sub_agent_header="x-openai-subagent")
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, ("tools", *TOKENS), self.name)
-        one_of(options, "tools", ("all", "lean"), self.name)
-        numbers(options, tuple(TOKENS), self.name)
+    options = {"tools": ("all", "lean"), **dict.fromkeys(TOKENS, 0)}
 
     def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
         return 24_000 if options.get("tools") == "lean" else 39_000
 
-    async def install(self, cache: Path) -> Path:
-        return await npm.install(cache, self.name, PACKAGE)
-
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
-        script = bundle / "node_modules" / PACKAGE.name / "bin" / "codex.js"
         headless = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-C", context.workdir)
         return Launch(
-            argv=(npm.node_of(bundle), str(script), "exec", *headless, "--", context.instruction),
+            argv=(*PACKAGE.program(bundle, "bin/codex.js"), "exec", *headless, "--", context.instruction),
             environment={"CODEX_HOME": f"{context.home}/{CONFIG}", KEY: context.key},
             files={f"{HOME}/{CONFIG}/config.toml": _config(context).encode()},
         )
@@ -102,4 +92,4 @@ def _text(value: str) -> str:
     return msgspec.json.encode(value).decode()
 
 
-HARNESS: Final = Codex()
+HARNESS: Final = Codex(PACKAGE)

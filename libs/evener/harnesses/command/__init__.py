@@ -11,12 +11,11 @@ from typing import Final
 
 import msgspec
 
-from evener.harnesses.port import HarnessError, Judged, Launch, LaunchContext, only_options
+from evener.harnesses.base import PlainHarness
+from evener.harnesses.port import HarnessError, Launch, LaunchContext
 from evener.harnesses.provider import variables
-from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
 
-OPTIONS: Final = ("argv",)
 INSTRUCTION: Final = "instruction.md"
 PLACEHOLDER: Final = re.compile(r"\{(?:instruction|instruction_file|base_url|key|model)\}")
 
@@ -24,24 +23,18 @@ PLACEHOLDER: Final = re.compile(r"\{(?:instruction|instruction_file|base_url|key
 _words: Final = msgspec.json.Decoder(list[str])
 
 
-class Command:
+class Command(PlainHarness):
     """A program of which nothing is known: it may do anything, and its history is taken as it comes."""
 
     name = "command"
     summary = "any program"
     version = "1"
-    package = None
     dialects = ("openai_chat", "openai_responses", "anthropic_messages", "google_generate")
-    has_tools = True
-    probe = None
-    quirks = Quirks()
+    options = {"argv": None}
 
     def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
+        super().check(options)
         _argv(options)
-
-    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
-        return 0
 
     async def install(self, cache: Path) -> Path:
         return cache
@@ -59,10 +52,6 @@ class Command:
             environment=variables(context.base_url, context.key, context.model),
             files={f"{HOME}/{INSTRUCTION}": context.instruction.encode()},
         )
-
-    def judge(self, exit_code: int, log: bytes) -> Judged:
-        last = log.decode(errors="replace").strip().rpartition("\n")[2]
-        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last[-500:])
 
 
 def _argv(options: Mapping[str, str]) -> list[str]:

@@ -14,14 +14,14 @@ from typing import Any, Final
 import msgspec
 
 from evener.harnesses import npm
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, only_options
+from evener.harnesses.base import PackagedHarness
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
 PACKAGE: Final = npm.NpmPackage(name="@google/gemini-cli", version="0.61.0", lock=LOCK, node=(20, 0))
-OPTIONS: Final = ("tools", "compact_at_tokens", "answer_tokens")
 CONTEXT_TOKENS: Final = 1_048_576
 """The context that it assumes for an unknown model."""
 HOSTED: Final = ("google_web_search", "web_fetch")
@@ -34,38 +34,28 @@ QUIET: Final[dict[str, Any]] = {
 }
 
 
-class GeminiCli:
+class GeminiCli(PackagedHarness):
     """The real CLI, without telemetry or updates. It drops the text of thoughts."""
 
     name = "gemini_cli"
     summary = "Google's Gemini CLI"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("google_generate",)
-    has_tools = True
     probe = Probe(tool="run_shell_command", arguments={"command": "{command}"})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.REASONING_ABSENT),
         side_calls=(SideCall(name="router", system=r"You are a specialized Task Routing AI", tools=False),),
     )
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-        numbers(options, ("compact_at_tokens", "answer_tokens"), self.name)
+    options = {"tools": None, "compact_at_tokens": 0, "answer_tokens": 0}
 
     def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
         return 0 if "tools" in options else 47_000
 
-    async def install(self, cache: Path) -> Path:
-        return await npm.install(cache, self.name, PACKAGE)
-
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
-        script = bundle / "node_modules" / PACKAGE.name / "bundle" / "gemini.js"
         how = ("--yolo", "-m", context.model, "--output-format", "stream-json")
         # It takes a message that begins with / for one of its commands, and /init for a task of its own.
         message = f" {context.instruction}" if context.instruction.startswith("/") else context.instruction
         return Launch(
-            argv=(npm.node_of(bundle), str(script), *how, f"--prompt={message}"),
+            argv=(*PACKAGE.program(bundle, "bundle/gemini.js"), *how, f"--prompt={message}"),
             environment={
                 "GOOGLE_GEMINI_BASE_URL": context.base_url,
                 "GEMINI_API_KEY": context.key,
@@ -94,4 +84,4 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
     return settings
 
 
-HARNESS: Final = GeminiCli()
+HARNESS: Final = GeminiCli(PACKAGE)

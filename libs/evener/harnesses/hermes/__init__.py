@@ -15,14 +15,14 @@ from typing import Any, Final
 import msgspec
 
 from evener.harnesses import pip
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, only_options
-from evener.harnesses.printed import last_line
+from evener.harnesses.base import PackagedHarness
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.printed import last_found
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("requirements.txt")
 PACKAGE: Final = pip.PypiPackage(name="hermes-agent", version="0.19.0", lock=LOCK)
-OPTIONS: Final = ("toolsets", "context_tokens", "answer_tokens")
 CONFIG: Final = ".hermes"
 CONTEXT_TOKENS: Final = 65536
 NO_LIMIT: Final = 1_000_000
@@ -48,18 +48,16 @@ ONE_SHOT: Final = (
 )
 """Starts Hermes as its own one-shot runners with limited turns do: a sub-agent finishes, and answers, before its parent continues.
 Otherwise it would work in the background, and its result would be lost when the parent has ended."""
+HEADLESS: Final = ("chat", "-Q", "--yolo")
 ERROR: Final = re.compile(rb"^Error: (.+)$", re.MULTILINE)
 
 
-class Hermes:
+class Hermes(PackagedHarness):
     """The real CLI, without background work, updates or telemetry. It strips text, drops reasoning and sorts the keys of arguments."""
 
     name = "hermes"
     summary = "Hermes Agent"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("openai_chat",)
-    has_tools = True
     probe = Probe(tool="terminal", arguments={"command": "{command}"})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.TEXT_TRIMMED, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
@@ -67,42 +65,23 @@ class Hermes:
         retry_header="x-stainless-retry-count",
         compacted=r"^(?:You are a summarization agent creating a context checkpoint|\[CONTEXT COMPACTION)",  # the request, the summary
     )
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-        numbers(options, ("context_tokens", "answer_tokens"), self.name)
+    options = {"toolsets": None, "context_tokens": 0, "answer_tokens": 0}
 
     def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
         return 0 if "toolsets" in options else 60_000
-
-    async def install(self, cache: Path) -> Path:
-        return await pip.install(cache, self.name, PACKAGE)
 
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         toolsets = ("-t", context.options["toolsets"]) if "toolsets" in context.options else ()
         files = {"config.yaml": _config(context), **CACHED}
         return Launch(
-            argv=(
-                pip.python_of(bundle),
-                "-I",
-                "-c",
-                ONE_SHOT,
-                "chat",
-                "-Q",
-                "--yolo",
-                *toolsets,
-                f"--query={context.instruction}",
-            ),
+            argv=(pip.python_of(bundle), "-I", "-c", ONE_SHOT, *HEADLESS, *toolsets, f"--query={context.instruction}"),
             environment={"HERMES_HOME": f"{context.home}/{CONFIG}"},
             files={f"{HOME}/{CONFIG}/{name}": msgspec.json.encode(content) for name, content in files.items()},
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
         """Return what the exit code says."""
-        if exit_code == 0:
-            return Judged(exit_code=0)
-        errors = ERROR.findall(log)
-        return Judged(exit_code=exit_code, detail=errors[-1].decode(errors="replace")[-500:] if errors else last_line(log))
+        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last_found(ERROR, log))
 
 
 def _config(context: LaunchContext) -> dict[str, Any]:
@@ -119,4 +98,4 @@ def _config(context: LaunchContext) -> dict[str, Any]:
     return {**QUIET, "model": model}
 
 
-HARNESS: Final = Hermes()
+HARNESS: Final = Hermes(PACKAGE)

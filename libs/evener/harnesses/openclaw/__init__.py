@@ -9,22 +9,22 @@ In Chat and Messages, a note of its own moves with every request, so that no req
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from evener.harnesses import npm
+from evener.harnesses.base import PackagedHarness
 from evener.harnesses.models_json import provider
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
-from evener.harnesses.printed import last_line
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.printed import last_found
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
 PACKAGE: Final = npm.NpmPackage(name="openclaw", version="2026.9.6", lock=LOCK, node=(24, 16))
-OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning")
+DIALECTS: Final = ("chat", "responses", "anthropic")
 PROVIDER: Final = "evener"
 CONFIG: Final = ".openclaw"
 INSTRUCTION: Final = "instruction.md"
@@ -33,40 +33,25 @@ ANSWER_TOKENS: Final = 8192
 RAW_ERROR: Final = re.compile(rb"rawError=(.+)$", re.MULTILINE)
 
 
-class OpenClaw:
+class OpenClaw(PackagedHarness):
     """The real CLI, without gateway, updates or telemetry. In Chat it removes underscores from tool-call ids."""
 
     name = "openclaw"
     summary = "OpenClaw"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("openai_chat", "openai_responses", "anthropic_messages")
-    has_tools = True
     probe = Probe(tool="exec", arguments={"command": "{command}"})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT, Tolerance.CALL_ID_LETTERS),
         retry_header="x-stainless-retry-count",
         compacted=r"^(?:<conversation>|The conversation history before this point was compacted)",  # the summary's request, the summary
     )
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-        one_of(options, "dialect", ("chat", "responses", "anthropic"), self.name)
-        one_of(options, "reasoning", ("false", "true"), self.name)
-        numbers(options, ("context_tokens", "answer_tokens"), self.name)
-
-    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
-        return 0
-
-    async def install(self, cache: Path) -> Path:
-        return await npm.install(cache, self.name, PACKAGE)
+    options = {"dialect": DIALECTS, "context_tokens": 0, "answer_tokens": 0, "reasoning": ("false", "true")}
 
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
-        script = bundle / "node_modules" / PACKAGE.name / "openclaw.mjs"
         home = f"{context.home}/{CONFIG}"
         turn = ("--message-file", f"{context.home}/{INSTRUCTION}", "--cwd", context.workdir, "--timeout", "0", "--json")
         return Launch(
-            argv=(npm.node_of(bundle), str(script), "agent", "exec", "--config", f"{home}/openclaw.json", *turn),
+            argv=(*PACKAGE.program(bundle, "openclaw.mjs"), "agent", "exec", "--config", f"{home}/openclaw.json", *turn),
             environment={"OPENCLAW_HOME": context.home, "OPENCLAW_NO_AUTO_UPDATE": "1", "OPENCLAW_NO_RESPAWN": "1"},
             files={
                 f"{HOME}/{CONFIG}/openclaw.json": msgspec.json.encode(_config(context)),
@@ -76,10 +61,7 @@ class OpenClaw:
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
         """Return what the exit code says. The reason is what the provider said, which is in the log; the program's last words say less."""
-        if exit_code == 0:
-            return Judged(exit_code=0)
-        raw = RAW_ERROR.findall(log)
-        return Judged(exit_code=exit_code, detail=raw[-1].decode(errors="replace")[-500:] if raw else last_line(log))
+        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last_found(RAW_ERROR, log))
 
 
 def _config(context: LaunchContext) -> dict[str, Any]:
@@ -101,4 +83,4 @@ def _config(context: LaunchContext) -> dict[str, Any]:
     }
 
 
-HARNESS: Final = OpenClaw()
+HARNESS: Final = OpenClaw(PACKAGE)

@@ -5,13 +5,12 @@ max_tokens if not given), the model's limits as OpenHands is to know them; other
 16384, or after a call that was refused for its length, a summary replaces the history.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from evener.harnesses import pip
-from evener.harnesses.port import HarnessError, Judged, Launch, LaunchContext, Probe, numbers, only_options
-from evener.harnesses.printed import last_line
+from evener.harnesses.base import PackagedHarness
+from evener.harnesses.port import Launch, LaunchContext, Probe
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
@@ -19,38 +18,22 @@ LOCK: Final = Path(__file__).with_name("requirements.txt")
 PACKAGE: Final = pip.PypiPackage(name="openhands-sdk", version="1.56.0", lock=LOCK, beside=("openhands-tools",), sources=("func-timeout",))
 DRIVER: Final = Path(__file__).with_name("driver.py")
 INSTRUCTION: Final = "instruction.md"
-OPTIONS: Final = ("context_tokens", "answer_tokens")
 LEAST_CONTEXT_TOKENS: Final = 16_384
 
 
-class OpenHands:
+class OpenHands(PackagedHarness):
     """The real SDK. It drops reasoning, and sends a text back as a list of parts."""
 
     name = "openhands"
     summary = "OpenHands"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("openai_chat",)
-    has_tools = True
     probe = Probe(tool="terminal", arguments={"command": "{command}"})
     quirks = Quirks(
         tolerances=(Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
         retry_header="x-stainless-retry-count",
         compacted=r"^\s*<EVENT>\n",  # a summary is asked for; the summary itself has no mark
     )
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-        numbers(options, OPTIONS, self.name)
-        if int(options.get("context_tokens", LEAST_CONTEXT_TOKENS)) < LEAST_CONTEXT_TOKENS:
-            msg = f"harness {self.name}: option context_tokens is less than {LEAST_CONTEXT_TOKENS}, the least that it takes"
-            raise HarnessError(msg)
-
-    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
-        return 0
-
-    async def install(self, cache: Path) -> Path:
-        return await pip.install(cache, self.name, PACKAGE)
+    options = {"context_tokens": LEAST_CONTEXT_TOKENS, "answer_tokens": 0}
 
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         limits = {"answer_tokens": context.answer_tokens, **context.options}
@@ -67,8 +50,5 @@ class OpenHands:
             files={f"{HOME}/{DRIVER.name}": DRIVER.read_bytes(), f"{HOME}/{INSTRUCTION}": context.instruction.encode()},
         )
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
-        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last_line(log))
 
-
-HARNESS: Final = OpenHands()
+HARNESS: Final = OpenHands(PACKAGE)

@@ -16,9 +16,10 @@ from typing import Final
 import msgspec
 
 from evener.harnesses import npm
+from evener.harnesses.base import PackagedHarness
 from evener.harnesses.models_json import APIS, provider
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
-from evener.harnesses.printed import last_line
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.printed import last_found
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
@@ -26,50 +27,38 @@ LOCK: Final = Path(__file__).with_name("package-lock.json")
 PACKAGE: Final = npm.NpmPackage(name="@earendil-works/pi-coding-agent", version="0.87.1", lock=LOCK, node=(22, 19))
 PROVIDER: Final = "evener"
 CONFIG: Final = ".pi/agent"
-OPTIONS: Final = ("dialect", "context_tokens", "answer_tokens", "reasoning", "tools")
 CONTEXT_TOKENS: Final = 4096
 ANSWER_TOKENS: Final = 1024
 KEPT_FREE_TOKENS: Final = 4096
 """Added to the context that Pi is told. Pi requests one token if prompt and answer leave less than this; the gateway knows what is left."""
+HEADLESS: Final = ("--mode", "json", "--no-session")
 STOP_REASON: Final = re.compile(rb'"stopReason":"(\w+)"')
 ERROR_MESSAGE: Final = re.compile(rb'"errorMessage":"((?:[^"\\]|\\.)*)"')
 FAILED: Final = frozenset({b"error", b"aborted"})
 
 
-class Pi:
+class Pi(PackagedHarness):
     """The real CLI, without sessions, updates or telemetry."""
 
     name = "pi"
     summary = "the Pi coding agent"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("openai_chat", "openai_responses", "anthropic_messages", "google_generate")
-    has_tools = True
     probe = Probe(tool="bash", arguments={"command": "{command}"})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT, Tolerance.TEXT_TRIMMED, Tolerance.REASONING_ABSENT),
         compacted=r"^(?:The conversation history before this point was compacted|# Conversation\n\[User\]: )",  # the summary, its request
     )
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-        one_of(options, "dialect", tuple(APIS), self.name)
-        one_of(options, "reasoning", ("false", "true"), self.name)
-        numbers(options, ("context_tokens", "answer_tokens"), self.name)
+    options = {"dialect": tuple(APIS), "context_tokens": 0, "answer_tokens": 0, "reasoning": ("false", "true"), "tools": None}
 
     def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
         return 0 if "tools" in options else 6_000
 
-    async def install(self, cache: Path) -> Path:
-        return await npm.install(cache, self.name, PACKAGE)
-
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
-        script = bundle / "node_modules" / PACKAGE.name / "dist" / "bundle" / "cli.js"
         model = ("--provider", PROVIDER, "--model", context.model)
         # Pi reads a message that begins with - or @ as a flag or a file.
         message = f" {context.instruction}" if context.instruction[0] in "-@" else context.instruction
         return Launch(
-            argv=(npm.node_of(bundle), str(script), *model, "--mode", "json", "--no-session", *_tools(context.options), "-p", message),
+            argv=(*PACKAGE.program(bundle, "dist/bundle/cli.js"), *model, *HEADLESS, *_tools(context.options), "-p", message),
             environment={
                 "PI_CODING_AGENT_DIR": f"{context.home}/{CONFIG}",
                 "PI_OFFLINE": "1",
@@ -81,11 +70,10 @@ class Pi:
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
         """Return what the last stop reason says: in JSON mode Pi exits with 0 even if the model call failed for good."""
-        reasons, errors = STOP_REASON.findall(log), ERROR_MESSAGE.findall(log)
+        reasons = STOP_REASON.findall(log)
         if exit_code == 0 and reasons and reasons[-1] not in FAILED:
             return Judged(exit_code=0)
-        detail = errors[-1].decode(errors="replace")[-500:] if errors else last_line(log)
-        return Judged(exit_code=exit_code or 1, detail=detail)
+        return Judged(exit_code=exit_code or 1, detail=last_found(ERROR_MESSAGE, log))
 
 
 def _provider(context: LaunchContext) -> dict[str, object]:
@@ -109,4 +97,4 @@ def _tools(options: Mapping[str, str]) -> tuple[str, ...]:
             return ("--tools", tools)
 
 
-HARNESS: Final = Pi()
+HARNESS: Final = Pi(PACKAGE)

@@ -14,14 +14,14 @@ from typing import Any, Final
 import msgspec
 
 from evener.harnesses import npm
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, numbers, one_of, only_options
+from evener.harnesses.base import PackagedHarness
+from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
 PACKAGE: Final = npm.NpmPackage(name="@qwen-code/qwen-code", version="0.24.4", lock=LOCK, node=(22, 0), programs="vendor/ripgrep/*/rg")
-OPTIONS: Final = ("dialect", "without", "context_tokens", "answer_tokens")
 AUTH: Final = {"chat": "openai", "anthropic": "anthropic"}
 """Qwen Code's name for each dialect."""
 HEADLESS: Final = {
@@ -36,15 +36,12 @@ QUIET: Final[dict[str, Any]] = {
 }
 
 
-class QwenCode:
+class QwenCode(PackagedHarness):
     """The real CLI, without telemetry, updates or a memory. It re-serialises arguments and trims reasoning."""
 
     name = "qwen_code"
     summary = "Qwen Code"
-    version = PACKAGE.locked
-    package = PACKAGE.pinned
     dialects = ("openai_chat", "anthropic_messages")
-    has_tools = True
     probe = Probe(tool="run_shell_command", arguments={"command": "{command}", "is_background": False})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.TEXT_TRIMMED, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
@@ -57,27 +54,19 @@ class QwenCode:
         retry_header="x-stainless-retry-count",
         compacted=r"<state_snapshot>",
     )
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-        one_of(options, "dialect", tuple(AUTH), self.name)
-        numbers(options, ("context_tokens", "answer_tokens"), self.name)
+    options = {"dialect": tuple(AUTH), "without": None, "context_tokens": 0, "answer_tokens": 0}
 
     def first_prompt_bytes(self, options: Mapping[str, str]) -> int:
         return 0 if "without" in options else 71_000
 
-    async def install(self, cache: Path) -> Path:
-        return await npm.install(cache, self.name, PACKAGE)
-
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
-        script = bundle / "node_modules" / PACKAGE.name / "cli.js"
         options = context.options
         auth = AUTH[options.get("dialect", "chat")]
         # It takes a message that begins with / for one of its commands.
         message = f" {context.instruction}" if context.instruction.startswith("/") else context.instruction
         how = ("--auth-type", auth, "-m", context.model, "--yolo", "--output-format", "stream-json")
         return Launch(
-            argv=(npm.node_of(bundle), str(script), *how, f"--prompt={message}"),
+            argv=(*PACKAGE.program(bundle, "cli.js"), *how, f"--prompt={message}"),
             environment=_provider(context, auth) | {**HEADLESS, **_answer(context)},
             files={f"{HOME}/.qwen/settings.json": msgspec.json.encode(_settings(options))},
         )
@@ -110,4 +99,4 @@ def _settings(options: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-HARNESS: Final = QwenCode()
+HARNESS: Final = QwenCode(PACKAGE)

@@ -5,37 +5,30 @@ none).
 """
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe, only_options
+from evener.harnesses.base import PlainHarness
+from evener.harnesses.port import Launch, LaunchContext, Probe
 from evener.harnesses.provider import variables
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
 
 AGENT: Final = Path(__file__).with_name("agent.py")
 INSTRUCTION: Final = "instruction.md"
-OPTIONS: Final = ("turns", "stream", "max_calls", "tools")
 
 
-class ScriptHarness:
+class ScriptHarness(PlainHarness):
     """Runs `agent.py` with this Python. Its one tool cannot leave the working directory."""
 
     name = "script"
     summary = "a small self-made agent, standard library only"
     version = "2"
-    package = None
     dialects = ("openai_chat",)
     has_tools = False
     probe = Probe(tool="write_file", arguments={"path": "{path}", "content": "{content}"})
     quirks = Quirks(retry_header="x-retry-count")
-
-    def check(self, options: Mapping[str, str]) -> None:
-        only_options(options, OPTIONS, self.name)
-
-    def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
-        return 0
+    options = {"turns": None, "stream": None, "max_calls": None, "tools": None}
 
     async def install(self, cache: Path) -> Path:  # noqa: ARG002 - it comes with Evener
         return AGENT.parent
@@ -47,10 +40,6 @@ class ScriptHarness:
             environment=variables(context.base_url, context.key, context.model) | own,
             files={f"{HOME}/{INSTRUCTION}": context.instruction.encode()},
         )
-
-    def judge(self, exit_code: int, log: bytes) -> Judged:
-        last = log.decode(errors="replace").strip().rpartition("\n")[2]
-        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last[-500:])
 
 
 HARNESS: Final = ScriptHarness()
