@@ -44,7 +44,6 @@ ABORT_SECONDS = 5.0
 class EngineContract:
     """A subclass has the fixtures `engine`, `renderer` (with the engine's tokenizer) and `is_sampling` (seen at the server)."""
 
-    kind: str
     reports_versions = True
     bundles = True
     """It sends several tokens in one event where that is wanted."""
@@ -67,9 +66,8 @@ class EngineContract:
     async def test_facts_are_told(self, engine: Engine) -> None:
         """The gateway learns the context length and the version from the engine itself."""
         facts = await engine.facts()
-        assert (facts.kind, facts.version, facts.reports_versions) == (self.kind, 0, self.reports_versions)
+        assert (facts.version, facts.reports_versions) == (0, self.reports_versions)
         assert facts.context_length >= 2048
-        assert facts.model
 
     async def test_ids_logprobs_and_versions_describe_the_same_tokens(self, engine: Engine, prompt: Prompt) -> None:
         """Three arrays of one length, each logprob finite and not above 0."""
@@ -166,7 +164,6 @@ class EngineContract:
 class ChatContract(EngineContract):
     """The same on the chat path: messages in, and the ids of the prompt reported."""
 
-    kind = "vllm_chat"
     reports_versions = False
 
     @pytest.fixture
@@ -206,15 +203,13 @@ class ChatContract(EngineContract):
 
 
 class TestScriptedEngine(EngineContract):
-    kind = "scripted"
-
     @pytest.fixture
     async def server(self, play: Play) -> ScriptedServer:
         return await play(Script(), tokens_per_second=2000)
 
     @pytest.fixture
     async def engine(self, server: ScriptedServer) -> AsyncIterator[Engine]:
-        engine = VllmEngine(server.url, kind="scripted")
+        engine = VllmEngine(server.url)
         yield engine
         await engine.aclose()
 
@@ -262,7 +257,6 @@ class TestScriptedEngineOnItsChatPath(ChatContract):
 
 @pytest.mark.engine
 class TestEmbeddedEngine(EngineContract):
-    kind = "embedded"
     bundles = False
 
     @pytest.fixture
@@ -300,8 +294,6 @@ class TestEmbeddedEngine(EngineContract):
 @pytest.mark.vllm
 @pytest.mark.slow
 class TestVllmEngine(EngineContract):
-    kind = "vllm"
-
     @pytest.fixture
     async def engine(self, vllm: RunningVllm) -> AsyncIterator[Engine]:
         engine = VllmEngine(vllm.url)

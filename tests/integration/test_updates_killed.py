@@ -20,7 +20,7 @@ from tests.support.updates import bridge, canary, events, join, publish, scored,
 from tests.support.weights_folders import save_weights
 
 from evener.engines.scripted import Script
-from evener.engines.vllm import version_number
+from evener.engines.vllm_http import version_number
 from evener.proto.fleet import PolicyPublished, PolicyRetired
 
 SECONDS = 60.0

@@ -53,9 +53,9 @@ class EngineHttp:
         self._silence_seconds: Final = silence_seconds
         self._session: aiohttp.ClientSession | None = None
 
-    async def get(self, path: str) -> Any:
-        """Return the JSON answer to a GET."""
-        async with self._request("GET", path, None, self._silence_seconds) as response:
+    async def get(self, path: str, *, silence_seconds: float | None = None) -> Any:
+        """Return the JSON answer to a GET. `silence_seconds`: a limit of its own. None: that of the connections."""
+        async with self._request("GET", path, None, silence_seconds or self._silence_seconds) as response:
             return self.parse(await self._text(response, path), path)
 
     async def post(self, path: str, body: Any, *, samples: bool = False) -> Any:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from evener.engines.ending import end
 from evener.engines.port import EngineError
 from evener.templates.gguf import package_file
 from evener.templates.port import TemplateError
@@ -87,18 +88,10 @@ class EmbeddedProcess:
     async def stop(self) -> None:
         """End the child, by force if it does not react. Survives a cancellation."""
         try:
-            if self._process.returncode is None:
-                self._process.terminate()
-                async with asyncio.timeout(STOP_SECONDS):
-                    await self._process.wait()
-        except TimeoutError:
-            pass
+            await end(self._process, STOP_SECONDS)
         finally:
-            if self._process.returncode is None:
-                self._process.kill()
             self._reading.cancel()
             await asyncio.wait({self._reading})
-            await self._process.wait()
 
     async def _read(self) -> None:
         """Keep the end of the child's output, so that its pipe never fills up."""

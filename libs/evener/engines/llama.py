@@ -65,7 +65,7 @@ class LlamaEngine:
         props = await self._http.get("/props")
         with self._http.reading("/props", props):
             context = int(props["default_generation_settings"]["n_ctx"])
-            return EngineFacts(kind="embedded", model=str(props["model_alias"]), context_length=context, reports_versions=True, version=0)
+            return EngineFacts(context_length=context, reports_versions=True, version=0)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         async with await self._slot():  # a slot for the whole answer: blocks of more answers than slots would evict each other's cache

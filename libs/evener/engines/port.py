@@ -101,8 +101,6 @@ class LogprobRule(Struct, frozen=True, kw_only=True):
 class EngineFacts(Struct, frozen=True, kw_only=True):
     """What an engine reports about itself."""
 
-    kind: str
-    model: str
     context_length: int
     """The number of ids of prompt and answer together, for one request."""
     reports_versions: bool

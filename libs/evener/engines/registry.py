@@ -22,18 +22,13 @@ class EngineKind(Struct, frozen=True):
     """Makes the control of the weights, which allows this many seconds of silence while it loads. None: the weights never change."""
 
 
-def _vllm(joined: EngineJoined) -> Engine:
-    return VllmEngine(joined.url, kind=joined.kind)
-
-
-def _vllm_weights(joined: EngineJoined, load_seconds: float) -> WeightControl:
-    return VllmWeights(joined.url, load_seconds=load_seconds)
-
-
+VLLM: Final = EngineKind(
+    lambda joined: VllmEngine(joined.url), lambda joined, load_seconds: VllmWeights(joined.url, load_seconds=load_seconds)
+)
 ENGINES: Final[dict[str, EngineKind]] = {
     "embedded": EngineKind(lambda joined: LlamaEngine(joined.url)),
-    "scripted": EngineKind(_vllm, _vllm_weights),
-    "vllm": EngineKind(_vllm, _vllm_weights),
+    "scripted": VLLM,
+    "vllm": VLLM,
     "vllm_chat": EngineKind(lambda joined: VllmChatEngine(joined.url, vision=joined.vision)),
 }
 

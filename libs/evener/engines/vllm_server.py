@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 import aiohttp
 from msgspec import Struct
 
+from evener.engines.ending import end
 from evener.engines.port import EngineError
 
 HOST: Final = "127.0.0.1"
@@ -105,17 +106,7 @@ class VllmServer:
 
     async def stop(self) -> None:
         """End the server and all its workers. Survives a cancellation."""
-        try:
-            if self._process.returncode is None:
-                self._process.terminate()
-                async with asyncio.timeout(STOP_SECONDS):
-                    await self._process.wait()
-        except TimeoutError:
-            pass
-        finally:
-            if self._process.returncode is None:
-                self._process.kill()
-            await self._process.wait()
+        await end(self._process, STOP_SECONDS)
 
     def _death(self) -> VllmDied:
         return VllmDied(f"vLLM ended with exit status {self._process.returncode}: {last_line(self._log)}")

@@ -13,8 +13,9 @@ from evener.engines.answers import whole
 from evener.engines.llama import LlamaEngine
 from evener.engines.port import Engine, EngineError, EngineUnreachable, GenerateRequest
 from evener.engines.registry import open_engine
-from evener.engines.vllm import NotAnEngine, VllmEngine, version_number
+from evener.engines.vllm import NotAnEngine, VllmEngine
 from evener.engines.vllm_chat import VllmChatEngine
+from evener.engines.vllm_http import version_number
 from evener.proto.fleet import EngineJoined
 from evener.proto.spec import Sampling
 

@@ -17,7 +17,7 @@ from evener.provider_gateway.engine_handle import EngineHandle, RegisteredEngine
 from evener.provider_gateway.pauses import Pauses
 from evener.provider_gateway.timings import TIMINGS
 
-FACTS = EngineFacts(kind="scripted", model="policy", context_length=4096, reports_versions=True, version=0)
+FACTS = EngineFacts(context_length=4096, reports_versions=True, version=0)
 BREAKS = 4
 TOKENS = 400
 

@@ -17,7 +17,7 @@ from evener.provider_gateway.pauses import Pauses
 
 POLICY = Target(policy="policy")
 A, B = frozenset({Target(policy="a")}), frozenset({Target(policy="b")})
-FACTS = EngineFacts(kind="vllm", model="m", context_length=100, reports_versions=True, version=0)
+FACTS = EngineFacts(context_length=100, reports_versions=True, version=0)
 RULE = LogprobRule(any_temperature=False, filters=False)
 AT_ONCE = 0.05
 TASKS: list[asyncio.Task[None]] = []
