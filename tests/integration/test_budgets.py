@@ -26,6 +26,7 @@ EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(
     rules=(
         Rule(match="slowly", say=EIGHT, per_token_ms=20),
+        Rule(match="together", say=EIGHT, per_token_ms=20, wait=(Wait(before=2),)),
         Rule(match="by blocks", say=f"{EIGHT} {EIGHT}", block=32, wait=(Wait(before=2),)),
     ),
     default=Rule(say="Hello."),
@@ -89,10 +90,9 @@ async def test_calls_that_extend_one_history_at_once_take_no_more_turns_than_the
 async def test_calls_at_once_sample_together_and_spend_the_token_budget_to_its_last_token(hand: Hand) -> None:
     """None waits for another; the last token ends them all, and what they have so far is theirs."""
     capability = await hand.start("s1", budgets=Budgets(tokens=20), sampling=Sampling())
-    asked = [asyncio.create_task(hand.ask(capability, [{"role": "user", "content": f"slowly {number}"}])) for number in range(4)]
-    async with asyncio.timeout(60):
-        while hand.engine.sampling < 4:  # noqa: ASYNC110 - the engine has a counter, no event
-            await asyncio.sleep(0.005)
+    asked = [asyncio.create_task(hand.ask(capability, [{"role": "user", "content": f"together {number}"}])) for number in range(4)]
+    await hand.engine.waiting(count=4)
+    hand.engine.go(times=None)
     assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
     calls = await closed(hand)
     assert sum(length(call.choices[0].sampled_ids) for call in calls) == 20
@@ -135,8 +135,10 @@ async def test_several_answers_share_what_is_left(hand: Hand, answers: int, stat
 
 async def test_answer_that_another_call_cuts_short_is_streamed_no_further_than_it_is_recorded(hand: Hand) -> None:
     capability = await hand.start("s1", budgets=Budgets(tokens=9), sampling=Sampling(), streaming=Streaming.LIVE)
-    answers = await asyncio.gather(*(hand.ask(capability, [{"role": "user", "content": f"slowly {n}"}], stream=True) for n in range(2)))
-    assert {answer.status for answer in answers} == {200}
+    asked = [asyncio.create_task(hand.ask(capability, [{"role": "user", "content": f"together {n}"}], stream=True)) for n in range(2)]
+    await hand.engine.waiting(count=2)
+    hand.engine.go(times=None)
+    assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
     assert await sampled(hand) == 9
 
 
@@ -194,6 +196,8 @@ async def test_looping_ends_the_session(hand: Hand, dialect: Any, notes: tuple[d
 
 LOOP = chat(3)[1]["messages"]
 LONG = [{"role": "user", "content": "word " * 200}]
+PATIENCE_SECONDS = 3.0
+"""More than any machine needs to ask once."""
 
 
 @pytest.mark.parametrize(
@@ -205,14 +209,14 @@ LONG = [{"role": "user", "content": "word " * 200}]
 )
 async def test_end_is_not_told_before_it_is_in_the_log(tmp_path: Path, messages: list[Any], budgets: Budgets, reason: CallFailure) -> None:
     """While that cannot be written the relay asks again, and after a while the harness hears of the log, not of the end."""
-    config = Config(policies=(POLICY,), transparent_retry_seconds=0.5)
+    config = Config(policies=(POLICY,), transparent_retry_seconds=PATIENCE_SECONDS)
     async with gateway(tmp_path, SCRIPT, config=config, context=128) as hand:
         capability, request_id = await hand.start("s1", budgets=budgets), new_request_id()
         with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
             meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
             unseen = await hand.ask(capability, messages, request_id)
             assert (unseen.status, unseen.body) == (503, b"")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(PATIENCE_SECONDS)
             told = await hand.ask(capability, messages, request_id)
             assert (told.status, "the log cannot be written" in told.body.decode()) == (503, True)
             meddling.execute("DROP TRIGGER full")

@@ -1,7 +1,6 @@
 """An engine that renders the messages itself: what it reports decides where a call hangs, and `matched` says that we know it so."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,10 +9,8 @@ from tests.integration.test_gateway import TOOLS, rebuilt
 from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait
-from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import BridgedBy, CallClosed, CallOpened, Fidelity, RootReason, SessionSealed
-from evener.proto.topics import Topic
 
 CANONICAL = ToolCall(name="run", arguments={"cmd": "ls"})
 ODD = ToolCall(name="run", arguments={"cmd": "ls"}, spelling="compact")
@@ -33,10 +30,9 @@ SCRIPT = Script(
 async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
     """The same engine, asked on its chat path."""
     async with gateway(tmp_path, SCRIPT) as opened:
-        await opened.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=time.time()))
-        joined = EngineJoined(engine_id="e2", kind="vllm_chat", url=opened.engine.url, policy="policy", joined_at=time.time())
-        await opened.events.send(Topic.FLEET, "e2", joined)
-        await asyncio.sleep(0.5)
+        await opened.leave_fleet("e1")
+        await opened.join("e2", opened.engine.url, kind="vllm_chat")
+        await opened.engines("e2")
         yield opened
 
 

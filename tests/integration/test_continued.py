@@ -61,6 +61,13 @@ async def tell(hand: Hand, what: str) -> None:
         assert told.status == 200
 
 
+async def another_piece(hand: Hand) -> None:
+    """Wait until the gateway has asked the engine to go on: before that it asks whether it is paused."""
+    async with asyncio.timeout(60):
+        while not hand.engine.sampling:  # noqa: ASYNC110 - the engine has a counter, no event
+            await asyncio.sleep(0.01)
+
+
 async def swap_weights(hand: Hand, times: int) -> None:
     """Let the answer at the gate come some tokens further, end it by a pause, and go on with other weights; again and again."""
     for number in range(1, times + 1):
@@ -145,7 +152,7 @@ async def test_pauses_before_the_first_token_are_not_counted(hand: Hand) -> None
         await hand.engine.waiting()
         await tell(hand, "pause?mode=abort")
         await hand.engine.recorded(number)
-        await asyncio.sleep(0.05)  # for the gateway to see that it is paused: nothing tells when it has asked
+        await another_piece(hand)
         await tell(hand, "resume")
     hand.engine.go(times=None)
     assert (await answering)["content"] == "Hello."

@@ -1,10 +1,8 @@
 """Images in requests: placed and stored where policy and engine see, refused with a clear error where they do not."""
 
-import asyncio
 import base64
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,8 @@ from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import POLICY, Hand, gateway
 
 from evener.engines.scripted import Rule, Script
-from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallFailed, CallOpened, SessionSealed
-from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 
 SCRIPT = Script(default=Rule(say="A cat."))
@@ -40,10 +36,9 @@ def seeing(folder: Path) -> Config:
 
 
 async def use_chat_path(hand: Hand, *, vision: bool) -> None:
-    await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=time.time()))
-    joined = EngineJoined(engine_id="e2", kind="vllm_chat", url=hand.engine.url, policy="policy", vision=vision, joined_at=time.time())
-    await hand.events.send(Topic.FLEET, "e2", joined)
-    await asyncio.sleep(0.5)
+    await hand.leave_fleet("e1")
+    await hand.join("e2", hand.engine.url, kind="vllm_chat", vision=vision)
+    await hand.engines("e2")
 
 
 async def test_image_is_placed_stored_once_and_kept_out_of_training(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ async def test_answers_are_sampled_as_many_at_a_time_as_the_engine_takes(tmp_pat
     """All eight come, none is asked for beyond the limit, and a small call beside them has its turn."""
     async with gateway(tmp_path, SCRIPT) as hand:
         await hand.join("e1", hand.engine.url, max_concurrency=TAKEN)
-        await asyncio.sleep(0.3)
+        await hand.fleet_is_read()
         capability = await hand.start("s1")
         voting = asyncio.create_task(hand.ask(capability, VOTE, n=8))
         await hand.engine.waiting(count=TAKEN)

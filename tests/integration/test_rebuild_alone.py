@@ -14,6 +14,7 @@ from tests.support.processes import START_SECONDS, Program
 
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, GroupOffset, Position
+from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.codec import decode
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import ExclusionReason, TerminationReason
@@ -94,10 +95,12 @@ async def branches(hand: Hand, capability: str) -> None:
     lost = new_request_id()
     assert [(await hand.ask(capability, [{"role": "user", "content": "cut once"}], lost)).status for _ in range(2)] == [503, 200]
     aborted, unreceived = new_request_id(), new_request_id()
-    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}], aborted))
-    await asyncio.sleep(0.25)
+    hand.engine.play(Script(default=Rule(say="one two three four five six", wait=(Wait(before=4),))))
+    asking = await hand.admitted(capability, [{"role": "user", "content": "and on"}], aborted)
+    await hand.engine.waiting()
     await hand.leave(capability, aborted)
     await asking
+    hand.engine.play(SCRIPT)
     await hand.ask(capability, [*greeting, {"role": "user", "content": "are you there?"}], unreceived)
     await hand.leave(capability, unreceived)
 

@@ -9,22 +9,22 @@ import pytest
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import Hand, gateway
 
-from evener.engines.scripted import Rule, Script
+from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import ExclusionReason
 from evener.proto.relay import Admitted, AnyFrame
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, RootReason, SessionSealed
 from evener.proto.spec import Quirks
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.runtime import faults
+from evener.provider_gateway import writer
 
 QUIRKS = Quirks(retry_header="x-stainless-retry-count")
 MARKED = {"x-stainless-retry-count": "1"}
 FIRST = {"x-stainless-retry-count": "0"}
 SCRIPT = Script(
     rules=(
-        Rule(match="slowly", say="one two three four five six seven eight", per_token_ms=40),
-        Rule(match="wrongly", say="one two three four five six seven eight", per_token_ms=40, report="short"),
+        Rule(match="slowly", say="one two three four five six seven eight", wait=(Wait(before=4),)),
+        Rule(match="wrongly", say="one two three four five six seven eight", wait=(Wait(before=4),), report="short"),
     ),
     default=Rule(say="Hello."),
 )
@@ -90,11 +90,10 @@ async def test_marked_retry_joins_its_twin_and_keeps_it_alive_when_the_twin_leav
     """The client opens its second connection before the first one is known to be gone."""
     capability = await hand.start("s1", quirks=QUIRKS)
     request_id = new_request_id()
-    first = asyncio.create_task(hand.ask(capability, SLOWLY, request_id))
-    await asyncio.sleep(0.1)
-    second = asyncio.create_task(hand.ask(capability, SLOWLY, new_request_id(), passed_on=MARKED))
-    await asyncio.sleep(0.1)
+    first = await hand.admitted(capability, SLOWLY, request_id)
+    second = await hand.admitted(capability, SLOWLY, passed_on=MARKED)
     await hand.leave(capability, request_id)
+    hand.engine.go(times=None)
     one, two = await asyncio.gather(first, second)
     assert (one.status, two.status) == (200, 200)
     assert len(hand.engine.ledger) == 1
@@ -108,16 +107,18 @@ async def test_marked_retry_joins_its_twin_and_keeps_it_alive_when_the_twin_leav
 async def test_marked_retry_that_leaves_before_its_twin_is_answered_was_not_delivered_to(hand: Hand) -> None:
     """Its relay may still listen."""
     capability = await hand.start("s1", quirks=QUIRKS)
-    first = asyncio.create_task(hand.ask(capability, SLOWLY))
-    await asyncio.sleep(0.1)
-    retry, frames = new_request_id(), list[AnyFrame]()
+    first = await hand.admitted(capability, SLOWLY)
+    retry, frames, joined = new_request_id(), list[AnyFrame](), asyncio.Event()
 
     async def listen() -> None:
-        frames.extend([frame async for frame in hand.frames(capability, {"model": "m", "messages": SLOWLY}, retry, passed_on=MARKED)])
+        async for frame in hand.frames(capability, {"model": "m", "messages": SLOWLY}, retry, passed_on=MARKED):
+            frames.append(frame)
+            joined.set()
 
     second = asyncio.create_task(listen())
-    await asyncio.sleep(0.1)
+    await joined.wait()
     await hand.leave(capability, retry)
+    hand.engine.go(times=None)
     assert (await first).status == 200
     await second
     assert [type(frame) for frame in frames] == [Admitted]
@@ -129,10 +130,11 @@ async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it
     """The first connection broke in mid-answer."""
     capability = await hand.start("s1", quirks=QUIRKS)
     request_id = new_request_id()
-    asking = asyncio.create_task(hand.ask(capability, SLOWLY, request_id))
-    await asyncio.sleep(0.2)
+    asking = await hand.admitted(capability, SLOWLY, request_id)
+    await hand.engine.waiting()
     await hand.leave(capability, request_id)
     await asking
+    hand.engine.go(times=None)
     assert (await hand.ask(capability, SLOWLY, passed_on=MARKED)).status == 200
     first, second = (event for event in await hand.log("s1") if isinstance(event, CallOpened))
     assert second.retry_of == first.call_id
@@ -157,9 +159,10 @@ async def test_error_of_a_shared_call_has_the_form_of_each_request(hand: Hand, s
     """A stream that is open ends with an event; a request that is not streamed gets a body."""
     capability = await hand.start("s1", quirks=QUIRKS)
     messages = [{"role": "user", "content": "wrongly"}]
-    first = asyncio.create_task(hand.ask(capability, messages, stream=streams[0], passed_on=FIRST))
-    await asyncio.sleep(0.1)
-    answers = await asyncio.gather(first, hand.ask(capability, messages, stream=streams[1], passed_on=MARKED))
+    first = await hand.admitted(capability, messages, stream=streams[0], passed_on=FIRST)
+    second = await hand.admitted(capability, messages, stream=streams[1], passed_on=MARKED)
+    hand.engine.go(times=None)
+    answers = await asyncio.gather(first, second)
     assert len(hand.engine.ledger) == 1
     assert [answer.status for answer in answers] == [503, 503]
     for answer, stream in zip(answers, streams, strict=True):
@@ -169,21 +172,27 @@ async def test_error_of_a_shared_call_has_the_form_of_each_request(hand: Hand, s
         assert "service unavailable" in told["error"]["message"]
 
 
-async def test_answer_that_is_being_delivered_to_a_retry_is_part_of_the_seal(hand: Hand) -> None:
+async def test_answer_that_is_being_delivered_to_a_retry_is_part_of_the_seal(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness exits while the retry's delivery is committed: the rows are cut after that, not before."""
     capability = await hand.start("s1")
     request_id = new_request_id()
     await hand.ask(capability, HELLO, request_id)
     await hand.leave(capability, request_id)
-    faults.arm("pause@gateway.commit=0.5")
-    try:
-        retry = asyncio.create_task(hand.ask(capability, HELLO))
-        await asyncio.sleep(0.2)
-        await hand.exit("s1")
-        assert (await retry).status == 200
-        seal = await hand.until("s1", SessionSealed)
-    finally:
-        faults.arm("")
+    delivering, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(name: str) -> None:
+        if name == "gateway.commit":
+            delivering.set()
+            await go_on.wait()
+
+    monkeypatch.setattr(writer, "point", hold)
+    retry = asyncio.create_task(hand.ask(capability, HELLO))
+    await delivering.wait()
+    await hand.exit("s1")
+    await asyncio.sleep(0.2)  # for the owner to read it, and not to seal
+    go_on.set()
+    assert (await retry).status == 200
+    seal = await hand.until("s1", SessionSealed)
     trajectory = await rebuilt(hand, "s1")
     assert trajectory.rows_digest == seal.rows_digest
     assert trajectory.accounting.delivered > 0

@@ -11,8 +11,8 @@ from tests.integration.test_gateway import rebuilt
 from tests.support.engines import smollm
 from tests.support.gateway import Hand, gateway
 
-from evener.engines.scripted import Rule, Script, scripted_engine
-from evener.proto.fleet import EngineDraining, EngineJoined
+from evener.engines.scripted import Rule, Script, Wait, scripted_engine
+from evener.proto.fleet import EngineDraining
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExclusionReason
 from evener.proto.sessions import CallFailed, CallOpened, RootReason, SessionSealed
@@ -21,7 +21,7 @@ from evener.proto.topics import Topic
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(
-    rules=(Rule(match="slowly", say=EIGHT, per_token_ms=30),),
+    rules=(Rule(match="slowly", say=EIGHT, wait=(Wait(before=4),)),),
     default=Rule(say="Hello."),
 )
 HELLO = [{"role": "user", "content": "hi"}]
@@ -37,15 +37,13 @@ async def test_engine_that_died_is_not_asked_again_while_another_answers(hand: H
     """Although its session's prefixes are in its cache."""
     capability = await hand.start("s1")
     async with scripted_engine(SCRIPT, smollm()) as second:
-        joined = EngineJoined(engine_id="e2", kind="scripted", url=second.url, policy="policy", joined_at=time.time())
         await hand.events.send(Topic.FLEET, "e1", EngineDraining(engine_id="e1", draining_at=time.time()))
-        await hand.events.send(Topic.FLEET, "e2", joined)
-        await asyncio.sleep(0.5)
+        await hand.join("e2", second.url)
+        await hand.engines("e1", "e2")
         await hand.ask(capability, HELLO)
         assert [event.engine_id for event in await hand.log("s1") if isinstance(event, CallOpened)] == ["e2"]
-    joined = EngineJoined(engine_id="e1", kind="scripted", url=hand.engine.url, policy="policy", joined_at=time.time())
-    await hand.events.send(Topic.FLEET, "e1", joined)
-    await asyncio.sleep(0.3)
+    await hand.join("e1", hand.engine.url)
+    await hand.fleet_is_read()
     request_id = new_request_id()
     assert (await hand.ask(capability, HELLO, request_id)).body == b""
     assert (await hand.ask(capability, HELLO, request_id)).status == 200
@@ -68,14 +66,14 @@ async def test_marked_retry_of_one_voter_does_not_take_the_others_answer(hand: H
     capability = await hand.start("s1", quirks=Quirks(retry_header="x-stainless-retry-count"))
     messages = [{"role": "user", "content": "slowly"}]
     first = new_request_id()
-    asking = asyncio.create_task(hand.ask(capability, messages, first))
-    await asyncio.sleep(0.15)
-    voter = asyncio.create_task(hand.ask(capability, messages))
-    await asyncio.sleep(0.05)
+    asking = await hand.admitted(capability, messages, first)
+    voter = await hand.admitted(capability, messages)
+    await hand.engine.waiting(count=2)
     await hand.leave(capability, first)
     await asking
-    await hand.ask(capability, messages, passed_on={"x-stainless-retry-count": "1"})
-    await voter
+    retry = await hand.admitted(capability, messages, passed_on={"x-stainless-retry-count": "1"})
+    hand.engine.go(times=None)
+    await asyncio.gather(retry, voter)
     await hand.exit("s1")
     await hand.until("s1", SessionSealed)
     assert len((await rebuilt(hand, "s1")).rows) == 2

