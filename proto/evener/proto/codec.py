@@ -5,68 +5,16 @@ from typing import Any, Final
 import msgspec
 
 from evener.proto.errors import EvenerError
-from evener.proto.fleet import (
-    DeadLetter,
-    EngineDraining,
-    EngineJoined,
-    EngineLeft,
-    Heartbeat,
-    PolicyPublished,
-    PolicyRetired,
-    PolicyStaged,
-)
+from evener.proto.fleet import DeadLetter, FleetEvent, PolicyEvent
 from evener.proto.framing import framed
 from evener.proto.relay import AnyFrame
-from evener.proto.sessions import (
-    AttemptEnded,
-    CallClosed,
-    CallDelivered,
-    CallFailed,
-    CallOpened,
-    CallUndelivered,
-    Event,
-    HarnessExited,
-    SessionCancelled,
-    SessionDispatched,
-    SessionGivenUp,
-    SessionSealed,
-    SessionStarted,
-)
+from evener.proto.sessions import DispatchEvent, Event, SessionEvent
 from evener.proto.state import GroupState, TaskState
-from evener.proto.tasks import TaskCancelled, TaskEnded, TaskSubmitted
+from evener.proto.tasks import TaskEvent
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt, TrajectoryScored
 
-AnyEvent = (
-    TaskSubmitted
-    | TaskCancelled
-    | TaskEnded
-    | SessionDispatched
-    | SessionCancelled
-    | SessionStarted
-    | HarnessExited
-    | SessionGivenUp
-    | CallOpened
-    | CallClosed
-    | CallFailed
-    | CallUndelivered
-    | CallDelivered
-    | AttemptEnded
-    | SessionSealed
-    | TrajectoryBuilt
-    | TrajectoryScored
-    | GroupMerged
-    | GroupFailed
-    | PolicyStaged
-    | PolicyPublished
-    | PolicyRetired
-    | Heartbeat
-    | EngineJoined
-    | EngineDraining
-    | EngineLeft
-    | TaskState
-    | GroupState
-    | DeadLetter
-)
+TrajectoryEvent = TrajectoryBuilt | TrajectoryScored | GroupMerged | GroupFailed
+AnyEvent = TaskEvent | DispatchEvent | SessionEvent | TrajectoryEvent | PolicyEvent | FleetEvent | TaskState | GroupState | DeadLetter
 
 
 class BadRecord(EvenerError):

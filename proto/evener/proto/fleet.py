@@ -155,3 +155,7 @@ class DeadLetter(Event, frozen=True, kw_only=True, tag="dead_letter.v1"):
     replay: str
     """The command that appends the record again."""
     at: float
+
+
+PolicyEvent = PolicyStaged | PolicyPublished | PolicyRetired
+FleetEvent = Heartbeat | EngineJoined | EngineDraining | EngineLeft

@@ -7,64 +7,30 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import Struct, structs
 
 from evener.proto.codec import AnyEvent, tag_of
 from evener.proto.docs import meanings
-from evener.proto.fleet import (
-    DeadLetter,
-    EngineDraining,
-    EngineJoined,
-    EngineLeft,
-    Heartbeat,
-    PolicyPublished,
-    PolicyRetired,
-    PolicyStaged,
-)
-from evener.proto.sessions import (
-    AttemptEnded,
-    CallClosed,
-    CallDelivered,
-    CallFailed,
-    CallOpened,
-    CallUndelivered,
-    Event,
-    HarnessExited,
-    SessionCancelled,
-    SessionDispatched,
-    SessionGivenUp,
-    SessionSealed,
-    SessionStarted,
-)
+from evener.proto.fleet import DeadLetter, FleetEvent, PolicyEvent
+from evener.proto.sessions import DispatchEvent, Event, SessionEvent
 from evener.proto.state import GroupState, TaskState
-from evener.proto.tasks import TaskCancelled, TaskEnded, TaskSubmitted
+from evener.proto.tasks import TaskEvent
 from evener.proto.topics import TOPICS, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt, TrajectoryScored
 
 EVENTS: Final[dict[Topic, tuple[type[Event], ...]]] = {
-    Topic.TASKS: (TaskSubmitted, TaskCancelled, TaskEnded),
-    Topic.DISPATCH: (SessionDispatched, SessionCancelled),
-    Topic.SESSIONS: (
-        SessionStarted,
-        HarnessExited,
-        SessionGivenUp,
-        CallOpened,
-        CallClosed,
-        CallFailed,
-        CallUndelivered,
-        CallDelivered,
-        AttemptEnded,
-        SessionSealed,
-    ),
+    Topic.TASKS: get_args(TaskEvent),
+    Topic.DISPATCH: get_args(DispatchEvent),
+    Topic.SESSIONS: get_args(SessionEvent),
     Topic.BUILT: (TrajectoryBuilt,),
     Topic.SCORED: (TrajectoryScored,),
     Topic.MERGED: (GroupMerged, GroupFailed),
     Topic.KEPT: (GroupMerged, GroupFailed),
-    Topic.POLICIES: (PolicyStaged, PolicyPublished, PolicyRetired),
-    Topic.FLEET: (Heartbeat, EngineJoined, EngineDraining, EngineLeft),
+    Topic.POLICIES: get_args(PolicyEvent),
+    Topic.FLEET: get_args(FleetEvent),
     Topic.SCHEDULER_STATE: (TaskState,),
     Topic.BRIDGE_STATE: (GroupState,),
     Topic.DEAD_LETTERS: (DeadLetter,),

@@ -431,3 +431,18 @@ class SessionSealed(Event, frozen=True, kw_only=True, tag="session_sealed.v1"):
     """The spec as the owner knows it, for a reader that lacks the start. None: the session was sealed before the seal carried it."""
     rule: int = 1
     """The version of the row rules behind `rows_digest`. Rows of other rules are not compared with it."""
+
+
+DispatchEvent = SessionDispatched | SessionCancelled
+SessionEvent = (
+    SessionStarted
+    | HarnessExited
+    | SessionGivenUp
+    | CallOpened
+    | CallClosed
+    | CallFailed
+    | CallUndelivered
+    | CallDelivered
+    | AttemptEnded
+    | SessionSealed
+)

@@ -77,6 +77,9 @@ class TaskEnded(Event, frozen=True, kw_only=True, tag="task_ended.v1"):
     ended_at: float
 
 
+TaskEvent = TaskSubmitted | TaskCancelled | TaskEnded
+
+
 def group_problem(options: TaskOptions) -> tuple[str, str] | None:
     """Return the field of `options.group` that contradicts the other options, and why. None: no field does."""
     group, samples = options.group, options.samples
