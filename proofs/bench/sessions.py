@@ -17,7 +17,7 @@ from evener.proto.arrays import pack_float32, pack_int32
 from evener.proto.codec import AnyEvent
 from evener.proto.sessions import CallClosed, CallOpened, Choice, FinishReason, SessionSealed
 from evener.proto.spec import PolicyOptions, Quirks, Sampling
-from evener.provider_gateway.core import body_digest
+from evener.provider_gateway.request import body_digest
 from evener.templates.port import Message, Renderer
 from evener.tokens.forest import Ids
 from evener.tokens.history import History

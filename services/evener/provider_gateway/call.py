@@ -24,7 +24,7 @@ from evener.provider_gateway import records
 from evener.provider_gateway.core import STOP_STATUS, Sample, answer_tokens, unsupported
 from evener.provider_gateway.engine_handle import EngineHandle
 from evener.provider_gateway.engine_scheduler import AdmissionPermit, EngineScheduler
-from evener.provider_gateway.failures import CallError, call_error, overloaded
+from evener.provider_gateway.failures import call_error, overloaded
 from evener.provider_gateway.feed import Answered, CallFeed, Rejected, Unserved
 from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.pauses import LOOK_SECONDS
@@ -153,14 +153,14 @@ class InflightCall:
         session, services, request = self._session, self._services, self._request
         with step(tracer, "placement"):
             placed = await services.placer.place(session, request, self._sample)
-        self._opened = records.opened(placed)
-        extends = placed.tokens.placement.parent is not None
-        held.enter_context(session.budget.reserve(placed.call_id, extends=extends, answers=request.canonical.n, looping=placed.looping))
+        opened = self._opened = placed.opened
+        extends = opened.placement.parent is not None
+        held.enter_context(session.budget.reserve(opened.call_id, extends=extends, answers=opened.n, looping=placed.looping))
         async with services.engines.lease(placed.target, session.session_id, self._permit) as lease:
-            self._opened = replace(self._opened, engine_id=lease.engine.joined.engine_id)
+            opened = self._opened = replace(opened, engine_id=lease.engine.joined.engine_id)
             self._warn_of_inexact(lease.engine)
-            limit = answer_limit(placed, lease.engine, session.budget.share(placed.call_id))
-            opened = self._opened = replace(self._opened, max_tokens=limit)
+            limit = answer_limit(placed, lease.engine, session.budget.share(opened.call_id))
+            opened = self._opened = replace(opened, max_tokens=limit)
             sampling = self._sampling = Sampling(session, placed, opened, lease, self.feed, max_tokens=limit, timings=services.timings)
             self.feed.put(Admitted(prompt_tokens=opened.prompt_tokens))
             await point("gateway.admitted")
@@ -194,30 +194,30 @@ class InflightCall:
             if not isinstance(error, Exception):
                 await self._abort()
                 return
-            failure = self._failure(error)
+            told, detail = self._failure(error)
             if self._opened is not None:
                 tokens = 0 if self._sampling is None else self._sampling.tokens
-                await self._record(self._opened, records.failed(self._opened, failure.reason, failure.detail, failure.error.status, tokens))
+                await self._record(self._opened, records.failed(self._opened, told.reason, detail, told.status, tokens))
         except Fenced:
             self.break_off()
             return
         except (BusError, BlobError) as unwritten:
             if not isinstance(error, Exception):
                 return
-            error, failure = unwritten, call_error(unwritten, self._request)
+            error, (told, _) = unwritten, call_error(unwritten, self._request)
         if not self._is_sent_again(error):
-            self.feed.put(Rejected(failure.error))
+            self.feed.put(Rejected(told))
             return
         if self._sampling is not None:  # what was sampled in vain is not the agent's time
             self.feed.put(Waiting(seconds=time.time() - self._sampling.began))
         self.feed.put(Unserved(str(error.args[0]) if isinstance(error, PolicyUnknown) else ""))
 
-    def _failure(self, error: Exception) -> CallError:
-        """Return what is recorded of an error and sent to the harness. An unexpected error has a call in the log too."""
+    def _failure(self, error: Exception) -> tuple[RequestError, str]:
+        """Return what is sent to the harness, and the detail to record. An unexpected error has a call in the log too."""
         if not isinstance(error, EvenerError):
             log.error("call_crashed", session_id=self._session.session_id, request_id=self._request.request_id, exc_info=error)
             if self._opened is None:
-                self._opened = records.opened(self._services.placer.nowhere(self._session, self._request, self._sample))
+                self._opened = self._services.placer.opened_nowhere(self._session, self._request, self._sample)
         return call_error(error, self._request)
 
     async def _abort(self) -> None:
@@ -308,18 +308,18 @@ class InflightCall:
 
 
 def answer_limit(placed: PlacedCall, engine: EngineHandle, share: int | None) -> int:
-    """Return the limit of each answer's tokens at this engine. `share` is its share of the session's budget. Raises CallError."""
+    """Return the limit of each answer's tokens at this engine. `share` is its share of the session's budget. Raises RequestError."""
     canonical, facts, used = placed.request.canonical, engine.facts, len(placed.tokens.context)
     if (error := unsupported(canonical, "the engine of this policy", vision=facts.vision)) is not None:
-        raise CallError(CallFailure.REFUSED, error)
-    policy = placed.started.spec.policy
+        raise error
+    policy = placed.spec.policy
     if (differs := engine.unfit.get(policy)) is not None:
         message = f"engine {engine.joined.engine_id} cannot serve a run of policy {policy}: {differs}"
-        raise CallError(CallFailure.REFUSED, RequestError(message, field="model", status=STOP_STATUS))
+        raise RequestError(message, field="model", status=STOP_STATUS)
     room = facts.context_length - used
     if room < 1:
         message = f"this model's maximum context length is {facts.context_length} tokens; the messages have {used}"
         overflow = Overflow(asked=used, limit=facts.context_length)
-        raise CallError(CallFailure.CONTEXT_OVERFLOW, too_long(placed.request, message, overflow))
-    tokens = answer_tokens(placed.started.spec.sampling, canonical.max_tokens, room)
+        raise too_long(placed.request, message, overflow)
+    tokens = answer_tokens(placed.spec.sampling, canonical.max_tokens, room)
     return tokens if share is None else min(tokens, share)

@@ -1,7 +1,6 @@
 """Samples one answer in as many pieces as its engine makes of it. A piece that the engine ends early is continued from its exact ids."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from contextlib import aclosing
 from itertools import count
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from evener.engines.answers import Sampled
 from evener.engines.port import Chunk, EngineUnreachable, GenerateRequest
 from evener.proto.sessions import FinishReason
-from evener.proto.spec import Sampling
+from evener.provider_gateway.core import seed_of
 from evener.provider_gateway.engine_handle import EngineHandle
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
 
@@ -85,13 +84,5 @@ def _continued(request: GenerateRequest, sampled: Sampled, number: int) -> Gener
         messages=None,
         tools=(),
         max_tokens=request.max_tokens - len(sampled),
-        sampling=_with_seed_at(request.sampling, len(sampled)),
+        sampling=seed_of(request.sampling, len(sampled)),  # with the first piece's seed it would draw the same numbers again
     )
-
-
-def _with_seed_at(sampling: Sampling, place: int) -> Sampling:
-    """Return the parameters of the piece that starts at a token. With the first piece's seed it would draw the same numbers again."""
-    if sampling.seed is None:
-        return sampling
-    drawn = hashlib.blake2b(f"{sampling.seed}/{place}".encode(), digest_size=4).digest()
-    return replace(sampling, seed=int.from_bytes(drawn, "big") & 0x7FFFFFFF)

@@ -13,23 +13,9 @@ from evener.proto.ids import answer_identity, answer_key
 from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.sessions import CallClosed, CallOpened
 from evener.proto.spec import Sampling, SessionSpec, Target
-from evener.tokens.digests import message_digest
+from evener.provider_gateway.request import ParsedRequest
 from evener.tokens.forest import Call
 from evener.tokens.session import SessionLog
-
-
-class Request(Protocol):
-    """What a decision needs of a harness's request."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def body_digest(self) -> str: ...
-    @property
-    def marked_retry(self) -> bool: ...
-    @property
-    def unserved(self) -> str | None: ...
-
 
 STOP_STATUS: Final = 400
 """The one HTTP status that ends every harness at once."""
@@ -86,7 +72,7 @@ class Refuse(Struct, frozen=True):
 Decision = FromRecord | Join | Sample | Refuse
 
 
-def decide(session: SessionLog, request: Request, inflight: Mapping[str, Joinable]) -> Decision:
+def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, Joinable]) -> Decision:
     """Return what to do with a request.
 
     A request that the relay sends again (same request id) is answered from the record, joins the call in flight, or is tried again. A
@@ -112,7 +98,7 @@ def resent(session: SessionLog, request_id: str, inflight: Mapping[str, Joinable
     return request_id in inflight or any(request_id in call.requests for call in session.forest.calls.values())
 
 
-def _retry(session: SessionLog, request: Request, inflight: Mapping[str, Joinable]) -> Decision:
+def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, Joinable]) -> Decision:
     """Return the twin that a new request repeats: first one that nobody received or waits for, then, with a mark, any.
 
     Twins whose answer no retry has received yet come first. If the relay says that the repeated request was not served, there is no twin:
@@ -193,19 +179,12 @@ def answer_tokens(sampling: Sampling, wish: int | None, room: int) -> int:
     return min(room, sampling.max_tokens if sampling.max_tokens is not None else wish or room)
 
 
-def seed_of(sampling: Sampling, session_id: str, call_number: int, choice: int) -> Sampling:
-    """Return the sampling parameters with a seed of this choice's own, if the run has a seed."""
+def seed_of(sampling: Sampling, *path: str | int) -> Sampling:
+    """Return the sampling parameters with a seed of their own for what a path names (session, call, choice), if they have a seed."""
     if sampling.seed is None:
         return sampling
-    drawn = hashlib.blake2b(f"{sampling.seed}/{session_id}/{call_number}/{choice}".encode(), digest_size=4).digest()
+    drawn = hashlib.blake2b("/".join(map(str, (sampling.seed, *path))).encode(), digest_size=4).digest()
     return msgspec.structs.replace(sampling, seed=int.from_bytes(drawn, "big") & 0x7FFFFFFF)
-
-
-def body_digest(request: CanonicalRequest) -> str:
-    """Return the digest of a request. Equal requests have equal digests."""
-    messages = request.digests or tuple(map(message_digest, request.messages))
-    digested = (request.model, messages, request.tools, request.n, request.max_tokens, dict(request.requested_params))
-    return hashlib.sha256(msgspec.json.encode(digested, order="deterministic")).hexdigest()
 
 
 def to_answer(opened: CallOpened, closed: CallClosed, request_id: str) -> CanonicalAnswer:

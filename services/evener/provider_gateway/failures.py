@@ -26,35 +26,22 @@ NO_ANSWER: Final[dict[type[Exception], tuple[CallFailure, str]]] = {
 """Faults of Evener, by the nearest base class of the error: what is recorded, and the message that the harness gets with a 503."""
 
 
-class CallError(EvenerError):
-    """A call ends without an answer: what is recorded, and what its harness gets."""
-
-    def __init__(self, reason: CallFailure, error: RequestError, detail: str | None = None) -> None:
-        super().__init__(error.message)
-        self.reason = error.reason = reason
-        self.error = error
-        self.detail = detail or error.message
-
-
-def call_error(error: Exception, request: ParsedRequest) -> CallError:
-    """Return how an error ends a call."""
+def call_error(error: Exception, request: ParsedRequest) -> tuple[RequestError, str]:
+    """Return what the harness gets when an error ends its call, and the detail to record."""
     match error:
-        case CallError():
-            return error
         case RequestError():
-            return CallError(error.reason, error)
+            return error, error.message
         case BudgetSpent():
-            return CallError(CallFailure.BUDGET, stop(error.reason), error.reason)
+            return stop(error.reason), error.reason
         case ContextOverflow():
-            overflow = error.numbers and Overflow(asked=error.numbers[0], limit=error.numbers[1])
-            return CallError(CallFailure.CONTEXT_OVERFLOW, too_long(request, str(error.args[0]), overflow))
+            message, overflow = str(error.args[0]), error.numbers and Overflow(asked=error.numbers[0], limit=error.numbers[1])
+            return too_long(request, message, overflow), message
         case _:
             reason, told = next(NO_ANSWER[kind] for kind in type(error).__mro__ if kind in NO_ANSWER)
-            return CallError(reason, overloaded(told), str(error) if isinstance(error, EvenerError) else repr(error))
+            return overloaded(told, reason), str(error) if isinstance(error, EvenerError) else repr(error)
 
 
-def overloaded(message: str) -> RequestError:
+def overloaded(message: str, reason: CallFailure = CallFailure.OVERLOADED) -> RequestError:
     """Return the error after which every client tries again."""
     # An error within a stream has no status: harnesses try again when they read these words.
-    reason = CallFailure.OVERLOADED
     return RequestError(f"service unavailable: {message}", status=OVERLOADED_STATUS, kind="overloaded_error", reason=reason)

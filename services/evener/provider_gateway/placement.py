@@ -10,11 +10,11 @@ from msgspec import Struct, structs
 
 from evener.blobs.port import Blobs
 from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
-from evener.proto.arrays import int32s, pack_int32
+from evener.proto.arrays import inline, int32s, pack_int32
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.ids import new_call_id
-from evener.proto.sessions import SessionStarted
+from evener.proto.sessions import CallOpened, SessionStarted
 from evener.proto.spec import SessionSpec, Target
 from evener.provider_gateway.core import STOP_STATUS, Sample, target_of, unsupported
 from evener.provider_gateway.looping import looping
@@ -38,32 +38,17 @@ class PolicyUnknown(EvenerError):
 class PlacedCall(Struct, frozen=True, kw_only=True, eq=False):
     """A request, the place of its call, and its target."""
 
-    call_id: str
     request: ParsedRequest
-    started: SessionStarted
-    """The start of the attempt that the call belongs to."""
+    spec: SessionSpec
     target: Target
     policy: Policy
     tokens: Placed
-    prompt_delta_ids: bytes
-    """To record, int32."""
-    messages: bytes
-    """The messages to record, as JSON."""
-    tools: bytes | None
-    """The tools to record, as JSON. None: there are none, or they are those of the call that this one extends."""
-    images: tuple[BlobRef, ...] = ()
-    """The images of the recorded messages."""
+    opened: CallOpened
+    """The record of its placement. Its engine and the limit of its answer are set later."""
     looping: bool
     """Whether the history repeats itself more often than the session's budgets allow."""
     number: int
     """The number of calls and placements in the session since the take-over, so that concurrent calls have different seeds."""
-    sample: Sample
-    opened_at: float
-
-    @property
-    def spec(self) -> SessionSpec:
-        """The session's spec."""
-        return self.started.spec
 
 
 class Placer:
@@ -80,7 +65,8 @@ class Placer:
         target, policy = self._aim(session, request)
         placed = await session.look(_placed, session, request, sample, target=target, policy=policy, number=session.next_number())
         if request.canonical.images:
-            return structs.replace(placed, images=await self._store_images(request.canonical, placed.tokens))
+            images = await self._store_images(request.canonical, placed.tokens)
+            return structs.replace(placed, opened=structs.replace(placed.opened, images=images))
         return placed
 
     async def count(self, session: SessionRuntime, request: ParsedRequest) -> int:
@@ -88,10 +74,10 @@ class Placer:
         _, policy = self._aim(session, request)
         return len((await session.look(_hang, session, request, policy)).context)
 
-    def nowhere(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> PlacedCall:
-        """Return the place of a call that could not be placed, for the record of its failure."""
+    def opened_nowhere(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> CallOpened:
+        """Return the opening of a call that could not be placed, for the record of its failure."""
         target, policy = self._aim(session, request)
-        return _placed(session, request, sample, target=target, policy=policy, number=session.next_number(), tokens=nowhere())
+        return _opened(session.started, request, sample, nowhere(), target=target, policy=policy)
 
     def _aim(self, session: SessionRuntime, request: ParsedRequest) -> tuple[Target, Policy]:
         spec = session.started.spec
@@ -113,35 +99,60 @@ class Placer:
         return tuple([await self._blobs.put(image.data) for image in canonical.images if image.digest in named])
 
 
-def _placed(
-    session: SessionRuntime,
-    request: ParsedRequest,
-    sample: Sample,
-    *,
-    target: Target,
-    policy: Policy,
-    number: int,
-    tokens: Placed | None = None,
-) -> PlacedCall:
-    """Place a call, and prepare what its opening records. Call it in a thread if the request is long."""
-    canonical, started = request.canonical, session.started
-    found = _hang(session, request, policy) if tokens is None else tokens
-    ids = pack_int32(found.prompt_delta_ids)
-    if found.context is found.prompt_delta_ids:  # of a root: kept once, as long as the call is open
-        found = structs.replace(found, context=int32s(ids), prompt_delta_ids=int32s(ids))
+def _placed(session: SessionRuntime, request: ParsedRequest, sample: Sample, *, target: Target, policy: Policy, number: int) -> PlacedCall:
+    """Place a call, and create the record of it. Call it in a thread if the request is long."""
+    started, tokens = session.started, _hang(session, request, policy)
+    opened = _opened(started, request, sample, tokens, target=target, policy=policy)
+    if tokens.context is tokens.prompt_delta_ids:  # of a root: kept once, as long as the call is open
+        ids = int32s(inline(opened.prompt_delta_ids))
+        tokens = structs.replace(tokens, context=ids, prompt_delta_ids=ids)
     return PlacedCall(
-        call_id=new_call_id(),
         request=request,
-        started=started,
+        spec=started.spec,
         target=target,
         policy=policy,
-        tokens=found,
-        prompt_delta_ids=ids,
-        messages=msgspec.json.encode(found.messages),
-        tools=msgspec.json.encode(canonical.tools) if canonical.tools and found.history_base is None else None,
-        looping=tokens is None and looping(canonical.messages, started.spec.budgets.repeats),
+        tokens=tokens,
+        opened=opened,
+        looping=looping(request.canonical.messages, started.spec.budgets.repeats),
         number=number,
-        sample=sample,
+    )
+
+
+def _opened(
+    started: SessionStarted, request: ParsedRequest, sample: Sample, tokens: Placed, *, target: Target, policy: Policy
+) -> CallOpened:
+    canonical = request.canonical
+    return CallOpened(
+        session_id=started.session_id,
+        attempt=started.attempt,
+        start_id=started.start_id,
+        call_id=new_call_id(),
+        request_id=request.request_id,
+        try_number=sample.try_number,
+        dialect=canonical.dialect,
+        model=canonical.model,
+        policy=target.policy,
+        engine_id="",
+        placement=tokens.placement,
+        prompt_delta_ids=pack_int32(tokens.prompt_delta_ids),
+        prompt_tokens=len(tokens.context),
+        history_base=tokens.history_base,
+        messages=msgspec.json.encode(tokens.messages),
+        message_count=len(canonical.messages),
+        tools=msgspec.json.encode(canonical.tools) if canonical.tools and tokens.history_base is None else None,
+        tool_count=len(canonical.tools),
+        tools_hidden=bool(canonical.tools) and not policy.renderer.renders_tools,
+        side_call=tokens.side_call,
+        sub_agent=request.sub_agent,
+        options=policy.config.options,
+        sampling=started.spec.sampling,
+        requested_params=msgspec.json.encode(dict(canonical.requested_params)),
+        cuts=tokens.cuts,
+        retry_of=sample.retry_of,
+        streamed=canonical.stream,
+        reasoning_withheld=canonical.reasoning_withheld,
+        n=canonical.n,
+        body_digest=request.body_digest,
         opened_at=time.time(),
     )
 

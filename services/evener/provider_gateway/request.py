@@ -1,8 +1,10 @@
 """Reads a harness's request."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract
@@ -12,8 +14,8 @@ from evener.proto.ids import answer_identity
 from evener.proto.reasons import CallFailure
 from evener.proto.relay import REQUEST_ID, STARTED, UNSERVED, is_marked
 from evener.proto.spec import Quirks
-from evener.provider_gateway.core import body_digest
 from evener.provider_gateway.threads import READING
+from evener.tokens.digests import message_digest
 
 TRACEPARENT: Final = "traceparent"
 READ_AT_ONCE_BYTES: Final = 64 << 10
@@ -66,6 +68,13 @@ async def read_request(dialect: Dialect, path: str, body: bytes, headers: Mappin
 def _read(dialect: Dialect, path: str, body: bytes) -> tuple[CanonicalRequest, str]:
     parsed = dialect.parse(path, body)
     return parsed, body_digest(parsed)
+
+
+def body_digest(request: CanonicalRequest) -> str:
+    """Return the digest of a request. Equal requests have equal digests."""
+    messages = request.digests or tuple(map(message_digest, request.messages))
+    digested = (request.model, messages, request.tools, request.n, request.max_tokens, dict(request.requested_params))
+    return hashlib.sha256(msgspec.json.encode(digested, order="deterministic")).hexdigest()
 
 
 def too_long(request: ParsedRequest, message: str, overflow: Overflow | None) -> RequestError:

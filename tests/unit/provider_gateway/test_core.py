@@ -5,6 +5,7 @@ from msgspec import Struct
 from tests.support.toy import World, user
 
 from evener.dialects.canonical import CanonicalRequest, Image, RequestError
+from evener.dialects.openai_chat import OpenAIChat
 from evener.engines.port import LogprobRule
 from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.sessions import FinishReason
@@ -24,15 +25,19 @@ from evener.provider_gateway.core import (
     targets_of,
     unsupported,
 )
+from evener.provider_gateway.request import ParsedRequest
 
 
-class Asked(Struct, frozen=True):
-    """A request, as far as deciding looks at it."""
-
-    request_id: str
-    body_digest: str = ""
-    marked_retry: bool = False
-    unserved: str | None = None
+def asked(request_id: str, body_digest: str = "", *, marked_retry: bool = False, unserved: str | None = None) -> ParsedRequest:
+    canonical = CanonicalRequest(dialect="openai_chat", model="m", messages=(), tools=(), stream=False, requested_params={})
+    return ParsedRequest(
+        request_id=request_id,
+        dialect=OpenAIChat(),
+        canonical=canonical,
+        body_digest=body_digest,
+        marked_retry=marked_retry,
+        unserved=unserved,
+    )
 
 
 class Flying(Struct):
@@ -48,13 +53,13 @@ def test_resend_is_answered_from_the_record_joined_or_tried_again() -> None:
     """One request id: closed, in flight, lost with its gateway, aborted."""
     world = World()
     world.ask([user("a")], "b")
-    assert isinstance(decide(world.session, Asked("r1"), {}), FromRecord)
-    assert decide(world.session, Asked("r9"), {"r9": Flying("")}) == Join("r9")
-    assert decide(world.session, Asked("r9"), {}) == Sample(1)
+    assert isinstance(decide(world.session, asked("r1"), {}), FromRecord)
+    assert decide(world.session, asked("r9"), {"r9": Flying("")}) == Join("r9")
+    assert decide(world.session, asked("r9"), {}) == Sample(1)
     world.fail(world.open([user("b")])[1], CallFailure.OWNER_LOST)
-    assert decide(world.session, Asked("r2"), {}) == Sample(2)
+    assert decide(world.session, asked("r2"), {}) == Sample(2)
     world.ask([user("c")], "half", finish=FinishReason.ABORTED)
-    assert decide(world.session, Asked("r3"), {}) == Sample(2)
+    assert decide(world.session, asked("r3"), {}) == Sample(2)
 
 
 def test_equal_request_is_a_new_sample_unless_it_is_a_retry() -> None:
@@ -62,12 +67,12 @@ def test_equal_request_is_a_new_sample_unless_it_is_a_retry() -> None:
     world = World()
     world.ask([user("a")], "b")
     equal = world.session.forest.calls["c1"].opened.body_digest
-    assert decide(world.session, Asked("r2", equal), {}) == Sample(1)
-    assert decide(world.session, Asked("r2", equal), {"r7": Flying(equal)}) == Sample(1)
-    marked = decide(world.session, Asked("r2", equal, marked_retry=True), {})
+    assert decide(world.session, asked("r2", equal), {}) == Sample(1)
+    assert decide(world.session, asked("r2", equal), {"r7": Flying(equal)}) == Sample(1)
+    marked = decide(world.session, asked("r2", equal, marked_retry=True), {})
     assert isinstance(marked, FromRecord)
     assert marked.call.call_id == "c1"
-    assert decide(world.session, Asked("r2", equal, marked_retry=True), {"r7": Flying(equal)}) == Join("r7")
+    assert decide(world.session, asked("r2", equal, marked_retry=True), {"r7": Flying(equal)}) == Join("r7")
 
 
 def test_equal_request_gets_the_answer_that_nobody_received() -> None:
@@ -76,15 +81,15 @@ def test_equal_request_gets_the_answer_that_nobody_received() -> None:
     world.ask([user("a")], "b")
     equal = world.session.forest.calls["c1"].opened.body_digest
     world.undeliver("c1")
-    assert isinstance(decide(world.session, Asked("r2", equal), {}), FromRecord)
+    assert isinstance(decide(world.session, asked("r2", equal), {}), FromRecord)
     world.deliver("c1", "r2")
-    assert decide(world.session, Asked("r3", equal), {}) == Sample(1)
-    assert isinstance(decide(world.session, Asked("r2", equal), {}), FromRecord)
+    assert decide(world.session, asked("r3", equal), {}) == Sample(1)
+    assert isinstance(decide(world.session, asked("r2", equal), {}), FromRecord)
 
 
 def test_equal_request_joins_a_call_that_nobody_waits_for() -> None:
     world = World()
-    assert decide(world.session, Asked("r2", "d"), {"r1": Flying("d", listened=False)}) == Join("r1")
+    assert decide(world.session, asked("r2", "d"), {"r1": Flying("d", listened=False)}) == Join("r1")
 
 
 def test_marked_retry_of_a_lost_call_supersedes_it() -> None:
@@ -92,8 +97,8 @@ def test_marked_retry_of_a_lost_call_supersedes_it() -> None:
     world = World()
     opened = world.open([user("a")])[1]
     world.fail(opened, CallFailure.ENGINE_ERROR)
-    assert decide(world.session, Asked("r2", opened.body_digest, marked_retry=True), {}) == Sample(1, retry_of=opened.call_id)
-    assert decide(world.session, Asked("r2", opened.body_digest), {}) == Sample(1)
+    assert decide(world.session, asked("r2", opened.body_digest, marked_retry=True), {}) == Sample(1, retry_of=opened.call_id)
+    assert decide(world.session, asked("r2", opened.body_digest), {}) == Sample(1)
 
 
 def test_marked_retry_of_a_request_that_was_not_served_takes_no_voters_answer() -> None:
@@ -101,7 +106,7 @@ def test_marked_retry_of_a_request_that_was_not_served_takes_no_voters_answer() 
     world = World()
     world.ask([user("a")], "b")
     equal = world.session.forest.calls["c1"].opened.body_digest
-    retry = Asked("r4", equal, marked_retry=True, unserved="r3")
+    retry = asked("r4", equal, marked_retry=True, unserved="r3")
     assert decide(world.session, retry, {}) == Sample(1)
     assert decide(world.session, retry, {"r2": Flying(equal)}) == Sample(1)
     assert decide(world.session, retry, {"r2": Flying(equal, listened=False)}) == Sample(1)
@@ -115,7 +120,7 @@ def test_marked_retry_of_a_request_that_failed_supersedes_that_one() -> None:
     failed = [world.open([user("a")])[1] for _ in range(2)]
     for opened in failed:
         world.fail(opened, CallFailure.ENGINE_ERROR)
-    retry = Asked("r9", failed[0].body_digest, marked_retry=True, unserved=failed[0].request_id)
+    retry = asked("r9", failed[0].body_digest, marked_retry=True, unserved=failed[0].request_id)
     assert decide(world.session, retry, {}) == Sample(1, retry_of=failed[0].call_id)
 
 
@@ -127,13 +132,13 @@ def test_marked_retries_of_two_votes_get_an_answer_each() -> None:
     equal = world.session.forest.calls["c1"].opened.body_digest
     given = []
     for request_id in ("r8", "r9"):
-        decided = decide(world.session, Asked(request_id, equal, marked_retry=True), {})
+        decided = decide(world.session, asked(request_id, equal, marked_retry=True), {})
         assert isinstance(decided, FromRecord)
         given.append(decided.call.call_id)
         world.deliver(decided.call.call_id, request_id)
     assert sorted(given) == ["c1", "c2"]
     flights = {"r3": Flying(equal), "r4": Flying(equal, requests=("r4", "r8")), "r8": Flying(equal, requests=("r4", "r8"))}
-    assert decide(world.session, Asked("r10", equal, marked_retry=True), flights) == Join("r3")
+    assert decide(world.session, asked("r10", equal, marked_retry=True), flights) == Join("r3")
 
 
 def test_another_attempt_has_no_twins() -> None:
@@ -141,7 +146,7 @@ def test_another_attempt_has_no_twins() -> None:
     world.ask([user("a")], "b")
     equal = world.session.forest.calls["c1"].opened.body_digest
     world.start(2)
-    assert decide(world.session, Asked("r2", equal, marked_retry=True), {}) == Sample(1)
+    assert decide(world.session, asked("r2", equal, marked_retry=True), {}) == Sample(1)
 
 
 def test_calls_under_an_old_start_or_after_the_end_are_refused() -> None:
@@ -163,9 +168,9 @@ def test_vote_does_not_take_the_answer_of_a_call_that_has_just_ended() -> None:
     world.ask([user("a")], "b")
     equal = world.session.forest.calls["c1"].opened.body_digest
     landing = {"r1": Flying(equal, listened=False, ended=True)}
-    assert decide(world.session, Asked("r2", equal), landing) == Sample(1)
-    assert isinstance(decide(world.session, Asked("r2", equal, marked_retry=True), landing), FromRecord)
-    assert decide(World().session, Asked("r2", equal, marked_retry=True), landing) == Sample(1)
+    assert decide(world.session, asked("r2", equal), landing) == Sample(1)
+    assert isinstance(decide(world.session, asked("r2", equal, marked_retry=True), landing), FromRecord)
+    assert decide(World().session, asked("r2", equal, marked_retry=True), landing) == Sample(1)
 
 
 def test_attempt_whose_harness_was_told_that_a_budget_is_spent_samples_no_more() -> None:
@@ -176,11 +181,11 @@ def test_attempt_whose_harness_was_told_that_a_budget_is_spent_samples_no_more()
     world.fail(world.open([user("c")])[1], CallFailure.BUDGET, str(TerminationReason.LOOPING))
     world.fail(world.open([user("d")])[1], CallFailure.BUDGET, str(TerminationReason.CALL_BUDGET))
     assert enforced(world.session) is TerminationReason.LOOPING
-    assert decide(world.session, Asked("r9"), {}) == Refuse(TerminationReason.LOOPING)
-    assert isinstance(decide(world.session, Asked("r1"), {}), FromRecord)
-    assert decide(world.session, Asked("r9"), {"r9": Flying("")}) == Join("r9")
+    assert decide(world.session, asked("r9"), {}) == Refuse(TerminationReason.LOOPING)
+    assert isinstance(decide(world.session, asked("r1"), {}), FromRecord)
+    assert decide(world.session, asked("r9"), {"r9": Flying("")}) == Join("r9")
     world.start(2)
-    assert decide(world.session, Asked("r9"), {}) == Sample(1)
+    assert decide(world.session, asked("r9"), {}) == Sample(1)
 
 
 def test_request_that_was_accepted_before_is_known_by_its_id() -> None:

@@ -13,6 +13,7 @@ from tests.support.toy import Ids, ToyRenderer, World, user
 from evener.blobs.open import open_blobs
 from evener.dialects.canonical import CanonicalRequest, Message, RequestError
 from evener.dialects.openai_chat import OpenAIChat
+from evener.proto.arrays import inline
 from evener.proto.codec import decode
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Budgets
@@ -70,7 +71,10 @@ async def test_loop_goes_on_while_a_call_is_rendered() -> None:
     placed = await placing
 
     assert np.array_equal(placed.tokens.context, gateway.renderer.render([user("hello")], None))
-    assert (msgspec.json.decode(placed.messages), placed.tools) == ([user("hello")], None)  # written there, too: 16 MB take 40 ms
+    assert (msgspec.json.decode(inline(placed.opened.messages)), placed.opened.tools) == (
+        [user("hello")],
+        None,
+    )  # written there, too: 16 MB take 40 ms
 
 
 async def test_nothing_is_folded_in_while_a_call_is_placed() -> None:

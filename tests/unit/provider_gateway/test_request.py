@@ -10,8 +10,7 @@ from evener.dialects.canonical import CanonicalRequest, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.relay import REQUEST_ID
 from evener.proto.spec import Quirks
-from evener.provider_gateway.core import body_digest
-from evener.provider_gateway.request import READ_AT_ONCE_BYTES, read_request
+from evener.provider_gateway.request import READ_AT_ONCE_BYTES, body_digest, read_request
 
 PATH = "/v1/chat/completions"
 HEADERS = {REQUEST_ID: "r1"}
