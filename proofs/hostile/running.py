@@ -132,6 +132,8 @@ class Site:
         self.http = http
         self.state = folder / "state"
         self.stops = folder / STOPS
+        self.patience = 1.0
+        """All limits of time are as many times longer."""
         self.tasks: list[str] = []
         """Ids of what was submitted and accepted."""
         self._numbers = count(1)
@@ -248,10 +250,10 @@ class Site:
         return detail
 
     async def canary(self, seconds: float) -> None:
-        """Run one ordinary session. Raises Unexpected unless it is graded and merged within so many seconds."""
+        """Run one ordinary session. Raises Unexpected unless it is graded and merged within so many seconds, times the patience."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self.patience * seconds):
                 instruction = f"Go on, step by step, in {CANARY_STEPS} steps."
                 answer = GraderSpec(name="answer", options={"expected": "42", "match": "number"})
                 detail = await self.work(["steps"], prefix="canary", files={"instruction.md": instruction}, grader=answer)
@@ -269,9 +271,9 @@ class Site:
             raise Unexpected(msg)
 
     async def healthy(self, seconds: float) -> None:
-        """Wait until it says that it is alive and ready. Raises Unexpected after so many seconds."""
+        """Wait until it says that it is alive and ready. Raises Unexpected after so many seconds, times the patience."""
         said = "nothing"
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self.patience * seconds
         while time.monotonic() < deadline and self.up.ended is None:
             try:
                 async with self.http.get(f"{self.up.url}/healthz") as alive, self.http.get(f"{self.up.url}/readyz") as ready:

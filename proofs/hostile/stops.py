@@ -26,8 +26,8 @@ class Stop(Struct, frozen=True, kw_only=True):
 
     @property
     def own_ms(self) -> float:
-        """Return what is not the machine's."""
-        return max(0.0, self.ms - self.starved_ms)
+        """Return what is not the machine's: at least what the loop's thread computed, whatever the kernel says of its waits."""
+        return max(self.loop_cpu_ms, self.ms - self.starved_ms)
 
 
 def read_stops(path: Path, since: float, until: float) -> list[Stop]:

@@ -97,12 +97,15 @@ class Report(Struct, frozen=True, kw_only=True):
         return all(one.right for one in self.outcomes) and not self.ending and self.books is not None and not self.books.faults
 
 
-async def run_all(inputs: Sequence[Input], *, program: Sequence[str] = (WATCHED, STOPS), timed: bool = True) -> Report:
-    """Run all of them. `timed`: stops are measured, and judged."""
+async def run_all(
+    inputs: Sequence[Input], *, program: Sequence[str] = (WATCHED, STOPS), timed: bool = True, patience: float = 1.0
+) -> Report:
+    """Run all of them. `timed`: stops are measured, and judged. `patience`: all limits of time are as many times longer."""
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="evener-hostile-"))
     try:
         async with site(folder, program=program) as at:
+            at.patience = patience
             await at.start()
             await at.canary(2 * CANARY_SECONDS)
             baseline = (
@@ -208,10 +211,10 @@ async def _once(at: Site, each: Input, *, after: bool) -> Outcome:
 async def _acted(at: Site, each: Input, faults: list[str]) -> bool:
     """Do it; note what was not right, and return whether it hung."""
     try:
-        async with asyncio.timeout(each.seconds):
+        async with asyncio.timeout(at.patience * each.seconds):
             await each.act(at)
     except TimeoutError:
-        faults.append(f"not over after {each.seconds:g} s")
+        faults.append(f"not over after {at.patience * each.seconds:g} s")
         return True
     except Exception as cause:  # noqa: BLE001 - whatever an input meets is what came of it
         faults.append(_said(cause))
@@ -222,7 +225,7 @@ async def _lives_on(at: Site, faults: list[str], *, beside: "asyncio.Task[None] 
     """Wait until it is healthy and ordinary sessions end as they should; note what was not right, and return whether they ended."""
     ended = True
     try:
-        async with asyncio.timeout(RECOVERY_SECONDS):
+        async with asyncio.timeout(at.patience * RECOVERY_SECONDS):
             await at.healthy(RECOVERY_SECONDS)
             if after:
                 await at.canary(CANARY_SECONDS)
@@ -258,7 +261,7 @@ async def _over(at: Site) -> list[str]:
     """Wait until every task that was accepted has ended; return those that have not."""
     left = list(at.tasks)
     with suppress(TimeoutError, ClientError, aiohttp.ClientError, OSError):
-        async with asyncio.timeout(OVER_SECONDS):
+        async with asyncio.timeout(at.patience * OVER_SECONDS):
             while left:
                 await at.ended(left[-1])
                 left.pop()

@@ -19,7 +19,7 @@ from evener.proto.tasks import TaskOutcome
 GIB: Final = 1 << 30
 DONE: Final = (TerminationReason.FINISHED,)
 FAILED: Final = (TerminationReason.HARNESS_FAILED,)
-GONE_SECONDS: Final = 5.0
+GONE_SECONDS: Final = 30.0
 GIVEN: Final = {"environment/given.txt": "x", "environment/given/file": "x"}
 
 

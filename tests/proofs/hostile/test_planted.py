@@ -16,6 +16,9 @@ from proofs.hostile.suite import run_all
 
 PLANTED: Final = str(Path(WATCHED).with_name("planted.py"))
 STOP_MS: Final = 400.0
+HANG_SECONDS: Final = 2.0
+PATIENCE: Final = 4.0
+"""For a machine that does much else."""
 
 
 def one(name: str, act: Callable[[Site], Awaitable[None]], seconds: float = 20.0, *, timed: bool = True) -> Input:
@@ -40,18 +43,18 @@ async def test_what_dies_hangs_stops_answers_wrongly_or_loses_is_noticed() -> No
     """One after the other, and an input that is right between them stays right."""
     inputs = (
         one("right", partial(misbehaving, how="")),
-        one("hangs", partial(misbehaving, how="hang"), seconds=2),
+        one("hangs", partial(misbehaving, how="hang"), seconds=HANG_SECONDS / PATIENCE),
         one("stops", partial(misbehaving, how="stop")),
         one("dies", partial(misbehaving, how="die")),
         body("answered", text("hi"), refused=True),
         one("loses", behind_its_back, timed=False),
     )
-    report = await run_all(inputs, program=(PLANTED, STOPS))
+    report = await run_all(inputs, program=(PLANTED, STOPS), patience=PATIENCE)
     right, hangs, stops, dies, answered, loses = report.outcomes
 
     assert (right.died, right.hung, right.fault) == (False, False, "")
     assert (hangs.hung, hangs.died) == (True, False)
-    assert "not over after 2 s" in hangs.fault
+    assert f"not over after {HANG_SECONDS:g} s" in hangs.fault
     assert min(stops.stops_ms) > STOP_MS / 2 > BAR_MS
     assert len(stops.stops_ms) == 3
     assert "misbehave" in stops.where
