@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, TextIO, cast
 
 import structlog
@@ -40,92 +40,72 @@ class Metrics:
     """Every series of Evener. `metrics(registry)` returns the one instance of a registry, also when six services share it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         # every process
-        self.crashes = Counter("evener_crashes_total", "Crashes of a service, which was started again.", ["service"], registry=registry)
-        self.dead_letters = Counter(
-            "evener_dead_letters_total", "Records that could not be read and were given up.", ["service", "topic"], registry=registry
+        self.crashes = counter("evener_crashes_total", "Crashes of a service, which was started again.", ["service"])
+        self.dead_letters = counter("evener_dead_letters_total", "Records that could not be read and were given up.", ["service", "topic"])
+        self.loop_stop_seconds = histogram(
+            "evener_loop_stop_seconds", "Times during which the event loop was blocked, if over 10 ms.", buckets=STOP_SECONDS
         )
-        self.loop_stop_seconds = Histogram(
-            "evener_loop_stop_seconds",
-            "Times during which the event loop was blocked, if over 10 ms.",
-            buckets=STOP_SECONDS,
-            registry=registry,
+        self.loop_longest_stop_seconds = gauge(
+            "evener_loop_longest_stop_seconds", "The longest time the event loop was blocked since the last scrape."
         )
-        self.loop_longest_stop_seconds = Gauge(
-            "evener_loop_longest_stop_seconds", "The longest time the event loop was blocked since the last scrape.", registry=registry
-        )
-        self.loop_longest_stop_cpu_seconds = Gauge(
+        self.loop_longest_stop_cpu_seconds = gauge(
             "evener_loop_longest_stop_cpu_seconds",
             "The CPU time of the process during that longest block. It is far less than the block if the machine was too busy.",
-            registry=registry,
         )
         # scheduler
-        self.tasks_ended = Counter("evener_tasks_ended_total", "Tasks that ended.", ["outcome"], registry=registry)
-        self.sessions_waiting = Gauge("evener_sessions_waiting", "Sessions that wait for a runner.", registry=registry)
-        self.sessions_running = Gauge("evener_sessions_running", "Sessions that runners hold.", registry=registry)
-        self.attempts_lost = Counter(
+        self.tasks_ended = counter("evener_tasks_ended_total", "Tasks that ended.", ["outcome"])
+        self.sessions_waiting = gauge("evener_sessions_waiting", "Sessions that wait for a runner.")
+        self.sessions_running = gauge("evener_sessions_running", "Sessions that runners hold.")
+        self.attempts_lost = counter(
             "evener_attempts_lost_total",
             "Attempts that ended without a result. The reason is that of the record, or lease_expired.",
             ["reason"],
-            registry=registry,
         )
         # sandbox-runner
-        self.harnesses_running = Gauge("evener_harnesses_running", "Harnesses and recordings that run.", registry=registry)
-        self.harness_exits = Counter("evener_harness_exits_total", "Harnesses that ended.", ["cause"], registry=registry)
-        self.prepare_seconds = Histogram(
-            "evener_prepare_seconds", "Time from the arrival of a dispatch to the start of its harness.", registry=registry
-        )
-        self.relay_requests = Counter(
-            "evener_relay_requests_total", "Requests of harnesses, by the status of the answer.", ["status"], registry=registry
-        )
-        self.relay_sent_again = Counter(
-            "evener_relay_sent_again_total", "Requests that the relay sent again because a gateway did not answer them.", registry=registry
+        self.harnesses_running = gauge("evener_harnesses_running", "Harnesses and recordings that run.")
+        self.harness_exits = counter("evener_harness_exits_total", "Harnesses that ended.", ["cause"])
+        self.prepare_seconds = histogram("evener_prepare_seconds", "Time from the arrival of a dispatch to the start of its harness.")
+        self.relay_requests = counter("evener_relay_requests_total", "Requests of harnesses, by the status of the answer.", ["status"])
+        self.relay_sent_again = counter(
+            "evener_relay_sent_again_total", "Requests that the relay sent again because a gateway did not answer them."
         )
         # provider-gateway
-        self.call_seconds = Histogram(
-            "evener_call_seconds", "Time from a request to its committed answer.", ["dialect"], buckets=CALL_SECONDS, registry=registry
+        self.call_seconds = histogram(
+            "evener_call_seconds", "Time from a request to its committed answer.", ["dialect"], buckets=CALL_SECONDS
         )
-        self.engine_seconds = Histogram("evener_engine_seconds", "Sampling time of a call.", buckets=CALL_SECONDS, registry=registry)
-        self.commit_seconds = Histogram("evener_commit_seconds", "Time of a commit.", buckets=COMMIT_SECONDS, registry=registry)
-        self.calls_open = Gauge("evener_calls_open", "Calls in flight.", registry=registry)
-        self.calls_waiting = Gauge("evener_calls_waiting", "Calls in flight that wait for an engine.", registry=registry)
-        self.calls_ended = Counter(
-            "evener_calls_ended_total", "Calls that ended: closed, or the reason of the failure.", ["result"], registry=registry
+        self.engine_seconds = histogram("evener_engine_seconds", "Sampling time of a call.", buckets=CALL_SECONDS)
+        self.commit_seconds = histogram("evener_commit_seconds", "Time of a commit.", buckets=COMMIT_SECONDS)
+        self.calls_open = gauge("evener_calls_open", "Calls in flight.")
+        self.calls_waiting = gauge("evener_calls_waiting", "Calls in flight that wait for an engine.")
+        self.calls_ended = counter("evener_calls_ended_total", "Calls that ended: closed, or the reason of the failure.", ["result"])
+        self.placements = counter(
+            "evener_placements_total", "Calls that extended an earlier one, or the reason why they did not.", ["placement"]
         )
-        self.placements = Counter(
-            "evener_placements_total",
-            "Calls that extended an earlier one, or the reason why they did not.",
-            ["placement"],
-            registry=registry,
+        self.tokens_sampled = counter("evener_tokens_sampled_total", "Sampled tokens.", ["policy"])
+        self.answers_continued = counter(
+            "evener_answers_continued_total", "Answers that were continued after an engine had ended them early."
         )
-        self.tokens_sampled = Counter("evener_tokens_sampled_total", "Sampled tokens.", ["policy"], registry=registry)
-        self.answers_continued = Counter(
-            "evener_answers_continued_total", "Answers that were continued after an engine had ended them early.", registry=registry
-        )
-        self.partitions_owned = Gauge("evener_partitions_owned", "Partitions of sessions that this gateway serves.", registry=registry)
+        self.partitions_owned = gauge("evener_partitions_owned", "Partitions of sessions that this gateway serves.")
         # reconstructor
-        self.trajectories = Counter("evener_trajectories_total", "Trajectories built.", ["termination_reason"], registry=registry)
-        self.rows = Counter("evener_rows_total", "Rows built.", ["fidelity"], registry=registry)
-        self.inconsistencies = Counter(
-            "evener_inconsistent_trajectories_total", "Trajectories whose records are damaged or contradict each other.", registry=registry
+        self.trajectories = counter("evener_trajectories_total", "Trajectories built.", ["termination_reason"])
+        self.rows = counter("evener_rows_total", "Rows built.", ["fidelity"])
+        self.inconsistencies = counter(
+            "evener_inconsistent_trajectories_total", "Trajectories whose records are damaged or contradict each other."
         )
         # evaluator
-        self.gradings = Counter("evener_gradings_total", "Gradings.", ["grader", "result"], registry=registry)
-        self.grading_seconds = Histogram(
-            "evener_grading_seconds", "Time of a grading, without pauses between its tries.", ["grader"], registry=registry
-        )
+        self.gradings = counter("evener_gradings_total", "Gradings.", ["grader", "result"])
+        self.grading_seconds = histogram("evener_grading_seconds", "Time of a grading, without pauses between its tries.", ["grader"])
         # trainer-bridge
-        self.groups = Counter("evener_groups_total", "Groups that ended.", ["result", "purpose"], registry=registry)
-        self.tokens_delivered = Counter("evener_tokens_delivered_total", "Trainable tokens delivered.", registry=registry)
-        self.tokens_excluded = Counter(
-            "evener_tokens_excluded_total", "Sampled tokens of ended groups that were not delivered.", ["reason"], registry=registry
+        self.groups = counter("evener_groups_total", "Groups that ended.", ["result", "purpose"])
+        self.tokens_delivered = counter("evener_tokens_delivered_total", "Trainable tokens delivered.")
+        self.tokens_excluded = counter(
+            "evener_tokens_excluded_total", "Sampled tokens of ended groups that were not delivered.", ["reason"]
         )
-        self.updates = Counter(
-            "evener_policy_updates_total", "Weight updates: published, rolled back, unreached, evicted.", ["result"], registry=registry
-        )
-        self.update_seconds = Histogram(
-            "evener_policy_update_seconds", "Time of the weight update of an engine.", buckets=CALL_SECONDS, registry=registry
-        )
+        self.updates = counter("evener_policy_updates_total", "Weight updates: published, rolled back, unreached, evicted.", ["result"])
+        self.update_seconds = histogram("evener_policy_update_seconds", "Time of the weight update of an engine.", buckets=CALL_SECONDS)
 
 
 @lru_cache(maxsize=16)
