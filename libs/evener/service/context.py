@@ -1,8 +1,9 @@
 """What a service gets, and what it returns. Only `host` knows how services are started, alone or together."""
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
@@ -38,6 +39,18 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     def answering_blobs(self) -> Waited:
         """Return the blob store for endpoints. It waits a few seconds for a store that is unavailable."""
         return Waited(self.blobs, self.blob_timings.answer_seconds, timings=self.blob_timings)
+
+    def heartbeat(self, service: str, *, stopping: bool = False, **fields: Any) -> Heartbeat:
+        """Return the present heartbeat of a service of this process. `fields` are the further ones of Heartbeat that it has."""
+        return Heartbeat(
+            instance_id=f"{self.instance_id}-{service}",
+            service=service,
+            address=self.address,
+            boot_id=self.boot_id,
+            stopping=stopping,
+            at=time.time(),
+            **fields,
+        )
 
 
 class Service(Struct, frozen=True, kw_only=True, eq=False):

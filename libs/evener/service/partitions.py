@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from evener.bus.port import Bus, Fenced, Membership
+from evener.runtime.tasks import Tasks
 
 FENCED_SECONDS: Final = 3.0
 """Longer than a heartbeat of the group, so that an instance that was replaced learns of it before it takes a partition again."""
@@ -25,12 +26,9 @@ async def own_partitions(bus: Bus, group: str, topic: str, serve: Serve, *, keep
     """
     async with bus.join(group, topic) as membership:
         owned = Owned(membership, serve, keep=keep, fenced_seconds=fenced_seconds)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    owned.assign(await membership.changed(), tasks)
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with Tasks() as tasks:
+            while True:
+                owned.assign(await membership.changed(), tasks)
 
 
 class Owned:

@@ -21,6 +21,7 @@ from evener.proto.fleet import Heartbeat
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 from evener.runtime.faults import point
+from evener.runtime.tasks import Tasks
 from evener.sandboxes.registry import open_backends
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog, header
@@ -72,13 +73,11 @@ class Evaluator:
             start = await bus.beginning(Topic.BUILT, number)
         partition = self._partitions[number] = Partition(number, start, self._config.backlog)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with Tasks() as tasks:
                 tasks.create_task(self._commit_for_ever(partition))
                 async for batch in bus.follow(Topic.BUILT, number, start):
                     for record in batch:
                         await self._take(partition, record, tasks)
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
         finally:
             if self._partitions.get(number) is partition:
                 del self._partitions[number]
@@ -91,16 +90,7 @@ class Evaluator:
             await self._commit(partition)
 
     def heartbeat(self) -> Heartbeat:
-        context = self._context
-        return Heartbeat(
-            instance_id=f"{context.instance_id}-evaluator",
-            service="evaluator",
-            address=context.address,
-            boot_id=context.boot_id,
-            capacity=self._config.concurrency,
-            stopping=self._stopping.is_set(),
-            at=time.time(),
-        )
+        return self._context.heartbeat("evaluator", stopping=self._stopping.is_set(), capacity=self._config.concurrency)
 
     async def _take(self, partition: Partition, record: Record, tasks: asyncio.TaskGroup) -> None:
         await partition.room.acquire()

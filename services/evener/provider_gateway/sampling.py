@@ -28,6 +28,7 @@ from evener.provider_gateway.threads import PLACING
 from evener.provider_gateway.timings import GatewayTimings
 from evener.provider_gateway.writer import PartitionWriter
 from evener.runtime.interrupt import Interrupt
+from evener.runtime.tasks import Tasks
 from evener.tokens.forest import Ids
 from evener.tokens.place import settle
 
@@ -134,14 +135,11 @@ class Sampling:
                 placed.add(asyncio.current_task())
                 await sample_those_left()
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                helpers = {group.create_task(help_out()) for _ in range(len(self._answers) - 1)}
-                await sample_those_left()
-                for waiting in helpers - placed:
-                    waiting.cancel()
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with Tasks() as tasks:
+            helpers = {tasks.create_task(help_out()) for _ in range(len(self._answers) - 1)}
+            await sample_those_left()
+            for waiting in helpers - placed:
+                waiting.cancel()
 
     async def _sample(self, index: int) -> None:
         engine, placed = self._engine, self._placed

@@ -1,7 +1,6 @@
 """The provider-gateway: wiring and lifespan. Only this module knows the concrete adapters."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -21,6 +20,7 @@ from evener.provider_gateway.partitions import SERVICE, OwnedPartitions
 from evener.provider_gateway.placement import Placer
 from evener.provider_gateway.policies import Policy, open_policies
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.runtime.tasks import Tasks
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
@@ -73,28 +73,17 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     stopping = asyncio.Event()
 
     async def run() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(pool.follow())
-                tasks.create_task(pool.lacks_what_is_required())
-                tasks.create_task(own_partitions(context.bus, GROUP, Topic.SESSIONS, partitions.serve, keep=True))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with Tasks() as tasks:
+            tasks.create_task(pool.follow())
+            tasks.create_task(pool.lacks_what_is_required())
+            tasks.create_task(own_partitions(context.bus, GROUP, Topic.SESSIONS, partitions.serve, keep=True))
 
     async def drain() -> None:
         stopping.set()
 
     def heartbeat() -> Heartbeat:
-        return Heartbeat(
-            instance_id=instance_id,
-            service=SERVICE,
-            address=context.address,
-            boot_id=context.boot_id,
-            policies=tuple(policies),
-            partitions=() if stopping.is_set() else partitions.numbers,
-            stopping=stopping.is_set(),
-            at=time.time(),
-        )
+        served = () if stopping.is_set() else partitions.numbers
+        return context.heartbeat(SERVICE, stopping=stopping.is_set(), policies=tuple(policies), partitions=served)
 
     yield Service(
         name=SERVICE,

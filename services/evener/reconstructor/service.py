@@ -1,11 +1,9 @@
 """The reconstructor: wiring and lifespan. It has no tokenizer, no renderer and no engine."""
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.reconstructor.config import Config
 from evener.reconstructor.http import ReconstructorEndpoints
@@ -23,7 +21,6 @@ SERVICE: Final = "reconstructor"
 async def open_service(config: Config, context: ServiceContext) -> AsyncIterator[Service]:
     """Open the reconstructor. The consumer group assigns its partitions, and each is replayed from its mark."""
     blobs, asked = context.waiting_blobs(), context.answering_blobs()
-    instance_id = f"{context.instance_id}-{SERVICE}"
     measured = metrics(context.registry)
     replayer = Replayer(context.bus, blobs, EventLog(context.bus, blobs, measured), measured, config.strategy)
     replaying: set[int] = set()
@@ -41,14 +38,11 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
     async def drain() -> None:
         """Nothing to hand back: the next replayer reads again from the mark."""
 
-    def heartbeat() -> Heartbeat:
-        return Heartbeat(instance_id=instance_id, service=SERVICE, address=context.address, boot_id=context.boot_id, at=time.time())
-
     yield Service(
         name=SERVICE,
         routes=ReconstructorEndpoints(Stored(context.bus, asked, EventLog(context.bus, asked)), context.secrets).routes(),
         run=run,
         ready=lambda: {"partitions": bool(replaying)},
-        heartbeat=heartbeat,
+        heartbeat=lambda: context.heartbeat(SERVICE),
         drain=drain,
     )

@@ -1,7 +1,6 @@
 """The sandbox-runner: wires sandboxes, relay and log together, takes dispatches, and keeps its sessions."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from evener.proto.reasons import ExitCause
 from evener.proto.sessions import SessionCancelled, SessionDispatched
 from evener.proto.topics import Topic
 from evener.runtime.retry import Dependency
+from evener.runtime.tasks import Tasks
 from evener.sandbox_runner.bundles import Bundles
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import TIMINGS, RunnerContext, RunnerTimings
@@ -53,7 +53,7 @@ class Runner:
     async def run(self) -> None:
         """Serve until cancelled, then end what still runs."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with Tasks() as tasks:
                 tasks.create_task(self._owners.follow(self._context.bus))
                 tasks.create_task(self._follow())
         finally:
@@ -71,16 +71,8 @@ class Runner:
 
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat for `fleet`. It lists no harnesses: an unknown one is refused with a reason instead of left waiting."""
-        return Heartbeat(
-            instance_id=self._runner.runner_id,
-            service=NAME,
-            address=self._context.address,
-            boot_id=self._context.boot_id,
-            capacity=self._runner.config.capacity if self._context.store_usable() else 0,
-            running=self._held.running,
-            stopping=self._stopping,
-            at=time.time(),
-        )
+        capacity = self._runner.config.capacity if self._context.store_usable() else 0
+        return self._context.heartbeat(NAME, stopping=self._stopping, capacity=capacity, running=self._held.running)
 
     def ready(self) -> dict[str, bool]:
         """Return whether dispatches are taken."""

@@ -1,10 +1,8 @@
 """The scheduler: wiring and lifespan."""
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from evener.proto.fleet import Heartbeat
 from evener.scheduler.config import Config
 from evener.scheduler.http import SchedulerEndpoints
 from evener.scheduler.writer import TaskWriter
@@ -22,16 +20,6 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
     endpoints = SchedulerEndpoints(writer, asked, EventLog(context.bus, asked), lease_seconds=config.lease_seconds)
     stopping = False
 
-    def heartbeat() -> Heartbeat:
-        return Heartbeat(
-            instance_id=f"{context.instance_id}-{NAME}",
-            service=NAME,
-            address=context.address,
-            boot_id=context.boot_id,
-            stopping=stopping,
-            at=time.time(),
-        )
-
     async def drain() -> None:
         nonlocal stopping
         stopping = True
@@ -42,7 +30,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
         routes=endpoints.routes(context.secrets),
         run=writer.run,
         ready=lambda: {"took_over": writer.serving},
-        heartbeat=heartbeat,
+        heartbeat=lambda: context.heartbeat(NAME, stopping=stopping),
         drain=drain,
     )
     writer.stop()

@@ -19,6 +19,7 @@ from evener.proto.state import Stage, TaskState
 from evener.proto.tasks import TaskEnded, TaskSubmitted
 from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
 from evener.runtime.faults import point
+from evener.runtime.tasks import Tasks
 from evener.scheduler.admission import admit
 from evener.scheduler.config import Config
 from evener.scheduler.core import HELD, Draft, TaskDiffers, Write, given_up, is_open
@@ -74,15 +75,13 @@ class TaskWriter:
         producer = await self._bus.producer(self._group)
         try:
             await self._take_over()
-            async with asyncio.TaskGroup() as tasks:
+            async with Tasks() as tasks:
                 tasks.create_task(self._write(producer))
                 tasks.create_task(self._tick())
                 tasks.create_task(self.fleet.follow(self._inbox.wake))
                 for topic in TOPICS:
                     for partition in range(self._bus.partitions_of(topic)):
                         tasks.create_task(follow(self._inbox, self._bus, self._events, group=self._group, topic=topic, partition=partition))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
         finally:
             self.stop()
             await asyncio.shield(producer.aclose())

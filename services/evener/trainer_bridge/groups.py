@@ -5,7 +5,6 @@ the states of all partitions, so each can answer for every group. For a group th
 reads a topic from its beginning.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -18,6 +17,7 @@ from evener.proto.spec import Purpose
 from evener.proto.state import GroupState
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.runtime.tasks import Tasks
 from evener.service.events import EventLog, header
 from evener.trainer_bridge.core import TOPIC_OF, Outcome
 
@@ -51,7 +51,7 @@ class GroupReader:
 
     async def follow(self) -> None:
         """Read the states of all partitions for ever."""
-        async with asyncio.TaskGroup() as tasks:
+        async with Tasks() as tasks:
             for partition in range(self._bus.partitions_of(Topic.BRIDGE_STATE)):
                 tasks.create_task(self._follow(partition))
 

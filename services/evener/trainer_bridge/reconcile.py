@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from evener.engines.port import EngineError, WeightControl
+from evener.runtime.tasks import Tasks
 from evener.trainer_bridge.canary import CanaryFailed
 from evener.trainer_bridge.engines import EngineHung, PolicyEngine, PolicyEngines, bring, has, in_time, load
 from evener.trainer_bridge.policies import Policies
@@ -32,14 +33,11 @@ class Reconciler:
 
     async def run(self) -> None:
         """Check all policies for ever, independently: slow engines of one policy do not delay the others."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    await self._look(tasks)
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with Tasks() as tasks:
+            while True:
+                await self._look(tasks)
 
-    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+    async def _look(self, tasks: Tasks) -> None:
         """Check every policy that is not being checked already. Then wait for the interval, or until an engine joins."""
         locks = self._gate.locks
         for policy in self._policies.policies():  # engines of others may have versions from elsewhere
@@ -74,17 +72,14 @@ class Reconciler:
     async def _bring_all(self, policy: str) -> None:
         """Bring all engines of a policy up to date, including those that join meanwhile. An engine that hangs does not delay the others."""
         bringing: dict[str, asyncio.Task[None]] = {}
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    for engine in self._engines.of(policy):
-                        if engine.control is not None and engine.engine_id not in bringing:
-                            bringing[engine.engine_id] = tasks.create_task(self._bring(policy, engine, engine.control))
-                    if all(task.done() for task in bringing.values()):
-                        return
-                    await asyncio.wait(bringing.values(), timeout=LOOK_SECONDS)
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with Tasks() as tasks:
+            while True:
+                for engine in self._engines.of(policy):
+                    if engine.control is not None and engine.engine_id not in bringing:
+                        bringing[engine.engine_id] = tasks.create_task(self._bring(policy, engine, engine.control))
+                if all(task.done() for task in bringing.values()):
+                    return
+                await asyncio.wait(bringing.values(), timeout=LOOK_SECONDS)
 
     async def _bring(self, policy: str, engine: PolicyEngine, control: WeightControl) -> None:
         """Have an engine load and prove the current version. A failure is logged once."""

@@ -1,13 +1,13 @@
 """The trainer-bridge service: merges scored sessions into groups, updates the engines' weights, and serves both over HTTP."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from evener.bus.port import Record
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
+from evener.runtime.tasks import Tasks
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 from evener.service.partitions import own_partitions
@@ -48,15 +48,12 @@ class TrainerBridge:
         """Serve until cancelled."""
         await self.policies.refresh()
         await self.engines.start()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.groups.follow())
-                tasks.create_task(self.policies.follow())
-                tasks.create_task(self.engines.follow())
-                tasks.create_task(self.reconciler.run())
-                tasks.create_task(own_partitions(self._context.bus, GROUP, Topic.SCORED, self.serve, keep=True))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with Tasks() as tasks:
+            tasks.create_task(self.groups.follow())
+            tasks.create_task(self.policies.follow())
+            tasks.create_task(self.engines.follow())
+            tasks.create_task(self.reconciler.run())
+            tasks.create_task(own_partitions(self._context.bus, GROUP, Topic.SCORED, self.serve, keep=True))
 
     def drives(self, policy: str) -> bool:
         """Return whether this instance drives a policy's engines: it owns the partition of the policy's name."""
@@ -94,15 +91,7 @@ class TrainerBridge:
         await self.gate.all_settled()
 
     def heartbeat(self) -> Heartbeat:
-        context = self._context
-        return Heartbeat(
-            instance_id=f"{context.instance_id}-trainer_bridge",
-            service="trainer_bridge",
-            address=context.address,
-            boot_id=context.boot_id,
-            stopping=self._stopping.is_set(),
-            at=time.time(),
-        )
+        return self._context.heartbeat("trainer_bridge", stopping=self._stopping.is_set())
 
     def ready(self) -> dict[str, bool]:
         return {"taking": not self._stopping.is_set()}
