@@ -217,8 +217,8 @@ async def test_stale_sessions_are_excluded_by_the_newest_policy(tmp_path: Path, 
         async with running(context, config):
             await until_consumed(context)
         published = PolicyPublished(policy="policy", version=3, location="/weights/3", published_at=T0)
-        async with Policies(context.bus, events).writer("policy") as writer:
-            await writer.write(published)
+        async with Policies(context.bus, events).writer("policy") as write_event:
+            await write_event(published)
         await write(context, sessions[2:])
         async with running(context, config):
             await until_consumed(context)
@@ -236,10 +236,10 @@ async def test_tokens_of_a_version_that_was_rolled_back_or_not_proven_are_not_tr
     """An engine sampled under its label before the canary told that it was wrong, or before the bridge died."""
     sessions = [scored(built(index=index, size=4, version=version)) for index, version in enumerate((1, 1, 2, 3))]
     async with open_parts(tmp_path) as context:
-        async with Policies(context.bus, EventLog(context.bus, context.blobs)).writer("policy") as writer:
-            await writer.write(PolicyPublished(policy="policy", version=1, location="/weights/1", published_at=T0))
-            await writer.write(PolicyRetired(policy="policy", version=2, reason="stale weights", retired_at=T0))
-            await writer.write(PolicyStaged(policy="policy", version=3, location="/weights/3", digest="3", staged_at=T0))
+        async with Policies(context.bus, EventLog(context.bus, context.blobs)).writer("policy") as write_event:
+            await write_event(PolicyPublished(policy="policy", version=1, location="/weights/1", published_at=T0))
+            await write_event(PolicyRetired(policy="policy", version=2, reason="stale weights", retired_at=T0))
+            await write_event(PolicyStaged(policy="policy", version=3, location="/weights/3", digest="3", staged_at=T0))
         await write(context, sessions)
         async with running(context, impatient(config)):
             await until_consumed(context)
@@ -266,8 +266,8 @@ async def test_a_version_that_becomes_unproven_after_a_session_was_read_is_looke
     async with open_parts(tmp_path, partitions=1) as context, running(context, impatient(config)):
         await write(context, sessions[:2])
         await until_consumed(context)
-        async with Policies(context.bus, EventLog(context.bus, context.blobs)).writer("policy") as writer:
-            await writer.write(inconsistency)
+        async with Policies(context.bus, EventLog(context.bus, context.blobs)).writer("policy") as write_event:
+            await write_event(inconsistency)
         await write(context, sessions[2:])
         await until_consumed(context)
         (merged,) = await outcomes(context)

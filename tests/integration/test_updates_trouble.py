@@ -233,15 +233,15 @@ async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_
     async with open_parts(tmp_path) as parts:
         policies = Policies(parts.bus, EventLog(parts.bus, parts.blobs))
         patient, impatient = RolloutGate(policies, lambda _: True, 30.0), RolloutGate(policies, lambda _: False, 0.5)
-        async with policies.writer("policy") as writer:
-            await writer.write(staged(1))
+        async with policies.writer("policy") as write:
+            await write(staged(1))
             waiting = asyncio.ensure_future(patient.settled("policy"))
             await asyncio.sleep(0.3)
             assert not waiting.done()
             await asyncio.wait_for(patient.settled("another"), 0.1)
-            await writer.write(PolicyPublished(policy="policy", version=1, location="/w", digest="d", published_at=1.0))
+            await write(PolicyPublished(policy="policy", version=1, location="/w", digest="d", published_at=1.0))
             await asyncio.wait_for(waiting, 60)
-            await writer.write(staged(2))
+            await write(staged(2))
             began = time.monotonic()
             await asyncio.wait_for(impatient.settled("policy"), 60)
             assert time.monotonic() - began > 0.4

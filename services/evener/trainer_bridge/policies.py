@@ -1,13 +1,11 @@
 """Writes the topic `policies`. Each policy has one writer, `policy-NAME`."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from evener.bus.port import Bus, Producer
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.topics import Topic
-from evener.service.events import EventLog
 from evener.service.published import Published, Version
 
 
@@ -15,35 +13,25 @@ class VersionRefused(EvenerError):
     """Versions of a policy only rise, and each names one set of weights for ever. Publish a number above the newest one."""
 
 
-class PolicyWriter:
-    """The sole right to write the records of one policy."""
-
-    def __init__(self, producer: Producer, events: EventLog, policies: "Policies") -> None:
-        self._producer = producer
-        self._events = events
-        self._policies = policies
-
-    async def write(self, event: Version) -> None:
-        """Commit an event and read it back. Raises Fenced if another bridge writes this policy's records now, and NotCommitted."""
-        key = f"{event.policy}@{event.version}"
-        await self._producer.commit([await self._events.outgoing(Topic.POLICIES, key, event)])
-        await self._policies.refresh()
+Write = Callable[[Version], Awaitable[None]]
+"""Commits an event of a policy and reads it back. Raises Fenced if another bridge writes this policy's records now, and NotCommitted."""
 
 
 class Policies(Published):
     """What was published of policies, and the writers that publish."""
 
-    def __init__(self, bus: Bus, events: EventLog) -> None:
-        super().__init__(bus, events)
-        self._producers = bus.producer
-
     @asynccontextmanager
-    async def writer(self, policy: str) -> AsyncIterator[PolicyWriter]:
+    async def writer(self, policy: str) -> AsyncIterator[Write]:
         """Become the only writer of a policy, after reading everything that earlier writers wrote."""
-        producer = await self._producers(f"policy-{policy}")
+        producer = await self._bus.producer(f"policy-{policy}")
+
+        async def write(event: Version) -> None:
+            await producer.commit([await self._events.outgoing(Topic.POLICIES, f"{policy}@{event.version}", event)])
+            await self.refresh()
+
         try:
             await self.refresh()
-            yield PolicyWriter(producer, self._events, self)
+            yield write
         finally:
             await producer.aclose()
 

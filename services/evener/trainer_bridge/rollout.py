@@ -19,6 +19,7 @@ from evener.engines.port import EngineError, EngineUnreachable, TokenScores
 from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.fleet import Canary, PolicyPublished, PolicyRetired, PolicyStaged
 from evener.runtime.faults import point
+from evener.runtime.tasks import Tasks
 from evener.service.telemetry import Metrics
 from evener.trainer_bridge.canary import UNCHANGED, CanaryFailed, as_scored, compared, prove, same
 from evener.trainer_bridge.engines import (
@@ -35,17 +36,13 @@ from evener.trainer_bridge.engines import (
     scores,
     weights_of,
 )
-from evener.trainer_bridge.policies import Policies, PolicyWriter
+from evener.trainer_bridge.policies import Policies, Write
 from evener.trainer_bridge.updates import (
+    COMMITS,
     ENDED,
-    Action,
     Answer,
-    CommitRecord,
     EngineAnswered,
     EngineStage,
-    EvictEngine,
-    RecordCommitted,
-    TellEngine,
     Update,
     UpdateStage,
     advance,
@@ -151,7 +148,7 @@ class Publisher:
             raise NotDriving(msg)
         await self._engines.refresh()
         self._check_policy(policy)
-        async with self._gate.locks[policy], self._policies.writer(policy) as writer:
+        async with self._gate.locks[policy], self._policies.writer(policy) as write:
             weights = await asyncio.to_thread(read_weights, Path(asked.path))
             self._check_asked(policy, asked, weights)
             known = self._policies.known(policy, asked.version, weights.digest)
@@ -165,21 +162,21 @@ class Publisher:
                 canary=asked.canary,
                 staged_at=time.time(),
             )
-            return await self._roll_out(writer, staged, weights)
+            return await self._roll_out(write, staged, weights)
 
     async def take_up(self, policy: str) -> None:
         """Continue the rollout of a version that is staged but not published. The caller holds the policy's lock. Raises as `publish`."""
-        async with self._policies.writer(policy) as writer:
+        async with self._policies.writer(policy) as write:
             if (staged := self._policies.pending(policy)) is not None:
-                await self._roll_out(writer, staged, await check_folder(staged))
+                await self._roll_out(write, staged, await check_folder(staged))
 
-    async def _roll_out(self, writer: PolicyWriter, staged: PolicyStaged, weights: Weights) -> PublishAnswer:
+    async def _roll_out(self, write: Write, staged: PolicyStaged, weights: Weights) -> PublishAnswer:
         await self._engines.refresh()
         policy, name = staged.policy, f"version {staged.version} of {staged.policy}"
         if (current := self._policies.current(policy)) is not None:
             await _check_against(current, weights)
         in_log = self._policies.pending(policy) == staged
-        rollout = Rollout(staged, weights, current, self._engines, writer, in_log=in_log)
+        rollout = Rollout(staged, weights, current, self._engines, write, in_log=in_log)
         update = await rollout.run(lambda: self._gate.closed(policy))
         match update.stage:
             case UpdateStage.REFUSED:
@@ -255,7 +252,7 @@ class Rollout:
         weights: Weights,
         current: PolicyPublished | None,
         engines: PolicyEngines,
-        writer: PolicyWriter,
+        write: Write,
         *,
         in_log: bool,
     ) -> None:
@@ -267,11 +264,10 @@ class Rollout:
         self._weights = weights
         self._current = current
         self._fleet = engines
-        self._writer = writer
+        self._write = write
         self._in_log = in_log
         self._canary: Final = staged.canary
         self._engines = {engine.engine_id: EngineRollout(engine) for engine in engines.of(staged.policy)}
-        self._facts = asyncio.Queue[EngineAnswered | RecordCommitted]()
         self._loadable: dict[str, asyncio.Task[bool]] = {}
         """Folder to whether it still holds the weights that engines are to load again."""
         self._wrong: dict[str, EvenerError] = {}
@@ -281,20 +277,19 @@ class Rollout:
 
     async def run(self, gate: Callable[[], AbstractContextManager[None]]) -> Update:
         """Carry the update out, and return its end. `gate` is entered at the staging. Raises the errors of a commit."""
-        update, actions = begin(self._engines)
+        update = begin(self._engines)
         with ExitStack() as stack:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    while True:
-                        if CommitRecord(UpdateStage.STAGING) in actions:
-                            stack.enter_context(gate())
-                        for action in actions:
-                            tasks.create_task(self._carry_out(action, update))
-                        if update.stage in ENDED:
-                            return update
-                        update, actions = advance(update, await self._facts.get())
-            except BaseExceptionGroup as failed:
-                raise failed.exceptions[0] from None
+            while update.stage not in ENDED:
+                if update.stage is UpdateStage.STAGING:
+                    stack.enter_context(gate())
+                if update.stage in COMMITS:
+                    await self._commit(update)
+                    update = advance(update)
+                else:
+                    update = advance(update, await self._answers(update))
+            for engine_id in update.leaving:
+                await self._fleet.evict(self._engines[engine_id].engine, update.why[engine_id])
+        return update
 
     def trouble(self) -> EvenerError:
         """Return the first engine's error."""
@@ -314,15 +309,11 @@ class Rollout:
             warnings.append("its embeddings are tied: vLLM for CPU keeps the old output matrix; give logprobs to see it, or save untied")
         return answer_of(event, new=True, engines=views, warnings=tuple(warnings))
 
-    async def _carry_out(self, action: Action, update: Update) -> None:
-        match action:
-            case TellEngine(engine_id=engine_id, stage=stage):
-                self._facts.put_nowait(await self._tell(self._engines[engine_id], stage))
-            case CommitRecord(stage=stage):
-                await self._commit(stage, update)
-                self._facts.put_nowait(RecordCommitted())
-            case EvictEngine(engine_id=engine_id, why=why):
-                await self._fleet.evict(self._engines[engine_id].engine, why)
+    async def _answers(self, update: Update) -> list[EngineAnswered]:
+        """Have each engine do the work of its stage; return their answers."""
+        async with Tasks() as tasks:
+            telling = [tasks.create_task(self._tell(self._engines[one], update.engines[one])) for one in update.at_work]
+        return [task.result() for task in telling]
 
     async def _tell(self, one: EngineRollout, stage: EngineStage) -> EngineAnswered:
         """Have an engine do the work of its stage within its time."""
@@ -407,21 +398,22 @@ class Rollout:
             self._loadable[before.location] = asyncio.ensure_future(loadable(before))
         return await asyncio.shield(self._loadable[before.location])
 
-    async def _commit(self, stage: UpdateStage, update: Update) -> None:
+    async def _commit(self, update: Update) -> None:
+        """Write the record of a stage."""
         staged = self._staged
-        if stage is UpdateStage.STAGING:
+        if update.stage is UpdateStage.STAGING:
             if not self._in_log:
-                await self._writer.write(staged)
+                await self._write(staged)
             await point("bridge.policy_staged")
             return
         await point("bridge.policy_loaded")
-        if stage is UpdateStage.PUBLISHING:
+        if update.stage is UpdateStage.PUBLISHING:
             self._published = self._publication()
-            await self._writer.write(self._published)
+            await self._write(self._published)
             await point("bridge.policy_published")
             return
         reason, lost = self.reason(), update.engines_in(EngineStage.LOST)
-        await self._writer.write(PolicyRetired(policy=staged.policy, version=staged.version, reason=reason, retired_at=time.time()))
+        await self._write(PolicyRetired(policy=staged.policy, version=staged.version, reason=reason, retired_at=time.time()))
         await point("bridge.policy_retired")
         log.error("policy_rolled_back", policy=staged.policy, version=staged.version, error=reason, lost=lost)
 

@@ -1,19 +1,18 @@
 """A weight update as a state machine: which stage follows which, and what is to be done in each. Pure: no I/O, no clock.
 
-`begin` and `advance` return an update as it is after a fact (an engine answered, or a record is in the log), with the actions that follow.
-`rollout` carries the actions out, and keeps the time.
+`begin` and `advance` return an update at a stage. `rollout` does the work of the stage, and keeps the time: it commits a record, or waits
+until all engines at work have answered.
 
     PREPARING ─► STAGING ─► LOADING ─► PUBLISHING ─► PUBLISHED
       │   └───► REFUSED      │   └───► RESTORING ──► RETIRING ──► RETIRED
       └───────► UNREACHED ◄──┘
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 
 class UpdateStage(StrEnum):
@@ -52,7 +51,7 @@ NEXT: Final[dict[UpdateStage, frozenset[UpdateStage]]] = {
     UpdateStage.REFUSED: frozenset(),
 }
 COMMITS: Final = frozenset({UpdateStage.STAGING, UpdateStage.PUBLISHING, UpdateStage.RETIRING})
-"""The stages that wait until their record is in the log. Exactly one stage follows each of them."""
+"""The stages in which a record is committed."""
 ENDED: Final = frozenset(stage for stage, after in NEXT.items() if not after)
 
 
@@ -93,41 +92,21 @@ ENGINE_NEXT: Final[dict[EngineStage, dict[Answer, EngineStage]]] = {
 """The stages in which an engine has work, and the stage that follows each answer."""
 
 
+TOLD: Final[dict[UpdateStage, tuple[EngineStage, frozenset[EngineStage]]]] = {
+    UpdateStage.LOADING: (EngineStage.LOADING, frozenset({EngineStage.READY})),
+    UpdateStage.RESTORING: (EngineStage.RESTORING, frozenset({EngineStage.PROVEN, EngineStage.UNKNOWN, EngineStage.WRONG})),
+}
+"""The stages at whose beginning engines get work: the engines' stage from then on, and the stages of the engines that get it."""
+
+
 class EngineAnswered(Struct, frozen=True, kw_only=True):
-    """A fact: an engine has answered, or its deadline has passed."""
+    """An engine has answered, or its deadline has passed."""
 
     engine_id: str
     answer: Answer = Answer.DONE
     why: str = ""
     hung: bool = False
     """Whether the engine was silent until its deadline. It then leaves the fleet, unless it is restored."""
-
-
-class RecordCommitted(Struct, frozen=True):
-    """A fact: the record of the stage is in the log."""
-
-
-class TellEngine(Struct, frozen=True):
-    """An action: have an engine do the work of its stage."""
-
-    engine_id: str
-    stage: EngineStage
-
-
-class CommitRecord(Struct, frozen=True):
-    """An action: write the record of a stage."""
-
-    stage: UpdateStage
-
-
-class EvictEngine(Struct, frozen=True):
-    """An action: remove an engine from the fleet."""
-
-    engine_id: str
-    why: str
-
-
-Action = TellEngine | CommitRecord | EvictEngine
 
 
 class Update(Struct, frozen=True, kw_only=True):
@@ -139,67 +118,53 @@ class Update(Struct, frozen=True, kw_only=True):
     """Engine id to its last trouble."""
     hung: frozenset[str] = frozenset()
 
+    @property
+    def at_work(self) -> tuple[str, ...]:
+        """The ids of the engines that have work in this stage."""
+        return self.engines_in(*ENGINE_NEXT)
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """The ids of the engines that leave the fleet when the update ends at this stage: they hang, or their weights are unknown."""
+        if self.stage in {UpdateStage.PUBLISHED, UpdateStage.UNREACHED}:
+            return tuple(engine_id for engine_id in self.engines if engine_id in self.hung)
+        return self.engines_in(EngineStage.LOST)
+
     def engines_in(self, *stages: EngineStage) -> tuple[str, ...]:
         """Return the ids of the engines that are in one of these stages."""
         return tuple(engine_id for engine_id, stage in self.engines.items() if stage in stages)
 
 
-Step = tuple[Update, tuple[Action, ...]]
+def begin(engine_ids: Iterable[str]) -> Update:
+    """Return a new update of these engines."""
+    return Update(stage=UpdateStage.PREPARING, engines=dict.fromkeys(engine_ids, EngineStage.PREPARING))
 
 
-def begin(engine_ids: Iterable[str]) -> Step:
-    """Return a new update of these engines, and its first actions."""
-    update = Update(stage=UpdateStage.PREPARING, engines=dict.fromkeys(engine_ids, EngineStage.PREPARING))
-    return _go_on(update, tuple(TellEngine(engine_id, EngineStage.PREPARING) for engine_id in update.engines))
+def advance(update: Update, answers: Sequence[EngineAnswered] = ()) -> Update:
+    """Return the update at its next stage, once its record is in the log, or with the answers of all engines at work.
+
+    Raises KeyError for answers that are not those of the engines at work, and for an update that has ended.
+    """
+    if update.stage in ENDED or {each.engine_id for each in answers} != set(update.at_work):
+        raise KeyError(update.stage)
+    engines = update.engines | {each.engine_id: ENGINE_NEXT[update.engines[each.engine_id]][each.answer] for each in answers}
+    stage = _after(update.stage, set(engines.values()))
+    work, getting_it = TOLD.get(stage, (None, frozenset()))
+    return Update(
+        stage=stage,
+        engines={engine_id: work if work and found in getting_it else found for engine_id, found in engines.items()},
+        why=update.why | {each.engine_id: each.why for each in answers if each.why},
+        hung=update.hung | {each.engine_id for each in answers if each.hung},
+    )
 
 
-def advance(update: Update, fact: EngineAnswered | RecordCommitted) -> Step:
-    """Return the update after a fact, and its next actions. Raises KeyError for a fact that does not fit the stage."""
-    if isinstance(fact, RecordCommitted):
-        if update.stage not in COMMITS:
-            raise KeyError(update.stage)
-        (after,) = NEXT[update.stage]
-        return _enter(update, after)
-    engines = {**update.engines, fact.engine_id: ENGINE_NEXT[update.engines[fact.engine_id]][fact.answer]}
-    why = {**update.why, fact.engine_id: fact.why} if fact.why else update.why
-    hung = update.hung | {fact.engine_id} if fact.hung else update.hung
-    return _go_on(replace(update, engines=engines, why=why, hung=hung), ())
-
-
-def _go_on(update: Update, actions: tuple[Action, ...]) -> Step:
-    """Enter the next stage once every engine has answered."""
-    return (update, actions) if update.engines_in(*ENGINE_NEXT) else _enter(update, _after(update))
-
-
-def _after(update: Update) -> UpdateStage:
-    """Return the stage that follows a stage in which every engine has answered."""
-    if update.stage is UpdateStage.RESTORING:
-        return UpdateStage.RETIRING
-    found, loading = set(update.engines.values()), update.stage is UpdateStage.LOADING
+def _after(stage: UpdateStage, found: Collection[EngineStage]) -> UpdateStage:
+    """Return the stage that follows a stage after which engines were found in these stages."""
+    if len(NEXT[stage]) == 1:
+        return next(iter(NEXT[stage]))
+    loading = stage is UpdateStage.LOADING
     if EngineStage.WRONG in found:
         return UpdateStage.RESTORING if loading else UpdateStage.REFUSED
     if found and (EngineStage.PROVEN if loading else EngineStage.READY) not in found:
         return UpdateStage.UNREACHED
     return UpdateStage.PUBLISHING if loading else UpdateStage.STAGING
-
-
-def _enter(update: Update, stage: UpdateStage) -> Step:
-    update = replace(update, stage=stage)
-    match stage:
-        case UpdateStage.LOADING:
-            return _tell(update, EngineStage.LOADING, update.engines_in(EngineStage.READY))
-        case UpdateStage.RESTORING:
-            told = update.engines_in(EngineStage.PROVEN, EngineStage.UNKNOWN, EngineStage.WRONG)
-            return _tell(update, EngineStage.RESTORING, told)
-        case UpdateStage.STAGING | UpdateStage.PUBLISHING | UpdateStage.RETIRING:
-            return update, (CommitRecord(stage),)
-        case UpdateStage.PUBLISHED | UpdateStage.UNREACHED:
-            leaving = tuple(engine_id for engine_id in update.engines if engine_id in update.hung)
-        case _:
-            leaving = update.engines_in(EngineStage.LOST)
-    return update, tuple(EvictEngine(engine_id, update.why[engine_id]) for engine_id in leaving)
-
-
-def _tell(update: Update, stage: EngineStage, engine_ids: tuple[str, ...]) -> Step:
-    update = replace(update, engines={**update.engines, **dict.fromkeys(engine_ids, stage)})
-    return _go_on(update, tuple(TellEngine(engine_id, stage) for engine_id in engine_ids))
