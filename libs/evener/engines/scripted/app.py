@@ -1,11 +1,11 @@
-"""The HTTP endpoints of the scripted engine. Those that sample are plain ASGI, because benches depend on their speed."""
+"""The scripted engine: its state, and how requests for an answer are served."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 from tokenizers import Tokenizer
 
 from evener.engines.port import PROBE
@@ -16,14 +16,13 @@ from evener.engines.scripted.chat import Chat
 from evener.engines.scripted.control import Control
 from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution
 from evener.engines.scripted.ledger import Ledger
-from evener.engines.scripted.other_http import other_endpoints
 from evener.engines.scripted.player import Player
 from evener.engines.scripted.prompt import Prompt
 from evener.engines.scripted.requests import GenerateBody, Refusal, UnknownId
 from evener.engines.scripted.script import Script, ScriptError, Step
 from evener.engines.scripted.spelling import Speller
 from evener.engines.scripted.unfinished import Unfinished
-from evener.engines.scripted.wire import DONE, Form, StreamForm, WireToken, encode, event
+from evener.engines.scripted.wire import DONE, Form, StreamForm, WireToken, event
 from evener.engines.scripted.wire_chat import ChatForm, CompletionForm
 from evener.engines.scripted.wire_generate import GenerateForm
 from evener.templates.jinja import ChatTemplate
@@ -36,7 +35,7 @@ ANSWER: Final = "<|im_start|>assistant"
 
 
 class ScriptedApp:
-    """The engine's state and its endpoints."""
+    """The engine's state. `sampling` has the endpoints that sample, by path."""
 
     def __init__(
         self,
@@ -71,12 +70,11 @@ class ScriptedApp:
         self._read: Final = requests.reader(self._distribution.size)
         self._speed: Final = speed
         self.play(script)
-        self._sampling: Final[dict[str, Callable[[bytes, Receive, Send], Awaitable[None]]]] = {
+        self.sampling: Final[dict[str, Callable[[bytes, Receive, Send], Awaitable[None]]]] = {
             "/inference/v1/generate": self._generate,
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
         }
-        self._other: Final = other_endpoints(self)
 
     def play(self, script: Script) -> None:
         """Replace the script, whose calls are counted from 1. Raises ScriptError, and then changes nothing."""
@@ -85,25 +83,13 @@ class ScriptedApp:
         self._speller, self._player, self._unfinished = speller, Player(script), Unfinished()
         self.reload = script.reload
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        sample = self._sampling.get(scope["path"]) if scope["method"] == "POST" else None
-        if sample is None:
-            await self._other(scope, receive, send)
-            return
-        try:
-            await sample(await _body(receive), receive, send)
-        except Refusal as refusal:
-            await send_body(send, refusal.status, encode(refusal.body))
-
     async def _generate(self, body: bytes, receive: Receive, send: Send) -> None:
         stream = False
         try:
             request = self._read(body)
             requests.check(request, self.model)
             stream = request.stream
-            if unusable := requests.unusable_prompt(len(request.token_ids), self.context):
-                raise unusable
+            requests.check_prompt(len(request.token_ids), self.context)
         except Refusal as refusal:
             if not (stream or (isinstance(refusal, UnknownId) and refusal.stream)):
                 raise
@@ -117,8 +103,7 @@ class ScriptedApp:
         requests.check_model(chat.model, self.model)
         request = chat.by_ids(self.chat.render(chat.messages, chat.tools))
         requests.check(request, self.model)
-        if unusable := requests.unusable_chat(len(request.token_ids), self.context):
-            raise unusable
+        requests.check_chat(len(request.token_ids), self.context)
         form = ChatForm(chat, request, request_id=_name(request), model=self.model, pieces=self._pieces, special=self._special)
         await self._respond(request, form, receive, send, stream=form if request.stream else None)
 
@@ -131,8 +116,7 @@ class ScriptedApp:
         unknown = next((token for token in request.token_ids if token >= self._distribution.size), None)
         if unknown is not None:
             raise UnknownId(request, unknown)
-        if unusable := requests.unusable_prompt(len(request.token_ids), self.context):
-            raise unusable
+        requests.check_prompt(len(request.token_ids), self.context)
         form = CompletionForm(asked, request, request_id=_name(request), model=self.model, pieces=self._pieces)
         await self._respond(request, form, receive, send)
 
@@ -144,7 +128,21 @@ class ScriptedApp:
             if step is not None:
                 self._unfinished.note(request.token_ids, [token.token_id for token in tokens], step, all_said)
 
-        answers = [self._answer(request, step, said, choice, on_abort) for choice in range(request.sampling_params.n)]
+        answers = [
+            ScriptedAnswer(
+                request,
+                distribution=self._distribution,
+                control=self.control,
+                speed=self._speed,
+                end_id=self._end_id,
+                room=self.context - len(request.token_ids),
+                step=step,
+                said=said,
+                choice=choice,
+                on_abort=on_abort,
+            )
+            for choice in range(request.sampling_params.n)
+        ]
         await ScriptedCall(request, answers, form, self.ledger, self.control, stream=stream, probe=probe).respond(receive, send)
 
     def _line(self, request: GenerateBody, *, probe: bool) -> tuple[Step | None, Sequence[int] | None, Sequence[int]]:
@@ -167,36 +165,6 @@ class ScriptedApp:
             logprob, rank = self._distribution.logprob(order, ids[place])
             told.append({str(ids[place]): {"logprob": logprob, "rank": rank, "decoded_token": self._pieces.text([ids[place]])}})
         return told
-
-    def _answer(
-        self,
-        request: GenerateBody,
-        step: Step | None,
-        said: Sequence[int] | None,
-        choice: int,
-        on_abort: Callable[[Sequence[WireToken]], None],
-    ) -> ScriptedAnswer:
-        return ScriptedAnswer(
-            request,
-            distribution=self._distribution,
-            control=self.control,
-            speed=self._speed,
-            end_id=self._end_id,
-            room=self.context - len(request.token_ids),
-            step=step,
-            said=said,
-            choice=choice,
-            on_abort=on_abort,
-        )
-
-
-async def _body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 def _name(request: GenerateBody) -> str:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Send
 
 from evener.engines.scripted.answer import Disconnect, ScriptedAnswer
 from evener.engines.scripted.control import Control
-from evener.engines.scripted.ledger import Ledger, Written
+from evener.engines.scripted.ledger import Ledger, LedgerEntry
 from evener.engines.scripted.requests import GenerateBody
 from evener.engines.scripted.wire import Form, StreamForm
 
@@ -96,12 +96,12 @@ class ScriptedCall:
 
     def _record(self) -> None:
         for answer in self._answers:
-            entry = Written(
+            entry = LedgerEntry(
                 request_id=self._request.request_id,
-                fed_ids=self._request.token_ids,
-                sampled_ids=[token.token_id for token in answer.tokens],
-                logprobs=[token.logprob for token in answer.tokens],
-                versions=answer.labels,
+                fed_ids=tuple(self._request.token_ids),
+                sampled_ids=tuple([token.token_id for token in answer.tokens]),
+                logprobs=tuple([token.logprob for token in answer.tokens]),
+                versions=tuple(answer.labels),
                 at=self._at,
                 aborted=answer.end is None or answer.end.finish_reason == "abort",
                 probe=self._probe,

@@ -30,19 +30,6 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     """Whether the request belongs to the check at start, and is not a call."""
 
 
-class Written(Struct, frozen=True, kw_only=True):
-    """The same fields, as they are written."""
-
-    request_id: str
-    fed_ids: list[int]
-    sampled_ids: list[int]
-    logprobs: list[float]
-    versions: list[str]
-    at: float
-    aborted: bool
-    probe: bool
-
-
 _entries: Final = msgspec.json.Decoder(LedgerEntry)
 
 
@@ -68,7 +55,7 @@ class Ledger:
         self._entries = self._newest(self._entries)
         return self._entries
 
-    def add(self, entry: Written) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         """Append an entry, unbuffered, so that it survives if the process is killed."""
         line = msgspec.json.encode(entry)
         self._lines.append(line)

@@ -59,22 +59,6 @@ class GenerateBody(Struct, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-SHARED: Final = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logit_bias",
-    "stream_interval",
-)
-"""Sampling parameters that the OpenAI-style endpoints have too."""
-
-
 class Openly(Struct, kw_only=True):
     """The common fields of the OpenAI-style endpoints. None: vLLM's default."""
 
@@ -99,10 +83,10 @@ class Openly(Struct, kw_only=True):
 
     def request(self, ids: list[int], *, max_tokens: int | None, logprobs: int | None) -> GenerateBody:
         """Return the equivalent request by ids."""
-        given = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
+        given = {name: value for name in SamplingParams.__struct_fields__ if (value := getattr(self, name, None)) is not None}
         return GenerateBody(
             token_ids=ids,
-            sampling_params=SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given),
+            sampling_params=SamplingParams(**given | {"max_tokens": max_tokens, "logprobs": logprobs}),
             request_id=self.request_id,
             model=self.model,
             stream=bool(self.stream),
@@ -229,32 +213,29 @@ def check(request: GenerateBody, model: str) -> None:
         raise Refusal(400, message)
 
 
-def unusable_prompt(length: int, context: int) -> Refusal | None:
-    """Return the refusal of a prompt that is empty or does not fit."""
+def check_prompt(length: int, context: int) -> None:
+    """Raise Refusal for a prompt that is empty or does not fit."""
     if length == 0:
-        return Refusal(400, "The decoder prompt cannot be empty")
-    if length < context:
-        return None
-    return Refusal(
-        400,
-        f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer than the maximum model "
-        f"length of {context}. Make sure that `max_model_len` is no smaller than the number of text tokens (prompt + requested output "
-        "tokens).",
-    )
+        raise Refusal(400, "The decoder prompt cannot be empty")
+    if length >= context:
+        message = (
+            f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer than the maximum "
+            f"model length of {context}. Make sure that `max_model_len` is no smaller than the number of text tokens (prompt + requested "
+            "output tokens)."
+        )
+        raise Refusal(400, message)
 
 
-def unusable_chat(length: int, context: int) -> Refusal | None:
-    """Return the refusal of messages that do not fit. vLLM stops counting their tokens one beyond the limit."""
-    if length < context:
-        return None
-    counted = min(length, context + 1)
-    return Refusal(
-        400,
-        f"This model's maximum context length is {context} tokens. However, your prompt contains at least {counted} input tokens, which "
-        "exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
-        f"(parameter=input_tokens, value={counted})",
-        param="input_tokens",
-    )
+def check_chat(length: int, context: int) -> None:
+    """Raise Refusal for messages that do not fit. vLLM stops counting their tokens one beyond the limit."""
+    if length >= context:
+        counted = min(length, context + 1)
+        message = (
+            f"This model's maximum context length is {context} tokens. However, your prompt contains at least {counted} input tokens, "
+            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
+            f"(parameter=input_tokens, value={counted})"
+        )
+        raise Refusal(400, message, param="input_tokens")
 
 
 def _invalid(said: str) -> Refusal:

@@ -1,6 +1,6 @@
-"""The endpoints of the scripted engine that do not sample: vLLM's, and those of the script."""
+"""The HTTP endpoints of the scripted engine: vLLM's, and those of the script."""
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -9,33 +9,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from tokenizers import Tokenizer
+from starlette.types import Receive, Scope, Send
 
-from evener.engines.scripted.chat import Chat
-from evener.engines.scripted.control import MODES, Control
-from evener.engines.scripted.ledger import Ledger
+from evener.engines.scripted.app import ScriptedApp
+from evener.engines.scripted.call import send_body
+from evener.engines.scripted.control import MODES
 from evener.engines.scripted.requests import TEXTS, Refusal, read_body
-from evener.engines.scripted.script import GATE, Reload, Script, ScriptError, read_script
+from evener.engines.scripted.script import GATE, ScriptError, read_script
 from evener.engines.scripted.wire import encode, model_card
 
 VERSION: Final = "0.32.0"
 """The version of vLLM after which the answers are modelled."""
-
-
-class ControlledEngine(Protocol):
-    """What these endpoints need of the engine."""
-
-    ledger: Ledger
-    control: Control
-    model: str
-    context: int
-    tokenizer: Tokenizer
-    chat: Chat
-    reload: Reload
-
-    def play(self, script: Script) -> None:
-        """Replace the script. Raises ScriptError."""
-        ...
 
 
 class NewVersion(Struct):
@@ -57,40 +41,46 @@ class Aborted(Struct):
     request_ids: tuple[str, ...] = ()
 
 
-def other_endpoints(engine: ControlledEngine) -> Starlette:
-    """Return the application that serves them."""
-    served = _Other(engine)
-    routes = [
-        Route("/tokenize", served.tokenize, methods=["POST"]),
-        Route("/v1/models", served.models),
-        Route("/health", served.health),
-        Route("/version", served.version),
-        Route("/pause", served.pause, methods=["POST"]),
-        Route("/resume", served.resume, methods=["POST"]),
-        Route("/is_paused", served.is_paused),
-        Route("/abort_requests", served.abort_requests, methods=["POST"]),
-        Route("/update_weight_version", served.update_weight_version, methods=["POST"]),
-        Route("/weight_info", served.weight_info),
-        Route("/collective_rpc", served.collective_rpc, methods=["POST"]),
-        Route("/reset_prefix_cache", served.reset_prefix_cache, methods=["POST"]),
-        Route("/script", served.script, methods=["POST"]),
-        Route("/ledger", served.ledger),
-        Route("/go", served.go, methods=["POST"]),
-        Route("/gates", served.gates),
-    ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _detail, Refusal: _refused})
-
-
 _versions: Final = msgspec.json.Decoder(NewVersion)
 _remotes: Final = msgspec.json.Decoder(Remote)
 _aborted: Final = msgspec.json.Decoder(Aborted)
 
 
-class _Other:
-    """The handlers, named like their paths."""
+class Endpoints:
+    """The application, whose handlers are named like their paths. What samples is plain ASGI, because benches depend on its speed."""
 
-    def __init__(self, engine: ControlledEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: ScriptedApp) -> None:
+        self._engine: Final = engine
+        routes = [
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/health", self.health),
+            Route("/version", self.version),
+            Route("/pause", self.pause, methods=["POST"]),
+            Route("/resume", self.resume, methods=["POST"]),
+            Route("/is_paused", self.is_paused),
+            Route("/abort_requests", self.abort_requests, methods=["POST"]),
+            Route("/update_weight_version", self.update_weight_version, methods=["POST"]),
+            Route("/weight_info", self.weight_info),
+            Route("/collective_rpc", self.collective_rpc, methods=["POST"]),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
+            Route("/script", self.script, methods=["POST"]),
+            Route("/ledger", self.ledger),
+            Route("/go", self.go, methods=["POST"]),
+            Route("/gates", self.gates),
+        ]
+        self._other: Final = Starlette(routes=routes, exception_handlers={HTTPException: _detail, Refusal: _refused})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        sample = self._engine.sampling.get(scope["path"]) if scope["method"] == "POST" else None
+        if sample is None:
+            await self._other(scope, receive, send)
+            return
+        try:
+            await sample(await _body(receive), receive, send)
+        except Refusal as refusal:
+            await send_body(send, refusal.status, encode(refusal.body))
 
     async def tokenize(self, http: HttpRequest) -> Response:
         asked = read_body(await http.body(), TEXTS)
@@ -176,6 +166,15 @@ class _Other:
 
     async def gates(self, _: HttpRequest) -> Response:
         return Response(encode(self._engine.control.gates), media_type="application/json")
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
 async def _detail(_: HttpRequest, error: Exception) -> Response:
