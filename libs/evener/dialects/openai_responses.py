@@ -2,14 +2,24 @@
 
 from typing import Final
 
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, RequestHints, Streamed
+from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, RequestHints, Streamed, rest_of
 from evener.dialects.fields import read_hints
-from evener.dialects.openai_responses_answer import answer_body, counted_body, error_body
+from evener.dialects.openai_responses_answer import CODES, ended_response, error_fields, open_response, output_items
 from evener.dialects.openai_responses_request import ResponsesParser
-from evener.dialects.openai_responses_stream import addition_events, answer_events, error_events, in_progress_event, opening_events
+from evener.dialects.openai_responses_stream import OPENING, EventWriter, event
+from evener.dialects.wire import wire_json
 
 PATHS: Final = frozenset({"v1/responses", "responses"})
 COUNTING: Final = "/input_tokens"
+LAST: Final = 2**31 - 1
+STREAM_CODES: Final = {
+    "context_length_exceeded": "context_length_exceeded",
+    "rate_limit_error": "rate_limit_exceeded",
+    "overloaded_error": "rate_limit_exceeded",
+}
+"""The codes of a failed response. Codex gives up at once on `server_is_overloaded`, and tries again on this one."""
+RETRIED: Final = "server_error"
+FATAL: Final = "invalid_prompt"
 
 
 class OpenAIResponses:
@@ -31,28 +41,50 @@ class OpenAIResponses:
         return self._parser.parse(self.name, body, count_only=_counts(path))
 
     def answer(self, request: CanonicalRequest, answer: CanonicalAnswer) -> bytes:
-        return answer_body(answer, request.forms)
+        return wire_json(ended_response(answer, output_items(answer, request.forms)))
 
     def counted(self, prompt_tokens: int) -> bytes:
-        return counted_body(prompt_tokens)
+        return wire_json({"object": "response.input_tokens", "input_tokens": prompt_tokens})
 
     def prologue(self, head: Head) -> bytes:
-        return opening_events(head)
+        response = open_response(head)
+        return event("response.created", 0, response=response) + event("response.in_progress", 1, response=response)
 
     def keep_alive(self, head: Head) -> bytes:
-        return in_progress_event(head)
+        return event("response.in_progress", OPENING - 1, response=open_response(head))
 
     def delta(self, head: Head, key: str, streamed: Streamed, *, reasoning: str = "", text: str = "") -> bytes:  # noqa: ARG002 (no event names it)
-        return addition_events(key, streamed, reasoning, text)
+        writer = EventWriter(key, streamed)
+        writer.add_reasoning(reasoning)
+        writer.add_text(text)
+        return writer.written()
 
     def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:
-        return answer_events(answer, streamed, request.forms)
+        [choice] = answer.choices
+        items = output_items(answer, request.forms)
+        writer = EventWriter(choice.key, streamed)
+        rest = rest_of(choice.message, streamed)
+        writer.add_reasoning(rest.reasoning)
+        writer.add_text(rest.text)
+        writer.end(items)
+        response = ended_response(answer, items)
+        writer.write(f"response.{response['status']}", response=response)
+        return writer.written()
 
     def error(self, error: RequestError) -> bytes:
-        return error_body(error)
+        return wire_json({"error": error_fields(error, error.kind if error.kind in CODES else None)})
 
     def stream_error(self, head: Head, error: RequestError) -> bytes:
-        return error_events(head, error)
+        """Return the end of a stream: first for clients that read the error from the response, then for those that expect an `error`."""
+        code = STREAM_CODES.get(error.kind) or (FATAL if _is_final(error.status) else RETRIED)
+        response = open_response(head) | {"status": "failed", "error": {"code": code, "message": error.message}}
+        failed = event("response.failed", LAST - 1, response=response)
+        return failed + event("error", LAST, code=code, message=error.message, param=error.field, error=error_fields(error, code))
+
+
+def _is_final(status: int) -> bool:
+    """Return whether trying again is of no use."""
+    return 400 <= status < 500 and status not in (408, 409, 429)  # noqa: PLR2004 - HTTP statuses
 
 
 def _place(path: str) -> str:

@@ -1,17 +1,16 @@
-"""Renders answers of OpenAI Responses: whole bodies and errors. Pure: equal arguments give equal bytes.
+"""Renders answers of OpenAI Responses: its items, the response around them, errors. Pure.
 
 An answer is a list of items: reasoning as a summary, the text as a message, and one item for each call. `openai_responses_stream` renders
 the same items as events.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from evener.dialects.canonical import CanonicalAnswer, Head, Message, RequestError, ToolForm, head_of, text_of
 from evener.dialects.openai_responses_items import JSON_MARK, item_id, wire_call_id
 from evener.dialects.openai_responses_tools import INPUT
-from evener.dialects.wire import wire_json
+from evener.dialects.wire import arguments_text
 from evener.proto.sessions import FinishReason
 
 CODES: Final = {"context_length_exceeded": "invalid_request_error"}
@@ -20,21 +19,6 @@ ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": INPUT}
 """Kinds of calls whose arguments are text, and the field that holds the text."""
 
 Forms = Mapping[str, ToolForm]
-
-
-def answer_body(answer: CanonicalAnswer, forms: Forms) -> bytes:
-    """Return the body of an answer that is not streamed."""
-    return wire_json(ended_response(answer, output_items(answer, forms)))
-
-
-def counted_body(prompt_tokens: int) -> bytes:
-    """Return the answer to a request that only counts tokens."""
-    return wire_json({"object": "response.input_tokens", "input_tokens": prompt_tokens})
-
-
-def error_body(error: RequestError) -> bytes:
-    """Return an error object."""
-    return wire_json({"error": error_fields(error, error.kind if error.kind in CODES else None)})
 
 
 def error_fields(error: RequestError, code: str | None) -> Message:
@@ -97,11 +81,6 @@ def call_item(key: str, index: int, call: Message, forms: Forms) -> Message:
     text = arguments[INPUT] if is_text else arguments_text(arguments)
     identity = item_id("ctc", key, index, "" if is_text else JSON_MARK)
     return {"id": identity, "type": "custom_tool_call"} | common | {INPUT: text}
-
-
-def arguments_text(arguments: Any) -> str:
-    """Return arguments as they were sampled if they are not a JSON object, otherwise as JSON."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def open_response(head: Head) -> Message:

@@ -7,18 +7,8 @@ repeats an event with its number. An error, which ends the stream anywhere, has 
 
 from typing import Any, Final
 
-from evener.dialects.canonical import CanonicalAnswer, Head, Message, RequestError, Streamed, rest_of
-from evener.dialects.openai_responses_answer import (
-    ARGUMENTS,
-    Forms,
-    ended_response,
-    error_fields,
-    message_item,
-    open_response,
-    output_items,
-    reasoning_item,
-    text_part,
-)
+from evener.dialects.canonical import Message, Streamed
+from evener.dialects.openai_responses_answer import ARGUMENTS, message_item, reasoning_item, text_part
 from evener.dialects.wire import wire_json
 
 OPENING: Final = 2
@@ -27,65 +17,9 @@ BEFORE_DELTAS: Final = 2
 """The number of events before the deltas: an item and its part are added."""
 AFTER_DELTAS: Final = 3
 """The number of events after the deltas: the text, its part and the item are done."""
-LAST: Final = 2**31 - 1
-CODES: Final = {
-    "context_length_exceeded": "context_length_exceeded",
-    "rate_limit_error": "rate_limit_exceeded",
-    "overloaded_error": "rate_limit_exceeded",
-}
-"""The codes of a failed response. Codex gives up at once on `server_is_overloaded`, and tries again on this one."""
-RETRIED: Final = "server_error"
-FATAL: Final = "invalid_prompt"
 
 
-def opening_events(head: Head) -> bytes:
-    """Return the events that open a stream."""
-    response = open_response(head)
-    return _event("response.created", 0, response=response) + _event("response.in_progress", 1, response=response)
-
-
-def in_progress_event(head: Head) -> bytes:
-    """Return a harmless event."""
-    return _event("response.in_progress", OPENING - 1, response=open_response(head))
-
-
-def addition_events(key: str, streamed: Streamed, reasoning: str, text: str) -> bytes:
-    """Return the events that add to what was streamed."""
-    writer = _Writer(key, streamed)
-    writer.add_reasoning(reasoning)
-    writer.add_text(text)
-    return writer.written()
-
-
-def answer_events(answer: CanonicalAnswer, streamed: Streamed, forms: Forms) -> bytes:
-    """Return all events after the prologue and after what was streamed."""
-    [choice] = answer.choices
-    items = output_items(answer, forms)
-    writer = _Writer(choice.key, streamed)
-    rest = rest_of(choice.message, streamed)
-    writer.add_reasoning(rest.reasoning)
-    writer.add_text(rest.text)
-    writer.end(items)
-    response = ended_response(answer, items)
-    writer.write(f"response.{response['status']}", response=response)
-    return writer.written()
-
-
-def error_events(head: Head, error: RequestError) -> bytes:
-    """Return the end of a stream with an error: first for clients that read it from the response, then for those that expect an `error`."""
-    code = CODES.get(error.kind) or (FATAL if _is_final(error.status) else RETRIED)
-    told = error_fields(error, code)
-    response = open_response(head) | {"status": "failed", "error": {"code": code, "message": error.message}}
-    failed = _event("response.failed", LAST - 1, response=response)
-    return failed + _event("error", LAST, code=code, message=error.message, param=error.field, error=told)
-
-
-def _is_final(status: int) -> bool:
-    """Return whether trying again is of no use."""
-    return 400 <= status < 500 and status not in (408, 409, 429)  # noqa: PLR2004 - HTTP statuses
-
-
-class _Writer:
+class EventWriter:
     """Writes events one after another, from the current end of a stream."""
 
     def __init__(self, key: str, streamed: Streamed) -> None:
@@ -103,13 +37,16 @@ class _Writer:
             self._number += AFTER_DELTAS * self._index + BEFORE_DELTAS + len(streamed.text)
 
     def written(self) -> bytes:
+        """Return all events that were written."""
         return b"".join(self._out)
 
     def write(self, kind: str, *, numbers: int = 1, **fields: Any) -> None:
-        self._out.append(_event(kind, self._number, **fields))
+        """Write an event that counts as `numbers` of them."""
+        self._out.append(event(kind, self._number, **fields))
         self._number += numbers
 
     def add_reasoning(self, more: str) -> None:
+        """Write the events that add reasoning."""
         if not more:
             return
         place = self._reasoning_place()
@@ -120,6 +57,7 @@ class _Writer:
         self._reasoning += more
 
     def add_text(self, more: str) -> None:
+        """Write the events that add text, after the end of the reasoning."""
         if not more:
             return
         if not self._text:
@@ -181,5 +119,6 @@ class _Writer:
         return {"item_id": item["id"], "output_index": self._index, "content_index": 0}
 
 
-def _event(kind: str, number: int, **fields: Any) -> bytes:
+def event(kind: str, number: int, **fields: Any) -> bytes:
+    """Return one event with its number."""
     return f"event: {kind}\ndata: ".encode() + wire_json({"type": kind, "sequence_number": number, **fields}) + b"\n\n"

@@ -31,6 +31,11 @@ def arguments_object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
     return arguments
 
 
+def arguments_text(arguments: Any) -> str:
+    """Return arguments as they were sampled if they are not a JSON object, otherwise as JSON."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
 def canonical_arguments(value: dict[str, Any]) -> dict[str, Any] | str:
     """Return the canonical arguments of an object: the original text if it wraps one that was not JSON and is complete."""
     held = value.get(UNPARSED)
