@@ -1,7 +1,6 @@
 """Engines that die, hang, break or come back: what a held call's harness notices of it, which is nothing, and when it is told."""
 
 import asyncio
-import itertools
 import json
 import sqlite3
 import time
@@ -16,6 +15,7 @@ from tests.integration.test_gateway import rebuilt
 from tests.integration.wire import wire_to
 from tests.support.engines import smollm
 from tests.support.gateway import POLICY, Hand, gateway
+from tests.support.held import Held
 
 from evener.engines.scripted import Rule, Script, ScriptedServer, Wait, scripted_engine
 from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, PolicyPublished
@@ -25,22 +25,25 @@ from evener.proto.relay import CAPABILITY, REQUEST_ID
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling, Target
 from evener.proto.topics import Topic
+from evener.provider_gateway import writer
 from evener.provider_gateway.call import TRANSPARENT_TRIES
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
-from evener.runtime import faults
 from evener.service.published import proven_label
 from evener.templates.config import PolicyConfig
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
 EIGHT = "one two three four five six seven eight"
-SLOWLY = Script(rules=(Rule(match="slowly", say=EIGHT, per_token_ms=60),), default=Rule(say="Hello."))
+SLOWLY = Script(
+    rules=(Rule(match="slowly", say=EIGHT, per_token_ms=60), Rule(match="at the gate", say=EIGHT, wait=(Wait(before=3),))),
+    default=Rule(say="Hello."),
+)
 HELLO = Script(default=Rule(say="Hello."))
 HI = [{"role": "user", "content": "hi"}]
+GATED = [{"role": "user", "content": "at the gate"}]
 DOWN_SECONDS = 3.0
-HEEDED_SECONDS = 0.5
-"""For the gateway to read what was sent to `fleet`: nothing tells when it has."""
+GIVEN_UP_SECONDS = 4.0
 
 
 @pytest.fixture
@@ -58,48 +61,36 @@ def slowly(number: int = 0) -> list[Any]:
 
 
 async def leave(hand: Hand, engine_id: str) -> None:
-    await hand.events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
-    await asyncio.sleep(HEEDED_SECONDS)
+    await hand.leave_fleet(engine_id)
+    await hand.fleet_is_read()
 
 
 async def drain(hand: Hand, engine_id: str) -> None:
     await hand.events.send(Topic.FLEET, engine_id, EngineDraining(engine_id=engine_id, draining_at=time.time()))
-    await asyncio.sleep(HEEDED_SECONDS)
+    await hand.fleet_is_read()
 
 
-async def unanswered(hand: Hand) -> asyncio.Task[Any]:
-    """Return a call that no engine takes: the first one after the gateway has read that all are drained."""
+async def noticed(hand: Hand) -> None:
+    """Wait until the gateway knows that no engine answers."""
     async with asyncio.timeout(60):
-        for number in itertools.count():
-            asking = asyncio.create_task(hand.ask(await hand.start(f"s{number}"), HI))
-            done, _ = await asyncio.wait([asking], timeout=1.5)
-            if not done:
-                break
-    return asking
+        while hand.ready()["engine"]:  # noqa: ASYNC110 - readiness has no event
+            await asyncio.sleep(0.005)
 
 
 async def used(hand: Hand, session_id: str) -> list[str]:
     return [event.engine_id for event in await hand.log(session_id) if isinstance(event, CallOpened)]
 
 
-async def until_used(hand: Hand, engine_id: str) -> None:
-    """Wait until an engine that has joined is given calls: one of two at once, beside another engine."""
-    async with asyncio.timeout(60):
-        number, names = 0, list[str]()
-        while not any([engine_id in await used(hand, name) for name in names]):
-            number += 1
-            names = [f"{engine_id}-{number}-{each}" for each in "ab"]
-            await asyncio.gather(*[hand.ask(await hand.start(name), slowly()) for name in names])
-
-
-async def at_once(hand: Hand, server: ScriptedServer, calls: int) -> int:
-    """Ask so many calls of so many sessions at once; return how many the engine sampled at the same time at most."""
-    capabilities = [await hand.start(f"at-once-{number}") for number in range(calls)]
-    asking = asyncio.gather(*(hand.ask(capability, slowly()) for capability in capabilities))
-    most = 0
-    while not asking.done():
+async def at_once(hand: Hand, server: ScriptedServer, calls: int, *, limit: int) -> int:
+    """Ask so many calls of so many sessions at once, of which the engine must sample `limit` together; return how many it did at most."""
+    asking = asyncio.gather(*[hand.ask(await hand.start(f"{limit}-at-once-{number}"), GATED) for number in range(calls)])
+    ended, most = len(server.ledger), 0
+    for number in range(calls):
+        await server.waiting(count=min(limit, calls - number))
+        await asyncio.sleep(0.05)  # for one too many
         most = max(most, server.sampling)
-        await asyncio.sleep(0.005)
+        server.go()
+        await server.recorded(ended + number + 1)
     assert {answer.status for answer in await asking} == {200}
     return most
 
@@ -112,13 +103,13 @@ async def post(opened: Served, messages: Sequence[Any], *, stream: bool) -> tupl
         return answer.status, await answer.read()
 
 
-async def test_engine_that_is_down_for_three_seconds_is_not_noticed(tmp_path: Path) -> None:
+async def test_engine_that_is_down_for_three_seconds_is_not_noticed(tmp_path: Path, unused_tcp_port: int) -> None:
     """It dies under two calls, streamed and not, and comes back on its port; few tries are made of it."""
     hanging = Script(rules=(Rule(match="here", say=EIGHT, fail="hang", after=3), *SLOWLY.rules), default=SLOWLY.default)
     async with served(tmp_path, SLOWLY) as opened, AsyncExitStack() as stack:
-        async with engine(hanging) as dying:
+        async with engine(hanging, port=unused_tcp_port) as dying:
             await opened.hand.join("e2", dying.url)
-            await until_used(opened.hand, "e2")
+            await opened.hand.engines("e1", "e2")
             await leave(opened.hand, "e1")
             messages = [{"role": "user", "content": "slowly, you who are here"}]
             asking = [asyncio.create_task(post(opened, messages, stream=stream)) for stream in (False, True)]
@@ -127,7 +118,7 @@ async def test_engine_that_is_down_for_three_seconds_is_not_noticed(tmp_path: Pa
                     await asyncio.sleep(0.01)
         await asyncio.sleep(DOWN_SECONDS)
         assert not any(task.done() for task in asking)
-        await stack.enter_async_context(engine(port=int(dying.url.rpartition(":")[2])))
+        await stack.enter_async_context(engine(port=unused_tcp_port))
         async with asyncio.timeout(60):
             whole, streamed = await asyncio.gather(*asking)
         assert (whole[0], json.loads(whole[1])["choices"][0]["message"]["content"]) == (200, EIGHT)
@@ -139,28 +130,29 @@ async def test_engine_that_is_down_for_three_seconds_is_not_noticed(tmp_path: Pa
         assert len(tries) <= 3 * len(asking)
 
 
-async def test_first_call_after_an_engine_died_is_not_noticed_either(tmp_path: Path) -> None:
+async def test_first_call_after_an_engine_died_is_not_noticed_either(tmp_path: Path, unused_tcp_port: int) -> None:
     """Nobody knew: the call itself finds out, and is asked again."""
     async with served(tmp_path, HELLO) as opened, AsyncExitStack() as stack:
-        async with engine() as dying:
+        async with engine(port=unused_tcp_port) as dying:
             await opened.hand.join("e2", dying.url)
-            await until_used(opened.hand, "e2")
+            await opened.hand.engines("e1", "e2")
             await leave(opened.hand, "e1")
         asking = asyncio.create_task(post(opened, HI, stream=False))
         await asyncio.sleep(1.0)
         assert not asking.done()
-        await stack.enter_async_context(engine(port=int(dying.url.rpartition(":")[2])))
+        await stack.enter_async_context(engine(port=unused_tcp_port))
         async with asyncio.timeout(60):
             assert (await asking)[0] == 200
 
 
 async def test_engine_that_stays_away_is_told(tmp_path: Path) -> None:
     """Once the time is up: with the engine's own silence in the log, for the attempt to be run again."""
-    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), transparent_retry_seconds=1.0)) as hand:
+    config, timings = Config(policies=(POLICY,), transparent_retry_seconds=1.0), GatewayTimings(engine_probe=600.0)
+    async with gateway(tmp_path, SLOWLY, config=config, timings=timings) as hand:
         capability, request_id = await hand.start("s1"), new_request_id()
         async with engine() as dying:
             await hand.join("e2", dying.url)
-            await until_used(hand, "e2")
+            await hand.engines("e1", "e2")
             await leave(hand, "e1")
         assert (await hand.ask(capability, HI, request_id)).body == b""
         told = await hand.ask(capability, HI, request_id)
@@ -177,7 +169,7 @@ async def test_engine_that_answers_500_loses_the_call_to_another_unseen(hand: Ha
     await hand.ask(capability, HI)
     async with engine() as second:
         await hand.join("e2", second.url)
-        await until_used(hand, "e2")
+        await hand.engines("e1", "e2")
         hand.engine.play(Script(default=Rule(fail=500)))
         request_id = new_request_id()
         assert (await hand.ask(capability, HI, request_id)).body == b""
@@ -191,7 +183,7 @@ async def test_engine_that_refused_a_call_is_asked_after_the_others(hand: Hand) 
     capability = await hand.start("s1")
     async with engine() as second:
         await hand.join("e2", second.url)
-        await until_used(hand, "e2")
+        await hand.engines("e1", "e2")
         while (await used(hand, "s1"))[-1:] != ["e1"]:
             await hand.ask(capability, HI)
         hand.engine.play(Script(default=Rule(fail=404)))
@@ -211,58 +203,64 @@ async def test_request_that_every_engine_fails_of_is_told_after_some_tries(hand:
 
 async def test_log_that_cannot_be_written_is_told_after_a_while_however_many_tries_there_were(tmp_path: Path) -> None:
     """Nothing is answered from memory; when it can be written again the call goes through."""
-    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), transparent_retry_seconds=2.5)) as hand:
+    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), transparent_retry_seconds=6.0)) as hand:
         capability, request_ids = await hand.start("s1"), [new_request_id(), new_request_id()]
         with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
             meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
             answers = [await hand.ask(capability, HI, request_ids[0]) for _ in range(TRANSPARENT_TRIES + 2)]
             assert {(answer.status, answer.body) for answer in answers} == {(503, b"")}
             assert (await hand.ask(capability, HI, request_ids[1])).body == b""
-            await asyncio.sleep(2.5)
-            told = await hand.ask(capability, HI, request_ids[0])
+            async with asyncio.timeout(60):
+                while not (told := await hand.ask(capability, HI, request_ids[0])).body:  # noqa: ASYNC110 - the gateway is asked
+                    await asyncio.sleep(0.5)
             assert "the log cannot be written" in json.loads(told.body)["error"]["message"]
             meddling.execute("DROP TRIGGER full")
         assert (await hand.ask(capability, HI, request_ids[1])).status == 200
 
 
 @pytest.mark.parametrize(
-    "hand", [GatewayTimings(engine_probe=0.1, engine_retry=0.1, engine_given_up=1.0, engine_health=0.3)], indirect=True, ids=[""]
+    "hand", [GatewayTimings(engine_probe=0.1, engine_retry=0.1, engine_given_up=2.0, engine_health=0.5)], indirect=True, ids=[""]
 )
 async def test_frozen_engine_gets_no_calls_and_loses_those_that_it_has(hand: Hand) -> None:
     """Its host accepts connections and says nothing: only probes find that out. When it moves again it is used again."""
     async with engine() as second, wire_to(second.url) as wire:
         await hand.join("e2", wire.url)
-        await until_used(hand, "e2")
+        await hand.engines("e1", "e2")
         await leave(hand, "e1")
         capability, request_id = await hand.start("s1"), new_request_id()
-        asking = asyncio.create_task(hand.ask(capability, slowly(), request_id))
-        await asyncio.sleep(0.2)
+        asking = asyncio.create_task(hand.ask(capability, GATED, request_id))
+        await second.waiting()
         wire.freeze()
         async with asyncio.timeout(60):
             assert (await asking).body == b""
-        again = asyncio.create_task(hand.ask(capability, slowly(), request_id))
-        await asyncio.sleep(0.5)
+        again = asyncio.create_task(hand.ask(capability, GATED, request_id))
+        await hand.measured("evener_calls_waiting", 1)
         assert await used(hand, "s1") == ["e2"]  # of the first try
+        second.go(times=None)
         wire.thaw()
         async with asyncio.timeout(60):
             assert (await again).status == 200
 
 
 @pytest.mark.parametrize(
-    "hand", [GatewayTimings(engine_probe=0.1, engine_retry=0.1, engine_given_up=1.5, engine_health=0.2)], indirect=True, ids=[""]
+    "hand",
+    [GatewayTimings(engine_probe=0.1, engine_retry=0.1, engine_given_up=GIVEN_UP_SECONDS, engine_health=0.2)],
+    indirect=True,
+    ids=[""],
 )
 async def test_engine_that_is_silent_for_a_moment_keeps_its_calls(hand: Hand) -> None:
     """Only the time since its last sign of life counts, however long ago it joined."""
     async with engine() as second, wire_to(second.url) as wire:
         await hand.join("e2", wire.url)
-        await until_used(hand, "e2")
+        await hand.engines("e1", "e2")
         await leave(hand, "e1")
-        await asyncio.sleep(1.5)
-        asking = asyncio.create_task(hand.ask(await hand.start("s1"), slowly()))
-        await asyncio.sleep(0.2)
+        asking = asyncio.create_task(hand.ask(await hand.start("s1"), GATED))
+        await second.waiting()
+        await asyncio.sleep(GIVEN_UP_SECONDS)
         wire.freeze()
-        await asyncio.sleep(0.5)
+        await noticed(hand)
         wire.thaw()
+        second.go()
         assert (await asking).status == 200
 
 
@@ -288,7 +286,9 @@ async def test_drain_while_an_engine_is_being_checked_holds(hand: Hand) -> None:
         await hand.join("e2", second.url)
         await drain(hand, "e2")
         await drain(hand, "e1")
-        asking = await unanswered(hand)
+        await hand.engines("e1", "e2")
+        asking = asyncio.create_task(hand.ask(await hand.start("s1"), HI))
+        await hand.measured("evener_calls_waiting", 1)
         assert second.ledger == []
         await hand.join("e2", second.url)
         async with asyncio.timeout(60):
@@ -299,23 +299,21 @@ async def test_limits_of_an_engine_that_joins_again_while_it_is_being_checked_ho
     async with engine() as second:
         await hand.join("e2", second.url)
         await hand.join("e2", second.url, max_concurrency=1)
-        await until_used(hand, "e2")
+        await hand.engines("e1", "e2")
         await leave(hand, "e1")
-        assert await at_once(hand, second, 3) == 1
+        assert await at_once(hand, second, 3, limit=1) == 1
 
 
 async def test_engine_samples_no_more_calls_at_once_than_it_takes(hand: Hand) -> None:
     """Also when its limit changes."""
     for limit in (2, 3):
-        await hand.join("e1", hand.engine.url, max_concurrency=limit)
-        await asyncio.sleep(0.3)
-        assert await at_once(hand, hand.engine, 6) == limit
+        await hand.limit(limit)
+        assert await at_once(hand, hand.engine, 6, limit=limit) == limit
 
 
 async def test_budget_of_calls_is_spent_to_the_last_one_where_they_wait_for_each_other(hand: Hand) -> None:
     """One engine with one place: a call that has just closed is not counted twice."""
-    await hand.join("e1", hand.engine.url, max_concurrency=1)
-    await asyncio.sleep(0.3)
+    await hand.limit(1)
     capability = await hand.start("s1", budgets=Budgets(calls=3))
     answers = await asyncio.gather(*(hand.ask(capability, slowly(number)) for number in range(5)))
     assert sorted(answer.status for answer in answers) == [200, 200, 200, 400, 400]
@@ -325,28 +323,28 @@ async def test_budget_of_calls_is_spent_to_the_last_one_where_they_wait_for_each
 async def test_call_beyond_a_full_queue_is_not_served(tmp_path: Path) -> None:
     """The relay asks again; nothing of it stands in the log."""
     async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), queue=0, admission_timeout_seconds=0.1)) as hand:
-        await hand.join("e1", hand.engine.url, max_concurrency=1)
-        await asyncio.sleep(0.3)
+        await hand.limit(1)
         first, second = await hand.start("s1"), await hand.start("s2")
-        asking = asyncio.create_task(hand.ask(first, slowly()))
-        await asyncio.sleep(0.1)
+        asking = asyncio.create_task(hand.ask(first, GATED))
+        await hand.engine.waiting()
         headers = {CAPABILITY: second, REQUEST_ID: new_request_id()}
         body = {"model": "m", "messages": HI}
         async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json=body, headers=headers) as answer:
             assert (answer.status, "retry-after" in answer.headers) == (503, True)
         assert await used(hand, "s2") == []
+        hand.engine.go()
         assert (await asking).status == 200
         assert (await hand.ask(second, HI)).status == 200
 
 
 async def test_call_whose_relay_is_gone_without_a_word_is_aborted(tmp_path: Path) -> None:
     """The runner's machine lost power: nobody will ever ask for the answer."""
-    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), disconnect_grace_seconds=0.2)) as hand:
+    async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), disconnect_grace_seconds=1.0)) as hand:
         capability = await hand.start("s1")
-        asking = asyncio.create_task(hand.ask(capability, slowly()))
-        await asyncio.sleep(0.15)
+        asking = asyncio.create_task(hand.ask(capability, GATED))
+        await hand.engine.waiting()
         asking.cancel()
-        (entry,) = await hand.engine.recorded(1, seconds=2)
+        (entry,) = await hand.engine.recorded(1)
         assert entry.aborted
         assert (await hand.until("s1", CallClosed)).choices[0].finish_reason is FinishReason.ABORTED
 
@@ -392,17 +390,16 @@ async def test_frozen_engine_serves_runs_of_the_policies_whose_tokenizer_it_has(
         assert len(hand.engine.ledger) == 1
 
 
-async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_call(hand: Hand) -> None:
+async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_call(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the log is in the fold: the call is not aborted as well."""
-    faults.arm("pause@gateway.commit=0.4")
-    try:
-        capability, request_id = await hand.start("s1"), new_request_id()
-        asking = asyncio.create_task(hand.ask(capability, HI, request_id))
-        await hand.engine.recorded(1)
-        await asyncio.sleep(0.1)
-        await hand.leave(capability, request_id)
-    finally:
-        faults.arm("")
+    commit = Held(monkeypatch, writer, "gateway.commit")
+    capability, request_id = await hand.start("s1"), new_request_id()
+    asking = asyncio.create_task(hand.ask(capability, HI, request_id))
+    await commit.reached()
+    leaving = asyncio.create_task(hand.leave(capability, request_id))
+    await asyncio.sleep(0.1)
+    commit.let_go()
+    await leaving
     await asking
     kinds = [type(event) for event in await hand.log("s1")][1:]
     assert kinds == [CallOpened, CallClosed, CallUndelivered]
@@ -414,7 +411,7 @@ async def test_finished_answer_stands_when_its_engine_cannot_say_any_more_which_
     async with gateway(tmp_path, script) as hand, wire_to(hand.engine.url) as wire:
         await leave(hand, "e1")
         await hand.join("e2", wire.url, kind="vllm_chat")
-        await until_used(hand, "e2")
+        await hand.engines("e2")
         capability = await hand.start("s1", sampling=Sampling(max_tokens=64))
         asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "wait"}]))
         await hand.engine.waiting()

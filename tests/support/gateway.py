@@ -122,6 +122,23 @@ class Hand:
         await self.leave_fleet(MARKER)
         await self._until_ready_names(MARKER, wanted=False)
 
+    async def limit(self, calls: int) -> None:
+        """Let the engine take so many calls at once, from the return of this on."""
+        await self.join("e1", self.engine.url, max_concurrency=calls)
+        await self.fleet_is_read()
+
+    async def at_the_gate(self) -> None:
+        """Wait until an answer stands at the engine's gate, and the gateway has read what came before: it does so at once, in this loop."""
+        await self.engine.waiting()
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    async def measured(self, name: str, value: float) -> None:
+        """Wait until a metric of the gateway has this value."""
+        async with asyncio.timeout(SECONDS):
+            while self.context.registry.get_sample_value(name) != value:  # noqa: ASYNC110 - a metric has no event
+                await asyncio.sleep(0.005)
+
     async def _until_ready_names(self, engine_id: str, *, wanted: bool) -> None:
         async with asyncio.timeout(SECONDS):
             while any(f"engine {engine_id} refused" in condition for condition in self.ready()) is not wanted:  # noqa: ASYNC110 - a flag
