@@ -16,12 +16,12 @@ from tests.support.engines import smollm
 from tests.support.gateway import Hand, gateway
 from tests.support.toy import plain
 
-from evener.engines.scripted import Rule, Script, ToolCall, scripted_engine
+from evener.engines.scripted import Rule, Script, ToolCall, Wait, scripted_engine
 from evener.proto.arrays import int32s
 from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
-from evener.proto.relay import CAPABILITY, LEFT_PATH, Admitted, Answer
+from evener.proto.relay import CAPABILITY, Admitted, Answer
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling
 from evener.proto.topics import Topic
@@ -34,7 +34,7 @@ from evener.tokens.trajectory import build
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs a command.", "parameters": {"type": "object"}}}]
 SCRIPT = Script(
     rules=(
-        Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
+        Rule(match="at the gate", say="one two three four five six", wait=(Wait(before=4),)),
         Rule(match="break", fail=400),
         Rule(match="cut once", fail="cut", times=1),
         Rule(match="cut always", fail="cut"),
@@ -108,8 +108,12 @@ async def test_same_request_in_flight_is_joined_not_sampled_twice(hand: Hand) ->
     """A relay that lost its connection comes back while the engine samples."""
     capability = await hand.start("s1")
     request_id = new_request_id()
-    messages = [{"role": "user", "content": "slowly"}]
-    first, second = await asyncio.gather(hand.ask(capability, messages, request_id), hand.ask(capability, messages, request_id))
+    messages = [{"role": "user", "content": "at the gate"}]
+    asking = asyncio.gather(hand.ask(capability, messages, request_id), hand.ask(capability, messages, request_id))
+    await hand.engine.waiting()
+    await asyncio.sleep(0.1)  # for the second
+    hand.engine.go(times=None)
+    first, second = await asking
     assert first.body == second.body
     assert len(hand.engine.ledger) == 1
 
@@ -126,14 +130,13 @@ async def test_answer_is_in_the_log_when_it_arrives(hand: Hand) -> None:
 
 
 async def test_harness_that_leaves_stops_the_sampling_and_its_partial_answer_is_not_trained(hand: Hand) -> None:
-    """The relay says so; the engine stops within a second."""
+    """The relay says so, and the engine stops."""
     capability = await hand.start("s1")
     request_id = new_request_id()
-    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}], request_id))
-    await asyncio.sleep(0.25)
-    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
-        assert told.status == 204
-    (entry,) = await hand.engine.recorded(1, seconds=1.0)
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "at the gate"}], request_id))
+    await hand.at_the_gate()
+    await hand.leave(capability, request_id)
+    (entry,) = await hand.engine.recorded(1)
     assert entry.aborted
     await asking
     closed = await hand.until("s1", CallClosed)
@@ -149,8 +152,7 @@ async def test_answer_that_did_not_get_through_is_an_orphan(hand: Hand) -> None:
     capability = await hand.start("s1")
     request_id = new_request_id()
     await hand.ask(capability, [{"role": "user", "content": "hi"}], request_id)
-    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
-        assert told.status == 204
+    await hand.leave(capability, request_id)
     await hand.until("s1", CallUndelivered)
     await hand.exit("s1")
     await hand.until("s1", SessionSealed)
@@ -190,12 +192,11 @@ async def test_call_that_never_got_an_engine_is_our_failure_not_the_agents(hand:
     """The engine is gone, the harness waits, gives up and exits with 1: the attempt is run again."""
     capability = await hand.start("s1")
     await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=0.0))
-    await asyncio.sleep(0.1)
+    await hand.fleet_is_read()
     request_id = new_request_id()
     asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "hi"}], request_id))
-    await asyncio.sleep(0.2)
-    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
-        assert told.status == 204
+    await hand.measured("evener_calls_waiting", 1)
+    await hand.leave(capability, request_id)
     await asking
     await hand.exit("s1", code=1)
 
@@ -206,32 +207,32 @@ async def test_call_that_never_got_an_engine_is_our_failure_not_the_agents(hand:
 @pytest.mark.parametrize("told", [True, False])
 async def test_call_that_waits_when_its_harness_has_finished_is_no_failure(hand: Hand, *, told: bool) -> None:
     """A sub-agent's, which nobody needs any more. Whether the relay says first that the harness left makes no difference."""
-    await hand.join("e1", hand.engine.url, max_concurrency=1)
-    await asyncio.sleep(0.3)
+    await hand.limit(1)
     capability, other, request_id = await hand.start("s1"), await hand.start("s2"), new_request_id()
     await hand.say(capability, [{"role": "user", "content": "hi"}])
-    slow = asyncio.create_task(hand.ask(other, [{"role": "user", "content": "slowly"}]))
-    await asyncio.sleep(0.1)
+    slow = asyncio.create_task(hand.ask(other, [{"role": "user", "content": "at the gate"}]))
+    await hand.engine.waiting()
     waiting = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "in the background"}], request_id))
-    await asyncio.sleep(0.1)
+    await hand.measured("evener_calls_waiting", 1)
     if told:
         await hand.leave(capability, request_id)
     await hand.exit("s1", code=0)
     assert (await hand.until("s1", SessionSealed)).termination_reason is TerminationReason.FINISHED
+    hand.engine.go()
     await asyncio.gather(slow, waiting)
 
 
 async def test_call_that_waits_when_another_attempt_starts_stays_in_its_own(hand: Hand) -> None:
     """It is recorded when it ends, and by then another one counts."""
-    await hand.join("e1", hand.engine.url, max_concurrency=1)
-    await asyncio.sleep(0.3)
-    slow = asyncio.create_task(hand.ask(await hand.start("s2"), [{"role": "user", "content": "slowly"}]))
-    await asyncio.sleep(0.1)
+    await hand.limit(1)
+    slow = asyncio.create_task(hand.ask(await hand.start("s2"), [{"role": "user", "content": "at the gate"}]))
+    await hand.engine.waiting()
     waiting = asyncio.create_task(hand.ask(await hand.start("s1"), [{"role": "user", "content": "hi"}]))
-    await asyncio.sleep(0.1)
+    await hand.measured("evener_calls_waiting", 1)
     await hand.start("s1", attempt=2)
     opened = await hand.until("s1", CallOpened)
     assert (opened.attempt, opened.start_id) == (1, "s1-s1")
+    hand.engine.go()
     await asyncio.gather(slow, waiting)
 
 
@@ -258,8 +259,8 @@ async def test_last_request_that_no_gateway_could_record_ends_the_attempt_as_our
 async def test_engine_that_leaves_sends_its_open_calls_elsewhere(hand: Hand) -> None:
     """A call on it is not left hanging: the relay hears at once that it is to ask again."""
     capability = await hand.start("s1")
-    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}]))
-    await asyncio.sleep(0.25)
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "at the gate"}]))
+    await hand.engine.waiting()
     await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=0.0))
     async with asyncio.timeout(60):
         assert (await asking).status == 503
@@ -342,8 +343,8 @@ async def test_concurrent_calls_of_one_session_are_all_recorded(hand: Hand) -> N
 async def test_exit_while_a_call_is_open_aborts_it_and_seals(hand: Hand) -> None:
     """A harness that is killed in mid-call still yields its session."""
     capability = await hand.start("s1")
-    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "slowly"}]))
-    await asyncio.sleep(0.25)
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "at the gate"}]))
+    await hand.engine.waiting()
     await hand.exit("s1", cause=ExitCause.AGENT_TIME)
     seal = await hand.until("s1", SessionSealed)
     await asking
@@ -397,7 +398,7 @@ async def test_other_sessions_go_on_while_the_rows_of_one_are_cut(hand: Hand, mo
 
     def unhurried(session: SessionLog, end: TerminationReason) -> SessionRows:
         began.set()
-        assert go_on.wait(20), "the loop waits for the rows"
+        assert go_on.wait(60), "the loop waits for the rows"
         return cut(session, end)
 
     monkeypatch.setattr(partition, "cut", unhurried)

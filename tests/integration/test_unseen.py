@@ -18,7 +18,7 @@ from tests.support.gateway import POLICY, Hand, gateway
 from tests.support.held import Held
 
 from evener.engines.scripted import Rule, Script, ScriptedServer, Wait, scripted_engine
-from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, PolicyPublished
+from evener.proto.fleet import EngineDraining, EngineJoined, PolicyPublished
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExclusionReason
 from evener.proto.relay import CAPABILITY, REQUEST_ID
