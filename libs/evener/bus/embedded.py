@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -48,7 +49,7 @@ class EmbeddedBus:
 
     def __init__(self, logs: dict[tuple[str, int], Log], ends: Ends, writing: sqlite3.Connection, reading: sqlite3.Connection) -> None:
         self._logs = logs
-        self._partitions = _count(logs)
+        self._partitions = dict(Counter(topic for topic, _ in logs))
         self._ends = ends
         self._grown = {log.number: asyncio.Event() for log in logs.values()}
         self._woken = ends
@@ -172,7 +173,7 @@ class EmbeddedBus:
     def _set_offsets(self, transaction: Transaction, offsets: Sequence[GroupOffset]) -> None:
         for item in offsets:
             log = self._logs[item.position.topic, item.position.partition]
-            store.commit_offsets(transaction.connection, item.group, [(log, item.position.offset)])
+            store.commit_offset(transaction.connection, item.group, log, item.position.offset)
 
     def _note_growth(self, ends: Ends) -> None:
         """Note what was written. Followers are woken a little later, so that callers who wait for a commit go first."""
@@ -203,20 +204,16 @@ class EmbeddedProducer:
     """A `Producer`: the holder of one epoch of a transactional id."""
 
     def __init__(self, bus: EmbeddedBus, transactional_id: str, epoch: int) -> None:
+        self.transactional_id = transactional_id
         self._bus = bus
-        self._transactional_id = transactional_id
         self._epoch = epoch
         self._closed = False
 
-    @property
-    def transactional_id(self) -> str:
-        return self._transactional_id
-
     async def commit(self, records: Sequence[Outgoing], offsets: Sequence[GroupOffset] = ()) -> tuple[Position, ...]:
         if self._closed:
-            msg = f"the producer of {self._transactional_id} is closed"
+            msg = f"the producer of {self.transactional_id} is closed"
             raise NotCommitted(msg)
-        return await self._bus.commit_as(self._transactional_id, self._epoch, records, offsets)
+        return await self._bus.commit_as(self.transactional_id, self._epoch, records, offsets)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -227,22 +224,11 @@ class SoleMember:
     """A `Membership` that owns all partitions and keeps them."""
 
     def __init__(self, partitions: frozenset[int]) -> None:
-        self._partitions = partitions
+        self.partitions = partitions
         self._told = False
-
-    @property
-    def partitions(self) -> frozenset[int]:
-        return self._partitions
 
     async def changed(self) -> frozenset[int]:
         if self._told:
             await asyncio.Event().wait()
         self._told = True
-        return self._partitions
-
-
-def _count(logs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for topic, _ in logs:
-        counts[topic] = counts.get(topic, 0) + 1
-    return counts
+        return self.partitions

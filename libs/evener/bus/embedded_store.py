@@ -6,7 +6,7 @@ neighbouring pages, and no index is needed.
 
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -165,10 +165,9 @@ def committed(connection: sqlite3.Connection, group: str, log: Log) -> int | Non
     return None if row is None else int(row[0])
 
 
-def commit_offsets(connection: sqlite3.Connection, group: str, offsets: Iterable[tuple[Log, int]]) -> None:
-    """Write the offsets at which a group continues."""
-    rows = [(group, log.number, offset) for log, offset in offsets]
-    connection.executemany("INSERT OR REPLACE INTO group_offset VALUES (?, ?, ?)", rows)
+def commit_offset(connection: sqlite3.Connection, group: str, log: Log, offset: int) -> None:
+    """Write the offset at which a group continues."""
+    connection.execute("INSERT OR REPLACE INTO group_offset VALUES (?, ?, ?)", (group, log.number, offset))
 
 
 def take_over(connection: sqlite3.Connection, transactional_id: str) -> int:

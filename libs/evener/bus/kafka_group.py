@@ -32,32 +32,28 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships 
     """A `Membership` that hears of each rebalance from aiokafka."""
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self.partitions: frozenset[int] = frozenset()
         self._consumer = consumer
-        self._partitions: frozenset[int] = frozenset()
         self._assignments = 0
         self._told = 0
         self._assigned = asyncio.Event()
-
-    @property
-    def partitions(self) -> frozenset[int]:
-        return self._partitions
 
     async def changed(self) -> frozenset[int]:
         while self._told == self._assignments:
             self._assigned.clear()
             await self._assigned.wait()
         self._told = self._assignments
-        return self._partitions
+        return self.partitions
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Note that a rebalance begins: aiokafka takes everything from every member, and nothing is assigned until it ends."""
         del revoked
-        self._partitions = frozenset()
+        self.partitions = frozenset()
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Note that a rebalance ended."""
         self._consumer.pause(*assigned)  # this consumer divides and does not read
-        self._partitions = frozenset(place.partition for place in assigned)
+        self.partitions = frozenset(place.partition for place in assigned)
         self._assignments += 1
         self._assigned.set()
 

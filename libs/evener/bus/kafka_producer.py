@@ -60,8 +60,8 @@ class KafkaProducer:
 
     def __init__(self, cluster: Cluster, transactional_id: str, producer: AIOKafkaProducer) -> None:
         """Take over a producer started with `start_producer`."""
+        self.transactional_id = transactional_id
         self._cluster = cluster
-        self._transactional_id = transactional_id
         self._producer = producer
         self._waiting: deque[_Commit] = deque()
         self._wake = asyncio.Event()
@@ -71,10 +71,6 @@ class KafkaProducer:
         self._abort: asyncio.Task[None] | None = None
         self._last_start = 0.0
         self._worker = asyncio.create_task(self._work(), name=f"commits of {transactional_id}")
-
-    @property
-    def transactional_id(self) -> str:
-        return self._transactional_id
 
     @property
     def ended(self) -> bool:
@@ -87,7 +83,7 @@ class KafkaProducer:
         if self._fenced:
             raise self._lost()
         if self._closing or self.ended:
-            msg = f"the producer of {self._transactional_id} is closed"
+            msg = f"the producer of {self.transactional_id} is closed"
             raise NotCommitted(msg)
         future: asyncio.Future[tuple[Position, ...]] = asyncio.get_running_loop().create_future()
         size = sum(map(record_bytes, records))
@@ -209,7 +205,7 @@ class KafkaProducer:
         try:
             async with asyncio.timeout(self._cluster.timings.acknowledge_seconds):
                 await asyncio.shield(self._abort)  # its success proves that the id is still ours
-            new = await start_producer(self._cluster, self._transactional_id, TRANSACTION_MS)
+            new = await start_producer(self._cluster, self.transactional_id, TRANSACTION_MS)
         except (TimeoutError, BusUnreachable) as cause:
             raise self._no_answer() from cause
         except KafkaError as cause:
@@ -223,7 +219,7 @@ class KafkaProducer:
     def _lost(self) -> Fenced:
         """Note that the id is lost, and return the error that says so."""
         self._fenced = True
-        return Fenced(f"transactional id {self._transactional_id} was taken over, or its hold timed out")
+        return Fenced(f"transactional id {self.transactional_id} was taken over, or its hold timed out")
 
     def _no_answer(self) -> NotCommitted:
         return NotCommitted(f"no answer from the broker in {self._cluster.timings.acknowledge_seconds:.0f} s")

@@ -1,7 +1,5 @@
 """Determines which offset a reader may commit when its records finish in any order."""
 
-from collections import OrderedDict
-
 
 class Contiguous:
     """The records of one partition that were handed out, and which of them are finished.
@@ -11,22 +9,13 @@ class Contiguous:
 
     def __init__(self, start: int) -> None:
         """Begin at `start`, the offset of the next record to read."""
-        self._next = start
-        self._open: OrderedDict[int, bool] = OrderedDict()
-
-    @property
-    def next_offset(self) -> int:
+        self.next_offset = start
         """The offset to commit: all records before it are finished."""
-        return self._next
-
-    @property
-    def unfinished(self) -> int:
-        """The number of records handed out and not finished."""
-        return sum(not finished for finished in self._open.values())
+        self._open: dict[int, bool] = {}
 
     def handed_out(self, offset: int) -> None:
         """Register a record that is being worked on. Raises ValueError unless offsets rise."""
-        last = next(reversed(self._open), self._next - 1)
+        last = next(reversed(self._open), self.next_offset - 1)
         if offset <= last:
             msg = f"offset {offset} was handed out after {last}"
             raise ValueError(msg)
@@ -42,5 +31,5 @@ class Contiguous:
             if not done:
                 break
             del self._open[first]
-            self._next = first + 1
-        return self._next
+            self.next_offset = first + 1
+        return self.next_offset

@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 from base64 import b64decode
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -44,6 +45,8 @@ MAX_AGAIN: Final = 30
 """The number of consecutive attempts to open it."""
 POLL_SECONDS: Final = 0.2
 MSGPACK: Final = "application/x-msgpack"
+
+T = TypeVar("T")
 
 _ref: Final = msgspec.json.Decoder(BlobRef)
 _view: Final = msgspec.json.Decoder(TaskView)
@@ -140,8 +143,7 @@ class Client:
 
     async def served_engines(self) -> tuple[ServedEngine, ...]:
         """Return the engines that a gateway has checked, with their capabilities."""
-        at = await self._instance("provider_gateway")
-        return (await self._connection.call("GET", "/engines", _engines, at=at)).engines
+        return (await self._ask("provider_gateway", "GET", "/engines", _engines)).engines
 
     async def join_engine(self, engine: EngineRequest) -> FleetView:
         """Register an engine."""
@@ -180,34 +182,25 @@ class Client:
 
     async def session(self, session_id: str, *, strategy: Strategy = Strategy.TREE) -> SessionView:
         """Return a session, rebuilt from the log: its calls, its rows, and the messages of each row."""
-        at = await self._instance("reconstructor")
-        return await self._connection.call("GET", f"/sessions/{session_id}", _session, at=at, query={"strategy": strategy})
+        return await self._ask("reconstructor", "GET", f"/sessions/{session_id}", _session, query={"strategy": strategy})
 
     async def score(self, session_id: str) -> ScoreView:
         """Return a session's score, what its grader left, and what became of the session in its group."""
-        at = await self._instance("trainer_bridge")
-        return await self._connection.call("GET", f"/scores/{session_id}", _score, at=at)
+        return await self._ask("trainer_bridge", "GET", f"/scores/{session_id}", _score)
 
     async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt]:
         """Rebuild stored sessions; yield each when it is done."""
-        at = await self._instance("reconstructor")
-        body = msgspec.json.encode(request)
-        async with self._connection.answer("POST", "/rebuild", at=at, accept=MSGPACK, body=body) as response:
-            frames = FrameReader(response.content)
-            while (frame := await _next(frames)) is not None:
-                if frame:
-                    yield _rebuilt.decode(frame)
+        async with aclosing(self._frames("reconstructor", "POST", "/rebuild", body=msgspec.json.encode(request))) as frames:
+            async for frame in frames:
+                yield _rebuilt.decode(frame)
 
     async def groups(
         self, run_id: str | None = None, *, purpose: Purpose | None = None, after: float | None = None
     ) -> AsyncIterator[GroupMerged | GroupFailed]:
         """Yield the groups that have ended (`after` this time, in Unix seconds) with their blobs, then stop."""
-        at = await self._instance("trainer_bridge")
-        async with self._connection.answer(
-            "GET", "/groups", at=at, accept=MSGPACK, query={"run_id": run_id, "purpose": purpose, "after": after}
-        ) as response:
-            frames = FrameReader(response.content)
-            while (frame := await _next(frames)) is not None:
+        query = {"run_id": run_id, "purpose": purpose, "after": after}
+        async with aclosing(self._frames("trainer_bridge", "GET", "/groups", query=query)) as frames:
+            async for frame in frames:
                 yield _group(frame)
 
     async def delivered(self, at: Mapping[int, int], *, follow: bool = True) -> AsyncGenerator[Delivered, None]:
@@ -216,13 +209,10 @@ class Client:
         `follow`: continue for ever, otherwise stop at the end of the log. Raises RequestRefused with status 409 for a position that the log
         does not have.
         """
-        bridge = await self._instance("trainer_bridge")
         query = {"at": ",".join(f"{partition}:{offset}" for partition, offset in at.items()), "follow": str(follow).lower()}
-        async with self._connection.answer("GET", "/groups/follow", at=bridge, accept=MSGPACK, query=query) as response:
-            frames = FrameReader(response.content)
-            while (frame := await _next(frames)) is not None:
-                if frame:
-                    yield _delivered.decode(frame)
+        async with aclosing(self._frames("trainer_bridge", "GET", "/groups/follow", query=query)) as frames:
+            async for frame in frames:
+                yield _delivered.decode(frame)
 
     async def publish(
         self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None
@@ -234,23 +224,15 @@ class Client:
         engines have the previous version again, 409 if the number is taken or an engine takes no weights, and 404 for an unknown policy.
         """
         body = Publish(path=path, version=version, digest=digest, canary=canary)
-        for _ in range(MAX_AGAIN):
-            try:
-                return await self._publish(policy, body)
-            except (Unreachable, Unavailable) as broken:
-                last: ClientError = broken
-                await asyncio.sleep(self._again_seconds)
-        raise last
+        return await self.patiently(lambda: self._publish(policy, body))
 
     async def policies(self) -> tuple[PolicyView, ...]:
         """Return all policies with a published version."""
-        at = await self._instance("trainer_bridge")
-        return (await self._connection.call("GET", "/policies", _policies, at=at)).policies
+        return (await self._ask("trainer_bridge", "GET", "/policies", _policies)).policies
 
     async def policy(self, name: str) -> PolicyView:
         """Return one policy, with its versions and engines."""
-        at = await self._instance("trainer_bridge")
-        return await self._connection.call("GET", f"/policies/{name}", _policy, at=at)
+        return await self._ask("trainer_bridge", "GET", f"/policies/{name}", _policy)
 
     async def replay(self, topic: str, partition: int, offset: int) -> Replayed:
         """Append the record at this position to its partition again."""
@@ -258,9 +240,17 @@ class Client:
 
     async def pieces(self, policy: str, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes behind each token id of a policy."""
-        at = await self._instance("provider_gateway")
-        answer = await self._connection.call("POST", "/tokens/pieces", _pieces, body={"policy": policy, "ids": list(ids)}, at=at)
+        answer = await self._ask("provider_gateway", "POST", "/tokens/pieces", _pieces, body={"policy": policy, "ids": list(ids)})
         return [b64decode(piece) for piece in answer.pieces]
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what `ask` returns, repeating it while no service answers."""
+        for _ in range(MAX_AGAIN):
+            try:
+                return await ask()
+            except (Unreachable, Unavailable):
+                await asyncio.sleep(self._again_seconds)
+        return await ask()
 
     async def _publish(self, policy: str, body: Publish) -> PublishAnswer:
         """Ask each bridge once. Raises the refusal of one of them, otherwise the failure of the one that drives the policy."""
@@ -272,6 +262,22 @@ class Client:
                 told.append(failed)
         none = Unavailable("no trainer_bridge is running")
         raise next((each for each in told if not isinstance(each, Elsewhere)), told[-1] if told else none)
+
+    async def _ask(self, service: str, method: str, path: str, answer: msgspec.json.Decoder[T], **request: Any) -> T:
+        """Return the answer of a living instance of a service; `request` as for `Connection.call`."""
+        return await self._connection.call(method, path, answer, at=await self._instance(service), **request)
+
+    async def _frames(self, service: str, method: str, path: str, **request: Any) -> AsyncGenerator[bytes, None]:
+        """Yield the messages of a stream by a living instance of a service, without those that only keep the connection open."""
+        at = await self._instance(service)
+        async with self._connection.answer(method, path, at=at, accept=MSGPACK, **request) as response:
+            reader = FrameReader(response.content)
+            try:
+                while (frame := await reader.next()) is not None:
+                    if frame:
+                        yield frame
+            except StreamCut as cause:
+                raise Unavailable(cause.args[0]) from cause
 
     async def _instance(self, service: str) -> str:
         """Return the base URL of a living instance of a service."""
@@ -315,11 +321,3 @@ def _group(frame: bytes) -> GroupMerged | GroupFailed:
         msg = f"the stream of groups holds a {type(event).__name__}"
         raise ClientError(msg)
     return event
-
-
-async def _next(frames: FrameReader) -> bytes | None:
-    """Return the next message of a stream. None: the stream has ended."""
-    try:
-        return await frames.next()
-    except StreamCut as cause:
-        raise Unavailable(cause.args[0]) from cause

@@ -1,14 +1,13 @@
 """Determines when a run is over: when all of its tasks have ended."""
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Self
 
 from msgspec import Struct
 
-from evener.client.client import AGAIN_SECONDS, MAX_AGAIN, Client
-from evener.client.errors import ClientError, Unavailable, Unreachable
+from evener.client.client import Client
+from evener.client.errors import ClientError
 from evener.client.views import TaskView
 from evener.proto.spec import Purpose
 from evener.proto.tasks import TaskOutcome
@@ -55,7 +54,7 @@ def check_delivered(run_id: str, tasks: Iterable[TaskEnd]) -> None:
 
 async def until_over(client: Client, run_id: str) -> list[TaskEnd]:
     """Wait until the run is over; return its tasks. A run without a task has not begun. Raises ClientError."""
-    known = {view.task_id: view for view in await _tasks(client, run_id)}
+    known = {view.task_id: view for view in await client.patiently(lambda: client.tasks(run_id))}
     after = max((view.cursor for view in known.values()), default=0)
     if not is_over(map(TaskEnd.of, known.values())):
         async with aclosing(client.watch(run_id, after=after)) as views:
@@ -64,13 +63,3 @@ async def until_over(client: Client, run_id: str) -> list[TaskEnd]:
                 if is_over(map(TaskEnd.of, known.values())):
                     break
     return [TaskEnd.of(view) for view in known.values()]
-
-
-async def _tasks(client: Client, run_id: str) -> tuple[TaskView, ...]:
-    """Ask for the tasks of a run, repeatedly while no service answers."""
-    for _ in range(MAX_AGAIN):
-        try:
-            return await client.tasks(run_id)
-        except (Unreachable, Unavailable):
-            await asyncio.sleep(AGAIN_SECONDS)
-    return await client.tasks(run_id)
