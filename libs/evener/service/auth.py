@@ -61,15 +61,11 @@ def load_secrets(state: Path, *, operator_token: str | None = None, capability_k
     """Return the given secrets. A secret that is not given is read from `state`; at first use it is drawn and stored there (mode 0600)."""
     try:
         state.mkdir(parents=True, exist_ok=True)
-        return _secrets(state, operator_token, capability_key)
+        token = operator_token or _stored(state / TOKEN_FILE)
+        key = capability_key or _stored(state / KEY_FILE)
     except OSError as cause:
         msg = f"cannot use the state folder {state}: {cause.strerror}"
         raise StateUnusable(msg) from cause
-
-
-def _secrets(state: Path, operator_token: str | None, capability_key: str | None) -> Secrets:
-    token = operator_token or _stored(state / TOKEN_FILE)
-    key = capability_key or _stored(state / KEY_FILE)
     return Secrets(operator_token=token, capability_key=key.encode())
 
 

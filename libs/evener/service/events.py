@@ -3,7 +3,7 @@
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, TypedDict, TypeVar, Unpack
 
 import msgspec
 import structlog
@@ -28,12 +28,24 @@ CLAIM_BYTES: Final = 900_000
 _refs: Final = msgspec.msgpack.Decoder(BlobRef)
 
 T = TypeVar("T")
+EventT = TypeVar("EventT")
 
 log = structlog.get_logger()
 
 
 class TooManyBadRecords(EvenerError):
     """The whole input is bad, not single records. Look at the dead letters: another program or version writes to this topic."""
+
+
+class About(TypedDict, total=False):
+    """What a record says of its event besides the event's type."""
+
+    session_id: str | None
+    group_id: str | None
+    trace: Context | None
+    """The trace context of its cause. None: the current one."""
+    partition: int | None
+    """The partition. None: by the key."""
 
 
 class EventLog:
@@ -49,51 +61,23 @@ class EventLog:
         self._metrics = metrics
         self._bad_in_a_row = 0
 
-    def record(
-        self,
-        topic: Topic,
-        key: str,
-        event: Event,
-        *,
-        session_id: str | None = None,
-        group_id: str | None = None,
-        trace: Context | None = None,
-    ) -> Outgoing | None:
-        """Return the record of an event, with a trace context (None: the current). None: it needs the blob store, see `outgoing`."""
+    def record(self, topic: Topic, key: str, event: Event, **about: Unpack[About]) -> Outgoing | None:
+        """Return the record of an event. None: it needs the blob store, see `outgoing`."""
         value = encode(event)
         if len(value) > INLINE_LIMIT_BYTES:
             return None
-        return _record(topic, key, event, value, session_id=session_id, group_id=group_id, trace=trace)
+        return _record(topic, key, event, value, **about)
 
-    async def outgoing(
-        self,
-        topic: Topic,
-        key: str,
-        event: Event,
-        *,
-        session_id: str | None = None,
-        group_id: str | None = None,
-        trace: Context | None = None,
-    ) -> Outgoing:
-        """Return the record of an event, its large fields in the blob store, with a trace context (None: the current). Raises BlobError."""
+    async def outgoing(self, topic: Topic, key: str, event: Event, **about: Unpack[About]) -> Outgoing:
+        """Return the record of an event, its large fields in the blob store. Raises BlobError."""
         value, claimed = encode(await offload(event, self._blobs)), b""
         if len(value) > CLAIM_BYTES:
             value, claimed = msgspec.msgpack.encode(await self._blobs.put(value)), b"1"
-        return _record(topic, key, event, value, claimed=claimed, session_id=session_id, group_id=group_id, trace=trace)
+        return _record(topic, key, event, value, claimed=claimed, **about)
 
-    async def send(
-        self,
-        topic: Topic,
-        key: str,
-        event: Event,
-        *,
-        session_id: str | None = None,
-        group_id: str | None = None,
-        trace: Context | None = None,
-    ) -> Position:
+    async def send(self, topic: Topic, key: str, event: Event, **about: Unpack[About]) -> Position:
         """Append an event outside any transaction. Raises NotCommitted, RecordTooLarge, BlobError."""
-        outgoing = await self.outgoing(topic, key, event, session_id=session_id, group_id=group_id, trace=trace)
-        (position,) = await self._bus.send([outgoing])
+        (position,) = await self._bus.send([await self.outgoing(topic, key, event, **about)])
         return position
 
     async def event(self, record: Record) -> AnyEvent:
@@ -111,6 +95,13 @@ class EventLog:
         event = await self._decoded(record)
         self._bad_in_a_row = 0
         return event
+
+    async def readable(self, record: Record) -> AnyEvent | None:
+        """Return the same as `light`. None: the record is bad. Raises NotRead."""
+        try:
+            return await self.light(record)
+        except BadRecord:
+            return None
 
     async def store(self, event: Event) -> BlobRef:
         """Put an event, as it stands, into the blob store. Raises BlobError."""
@@ -168,17 +159,8 @@ async def _fetched(fetch: Callable[[], Awaitable[T]]) -> T:
         raise BadRecord(str(failed)) from failed
 
 
-def _record(
-    topic: Topic,
-    key: str,
-    event: Event,
-    value: bytes,
-    *,
-    claimed: bytes = b"",
-    session_id: str | None,
-    group_id: str | None,
-    trace: Context | None,
-) -> Outgoing:
+def _record(topic: Topic, key: str, event: Event, value: bytes, *, claimed: bytes = b"", **about: Unpack[About]) -> Outgoing:
+    session_id, group_id = about.get("session_id"), about.get("group_id")
     named = {
         HEADER_TYPE: tag_of(event).encode(),
         HEADER_SESSION: session_id.encode() if session_id else None,
@@ -187,7 +169,8 @@ def _record(
         HEADER_CRC: _crc(value),
     }
     headers = tuple(Header(name, told) for name, told in named.items() if told is not None)
-    return Outgoing(topic=topic, key=key, value=value, headers=(*headers, *trace_headers(trace)))
+    headers += trace_headers(about.get("trace"))
+    return Outgoing(topic=topic, key=key, value=value, headers=headers, partition=about.get("partition"))
 
 
 def _crc(value: bytes) -> bytes:
@@ -206,3 +189,19 @@ def claim_of(value: bytes) -> BlobRef:
 def header(record: Record, name: str) -> bytes | None:
     """Return the value of a record's header. None: there is no such header."""
     return next((header.value for header in record.headers if header.name == name), None)
+
+
+def checked(event: AnyEvent, kind: type[EventT]) -> EventT:
+    """Return the event if it is of this kind. Raises BadRecord."""
+    if isinstance(event, kind):
+        return event
+    msg = f"not a {kind.__name__} but {type(event).__name__}"
+    raise BadRecord(msg)
+
+
+def plain(record: Record) -> AnyEvent | None:
+    """Return the event in a record that never has blobs, such as one of `fleet`. None: it is a deletion, or bad."""
+    try:
+        return decode(record.value or b"")
+    except BadRecord:
+        return None

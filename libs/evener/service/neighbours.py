@@ -15,11 +15,11 @@ from msgspec import structs
 
 from evener.bus.port import Bus, Record
 from evener.proto.blobs import BlobRef
-from evener.proto.codec import BadRecord, decode
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.service.auth import Secrets
+from evener.service.events import plain
 from evener.service.store import Store
 
 FRESH_SECONDS: Final = 10.0
@@ -153,12 +153,4 @@ def fingerprint(secrets: Secrets) -> str:
 
 
 def _beats(records: Iterable[Record]) -> list[Heartbeat]:
-    found: list[Heartbeat] = []
-    for record in records:
-        try:
-            event = decode(record.value or b"")
-        except BadRecord:
-            continue
-        if isinstance(event, Heartbeat):
-            found.append(event)
-    return found
+    return [event for record in records if isinstance(event := plain(record), Heartbeat)]

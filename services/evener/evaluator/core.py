@@ -1,7 +1,6 @@
 """Decides whether a trajectory is graded, and whether a failed grading is tried again. Pure."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final
 
 from evener.graders.port import Grade, GraderRefused
@@ -15,13 +14,6 @@ REASON: Final = "error.txt"
 """The evidence of a failed try that another one followed: why it failed."""
 
 
-class Next(StrEnum):
-    """What follows a failed try."""
-
-    AGAIN = "again"
-    GIVE_UP = "give_up"
-
-
 def not_graded(trajectory: TrajectoryBuilt) -> str | None:
     """Return why the session is not graded. None: it is to be graded."""
     if END_POLICY[trajectory.termination_reason].grade:
@@ -29,10 +21,9 @@ def not_graded(trajectory: TrajectoryBuilt) -> str | None:
     return f"{trajectory.termination_reason}: {trajectory.detail}" if trajectory.detail else str(trajectory.termination_reason)
 
 
-def after_failure(trajectory: TrajectoryBuilt, error: Exception, tries: int) -> Next:
-    """Return what follows the failure of try number `tries` (from 1)."""
-    refused = isinstance(error, GraderRefused)
-    return Next.GIVE_UP if refused or tries >= trajectory.spec.grader.tries else Next.AGAIN
+def gives_up(trajectory: TrajectoryBuilt, error: Exception, tries: int) -> bool:
+    """Return whether the failure of try number `tries` (from 1) was the last one."""
+    return isinstance(error, GraderRefused) or tries >= trajectory.spec.grader.tries
 
 
 def of_try(number: int, evidence: Mapping[str, bytes], reason: str) -> dict[str, bytes]:

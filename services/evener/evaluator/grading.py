@@ -11,7 +11,7 @@ from opentelemetry import trace
 
 from evener.blobs.port import BlobError, Blobs
 from evener.evaluator.config import Config
-from evener.evaluator.core import CRASH, Next, after_failure, not_graded, of_try, score
+from evener.evaluator.core import CRASH, gives_up, not_graded, of_try, score
 from evener.graders.port import Grade, GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.proto.errors import Recoverable
@@ -83,7 +83,7 @@ class Gradings:
                 except GraderError as error:
                     tries += 1
                     log.warning("grading_failed", session_id=trajectory.session_id, tries=tries, error=error.what)
-                    if after_failure(trajectory, error, tries) is Next.GIVE_UP:
+                    if gives_up(trajectory, error, tries):
                         grade = Grade(reward=None, ungraded=error.what)
                     else:
                         earlier |= of_try(tries, context.evidence, error.what)

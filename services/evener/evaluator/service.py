@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,8 +23,8 @@ from evener.runtime.faults import point
 from evener.runtime.tasks import Tasks
 from evener.sandboxes.registry import open_backends
 from evener.service.context import Service, ServiceContext
-from evener.service.events import EventLog, header
-from evener.service.lost import lost_score, lost_trajectory
+from evener.service.events import EventLog, checked, header
+from evener.service.lost import lost_session
 from evener.service.partitions import own_partitions
 from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
@@ -41,7 +40,6 @@ class Partition:
 
     def __init__(self, number: int, start: int, backlog: int) -> None:
         self.number = number
-        self.start = start
         self.progress = Contiguous(start)
         self.room = asyncio.Semaphore(backlog)
         self.committed = start
@@ -57,9 +55,8 @@ class Evaluator:
         self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
         self._partitions: dict[int, Partition] = {}
         self._stopping = asyncio.Event()
-        self._open = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._open: set[asyncio.Task[None]] = set()
+        """The gradings, each until its score is in the log."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -85,7 +82,8 @@ class Evaluator:
     async def drain(self) -> None:
         """Take nothing new, finish what is open, and commit the progress."""
         self._stopping.set()
-        await self._idle.wait()
+        if self._open:
+            await asyncio.wait(self._open)
         for partition in self._partitions.values():
             await self._commit(partition)
 
@@ -97,9 +95,9 @@ class Evaluator:
         if self._stopping.is_set():
             await asyncio.Event().wait()
         partition.progress.handed_out(record.offset)
-        self._open += 1
-        self._idle.clear()
-        tasks.create_task(self._finish(partition, record))
+        grading = tasks.create_task(self._finish(partition, record))
+        self._open.add(grading)
+        grading.add_done_callback(self._open.discard)
 
     async def _finish(self, partition: Partition, record: Record) -> None:
         try:
@@ -114,29 +112,16 @@ class Evaluator:
             partition.progress.finished(record.offset)
         finally:
             partition.room.release()
-            self._open -= 1
-            if not self._open:
-                self._idle.set()
 
     async def _scored(self, record: Record) -> TrajectoryScored | None:
         """Return the score of the record's session. None: the record names no session that the log knows."""
         try:
-            event = await self._events.light(record)
-        except BadRecord as bad:
-            return await self._lost(record, str(bad))
-        if not isinstance(event, TrajectoryBuilt):
-            return await self._lost(record, f"not a TrajectoryBuilt but {type(event).__name__}")
-        return await self._gradings.scored(event, f"{record.partition}-{record.offset}")
-
-    async def _lost(self, record: Record, reason: str) -> TrajectoryScored | None:
-        """Give up a bad record, and count its session as ungraded, so that its group ends."""
-        await self._events.dead_letter(GROUP, record, reason)
-        session = (header(record, HEADER_SESSION) or record.key.encode()).decode(errors="replace")
-        trajectory = await lost_trajectory(self._context.bus, session, reason)
-        if trajectory is None:
-            log.error("session_unknown", session_id=session, offset=record.offset)
-            return None
-        return lost_score(trajectory, time.time())
+            trajectory = checked(await self._events.light(record), TrajectoryBuilt)
+        except BadRecord as bad:  # its session counts as ungraded, so that its group ends
+            await self._events.dead_letter(GROUP, record, str(bad))
+            session = (header(record, HEADER_SESSION) or record.key.encode()).decode(errors="replace")
+            return await lost_session(self._context.bus, session, str(bad))
+        return await self._gradings.scored(trajectory, f"{record.partition}-{record.offset}")
 
     async def _commit_for_ever(self, partition: Partition) -> None:
         while True:

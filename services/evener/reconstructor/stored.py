@@ -13,7 +13,7 @@ from evener.bus.port import Bus, Record
 from evener.client.session_views import RebuildRequest, Rebuilt, SessionSource
 from evener.proto.arrays import length
 from evener.proto.blobs import BlobRef
-from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, tag_of
+from evener.proto.codec import NOT_AN_EVENT, BadRecord, tag_of
 from evener.proto.sessions import SessionSealed
 from evener.proto.spec import Strategy
 from evener.proto.topics import HEADER_TYPE, Topic
@@ -114,12 +114,14 @@ class Stored:
             if session_id not in wanted if wanted is not None else not is_seal:
                 continue
             known = found.setdefault(session_id, StoredSession(session_id=session_id, partition=partition))
-            if is_seal and known.sealed_at is None and isinstance(seal := await self._light(record), SessionSealed):
+            if is_seal and known.sealed_at is None and isinstance(seal := await self._events.readable(record), SessionSealed):
                 known.sealed_at, known.run_id = seal.sealed_at, seal.spec.run_id if seal.spec else None
         async for record in self._read(Topic.BUILT, partition):
             if record is None:
                 yield None
-            elif (wanted is None or session_of(record) in wanted) and isinstance(built := await self._light(record), TrajectoryBuilt):
+                continue
+            its_own = wanted is None or session_of(record) in wanted
+            if its_own and isinstance(built := await self._events.readable(record), TrajectoryBuilt):
                 known = found.setdefault(built.session_id, StoredSession(session_id=built.session_id, partition=partition))
                 if known.recorded is None:
                     known.recorded = structs.replace(built, rows=())
@@ -156,12 +158,6 @@ class Stored:
         except NOT_AN_EVENT as cause:
             msg = f"blob {records.digest} holds no records: {cause}"
             raise BadRecord(msg) from cause
-
-    async def _light(self, record: Record) -> AnyEvent | None:
-        try:
-            return await self._events.light(record)
-        except BadRecord:
-            return None
 
     async def _read(self, topic: Topic, partition: int) -> AsyncIterator[Record | None]:
         count = 0

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from evener.bus.port import Bus, Record
-from evener.proto.codec import BadRecord, decode
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.runtime.interrupt import Interrupt
+from evener.service.events import plain
 
 GATEWAY = "provider_gateway"
 
@@ -37,11 +37,7 @@ class Owners:
     def read(self, records: Iterable[Record]) -> None:
         """Apply records of `fleet`. Other records are ignored."""
         for record in records:
-            try:
-                event = decode(record.value or b"")
-            except BadRecord:
-                continue
-            if isinstance(event, Heartbeat) and event.service == GATEWAY and event.address is not None:
+            if isinstance(event := plain(record), Heartbeat) and event.service == GATEWAY and event.address is not None:
                 self._take(event, event.address)
 
     def address(self, partition: int) -> str | None:

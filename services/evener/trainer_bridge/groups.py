@@ -12,7 +12,6 @@ import structlog
 from msgspec import Struct
 
 from evener.bus.port import Bus, Record
-from evener.proto.codec import BadRecord
 from evener.proto.spec import Purpose
 from evener.proto.state import GroupState
 from evener.proto.topics import HEADER_SESSION, Topic
@@ -114,7 +113,8 @@ class GroupReader:
         """Search the log for the first score of a session that no state and no group's record holds: it came late, or long ago."""
         partition = self._bus.partition_of(Topic.SCORED, group_id)
         async for record in self._bus.read(Topic.SCORED, partition, await self._bus.beginning(Topic.SCORED, partition)):
-            if header(record, HEADER_SESSION) == session_id.encode() and isinstance(event := await self._light(record), TrajectoryScored):
+            its_own = header(record, HEADER_SESSION) == session_id.encode()
+            if its_own and isinstance(event := await self._events.readable(record), TrajectoryScored):
                 return event
         return None
 
@@ -126,16 +126,9 @@ class GroupReader:
 
     async def _outcomes(self, topic: Topic, partition: int, start: int) -> AsyncIterator[tuple[Record, Outcome]]:
         async for record in self._bus.read(topic, partition, start):
-            event = await self._light(record)
+            event = await self._events.readable(record)
             if isinstance(event, GroupMerged | GroupFailed):
                 yield record, event
-
-    async def _light(self, record: Record) -> object:
-        """Return the event in a record, with arrays left in the blob store. None: the record is bad."""
-        try:
-            return await self._events.light(record)
-        except BadRecord:
-            return None
 
     async def _follow(self, partition: int) -> None:
         async for batch in self._bus.follow(Topic.BRIDGE_STATE, partition, self._next.get(partition, 0)):
@@ -148,5 +141,5 @@ class GroupReader:
         self._next[record.partition] = record.offset + 1
         if record.value is None:
             self._states.pop(record.key, None)
-        elif isinstance(state := await self._light(record), GroupState):
+        elif isinstance(state := await self._events.readable(record), GroupState):
             self._states[state.group_id] = state

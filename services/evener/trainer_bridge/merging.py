@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 from msgspec import Struct
@@ -20,7 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from evener.bus.port import Bus, GroupOffset, NotCommitted, Outgoing, Position, Producer, Record
-from evener.proto.codec import AnyEvent, BadRecord
+from evener.proto.codec import BadRecord
 from evener.proto.ids import session_of
 from evener.proto.reasons import ExclusionReason
 from evener.proto.state import GroupState, ScoredMember
@@ -28,8 +28,8 @@ from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
 from evener.runtime.faults import point
 from evener.runtime.retry import Backoff
-from evener.service.events import EventLog, header
-from evener.service.lost import lost_score, lost_trajectory
+from evener.service.events import EventLog, checked, header
+from evener.service.lost import lost_session
 from evener.service.telemetry import Metrics
 from evener.service.tracing import context_of, nanoseconds
 from evener.trainer_bridge.config import Config
@@ -44,8 +44,6 @@ COMMIT_TRIES: Final = 7
 """After this many failed commits the service is started again."""
 SWEEP_SECONDS: Final = 60.0
 """The shortest interval between two searches for ended groups to forget."""
-
-EventT = TypeVar("EventT")
 
 log = structlog.get_logger()
 tracer = trace.get_tracer("evener.trainer_bridge")
@@ -118,7 +116,9 @@ class Merging:
         spans = [_span(event, batch.causes[event.group_id], now) for event in batch.ended]
         states = await asyncio.gather(*(self._stored(state, batch) for state in batch.changed.values()))
         expired = self._expired(now)
-        outgoing = [*await self._outputs(batch.ended, spans), *await self._states(states), *map(self._tombstone, expired)]
+        outgoing = await self._outputs(batch.ended, spans)
+        outgoing += [await self._outgoing(Topic.BRIDGE_STATE, state) for state in states]
+        outgoing += map(self._tombstone, expired)
         await point("bridge.in_transaction")
         await self._commit(outgoing, records[-1].offset + 1)
         await point("bridge.merged")
@@ -170,7 +170,7 @@ class Merging:
         except BadRecord as bad:
             session_id = session_of(state.group_id, member.index)
             log.error("session_not_read", session_id=session_id, error=str(bad))
-            return await self._lost(session_id, str(bad))
+            return await lost_session(self._bus, session_id, str(bad))
 
     async def _stored(self, state: GroupState, batch: Batch) -> GroupState:
         """Return the group after its sessions of this batch were put into the blob store."""
@@ -189,35 +189,20 @@ class Merging:
             return checked(await self._events.light(record), TrajectoryScored)
         except BadRecord as bad:
             await self._events.dead_letter(GROUP, record, str(bad))
-            return await self._lost((header(record, HEADER_SESSION) or b"").decode(errors="replace"), str(bad))
-
-    async def _lost(self, session_id: str, reason: str) -> TrajectoryScored | None:
-        """Return a session that cannot be read as an empty, ungraded session. None: the log does not know the session."""
-        trajectory = await lost_trajectory(self._bus, session_id, reason)
-        if trajectory is None:
-            log.error("session_unknown", session_id=session_id, partition=self._partition)
-            return None
-        return lost_score(trajectory, time.time())
+            session_id = (header(record, HEADER_SESSION) or b"").decode(errors="replace")
+            return await lost_session(self._bus, session_id, str(bad))
 
     async def _outputs(self, ended: Iterable[Outcome], spans: Iterable[Span]) -> list[Outgoing]:
-        outputs = []
-        for event, span in zip(ended, spans, strict=True):
-            context = trace.set_span_in_context(span)
-            output = await self._events.outgoing(TOPIC_OF[event.purpose], event.group_id, event, group_id=event.group_id, trace=context)
-            outputs.append(self._here(output))
-        return outputs
+        contexts = map(trace.set_span_in_context, spans)
+        return [await self._outgoing(TOPIC_OF[event.purpose], event, context) for event, context in zip(ended, contexts, strict=True)]
 
-    async def _states(self, changed: Iterable[GroupState]) -> list[Outgoing]:
-        return [
-            self._here(await self._events.outgoing(Topic.BRIDGE_STATE, state.group_id, state, group_id=state.group_id)) for state in changed
-        ]
+    async def _outgoing(self, topic: Topic, event: Outcome | GroupState, context: Context | None = None) -> Outgoing:
+        """Return a record of a group. Its input, state and output have the same partition number, whatever the hash of their keys."""
+        group = event.group_id
+        return await self._events.outgoing(topic, group, event, group_id=group, trace=context, partition=self._partition)
 
     def _tombstone(self, group: str) -> Outgoing:
-        return self._here(Outgoing(topic=Topic.BRIDGE_STATE, key=group, value=None))
-
-    def _here(self, outgoing: Outgoing) -> Outgoing:
-        """Put a group's input, state and output into partitions with the same number, whatever the hash of their keys."""
-        return replace(outgoing, partition=self._partition)
+        return Outgoing(topic=Topic.BRIDGE_STATE, key=group, value=None, partition=self._partition)
 
     def _expired(self, now: float) -> list[str]:
         """Return the groups of which no further record can come."""
@@ -258,11 +243,3 @@ def _span(event: Outcome, cause: Context, began: float) -> Span:
     if isinstance(event, GroupFailed):
         span.set_status(StatusCode.ERROR, event.reason)
     return span
-
-
-def checked(event: AnyEvent, kind: type[EventT]) -> EventT:
-    """Return the event if it is of this kind. Raises BadRecord."""
-    if isinstance(event, kind):
-        return event
-    msg = f"not a {kind.__name__} but {type(event).__name__}"
-    raise BadRecord(msg)

@@ -3,7 +3,7 @@
 import pytest
 from tests.support.builders import built
 
-from evener.evaluator.core import Next, after_failure, not_graded, score
+from evener.evaluator.core import gives_up, not_graded, score
 from evener.graders.port import Grade, GraderError, GraderRefused
 from evener.proto.codec import decode, encode
 from evener.proto.reasons import END_POLICY, TerminationReason
@@ -22,12 +22,12 @@ def test_every_end_is_graded_as_the_table_says(end: TerminationReason) -> None:
 def test_failed_grading_is_tried_again_so_often_as_the_task_says() -> None:
     trajectory = built(grader=GraderSpec(name="harbor", tries=2))
 
-    assert after_failure(trajectory, GraderError("crashed"), 1) is Next.AGAIN
-    assert after_failure(trajectory, GraderError("crashed"), 2) is Next.GIVE_UP
+    assert not gives_up(trajectory, GraderError("crashed"), 1)
+    assert gives_up(trajectory, GraderError("crashed"), 2)
 
 
 def test_grader_that_refuses_is_not_asked_again() -> None:
-    assert after_failure(built(), GraderRefused("no such option"), 1) is Next.GIVE_UP
+    assert gives_up(built(), GraderRefused("no such option"), 1)
 
 
 def test_reason_that_names_a_file_of_any_bytes_can_be_written() -> None:
