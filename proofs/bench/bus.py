@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import uvloop
@@ -29,6 +32,7 @@ KAFKA = Path(__file__).parents[2] / "scripts" / "kafka.py"
 SMALL, CALL = 200, 2048
 SINGLES, LANES, LANE_RECORDS = 500, 64, 100
 PACED_SECONDS = 5.0
+TURN_ROUNDS, TURN_PER_SECOND = 3, 50
 FEW = {name: TOPICS[name] for name in (Topic.SESSIONS, Topic.BUILT)}
 Send = Callable[[int], Awaitable[object]]
 
@@ -157,6 +161,33 @@ async def bench_aiokafka(servers: str, prefix: str) -> list[Row]:
         ]
 
 
+async def bench_turns(bus: Bus) -> list[Row]:
+    """Commit by one transactional id, and by two in turn, a round of each: how much of a commit is the wait for the markers of the last?
+
+    Commits follow each other, as the order of a partition wants it.
+    """
+    value, order = secrets.token_bytes(CALL), asyncio.Lock()
+    producers = [await bus.producer(f"turn-{number}") for number in range(2)]
+    rounds: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
+
+    async def commit(ids: int, number: int) -> None:
+        async with order:
+            await producers[number % ids].commit([Outgoing(topic=Topic.BUILT, key=f"s{number}", value=value)])
+
+    for _ in range(TURN_ROUNDS):
+        for ids in (1, 2):
+            send = partial(commit, ids)
+            for what, begin in (("one by one", one_after_another), (f"{TURN_PER_SECOND}/s", partial(paced, per_second=TURN_PER_SECOND))):
+                before = time.process_time()
+                measured = await begin(send)
+                name = f"commit {what}, {CALL} B, {ids} transactional id{'s in turn' * (ids - 1)}"
+                rounds[name].append((*measured, time.process_time() - before))
+    return [
+        row("kafka", name, (list(chain.from_iterable(taken)), sum(seconds)), sum(cpu))
+        for name, (taken, seconds, cpu) in ((name, zip(*parts, strict=True)) for name, parts in rounds.items())
+    ]
+
+
 @asynccontextmanager
 async def broker() -> AsyncIterator[str]:
     """Run a broker; yield its address."""
@@ -181,6 +212,7 @@ async def main() -> None:
             prefix = f"b{secrets.token_hex(4)}."
             async with open_kafka(servers, FEW, 4, prefix) as kafka:
                 rows += await bench_bus("kafka", kafka)
+                rows += await bench_turns(kafka)
                 rows += await bench_aiokafka(servers, prefix)
     else:
         print("Kafka was not measured: it needs Java and Maven", file=sys.stderr)  # noqa: T201 - for whoever ran it
