@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.integration.test_gateway import rebuilt
-from tests.support.gateway import Hand, gateway
+from tests.support.gateway import POLICY, Hand, gateway
+from tests.support.held import Held
 from tests.support.outage import Outage
 
 from evener.blobs.open import open_blobs
@@ -17,7 +18,8 @@ from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed
 from evener.proto.spec import Streaming
-from evener.runtime import faults
+from evener.provider_gateway import writer
+from evener.provider_gateway.config import Config
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(rules=(Rule(match="cut once", say=EIGHT, fail="cut", after=3, times=1),), default=Rule(say="Hello."))
@@ -28,7 +30,10 @@ LARGE = " international" * 16_000
 
 
 async def ledger_of(hand: Hand) -> int:
-    """Tokens that the engine sampled."""
+    """Tokens that the engine sampled, also for those who left."""
+    async with asyncio.timeout(60):
+        while hand.engine.sampling:  # noqa: ASYNC110 - the engine has a counter, no event
+            await asyncio.sleep(0.01)
     return sum(len(entry.sampled_ids) for entry in hand.engine.ledger)
 
 
@@ -75,18 +80,21 @@ async def test_tries_whose_failure_the_log_did_not_take_are_written_when_it_does
         assert trajectory.inconsistencies == ()
 
 
-async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_in_the_books(tmp_path: Path) -> None:
+async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_in_the_books(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its call is cancelled while its commit is under way, and then fails."""
     async with gateway(tmp_path, SCRIPT) as hand:
         capability, request_id = await hand.start("s1"), new_request_id()
         with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
             meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
-            faults.arm("pause@gateway.commit=1")
+            commit = Held(monkeypatch, writer, "gateway.commit")
             asking = asyncio.create_task(hand.ask(capability, CUT, request_id))
-            await hand.engine.recorded(1)
-            await asyncio.sleep(0.3)
-            await hand.leave(capability, request_id)
-            faults.arm("")
+            await commit.reached()
+            leaving = asyncio.create_task(hand.leave(capability, request_id))
+            await asyncio.sleep(0.2)
+            commit.let_go()
+            await leaving
             assert (await asking).body == b""
             meddling.execute("DROP TRIGGER full")
         await hand.exit("s1", cause=ExitCause.CANCELLED)
@@ -120,7 +128,8 @@ async def test_all_answers_of_a_failed_call_are_in_the_books(tmp_path: Path, str
 async def test_harness_leaves_while_the_failure_of_its_call_waits_for_the_blob_store(tmp_path: Path) -> None:
     """Its record is too large for the log alone. It is written with the end, whose reason it is: ours, not the agent's."""
     store = Outage(open_blobs(str(tmp_path / "blobs")))
-    async with gateway(tmp_path, SCRIPT, context=20_000, blobs=store) as hand:
+    config = Config(policies=(POLICY,), transparent_retry_seconds=0.5)  # so long the failure waits for the store by itself
+    async with gateway(tmp_path, SCRIPT, config=config, context=20_000, blobs=store) as hand:
         capability, request_id = await hand.start("s1"), new_request_id()
         store.away = True
         asking = asyncio.ensure_future(hand.ask(capability, [{"role": "user", "content": LARGE + " cut once"}], request_id))

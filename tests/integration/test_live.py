@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,27 +9,30 @@ from typing import Any
 import pytest
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import Hand, gateway
+from tests.support.held import Held
 
-from evener.engines.scripted import Rule, Script, ToolCall
+from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import TerminationReason
 from evener.proto.relay import Admitted, Answer, AnyFrame, Delta, Waiting
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, SessionSealed
-from evener.proto.spec import Sampling, Streaming
+from evener.proto.spec import Streaming
+from evener.provider_gateway import writer
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
-from evener.runtime import faults
-from evener.templates.renderer import JinjaRenderer
 
 SCRIPT = Script(
     rules=(
         Rule(match="step by step", say="one two three four", wait="each"),
         Rule(match="use the tool", say="I look.", tool_calls=(ToolCall(name="run", arguments={"cmd": "ls"}),), wait="each"),
-        Rule(match="at length", say="word " * 400, per_token_ms=2),
-        Rule(match="break unseen", say="\n\nHello my friend, here I am", per_token_ms=40, fail="cut", after=4, times=1),
-        Rule(match="break half-way", say="one two three four five six", per_token_ms=20, fail="cut", after=3),
+        Rule(match="break unseen", say="\n\nHello my friend, here I am", wait=(Wait(before=2),), fail="cut", after=4, times=1),
+        Rule(match="break half-way", say="one two three four five six", wait=(Wait(before=3),), fail="cut", after=3),
     ),
     default=Rule(say="Hello there."),
 )
+
+
+STREAMING_SECONDS = 3.0
+"""Within this time a machine that is busy has a token in the gateway."""
 
 
 @pytest.fixture
@@ -87,42 +89,51 @@ async def test_tool_call_leaves_whole_and_after_the_commit(hand: Hand) -> None:
 async def test_answer_that_is_lost_half_way_is_told_not_sampled_again(hand: Hand) -> None:
     """The harness has seen a part of it: another sampling would contradict that."""
     capability = await hand.start("s1", streaming=Streaming.LIVE)
-    frames = [frame async for frame in hand.frames(capability, body("break half-way"))]
+    frames: list[AnyFrame] = []
+    async for frame in hand.frames(capability, body("break half-way")):
+        frames.append(frame)
+        if isinstance(frame, Delta):
+            hand.engine.go()
     assert any(isinstance(frame, Delta) for frame in frames)
     assert isinstance(frames[-1], Answer)
     assert frames[-1].body.startswith(b'data: {"error"')
 
 
-@pytest.mark.parametrize("hand", [GatewayTimings(streaming=0.3)], indirect=True, ids=[""])
-async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: Hand) -> None:
+async def listen(hand: Hand, capability: str, text: str, request_id: str | None = None) -> list[AnyFrame]:
+    return [frame async for frame in hand.frames(capability, body(text), request_id)]
+
+
+@pytest.mark.parametrize("hand", [GatewayTimings(streaming=STREAMING_SECONDS)], indirect=True, ids=[""])
+async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was about to leave does not, while its failure is committed: the relay asks again, and the harness notices nothing."""
-    capability = await hand.start("s1", streaming=Streaming.LIVE)
-    frames: list[AnyFrame] = []
-    async for frame in hand.frames(capability, body("break unseen")):
-        if not frames:
-            await hand.until("s1", CallOpened)
-            faults.arm("pause@gateway.commit=0.5")
-        frames.append(frame)
-    faults.arm("")
+    listening = asyncio.create_task(listen(hand, await hand.start("s1", streaming=Streaming.LIVE), "break unseen"))
+    await hand.until("s1", CallOpened)
+    commit = Held(monkeypatch, writer, "gateway.commit")
+    hand.engine.go()
+    await commit.reached()
+    await asyncio.sleep(STREAMING_SECONDS)
+    commit.let_go()
+    frames = await listening
     assert [type(frame) for frame in frames] == [Admitted, Waiting, Answer]
     assert isinstance(frames[-1], Answer)
     assert (frames[-1].status, frames[-1].body) == (503, b"")
 
 
-async def test_session_that_ends_while_the_failure_of_its_call_waits_for_the_log_has_its_end(hand: Hand) -> None:
+async def test_session_that_ends_while_the_failure_of_its_call_waits_for_the_log_has_its_end(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine has failed, the opening is not committed yet, the harness exits: the call must not wait for the end that waits for it."""
     capability = await hand.start("s1", streaming=Streaming.LIVE)
-
-    async def listen() -> list[AnyFrame]:
-        return [frame async for frame in hand.frames(capability, body("break unseen"))]
-
-    faults.arm("pause@gateway.commit=1")
-    listening = asyncio.create_task(listen())
+    commit = Held(monkeypatch, writer, "gateway.commit")
+    listening = asyncio.create_task(listen(hand, capability, "break unseen"))
+    await commit.reached()
+    hand.engine.go()
     (failed,) = await hand.engine.recorded(1)
     await asyncio.sleep(0.2)
     await hand.exit("s1")
+    await asyncio.sleep(0.2)
+    commit.let_go()
     ended = await hand.until("s1", AttemptEnded)
-    faults.arm("")
     await listening
     assert ended.termination_reason is TerminationReason.INFRASTRUCTURE
     [told] = [event for event in await hand.log("s1") if isinstance(event, CallFailed)]
@@ -143,42 +154,9 @@ async def test_resend_of_an_answered_call_has_the_whole_answer(hand: Hand) -> No
 async def test_harness_that_leaves_a_live_answer_stops_it(hand: Hand) -> None:
     capability = await hand.start("s1", streaming=Streaming.LIVE)
     request_id = new_request_id()
-
-    async def listen() -> list[AnyFrame]:
-        return [frame async for frame in hand.frames(capability, body("step by step"), request_id)]
-
-    listening = asyncio.create_task(listen())
+    listening = asyncio.create_task(listen(hand, capability, "step by step", request_id))
     await hand.until("s1", CallOpened)
     await hand.engine.waiting()
     await hand.leave(capability, request_id)
     await listening
-    assert (await hand.engine.recorded(1, seconds=1.0))[0].aborted
-
-
-async def answer_at_length(hand: Hand) -> tuple[int, float]:
-    """Ask for 400 tokens, one every 2 ms; return the number of deltas and the seconds."""
-    capability = await hand.start("s1", streaming=Streaming.LIVE, sampling=Sampling())
-    began = time.monotonic()
-    frames = [frame async for frame in hand.frames(capability, body("at length"))]
-    assert isinstance(frames[-1], Answer)
-    assert texts(b"".join(frame.body for frame in frames if isinstance(frame, Delta | Answer))).split() == ["word"] * 400
-    return sum(isinstance(frame, Delta) for frame in frames), time.monotonic() - began
-
-
-async def test_tokens_of_ten_milliseconds_leave_together(hand: Hand) -> None:
-    """Each write costs more than the tokens in it, and nobody sees the difference."""
-    deltas, seconds = await answer_at_length(hand)
-    assert 20 < deltas <= 2 + seconds / 0.01
-
-
-async def test_reading_an_answer_again_and_again_takes_a_twentieth_of_the_time(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long answer is slow to read, and the gateway serves others beside it."""
-    certain = JinjaRenderer.certain
-
-    def slow(self: JinjaRenderer, ids: Any) -> tuple[str, str]:
-        time.sleep(0.01)
-        return certain(self, ids)
-
-    monkeypatch.setattr(JinjaRenderer, "certain", slow)
-    deltas, seconds = await answer_at_length(hand)
-    assert 1 < deltas <= 2 + seconds / 0.2
+    assert (await hand.engine.recorded(1))[0].aborted

@@ -60,7 +60,7 @@ async def test_reconstructor_without_tokenizers_gives_the_same_bytes(tmp_path: P
         await hand.ask(await hand.start("again"), [{"role": "user", "content": "break"}])
         await hand.exit("again", code=1)
         await hand.until("again", AttemptEnded)
-        await hand.say(await hand.start("again", attempt=2), [{"role": "user", "content": "slowly"}])
+        await hand.say(await hand.start("again", attempt=2), [{"role": "user", "content": "hi"}])
         await hand.say(await hand.start("long"), [{"role": "user", "content": LONG}])
         await branches(hand, await hand.start("branches"))
         await hand.start("silent")

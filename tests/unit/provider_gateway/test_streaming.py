@@ -1,0 +1,61 @@
+"""When what was sampled leaves, by a clock that the test turns."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evener.engines.answers import Sampled
+from evener.engines.port import Chunk
+from evener.provider_gateway.feed import CallFeed
+from evener.provider_gateway.streaming import AnswerStream
+from evener.provider_gateway.timings import TIMINGS
+
+TOKEN = Chunk(ids=np.array([1], np.int32), logprobs=np.array([0.0], np.float32), versions=np.array([0], np.int32))
+TOKEN_SECONDS = 0.001
+
+
+class Reader:
+    """A renderer to which each token is a letter, and for which reading an answer takes so long."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now = 1000.0
+        self.reads = 0
+        self._seconds = seconds
+
+    def certain(self, ids: Any) -> tuple[str, str]:
+        self.now += self._seconds
+        self.reads += 1
+        return "", "a" * len(ids)
+
+
+async def streamed(monkeypatch: pytest.MonkeyPatch, reader: Reader, *, seconds: float) -> str:
+    """Sample for so long; return what has left."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: reader.now)
+    feed, sampled = CallFeed(3600.0, lambda: None), Sampled()
+    stream = AnswerStream(sampled, reader, feed, "key", TIMINGS, reasoning_withheld=False)  # type: ignore[arg-type]  # as far as it is used
+    stream.begin()
+    end = reader.now + seconds
+    while reader.now < end:
+        sampled.add(TOKEN)
+        stream.grown()
+        reader.now += TOKEN_SECONDS
+        await asyncio.sleep(0)
+    stream.stop()
+    return feed.streamed.text
+
+
+async def test_tokens_of_ten_milliseconds_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write costs more than the tokens in it, and nobody sees the difference."""
+    reader = Reader(0.0)
+    text = await streamed(monkeypatch, reader, seconds=1.0)
+    assert 0.9 <= reader.reads * TIMINGS.streaming <= 1.02
+    assert len(text) > 0.98 * 1.0 / TOKEN_SECONDS
+
+
+async def test_reading_an_answer_again_and_again_takes_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long answer is slow to read, and the gateway serves others beside it."""
+    reader = Reader(0.03)
+    await streamed(monkeypatch, reader, seconds=10.0)
+    assert 0.9 <= reader.reads * 0.03 / 10.0 * 20 <= 1.1
