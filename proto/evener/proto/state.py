@@ -10,9 +10,9 @@ from msgspec import Struct
 from evener.proto.blobs import BlobRef
 from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.sessions import Event
-from evener.proto.spec import GroupOptions, Purpose
+from evener.proto.spec import GroupOptions
 from evener.proto.tasks import TaskOutcome, TaskSubmitted
-from evener.proto.trajectories import Accounting
+from evener.proto.trajectories import Accounting, GroupEvent
 
 
 class Stage(StrEnum):
@@ -79,16 +79,9 @@ class ScoredMember(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The policy versions of its trainable tokens."""
 
 
-class GroupState(Event, frozen=True, kw_only=True, tag="group_state.v1"):
+class GroupState(GroupEvent, frozen=True, kw_only=True, tag="group_state.v1"):
     """A group, from its first scored session until no session of it can come any more."""
 
-    group_id: str
-    task_id: str
-    run_id: str
-    purpose: Purpose
-    policy: str
-    size: int
-    """N: the number of sessions in the group."""
     options: GroupOptions
     scored: tuple[ScoredMember, ...] = ()
     """The sessions that were scored before the group ended, in the order of their arrival. Empty once it has ended."""

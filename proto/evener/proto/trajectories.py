@@ -198,8 +198,8 @@ class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The session itself. If the session is excluded, it comes without its rows, and its tokens count as excluded. None: not seen yet."""
 
 
-class GroupMerged(Event, frozen=True, kw_only=True, tag="group_merged.v1"):
-    """One whole group. Each of its N sessions is named, and either delivered or excluded with a reason."""
+class GroupEvent(Event, frozen=True, kw_only=True):
+    """The base of the events of a group."""
 
     group_id: str
     task_id: str
@@ -208,6 +208,11 @@ class GroupMerged(Event, frozen=True, kw_only=True, tag="group_merged.v1"):
     policy: str
     size: int
     """N: the number of sessions in the group."""
+
+
+class GroupMerged(GroupEvent, frozen=True, kw_only=True, tag="group_merged.v1"):
+    """One whole group. Each of its N sessions is named, and either delivered or excluded with a reason."""
+
     members: tuple[Member, ...]
     """The sessions by index. Those that an early delivery did not wait for are named with the reason `late`."""
     accounting: Accounting
@@ -217,15 +222,9 @@ class GroupMerged(Event, frozen=True, kw_only=True, tag="group_merged.v1"):
     merged_at: float
 
 
-class GroupFailed(Event, frozen=True, kw_only=True, tag="group_failed.v1"):
+class GroupFailed(GroupEvent, frozen=True, kw_only=True, tag="group_failed.v1"):
     """A group that trainers do not get, and the reason: too few of its sessions were usable, or a rule of its run dropped it."""
 
-    group_id: str
-    task_id: str
-    run_id: str
-    purpose: Purpose
-    policy: str
-    size: int
     reason: str
     members: tuple[Member, ...]
     accounting: Accounting
