@@ -20,7 +20,7 @@ async def test_pi_uses_its_tools_and_keeps_the_history_append_only(tmp_path: Pat
         writing = reply(tool=("write", {"path": "note.txt", "content": "from pi"}))
         b.gateway.script = [overloaded, writing, overloaded, cut_after_admission, reply("done")]
         await b.dispatch(harness=PI)
-        exited = await b.until(HarnessExited, seconds=120)
+        exited = await b.until(HarnessExited)
         started = await b.until(SessionStarted)
 
         assert (exited.cause, exited.exit_code, exited.detail) == (ExitCause.EXITED, 0, "")
@@ -40,7 +40,7 @@ async def test_pi_that_failed_is_not_taken_for_finished(tmp_path: Path) -> None:
     async with bench(tmp_path, trust_local=True) as b:
         b.gateway.script = [refuse(400, "this session's budget is spent")]
         await b.dispatch(harness=PI)
-        exited = await b.until(HarnessExited, seconds=120)
+        exited = await b.until(HarnessExited)
 
         assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 1)
         assert "budget is spent" in exited.detail

@@ -5,6 +5,7 @@ import json
 import math
 import random
 from collections import Counter
+from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
@@ -97,9 +98,19 @@ async def test_failures_on_demand(play: Play, client: Connect, rule: Rule, error
 
 async def test_a_hanging_engine_says_something_and_then_nothing(play: Play, client: Connect) -> None:
     server = await play(Script(default=Rule(say="Half of it", fail="hang")))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await client(server).ask("Go")
+    said = asyncio.Event()
+
+    async def listen() -> None:
+        async with aclosing(client(server).stream("Go")) as chunks:
+            async for _ in chunks:
+                said.set()
+
+    listening = asyncio.create_task(listen())
+    async with asyncio.timeout(60):
+        await said.wait()
+    done, _ = await asyncio.wait({listening}, timeout=0.3)
+    assert not done
+    listening.cancel()
     (entry,) = await server.recorded(1)
     assert entry.aborted
 

@@ -146,14 +146,20 @@ async def test_grading_that_takes_too_long_is_a_failed_try(opened: Any) -> None:
 
 
 async def test_no_more_are_graded_at_a_time_than_are_allowed(opened: Any, tmp_path: Path) -> None:
-    """Each notes how many others are at it, itself included."""
+    """Each notes how many are at it, itself included, and none ends before the first two have met."""
     bench = opened(concurrency=2)
-    busy = tmp_path / "busy"
+    busy, seen, go = tmp_path / "busy", tmp_path / "seen", tmp_path / "go"
     busy.mkdir()
-    script = f"touch {busy}/$$; ls {busy} | wc -l >> {tmp_path}/seen; sleep 0.2; rm {busy}/$$; echo 1 > /logs/verifier/reward.txt\n"
+    wait = f"until [ -e {go} ]; do sleep 0.01; done"
+    script = f"touch {busy}/$$; ls {busy} | wc -l >> {seen}; {wait}; rm {busy}/$$; echo 1 > /logs/verifier/reward.txt\n"
     sessions = [await bench.tested(script, index=index) for index in range(5)]
+    grading = asyncio.gather(*(bench.gradings.scored(one, str(number)) for number, one in enumerate(sessions)))
     async with asyncio.timeout(SECONDS):
-        scored = await asyncio.gather(*(bench.gradings.scored(one, str(number)) for number, one in enumerate(sessions)))
+        while not seen.exists() or len(seen.read_text().split()) < 2:  # noqa: ASYNC110 - other processes write it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # a third would come meanwhile
+        go.touch()
+        scored = await grading
 
     assert [one.reward for one in scored] == [1.0] * 5
-    assert max(int(line) for line in (tmp_path / "seen").read_text().split()) == 2
+    assert max(int(line) for line in seen.read_text().split()) == 2

@@ -43,7 +43,7 @@ class Bench:
         task = self._folder / "task"
         for name, text in {
             "instruction.md": "Write the answer.",
-            "task.toml": "[verifier]\ntimeout_sec = 5.0\n",
+            "task.toml": "[verifier]\ntimeout_sec = 60.0\n",
             "environment/given.txt": "given\n",
             "tests/test.sh": f"#!/bin/sh\n{script}\n",
             "tests/helper.sh": "echo helped\n",

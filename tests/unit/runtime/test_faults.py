@@ -37,16 +37,24 @@ async def test_points_do_nothing_without_faults() -> None:
 
 async def test_pause_strikes_once_at_its_turn() -> None:
     """The second pass sleeps; the first and the third do not."""
-    faults.arm("pause@bridge.merging#2=0.2")
-    taken = []
+    faults.arm("pause@bridge.merging#2=600")
+    paused = []
     for _ in range(3):
-        began = time.monotonic()
-        await faults.point("bridge.merging")
-        taken.append(time.monotonic() - began)
+        passing = asyncio.create_task(faults.point("bridge.merging"))
+        await asyncio.sleep(0)
+        paused.append(not passing.done())
+        passing.cancel()
 
-    assert taken[0] < 0.1
-    assert taken[1] >= 0.2
-    assert taken[2] < 0.1
+    assert paused == [False, True, False]
+
+
+async def test_pause_ends_after_its_seconds() -> None:
+    """And not before."""
+    faults.arm("pause@bridge.merging=0.05")
+    began = time.monotonic()
+    await faults.point("bridge.merging")
+
+    assert time.monotonic() - began >= 0.05
 
 
 async def test_cancel_strikes_the_service_and_who_passes() -> None:

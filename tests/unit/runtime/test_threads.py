@@ -13,7 +13,7 @@ async def test_loop_goes_on_while_a_thread_works() -> None:
     threads, go_on = Threads("test", 1), threading.Event()
 
     def work(number: int) -> tuple[int, str]:
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return number, threading.current_thread().name
 
     working = asyncio.create_task(threads.run(work, 7))
@@ -37,7 +37,7 @@ async def test_cancelled_caller_leaves_only_when_its_thread_has_ended() -> None:
     threads, go_on, done = Threads("test", 1), threading.Event(), threading.Event()
 
     def work() -> None:
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         done.set()
 
     working = asyncio.create_task(threads.run(work))

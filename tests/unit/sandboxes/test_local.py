@@ -6,14 +6,19 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from evener.sandboxes.grading import Grading, grade
-from evener.sandboxes.local import LocalSandboxes, open_local
+from evener.sandboxes.local import LocalSandboxes, LocalTimings, open_local
 from evener.sandboxes.port import ChangeLimits, Changes, Process, Program, ProgramMissing, SandboxError, SandboxHeld, Unstartable
 
 LIMITS = ChangeLimits()
+PATIENT: Final = LocalTimings(start_seconds=60.0, close_seconds=60.0)
+"""On a busy machine too, what can be removed is removed before a start or an end goes on."""
+HANG_SECONDS = 3.0
+"""What tests get that hang: enough to begin."""
 STRAY = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' </dev/null >/dev/null 2>&1 & until [ -s {pid} ]; do sleep 0.01; done;"
 """Starts what leaves the group and the session, and stays."""
 ABANDONED = """
@@ -45,7 +50,7 @@ asyncio.run(main())
 
 @pytest.fixture
 async def sandboxes(tmp_path: Path) -> AsyncIterator[LocalSandboxes]:
-    async with open_local(tmp_path / "sandboxes") as opened:
+    async with open_local(tmp_path / "sandboxes", PATIENT) as opened:
         yield opened
 
 
@@ -57,7 +62,7 @@ def runs(pid: int) -> bool:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -151,7 +156,7 @@ async def test_a_starting_runner_kills_and_removes_what_a_dead_one_left(tmp_path
     [pid] = await killed_runner(root, ABANDONED.format(pid=tmp_path / "pid"), tmp_path / "pid")
     assert runs(pid)
 
-    async with open_local(root):
+    async with open_local(root, PATIENT):
         assert not runs(pid)
         assert left_in(root) == []
 
@@ -244,7 +249,7 @@ async def test_tests_that_hang_are_ended_at_their_limit(sandboxes: LocalSandboxe
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test.sh").write_text("echo 0.5 > /logs/verifier/reward.txt; sleep 1000 & wait")
 
-    graded = await grade(sandboxes, Grading(name="g", files=None, tests=tmp_path / "tests", seconds=0.5))
+    graded = await grade(sandboxes, Grading(name="g", files=None, tests=tmp_path / "tests", seconds=HANG_SECONDS))
 
     assert (graded.exit_code, graded.reward_text) == (None, b"0.5\n")
 

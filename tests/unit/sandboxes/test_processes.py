@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.unit.sandboxes.test_local import gone, killed_runner, pid_in, runs
+from tests.unit.sandboxes.test_local import PATIENT, gone, killed_runner, pid_in, runs
 
 from evener.sandboxes.local import LocalSandboxes, LocalTimings, open_local
 from evener.sandboxes.port import Program
@@ -37,7 +37,7 @@ while time.monotonic() < end:
 
 @pytest.fixture
 async def sandboxes(tmp_path: Path) -> AsyncIterator[LocalSandboxes]:
-    async with open_local(tmp_path / "sandboxes") as opened:
+    async with open_local(tmp_path / "sandboxes", PATIENT) as opened:
         yield opened
 
 

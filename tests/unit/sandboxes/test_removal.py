@@ -1,6 +1,7 @@
 """Whatever a sandbox leaves: it ends, the backend starts again, and what cannot be removed is set aside and told."""
 
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
@@ -8,14 +9,12 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 from tests.support.trees import dig, mounted, scratch, unmount_below
-from tests.unit.sandboxes.test_local import left_in
+from tests.unit.sandboxes.test_local import PATIENT, left_in
 
 from evener.sandboxes import removal
+from evener.sandboxes.folders import Deadline, remove
 from evener.sandboxes.local import LocalTimings, open_local
 from evener.sandboxes.port import ChangeLimits
-
-PATIENT: Final = LocalTimings(start_seconds=60.0, close_seconds=60.0)
-"""On a busy machine too, what can be removed is removed before a start or an end goes on."""
 
 
 @pytest.fixture
@@ -48,15 +47,23 @@ async def test_start_removes_a_deep_tree_that_a_dead_runner_left(root: Path) -> 
         assert left_in(root) == []
 
 
-async def test_start_waits_for_no_removal(root: Path) -> None:
+async def test_start_waits_for_no_removal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It puts aside, opens sandboxes under the same names, and removes meanwhile; what is left the next start goes on with."""
     for name in ("a", "b"):
         (root / name / "app").mkdir(parents=True)
         dig(root / name / "app", 5_000)
+    go_on = threading.Event()
+
+    def take_long(name: str, folder: int, deadline: Deadline) -> None:
+        go_on.wait()
+        remove(name, folder, deadline)
+
+    monkeypatch.setattr("evener.sandboxes.removal.remove", take_long)
     async with open_local(root, LocalTimings(start_seconds=0.0, close_seconds=0.0)) as sandboxes, sandboxes.open("a") as sandbox:
         await sandbox.write({"/app/new": b"x"})
         assert await sandbox.read("/app/new") == b"x"
-        assert [path.name for path in (root / ".removed").iterdir()] != []
+        assert sorted(path.name[:2] for path in (root / ".removed").iterdir()) == ["a.", "b."]
+        go_on.set()
     async with open_local(root, PATIENT):
         assert left_in(root) == []
 

@@ -107,7 +107,8 @@ def test_second_signal_ends_at_once_with_1(tmp_path: Path) -> None:
     toy = Process(tmp_path, "hanging")
     until_ready(toy.url)
     toy.popen.terminate()
-    time.sleep(0.5)
+    assert toy.popen.stderr is not None
+    assert any('"stopping"' in line for line in toy.popen.stderr)
     assert toy.popen.poll() is None
     toy.popen.terminate()
 

@@ -108,10 +108,10 @@ async def test_process_with_another_store_or_key_does_not_start_beside_a_living_
     """It opens nothing before it has waited for a sign of the other."""
     living = Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
     await living.beat()
-    wrong = Process(context, "b2", "run-2", await store(tmp_path / folder, "b2"), key=key)
+    wrong = Process(context, "b2", "run-2", await store(tmp_path / folder, "b2"), key=key, sign_seconds=SOON)
     fitting = asyncio.create_task(wrong.neighbours.fit())
-    for _ in range(3):
-        await asyncio.sleep(0.1)
+    while not fitting.done():
+        await asyncio.sleep(0.05)
         await living.beat()
     with pytest.raises(NotShared, match=f"another {what} than gw-1-sandbox_runner at http://gw-1-sandbox_runner"):
         await fitting

@@ -1,7 +1,7 @@
 """Partitions of a consumer group: one task each."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -32,11 +32,22 @@ class Assigned:
         owned.assign(self.partitions, tasks)
 
 
+def serving() -> list["asyncio.Task[object]"]:
+    """Return the tasks of partitions."""
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith("partition-")]
+
+
 def end_all() -> None:
     """Cancel the tasks of partitions."""
-    for task in asyncio.all_tasks():
-        if task.get_name().startswith("partition-"):
-            task.cancel()
+    for task in serving():
+        task.cancel()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - what is waited for is state of other tasks
+            await asyncio.sleep(0.005)
 
 
 class Served:
@@ -59,9 +70,7 @@ async def test_every_assigned_partition_is_served_until_the_end(bus: Bus) -> Non
     """On the embedded bus the only member gets all."""
     served = Served()
     owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, served.serve, keep=True, fenced_seconds=0.01))
-    async with asyncio.timeout(60):
-        while len(served.now) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: len(served.now) == 3)
     owning.cancel()
     await asyncio.wait({owning})
 
@@ -83,9 +92,7 @@ async def test_fenced_owner_takes_over_again_after_a_pause(bus: Bus) -> None:
         await served.serve(partition)
 
     owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True, fenced_seconds=0.01))
-    async with asyncio.timeout(60):
-        while served.now != {0, 1, 2}:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: served.now == {0, 1, 2})
     owning.cancel()
 
 
@@ -113,9 +120,9 @@ async def test_partition_that_the_group_takes_away(keep: bool) -> None:  # noqa:
     owned = Owned(assigned, served.serve, keep=keep, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
         assigned.assign(owned, {0, 1}, tasks)
-        await asyncio.sleep(0.01)
+        await until(lambda: served.now == {0, 1})
         assigned.assign(owned, {1, 2}, tasks)
-        await asyncio.sleep(0.01)
+        await until(lambda: served.begun == [0, 1, 2])
         now = set(served.now)
         end_all()
 
@@ -131,21 +138,22 @@ async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served
         nonlocal begun
         begun += 1
         if begun == 1:
-            await asyncio.sleep(0.01)
+            await fenced.wait()
             msg = "sessions-0"
             raise Fenced(msg)
         await asyncio.Event().wait()
 
-    assigned = Assigned()
+    assigned, fenced = Assigned(), asyncio.Event()
     owned = Owned(assigned, serve, keep=True, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
         assigned.assign(owned, {0}, tasks)
-        await asyncio.sleep(0)
+        await until(lambda: begun == 1)
         assigned.assign(owned, set(), tasks)
-        await asyncio.sleep(0.05)
+        fenced.set()
+        await until(lambda: not serving())
         assert begun == 1
         assigned.assign(owned, {0}, tasks)
-        await asyncio.sleep(0.01)
+        await until(lambda: begun == 2)
         end_all()
 
     assert begun == 2
@@ -168,10 +176,10 @@ async def test_fenced_member_takes_nothing_while_the_group_divides_anew() -> Non
     owned = Owned(assigned, serve, keep=True, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
         assigned.assign(owned, {0}, tasks)
-        await asyncio.sleep(0.05)
+        await until(lambda: begun == 1 and not serving())
         begun_meanwhile = begun
         assigned.assign(owned, {0}, tasks)
-        await asyncio.sleep(0.01)
+        await until(lambda: begun == 2)
         end_all()
 
     assert (begun_meanwhile, begun) == (1, 2)
