@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from evener.bus.port import Bus, Fenced, Membership
+from evener.proto.topics import Topic
 from evener.runtime.tasks import Tasks
 
 FENCED_SECONDS: Final = 3.0
@@ -15,6 +16,11 @@ FENCED_SECONDS: Final = 3.0
 log = structlog.get_logger()
 
 Serve = Callable[[int], Awaitable[None]]
+
+
+async def resumed_at(bus: Bus, group: str, topic: Topic, partition: int) -> int:
+    """Return the offset from which a group reads a partition on: what it has committed, or where a trimmed or new log begins."""
+    return max(await bus.committed(group, topic, partition) or 0, await bus.beginning(topic, partition))
 
 
 async def own_partitions(bus: Bus, group: str, topic: str, serve: Serve, *, keep: bool, fenced_seconds: float = FENCED_SECONDS) -> None:

@@ -25,7 +25,7 @@ from evener.sandboxes.registry import open_backends
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog, checked, header
 from evener.service.lost import lost_session
-from evener.service.partitions import own_partitions
+from evener.service.partitions import own_partitions, resumed_at
 from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
 
@@ -65,9 +65,7 @@ class Evaluator:
     async def serve(self, number: int) -> None:
         """Grade the trajectories of a partition, from the committed offset on, for ever."""
         bus = self._context.bus
-        start = await bus.committed(GROUP, Topic.BUILT, number)
-        if start is None:
-            start = await bus.beginning(Topic.BUILT, number)
+        start = await resumed_at(bus, GROUP, Topic.BUILT, number)
         partition = self._partitions[number] = Partition(number, start, self._config.backlog)
         try:
             async with Tasks() as tasks:

@@ -20,6 +20,7 @@ from evener.reconstructor.sessions_reader import SessionsReader
 from evener.runtime.faults import point
 from evener.service.events import EventLog
 from evener.service.lost import empty_trajectory
+from evener.service.partitions import resumed_at
 from evener.service.telemetry import Metrics
 from evener.service.tracing import context_of
 from evener.tokens.session import SessionLog
@@ -47,7 +48,7 @@ class Replayer:
     async def serve(self, partition: int) -> None:
         """Replay a partition from its mark, until cancelled."""
         reading = SessionsReader(self._events)
-        marked = await self._start(partition)
+        marked = await resumed_at(self._bus, GROUP, Topic.SESSIONS, partition)
         built = await self._bus.committed(BUILT_GROUP, Topic.SESSIONS, partition) or 0
         async for batch in self._bus.follow(Topic.SESSIONS, partition, marked):
             end = batch[-1].offset + 1
@@ -58,10 +59,6 @@ class Replayer:
             if mark > marked:
                 await self._note(GROUP, partition, mark)
                 marked = mark
-
-    async def _start(self, partition: int) -> int:
-        beginning = await self._bus.beginning(Topic.SESSIONS, partition)
-        return max(beginning, await self._bus.committed(GROUP, Topic.SESSIONS, partition) or 0)
 
     async def _replay(self, reading: SessionsReader, batch: Sequence[Record], built: int) -> bool:
         """Fold in records, and build the sessions that they seal unless that was done before. Return whether anything was built."""

@@ -5,7 +5,7 @@ happened.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -133,18 +133,11 @@ class Draft:
         if task is None or task.sessions[index].stage is not Stage.QUEUED:
             return
         session = task.sessions[index]
+        attempt = session.attempt + 1
         first = self._now if session.first_dispatched_at is None else session.first_dispatched_at
-        after = structs.replace(
-            session,
-            stage=Stage.DISPATCHED,
-            attempt=session.attempt + 1,
-            runner_id=runner_id,
-            dispatched_at=self._now,
-            first_dispatched_at=first,
-        )
         dispatched = SessionDispatched(
             session_id=session_id,
-            attempt=after.attempt,
+            attempt=attempt,
             runner_id=runner_id,
             dispatched_at=self._now,
             lease_seconds=lease_seconds,
@@ -152,7 +145,7 @@ class Draft:
             spec=session_spec(task.submitted, group_of(task.submitted.task_id), index),
         )
         self._write(task, Topic.DISPATCH, runner_id, dispatched)
-        self._move(task, index, after)
+        self._move(task, index, Stage.DISPATCHED, attempt=attempt, runner_id=runner_id, dispatched_at=self._now, first_dispatched_at=first)
 
     def deadlines(self, task_ids: Iterable[str]) -> None:
         """Give up the sessions of these tasks whose hard deadline has passed."""
@@ -173,7 +166,7 @@ class Draft:
         session = task.sessions[index]
         expected = session.attempt == event.attempt and session.runner_id == event.runner_id
         if expected and session.stage in {Stage.DISPATCHED, Stage.QUEUED}:
-            self._move(task, index, structs.replace(session, stage=Stage.RUNNING))
+            self._move(task, index, Stage.RUNNING)
 
     def _attempt_over(self, session_id: str, attempt: int, reason: str, detail: str) -> None:
         """Queue the next attempt, or give the session up if it has no attempts left."""
@@ -181,7 +174,7 @@ class Draft:
         if task is None or task.sessions[index].attempt != attempt or task.sessions[index].stage not in HELD:
             return
         self.attempts_lost.append(reason)
-        self._move(task, index, structs.replace(task.sessions[index], stage=Stage.QUEUED, detail=cut(detail)))
+        self._move(task, index, Stage.QUEUED, detail=cut(detail))
         if task.outcome is not None:
             self._give_up(task.submitted.task_id, index, TerminationReason.CANCELLED, "its group had ended")
         elif attempt >= task.submitted.options.budgets.attempts:
@@ -192,12 +185,11 @@ class Draft:
         if task is None or task.sessions[index].stage is Stage.SEALED:
             return
         session = task.sessions[index]
-        if event.attempt < session.attempt and session.stage in HELD:
+        attempt = session.attempt
+        if event.attempt < attempt and session.stage in HELD:
             self._cancel(task, session, f"attempt {event.attempt} was sealed")
-            session = structs.replace(session, attempt=event.attempt)  # a higher one that a runner lists still takes its place
-        self._move(
-            task, index, structs.replace(session, stage=Stage.SEALED, termination_reason=event.termination_reason, detail=cut(event.detail))
-        )
+            attempt = event.attempt  # a higher one that a runner lists still takes its place
+        self._move(task, index, Stage.SEALED, attempt=attempt, termination_reason=event.termination_reason, detail=cut(event.detail))
         if END_POLICY[event.termination_reason].fails_task:
             self._give_up_all(task.submitted.task_id, frozenset({Stage.QUEUED}), event.termination_reason, event.detail)
 
@@ -225,7 +217,7 @@ class Draft:
             return
         session = task.sessions[index]
         self._cancel(task, session, detail or end)
-        after = self._move(task, index, structs.replace(session, stage=Stage.GIVEN_UP, termination_reason=end, detail=cut(detail)))
+        after = self._move(task, index, Stage.GIVEN_UP, termination_reason=end, detail=cut(detail))
         self.given_up.append(given_up(after, index, now=self._now))
 
     def _cancel(self, task: TaskState, session: SessionState, reason: str) -> None:
@@ -242,11 +234,12 @@ class Draft:
             return None, 0
         return task, int(number)
 
-    def _move(self, task: TaskState, index: int, after: SessionState) -> TaskState:
+    def _move(self, task: TaskState, index: int, stage: Stage, **changes: Any) -> TaskState:
         before = task.sessions[index]
-        if after.stage not in NEXT[before.stage]:
-            msg = f"session {before.session_id}: {before.stage} does not lead to {after.stage}"
+        if stage not in NEXT[before.stage]:
+            msg = f"session {before.session_id}: {before.stage} does not lead to {stage}"
             raise AssertionError(msg)
+        after = structs.replace(before, stage=stage, **changes)
         sessions = (*task.sessions[:index], after, *task.sessions[index + 1 :])
         return self._put(structs.replace(task, sessions=sessions))
 

@@ -15,7 +15,9 @@ RUNNER: Final = "sandbox_runner"
 class Fleet:
     """The last heartbeat of each instance, and the state of each engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lease_seconds: float) -> None:
+        """`lease_seconds`: how long an instance that was heard is alive."""
+        self._lease_seconds = lease_seconds
         self.heartbeats: dict[str, Heartbeat] = {}
         self.heard_at: dict[str, float] = {}
         """When each instance was last heard, by instance id. Instances whose old heartbeat was read at the start are absent."""
@@ -35,17 +37,17 @@ class Fleet:
             case _:
                 pass
 
-    def alive(self, instance_id: str, *, now: float, lease_seconds: float) -> bool:
+    def alive(self, instance_id: str, *, now: float) -> bool:
         """Return whether the instance was heard within a lease."""
-        return now - self.heard_at.get(instance_id, float("-inf")) < lease_seconds
+        return now - self.heard_at.get(instance_id, float("-inf")) < self._lease_seconds
 
-    def runners(self, *, now: float, lease_seconds: float) -> list[Heartbeat]:
+    def living(self, service: str, *, now: float) -> list[Heartbeat]:
+        """Return the last heartbeats of a service's instances that are alive."""
+        return [beat for beat in self.heartbeats.values() if beat.service == service and self.alive(beat.instance_id, now=now)]
+
+    def runners(self, *, now: float) -> list[Heartbeat]:
         """Return the runners that accept sessions."""
-        return [
-            heartbeat
-            for instance_id, heartbeat in self.heartbeats.items()
-            if heartbeat.service == RUNNER and not heartbeat.stopping and self.alive(instance_id, now=now, lease_seconds=lease_seconds)
-        ]
+        return [beat for beat in self.living(RUNNER, now=now) if not beat.stopping]
 
 
 class Leases:

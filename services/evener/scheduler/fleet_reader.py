@@ -5,11 +5,13 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from evener.bus.port import Bus, Record
+from evener.bus.port import Record
 from evener.proto.codec import AnyEvent, BadRecord, decode
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.topics import Topic
+from evener.scheduler.config import Config
 from evener.scheduler.fleet import Fleet, Leases
+from evener.service.context import ServiceContext
 
 log = structlog.get_logger()
 
@@ -17,16 +19,15 @@ log = structlog.get_logger()
 class FleetReader:
     """The fleet according to the log, and the leases of the attempts that its runners hold."""
 
-    def __init__(self, bus: Bus, *, boot_id: str, lease_seconds: float, tick_seconds: float) -> None:
-        """`boot_id` is that of this process, whose own records are not old."""
-        self.fleet = Fleet()
-        self._bus = bus
-        self._boot_id = boot_id
-        self._lease_seconds = lease_seconds
-        self._tick_seconds = tick_seconds
+    def __init__(self, config: Config, context: ServiceContext) -> None:
+        self.fleet = Fleet(lease_seconds=config.lease_seconds)
+        self._config = config
+        self._bus = context.bus
+        self._boot_id = context.boot_id
+        """The boot id of this process, whose own records are not old."""
         self._next = 0
         self._looked_at = time.monotonic()
-        self.leases = Leases(seconds=lease_seconds, began_at=self._looked_at)
+        self.leases = Leases(seconds=config.lease_seconds, began_at=self._looked_at)
 
     async def start(self) -> None:
         """Read `fleet` to its end. Leases run from now on."""
@@ -36,7 +37,7 @@ class FleetReader:
             event = _event(record)
             ours = isinstance(event, Heartbeat) and event.boot_id == self._boot_id
             self.fleet.read(event, now=self._looked_at if ours else None)
-        self.leases = Leases(seconds=self._lease_seconds, began_at=self._looked_at)
+        self.leases = Leases(seconds=self._config.lease_seconds, began_at=self._looked_at)
 
     async def follow(self, wake: Callable[[], None]) -> None:
         """Read on for ever. `wake` is called after each batch."""
@@ -49,9 +50,9 @@ class FleetReader:
         """Return the held attempts that are lost. This is called every tick; the time by which a call is late counts for no lease."""
         await self._bus.check()
         now = time.monotonic()
-        late = now - self._looked_at - self._tick_seconds
+        late = now - self._looked_at - self._config.tick_seconds
         self._looked_at = now
-        if late > self._tick_seconds:
+        if late > self._config.tick_seconds:
             self.leases.slept(late)
         if not self.leases.expired(held, now=now):
             return []

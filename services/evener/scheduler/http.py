@@ -53,11 +53,10 @@ _engine_requests: Final = Converter(EngineRequest)
 class SchedulerEndpoints:
     """The handlers of the routes."""
 
-    def __init__(self, writer: TaskWriter, blobs: Blobs, events: EventLog, *, lease_seconds: float) -> None:
+    def __init__(self, writer: TaskWriter, blobs: Blobs, events: EventLog) -> None:
         self._writer = writer
         self._blobs = blobs
         self._events = events
-        self._lease_seconds = lease_seconds
 
     def routes(self, secrets: Secrets) -> Sequence[BaseRoute]:
         """Return all routes. Each requires the operator's token."""
@@ -96,7 +95,7 @@ class SchedulerEndpoints:
         """Accept a task. Answers 200 after the commit, also for the same task again, and 409 if another task has its id."""
         submission = parse(await _body(request, MAX_BODY_BYTES), _submissions)
         check(submission)
-        check_policies(submission.options, self._living("provider_gateway"))
+        check_policies(submission.options, self._writer.fleet.fleet.living("provider_gateway", now=time.monotonic()))
         await self._check_archive(submission)
         now, options = time.time(), submission.options
         task_id = submission.task_id or new_id("t", now=now)
@@ -141,7 +140,7 @@ class SchedulerEndpoints:
 
     async def fleet(self, _request: Request) -> Response:
         """Answer with the instances and engines."""
-        return json_response(fleet_view(self._writer.fleet.fleet, now=time.monotonic(), lease_seconds=self._lease_seconds))
+        return json_response(fleet_view(self._writer.fleet.fleet, now=time.monotonic()))
 
     async def join_engine(self, request: Request) -> Response:
         """Register an engine."""
@@ -166,16 +165,11 @@ class SchedulerEndpoints:
             raise SubmissionRefused(msg, "task.archive")
         await asyncio.to_thread(check_archive, await self._blobs.get(archive), submission.options)
 
-    def _living(self, service: str) -> list[Heartbeat]:
-        fleet, now = self._writer.fleet.fleet, time.monotonic()
-        beats = [beat for beat in fleet.heartbeats.values() if beat.service == service]
-        return [beat for beat in beats if fleet.alive(beat.instance_id, now=now, lease_seconds=self._lease_seconds)]
-
     async def _tell(self, event: EngineJoined | EngineDraining | EngineLeft) -> Response:
         await self._events.send(Topic.FLEET, event.engine_id, event)
-        fleet = self._writer.fleet.fleet
-        fleet.read(event, now=time.monotonic())
-        return json_response(fleet_view(fleet, now=time.monotonic(), lease_seconds=self._lease_seconds))
+        fleet, now = self._writer.fleet.fleet, time.monotonic()
+        fleet.read(event, now=now)
+        return json_response(fleet_view(fleet, now=now))
 
     def _known_engine(self, request: Request) -> str:
         engine_id: str = request.path_params["engine_id"]
@@ -200,12 +194,11 @@ class TooLarge(EvenerError):
     """Send less data: the size of a task is limited."""
 
 
-def fleet_view(fleet: Fleet, *, now: float, lease_seconds: float) -> FleetView:
+def fleet_view(fleet: Fleet, *, now: float) -> FleetView:
     """Return the fleet as clients see it."""
     return FleetView(
         instances=tuple(
-            _instance(heartbeat, alive=fleet.alive(instance_id, now=now, lease_seconds=lease_seconds))
-            for instance_id, heartbeat in sorted(fleet.heartbeats.items())
+            _instance(heartbeat, alive=fleet.alive(instance_id, now=now)) for instance_id, heartbeat in sorted(fleet.heartbeats.items())
         ),
         engines=tuple(_engine(event) for _, event in sorted(fleet.engines.items())),
     )

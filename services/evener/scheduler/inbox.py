@@ -13,6 +13,7 @@ from evener.proto.state import TaskState
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.scheduler.core import Draft
 from evener.service.events import EventLog, header
+from evener.service.partitions import resumed_at
 from evener.tokens.session import too_late
 
 LENGTH: Final = 64
@@ -53,32 +54,28 @@ class Wake(Struct, frozen=True):
 Item = Batch | PendingCommand | ClockTick | Wake
 
 
-class Inbox:
-    """A bounded queue of items."""
+class Inbox(asyncio.Queue[Item]):
+    """A bounded queue of items. `put` waits while the writer is behind."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Item] = asyncio.Queue(LENGTH)
-
-    async def put(self, item: Item) -> None:
-        """Hand an item to the writer. Waits while the writer is behind."""
-        await self._queue.put(item)
+        super().__init__(LENGTH)
 
     def wake(self) -> None:
         """Wake the writer, unless it has items."""
-        if self._queue.empty():
-            self._queue.put_nowait(Wake())
+        if self.empty():
+            self.put_nowait(Wake())
 
     async def take(self) -> list[Item]:
         """Wait for an item; return all that there are, at most as many as one transaction takes."""
-        items = [await self._queue.get()]
-        while len(items) < AT_ONCE and not self._queue.empty():
-            items.append(self._queue.get_nowait())
+        items = [await self.get()]
+        while len(items) < AT_ONCE and not self.empty():
+            items.append(self.get_nowait())
         return items
 
     def refuse(self, error: Exception) -> None:
         """Answer every waiting client with an error."""
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
+        while not self.empty():
+            item = self.get_nowait()
             if isinstance(item, PendingCommand):
                 fail(item, error)
 
@@ -91,9 +88,7 @@ def fail(asked: PendingCommand, error: Exception) -> None:
 
 async def follow(inbox: Inbox, bus: Bus, events: EventLog, *, group: str, topic: Topic, partition: int) -> None:
     """Put the records of a partition into the inbox, from the group's offset on, for ever."""
-    committed = await bus.committed(group, topic, partition)
-    start = max(committed or 0, await bus.beginning(topic, partition))
-    async for records in bus.follow(topic, partition, start):
+    async for records in bus.follow(topic, partition, await resumed_at(bus, group, topic, partition)):
         found = [await _event(events, record) for record in records if topic is not Topic.SESSIONS or header(record, HEADER_TYPE) in TAGS]
         position = Position(topic, partition, records[-1].offset + 1)
         await inbox.put(Batch(position, tuple(event for event in found if event is not None)))

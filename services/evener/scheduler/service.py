@@ -17,7 +17,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
     """Open the scheduler on the resources that its process shares."""
     writer = TaskWriter(config, context)
     asked = context.answering_blobs()
-    endpoints = SchedulerEndpoints(writer, asked, EventLog(context.bus, asked), lease_seconds=config.lease_seconds)
+    endpoints = SchedulerEndpoints(writer, asked, EventLog(context.bus, asked))
     stopping = False
 
     async def drain() -> None:

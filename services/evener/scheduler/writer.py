@@ -28,6 +28,7 @@ from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Ite
 from evener.scheduler.watch import Watch
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog, header
+from evener.service.partitions import resumed_at
 from evener.service.telemetry import metrics
 
 SEALED: Final = tag_of(SessionSealed).encode()
@@ -49,10 +50,9 @@ class TaskWriter:
         self.serving = False
         self._config = config
         self._bus = context.bus
-        self._boot_id = context.boot_id
         self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
         self._metrics = metrics(context.registry)
-        self.fleet = self._fleet_reader()
+        self.fleet = FleetReader(config, context)
         self._group = f"scheduler-{config.name}"
         self._inbox = Inbox()
         self._open: dict[str, None] = {}
@@ -62,10 +62,10 @@ class TaskWriter:
 
     async def ask(self, command: Command) -> TaskState | None:
         """Run a command on the next draft; return its answer after the commit. Raises what the command raises, NotServing and BusError."""
-        inbox, asked = self._inbox, PendingCommand(command, asyncio.get_running_loop().create_future())
+        asked = PendingCommand(command, asyncio.get_running_loop().create_future())
         if self.serving:
-            await inbox.put(asked)
-        if not self.serving or inbox is not self._inbox:  # it stopped, perhaps while this waited for a place
+            await self._inbox.put(asked)
+        if not self.serving:  # it stopped, perhaps while this waited for a place
             msg = "the scheduler does not serve"
             raise NotServing(msg)
         return await asked.answer
@@ -99,10 +99,7 @@ class TaskWriter:
         states.sort(key=lambda state: (state.submitted.submitted_at, state.submitted.task_id))
         self.tasks = {state.submitted.task_id: state for state in states if state.scheduler == self._config.name}
         self._open = {task_id: None for task_id, state in self.tasks.items() if is_open(state)}
-        self._offsets = {}
-        self._inbox = Inbox()
         self.watch.reset(self.tasks)
-        self.fleet = self._fleet_reader()
         await self.fleet.start()
         await self._tell_owners(await self._not_sealed([given_up(*found, now=time.time()) for found in self._in_stage(Stage.GIVEN_UP)]))
         self.serving = True
@@ -112,8 +109,7 @@ class TaskWriter:
         """Drop sessions whose seal is in records that were not read yet: an owner forgets old seals, and would seal again."""
         waiting = {event.session_id.encode(): event for event in gone}
         for partition in {self._bus.partition_of(Topic.SESSIONS, event.session_id) for event in gone}:
-            committed = await self._bus.committed(self._group, Topic.SESSIONS, partition)
-            start = max(committed or 0, await self._bus.beginning(Topic.SESSIONS, partition))
+            start = await resumed_at(self._bus, self._group, Topic.SESSIONS, partition)
             async for record in self._bus.read(Topic.SESSIONS, partition, start):
                 if header(record, HEADER_TYPE) == SEALED:
                     waiting.pop(header(record, HEADER_SESSION) or b"", None)
@@ -166,9 +162,9 @@ class TaskWriter:
         draft.deadlines(self._open)
 
     def _admit(self, draft: Draft) -> None:
-        lease_seconds = self._config.lease_seconds
-        runners = self.fleet.fleet.runners(now=time.monotonic(), lease_seconds=lease_seconds)
-        admit(draft, {**self._open, **dict.fromkeys(draft.changed)}, runners, now=time.time(), lease_seconds=lease_seconds)
+        runners = self.fleet.fleet.runners(now=time.monotonic())
+        task_ids = {**self._open, **dict.fromkeys(draft.changed)}
+        admit(draft, task_ids, runners, now=time.time(), lease_seconds=self._config.lease_seconds)
 
     async def _commit(self, producer: Producer, draft: Draft) -> None:
         """Commit outputs, states and offsets together. Only then does the draft become the truth."""
@@ -229,10 +225,6 @@ class TaskWriter:
         for item in items:
             if isinstance(item, PendingCommand):
                 fail(item, error)
-
-    def _fleet_reader(self) -> FleetReader:
-        config = self._config
-        return FleetReader(self._bus, boot_id=self._boot_id, lease_seconds=config.lease_seconds, tick_seconds=config.tick_seconds)
 
 
 def _run(asked: PendingCommand, draft: Draft) -> list[TaskState | None]:

@@ -30,6 +30,7 @@ from evener.runtime.faults import point
 from evener.runtime.retry import Backoff
 from evener.service.events import EventLog, checked, header
 from evener.service.lost import lost_session
+from evener.service.partitions import resumed_at
 from evener.service.telemetry import Metrics
 from evener.service.tracing import context_of, nanoseconds
 from evener.trainer_bridge.config import Config
@@ -100,8 +101,7 @@ class Merging:
         for key, record in (await self._bus.last_values(Topic.BRIDGE_STATE, self._partition)).items():
             state = checked(await self._events.light(record), GroupState)
             self._groups[key] = RememberedGroup(state, record.timestamp_ms / 1000)
-        start = await self._bus.committed(GROUP, Topic.SCORED, self._partition)
-        return await self._bus.beginning(Topic.SCORED, self._partition) if start is None else start
+        return await resumed_at(self._bus, GROUP, Topic.SCORED, self._partition)
 
     async def merge(self, records: Sequence[Record]) -> None:
         """Fold the records in and commit what follows. Raises Fenced, and NotCommitted after the last pause."""

@@ -149,18 +149,18 @@ def test_lease_never_ends_before_its_length_awake(steps: list[tuple[str, float]]
 
 def test_runner_is_alive_while_it_was_heard_within_a_lease() -> None:
     """An old heartbeat found at the start says nothing; a stopping runner takes nothing."""
-    fleet = Fleet()
+    fleet = Fleet(lease_seconds=10)
     fleet.read(runner("old"), now=None)
     fleet.read(runner("fresh"), now=5)
     fleet.read(runner("stopping", stopping=True), now=5)
     fleet.read(Heartbeat(instance_id="gateway", service="provider_gateway", boot_id="b", at=0), now=5)
 
-    assert [heartbeat.instance_id for heartbeat in fleet.runners(now=14, lease_seconds=10)] == ["fresh"]
-    assert fleet.runners(now=16, lease_seconds=10) == []
+    assert [heartbeat.instance_id for heartbeat in fleet.runners(now=14)] == ["fresh"]
+    assert fleet.runners(now=16) == []
 
 
 def test_engines_join_drain_and_leave() -> None:
-    fleet = Fleet()
+    fleet = Fleet(lease_seconds=10)
     fleet.read(EngineJoined(engine_id="e", kind="vllm", url="http://x", joined_at=0), now=0)
     fleet.read(EngineDraining(engine_id="e", draining_at=0), now=0)
     assert isinstance(fleet.engines["e"], EngineDraining)
