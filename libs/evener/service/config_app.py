@@ -73,6 +73,7 @@ def config_app(name: str, sections: Sections, run: Callable[[Configs], Any], env
         default_command=command,
         config=[read],
         version_flags=[],
+        default_parameter=Parameter(negative_bool="no-"),
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,

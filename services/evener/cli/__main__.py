@@ -3,7 +3,7 @@
 import sys
 from typing import Final
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from evener.service.exits import complain, exit_code
 
@@ -42,6 +42,7 @@ app = App(
     help_epilogue="`evener COMMAND --help` tells more. `--debug` shows the traceback of an error.",
     help_format="plaintext",
     version_flags=["--version"],
+    default_parameter=Parameter(negative_bool=(), negative_iterable=()),
     result_action="return_value",
     exit_on_error=False,
     print_error=False,

@@ -5,10 +5,10 @@ import os
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final
 
 import aiohttp
 import msgspec
@@ -18,6 +18,7 @@ from evener.client.client import Client
 from evener.client.errors import Unavailable, Unreachable
 from evener.proto.errors import ConfigError, EvenerError
 from evener.runtime.disk import is_full
+from evener.runtime.interrupt import Interrupt
 from evener.service.auth import TOKEN_FILE
 from evener.service.config import default_state
 from evener.service.exits import complain
@@ -77,7 +78,7 @@ async def connect(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *
     elif found := await find_running(folder):
         if sampling and (lacking := await _lacks(found.url)):
             complain(f"warning: waiting for the evener at {found.url}, which is not ready: {lacking}")
-        async with Client(found.url, _token(folder)) as client, _while_room(folder, OTHERS_FULL_SECONDS):
+        async with Client(found.url, _token(folder)) as client, _ended_by(_full(folder, OTHERS_FULL_SECONDS)):
             yield client
     else:
         async with _started(folder, up()) as url, Client(url, _token(folder)) as client:
@@ -120,21 +121,25 @@ def _token(folder: Path) -> str:
         raise ConfigError(msg) from cause
 
 
-async def _answers(url: str) -> bool:
+async def _get(url: str) -> tuple[bool, bytes]:
+    """Return whether a URL answers with success, and what it answers."""
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PING_SECONDS)) as session, session.get(url) as answer:
-            return answer.ok
+            return answer.ok, await answer.read()
     except (aiohttp.ClientError, TimeoutError, ValueError):
-        return False
+        return False, b""
+
+
+async def _answers(url: str) -> bool:
+    return (await _get(url))[0]
 
 
 async def _lacks(url: str) -> str:
     """Return the conditions of readiness that do not hold. Empty: all hold, or nothing answers."""
-    limit = aiohttp.ClientTimeout(total=PING_SECONDS)
+    _, answer = await _get(f"{url}/readyz")
     try:
-        async with aiohttp.ClientSession(timeout=limit) as session, session.get(f"{url}/readyz") as answer:
-            services = _readiness.decode(await answer.read()).services
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        services = _readiness.decode(answer).services
+    except msgspec.DecodeError:
         return ""
     return "; ".join(f"{service}: {name}" for service, held in services.items() for name, holds in held.items() if not holds)
 
@@ -158,62 +163,42 @@ async def _started(folder: Path, up: Sequence[str]) -> AsyncIterator[str]:
         )
     try:
         url = await _ready(child, folder, start)
-        async with _while_running(child, folder, start), _while_room(folder, FULL_SECONDS):
-            yield url
+        async with _ended_by(_end_of(child, folder, start)), _ended_by(_full(folder, FULL_SECONDS)):
+            try:
+                yield url
+            except (Unreachable, Unavailable) as cause:  # its connections break before its end is noticed
+                with suppress(TimeoutError):
+                    raise await asyncio.wait_for(_end_of(child, folder, start), ENDED_SECONDS) from cause
+                raise
     finally:
         await _stop(child, FULL_STOP_SECONDS if is_full(folder) else STOP_SECONDS)
 
 
 @asynccontextmanager
-async def _while_running(child: Process, folder: Path, log_start: int) -> AsyncIterator[None]:
-    """End this block with UpEnded as soon as the child ends."""
-    block = cast("asyncio.Task[object]", asyncio.current_task())
-
-    async def watch() -> None:
-        await child.wait()
-        block.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    except (asyncio.CancelledError, Unreachable, Unavailable) as cause:
-        if not watching.done() and not isinstance(cause, asyncio.CancelledError):
+async def _ended_by(watch: Coroutine[Any, Any, EvenerError]) -> AsyncIterator[None]:
+    """End this block with the error that `watch` returns, if it returns first."""
+    with Interrupt() as block:
+        watching = asyncio.create_task(watch)
+        watching.add_done_callback(lambda done: None if done.cancelled() else block.end(done.result()))
+        try:
+            yield
+        finally:
             watching.cancel()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(child.wait(), ENDED_SECONDS)
-        if child.returncode is None:
-            raise
-        msg = f"the evener that this command started has ended: {_why(folder, log_start, child.returncode)}"
-        raise UpEnded(msg) from cause
-    finally:
-        if watching.done() and not watching.cancelled():
-            block.uncancel()
-        watching.cancel()
 
 
-@asynccontextmanager
-async def _while_room(folder: Path, seconds: float) -> AsyncIterator[None]:
-    """End this block with DiskFull when the disk under the services has been full for this long: the services wait silently."""
-    block = cast("asyncio.Task[object]", asyncio.current_task())
+async def _end_of(child: Process, folder: Path, log_start: int) -> UpEnded:
+    """Wait until the child ends; return why it did."""
+    code = await child.wait()
+    return UpEnded(f"the evener that this command started has ended: {_why(folder, log_start, code)}")
 
-    async def look() -> None:
-        full_since: float | None = None
-        while full_since is None or time.monotonic() - full_since < seconds:
-            await asyncio.sleep(LOOK_SECONDS)
-            full_since = None if not await asyncio.to_thread(is_full, folder) else full_since or time.monotonic()
-        block.cancel()
 
-    looking = asyncio.create_task(look())
-    try:
-        yield
-    except asyncio.CancelledError as cause:
-        if not looking.done() or looking.cancelled():
-            raise
-        block.uncancel()
-        msg = f"the disk of {folder} is full"
-        raise DiskFull(msg) from cause
-    finally:
-        looking.cancel()
+async def _full(folder: Path, seconds: float) -> DiskFull:
+    """Wait until the disk under the services has been full for this long: they wait silently."""
+    full_since: float | None = None
+    while full_since is None or time.monotonic() - full_since < seconds:
+        await asyncio.sleep(LOOK_SECONDS)
+        full_since = None if not await asyncio.to_thread(is_full, folder) else full_since or time.monotonic()
+    return DiskFull(f"the disk of {folder} is full")
 
 
 def _log_of(folder: Path) -> BinaryIO:

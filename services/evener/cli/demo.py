@@ -12,7 +12,7 @@ async def demo(
     harness: str = "script",
     samples: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 4,
     out: Path = Path("outputs/demo"),
-    trust_local: Annotated[bool, Parameter(negative="")] = False,
+    trust_local: bool = False,
     state: Path | None = None,
 ) -> int:
     """Run the bundled tasks with a real model on this machine; write summary.json, groups.jsonl, groups.parquet and report.html.

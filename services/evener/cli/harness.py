@@ -8,11 +8,10 @@ from cyclopts import App, Parameter
 from evener.proto.spec import Streaming
 
 app = App(name="harness", help="List, install and check harnesses.", result_action="return_value")
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 @app.command(name="list")
-async def list_(*, json: Flag = False) -> int:
+async def list_(*, json: bool = False) -> int:
     """List the harnesses: version, dialects, whether they are installed, whether they have tools.
 
     Parameters
@@ -49,7 +48,7 @@ async def show(name: str) -> int:
 
 
 @app.command
-async def install(*names: str, all_: Annotated[bool, Parameter(name="--all", negative="")] = False) -> int:
+async def install(*names: str, all_: Annotated[bool, Parameter(name="--all")] = False) -> int:
     """Install harnesses for this user. A runner installs them at first use. Exits with 1 if one could not be installed.
 
     Parameters
@@ -74,10 +73,10 @@ async def install(*names: str, all_: Annotated[bool, Parameter(name="--all", neg
 async def check(
     name: str,
     *,
-    option: Annotated[dict[str, str] | None, Parameter(negative="")] = None,
+    option: dict[str, str] | None = None,
     streaming: Streaming = Streaming.BUFFERED,
-    trust_local: Flag = False,
-    json: Flag = False,
+    trust_local: bool = False,
+    json: bool = False,
     state: Path | None = None,
 ) -> int:
     """Run the real program through a whole Evener with a scripted engine; show what became of every token.

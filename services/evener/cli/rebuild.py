@@ -1,11 +1,7 @@
 """`evener rebuild`: rebuilds stored sessions and compares them with the record."""
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
-
-Flag = Annotated[bool, Parameter(negative="")]
+from typing import Literal
 
 
 async def rebuild(
@@ -13,7 +9,7 @@ async def rebuild(
     since: str | None = None,
     run: str | None = None,
     strategy: Literal["tree", "per_call"] | None = None,
-    json: Flag = False,
+    json: bool = False,
     out: Path | None = None,
     state: Path | None = None,
 ) -> int:

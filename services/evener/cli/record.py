@@ -14,7 +14,7 @@ async def record(
     task: ExistingDirectory | None = None,
     reward: float | None = None,
     policy: str = "policy",
-    sampling: Annotated[dict[str, str] | None, Parameter(negative="")] = None,
+    sampling: dict[str, str] | None = None,
     streaming: Streaming = Streaming.LIVE,
     harness: str | None = None,
     quirks: ExistingFile | None = None,

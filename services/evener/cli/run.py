@@ -11,7 +11,6 @@ from evener.harnesses.registry import names
 from evener.proto.spec import Purpose, Streaming
 
 HARNESSES: Final = f"The agent program: {', '.join(names())}. `evener harness show NAME` describes its options."
-Keys = Annotated[dict[str, str] | None, Parameter(negative="")]
 
 
 async def run(
@@ -22,14 +21,14 @@ async def run(
     purpose: Purpose = Purpose.TRAIN,
     run_id: str | None = None,
     policy: str = "policy",
-    option: Keys = None,
+    option: dict[str, str] | None = None,
     quirks: ExistingFile | None = None,
-    sampling: Keys = None,
-    budgets: Keys = None,
-    group: Keys = None,
-    models: Annotated[list[str] | None, Parameter(negative="")] = None,
+    sampling: dict[str, str] | None = None,
+    budgets: dict[str, str] | None = None,
+    group: dict[str, str] | None = None,
+    models: list[str] | None = None,
     streaming: Streaming = Streaming.BUFFERED,
-    trust_local: Annotated[bool, Parameter(negative="")] = False,
+    trust_local: bool = False,
     state: Path | None = None,
 ) -> int:
     """Run tasks and show their progress.

@@ -7,16 +7,15 @@ from cyclopts import Parameter
 
 WHOLE_LINES: Final = 4096
 """The width in characters without a terminal, so that nothing is cut."""
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 async def show(
     session: str,
     *,
-    messages: Flag = False,
-    tokens: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True, negative="", negative_iterable="")] = None,
-    grader: Flag = False,
-    json: Flag = False,
+    messages: bool = False,
+    tokens: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True)] = None,
+    grader: bool = False,
+    json: bool = False,
     strategy: Literal["tree", "per_call"] = "tree",
     state: Path | None = None,
 ) -> int:
