@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from evener.proto.errors import EvenerError
+from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.spec import Quirks
 
 
-class HarnessError(EvenerError):
+class HarnessError(ConfigError):
     """Correct the harness's name, its options, or its quirks."""
 
 

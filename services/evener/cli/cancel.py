@@ -14,7 +14,7 @@ async def cancel(run: str, *, state: Path | None = None) -> int:
         State folder of the Evener to use.
     """
     from evener.cli.connection import connect
-    from evener.cli.progress import tell
+    from evener.cli.output import tell
     from evener.cli.run_cancellation import cancel_run
 
     async with connect(state) as client:

@@ -6,18 +6,19 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Final
 
 from msgspec import Struct
-from rich.table import Table
 from rich.text import Text
 
 from evener.cli.connection import find_running, state_folder
-from evener.cli.progress import console, tell
+from evener.cli.output import tell_each
 from evener.harnesses.npm import NODE, brings_node, system_node
 from evener.harnesses.pi import PACKAGE
 
@@ -56,18 +57,12 @@ async def checkup(state: Path | None) -> list[Check]:
 
 def report(checks: list[Check]) -> None:
     """Write a table on a terminal, else JSON lines."""
-    out = console()
-    if not out.is_terminal:
-        for check in checks:
-            tell(check)
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("", "what", "found", "to get it"):
-        table.add_column(title)
-    for check in checks:
-        mark = Text("ok", "green") if check.good else Text("missing", "red" if check.needed else "yellow")
-        table.add_row(mark, check.what, check.found, "" if check.good else check.mend)
-    out.print(table)
+    tell_each(checks, ("", "what", "found", "to get it"), _row)
+
+
+def _row(check: Check) -> tuple[str | Text, ...]:
+    mark = Text("ok", "green") if check.good else Text("missing", "red" if check.needed else "yellow")
+    return mark, check.what, check.found, "" if check.good else check.mend
 
 
 def _machine() -> Iterator[Check]:
@@ -110,7 +105,7 @@ def _package(name: str, purpose: str, mend: str) -> Check:
 
 
 async def _program(name: str, purpose: str, mend: str) -> Check:
-    found = await _version(name, "--version")
+    found = await asyncio.to_thread(_version, name)
     return Check(what=f"{name}, {purpose}", good=bool(found), found=found or "not found", mend=mend)
 
 
@@ -125,19 +120,11 @@ async def _node() -> Check:
     return Check(what="Node.js, for the harness pi", good=enough or brings_node(), found=found, mend=mend)
 
 
-async def _version(name: str, flag: str) -> str:
-    """Return the first line of a program's version output. Empty: the program is missing, or prints nothing."""
+def _version(name: str) -> str:
+    """Return the first line of a program's version output. Empty: the program is missing, hangs, or prints nothing. Blocks."""
     try:
-        program = await asyncio.create_subprocess_exec(
-            name, flag, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-    except OSError:
+        ended = subprocess.run([name, "--version"], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, timeout=PROGRAM_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    try:
-        out, _ = await asyncio.wait_for(program.communicate(), PROGRAM_SECONDS)
-    except TimeoutError:
-        program.kill()
-        await program.wait()
-        return ""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.decode(errors="replace")).strip().splitlines()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout.decode(errors="replace")).strip().splitlines()
     return lines[0] if lines else ""

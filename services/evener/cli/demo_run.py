@@ -12,13 +12,13 @@ from rich.text import Text
 from evener.cli.connection import connect
 from evener.cli.group_files import fetch, write_bytes, write_groups
 from evener.cli.interrupts import leaving
-from evener.cli.progress import console, tell, tell_troubles, watch
-from evener.cli.run_page import page_of
+from evener.cli.output import console, tell
+from evener.cli.progress import tell_troubles, watch
+from evener.cli.run_page import write_report
 from evener.cli.run_summary import exit_code
 from evener.cli.run_warnings import RunWarnings
 from evener.cli.submission import Planned, RunRequest, harness_spec, plan, submit, trusting
-from evener.client.client import Client
-from evener.formats.summary import Outcome, Summary, summarize
+from evener.formats.summary import Summary, summarize
 from evener.proto.spec import Budgets, Purpose, Sampling
 from evener.service.exits import complain
 from evener.tasks.directory import bundled
@@ -66,27 +66,13 @@ async def _run(
         views = await watch(client, run_request.run_id, {each.task_id for each in planned}, run_warnings)
         groups = await fetch(client, run_request.run_id)
         summary = summarize(groups, submitted=len(planned))
-        await _leave(client, out, run_request, groups, summary, wall_seconds=time.monotonic() - began)
+        write_bytes(out / "summary.json", msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+        await write_groups(out / "groups.jsonl", "jsonl", groups)
+        await write_groups(out / "groups.parquet", "parquet", groups)
+        await write_report(client, run_request.run_id, out / "report.html")
     _say(out, summary, time.monotonic() - began)
     tell_troubles(views.values())
     return exit_code(views.values())
-
-
-async def _leave(
-    client: Client, out: Path, run_request: RunRequest, groups: Sequence[Outcome], summary: Summary, *, wall_seconds: float
-) -> None:
-    """Write all files."""
-    facts = {
-        "harness": run_request.harness.name,
-        "samples": str(run_request.samples),
-        "run": run_request.run_id,
-        "wall time": f"{wall_seconds:.0f} s",
-    }
-    page = await page_of(client, groups, title="Evener demo", facts=facts, submitted=summary.groups.submitted)
-    write_bytes(out / "summary.json", msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
-    write_bytes(out / "report.html", page)
-    await write_groups(out / "groups.jsonl", "jsonl", groups)
-    await write_groups(out / "groups.parquet", "parquet", groups)
 
 
 def _say(out: Path, summary: Summary, seconds: float) -> None:

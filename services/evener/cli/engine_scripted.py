@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evener.cli.progress import tell
+from evener.cli.output import tell
 from evener.engines.scripted import Script, scripted_engine
 from evener.engines.scripted.script import read_script
 from evener.templates.config import PolicyConfig

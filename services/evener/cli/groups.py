@@ -34,7 +34,7 @@ async def export(
     """
     from evener.cli.connection import connect
     from evener.cli.group_files import check_folder, export_groups, format_of
-    from evener.cli.progress import tell
+    from evener.cli.output import tell
     from evener.proto.spec import Purpose
     from evener.service.exits import complain
 

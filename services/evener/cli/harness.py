@@ -19,15 +19,9 @@ async def list_(*, json: bool = False) -> int:
     json
         Print JSON lines instead of a table.
     """
-    from evener.cli.harness_bundles import entries, table
-    from evener.cli.progress import console, tell
+    from evener.cli.harness_bundles import entries, tell_entries
 
-    found = entries()
-    if json:
-        for entry in found:
-            tell(entry)
-    else:
-        console().print(table(found))
+    tell_entries(entries(), json=json)
     return 0
 
 
@@ -41,7 +35,7 @@ async def show(name: str) -> int:
         As `evener harness list` shows it.
     """
     from evener.cli.harness_bundles import description
-    from evener.cli.progress import console
+    from evener.cli.output import console
 
     console().print(description(name), soft_wrap=True, markup=False, highlight=False)
     return 0
@@ -60,13 +54,13 @@ async def install(*names: str, all_: Annotated[bool, Parameter(name="--all")] = 
     """
     from evener.cli.errors import Usage
     from evener.cli.harness_bundles import bring_each, packaged
-    from evener.cli.submission import known_harness
+    from evener.harnesses.registry import harness
 
     wanted = packaged() if all_ else names
     if not wanted:
         msg = f"name the harnesses to install ({', '.join(packaged())}), or give --all"
         raise Usage(msg)
-    return await bring_each([known_harness(name) for name in wanted])
+    return await bring_each([harness(name) for name in wanted])
 
 
 @app.command

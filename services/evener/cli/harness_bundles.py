@@ -5,16 +5,14 @@ import importlib
 import inspect
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
-from rich.table import Table
 
-from evener.cli.progress import console
-from evener.cli.submission import known_harness
+from evener.cli.output import console, tell_each
 from evener.harnesses.port import Harness, HarnessMissing, bundle_of
 from evener.harnesses.registry import harness, names
 from evener.sandbox_runner.config import Config
@@ -43,12 +41,23 @@ def cache() -> Path:
 def entries() -> list[HarnessEntry]:
     """Return all harnesses by name."""
     folder = cache()
-    return [_entry(harness(name), folder) for name in names()]
+    return [
+        HarnessEntry(
+            name=found.name,
+            version=found.version,
+            dialects=found.dialects,
+            installed=is_installed(found, folder),
+            has_tools=found.has_tools,
+            package=found.package,
+            summary=found.summary,
+        )
+        for found in map(harness, names())
+    ]
 
 
 def description(name: str) -> str:
-    """Return the description of a harness and its options, which is its folder's docstring. Raises Usage if it is unknown."""
-    found = known_harness(name)
+    """Return the description of a harness and its options, which is its folder's docstring. Raises HarnessError if it is unknown."""
+    found = harness(name)
     said = inspect.cleandoc(importlib.import_module(f"evener.harnesses.{name}").__doc__ or "")
     return f"{found.name} {found.version}, {found.package or 'comes with Evener'}\n\n{said}"
 
@@ -90,25 +99,14 @@ def is_installed(wanted: Harness, folder: Path) -> bool:
     return wanted.package is None or bundle_of(wanted, folder).is_dir()
 
 
-def table(found: Sequence[HarnessEntry]) -> Table:
-    """Return the list as a table."""
-    shown = Table("harness", "version", "dialects", "installed", "tools", "", box=None, header_style="bold", pad_edge=False)
-    for entry in found:
-        installed, tools = ("yes" if holds else "no" for holds in (entry.installed, entry.has_tools))
-        shown.add_row(entry.name, entry.version, "\n".join(entry.dialects), installed, tools, entry.summary)
-    return shown
+def tell_entries(found: Iterable[HarnessEntry], *, json: bool) -> None:
+    """Write harnesses as a table or as JSON lines."""
+    tell_each(found, ("harness", "version", "dialects", "installed", "tools", ""), _row, json=json)
 
 
-def _entry(found: Harness, folder: Path) -> HarnessEntry:
-    return HarnessEntry(
-        name=found.name,
-        version=found.version,
-        dialects=found.dialects,
-        installed=is_installed(found, folder),
-        has_tools=found.has_tools,
-        package=found.package,
-        summary=found.summary,
-    )
+def _row(entry: HarnessEntry) -> tuple[str, ...]:
+    installed, tools = ("yes" if holds else "no" for holds in (entry.installed, entry.has_tools))
+    return entry.name, entry.version, "\n".join(entry.dialects), installed, tools, entry.summary
 
 
 def _clock(out: Console) -> Progress:

@@ -16,7 +16,7 @@ from evener.cli.connection import connect_new, state_folder
 from evener.cli.errors import Usage
 from evener.cli.harness_bundles import bring, cache, is_installed
 from evener.cli.harness_figures import Figures, figures_of, table
-from evener.cli.progress import console, tell
+from evener.cli.output import console, tell
 from evener.cli.submission import RunRequest, plan, submit, trusting
 from evener.client.client import Client
 from evener.client.views import TaskView

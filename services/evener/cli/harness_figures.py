@@ -7,6 +7,7 @@ from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
+from evener.cli.output import facts
 from evener.cli.submission import RunRequest
 from evener.client.session_views import SessionView
 from evener.client.views import TaskView
@@ -96,22 +97,25 @@ def figures_of(run_request: RunRequest, view: TaskView, session: SessionView) ->
 
 def table(figures: Figures) -> Table:
     """Return the figures as a table."""
-    shown = Table.grid(padding=(0, 2))
     options = ", ".join(f"{name}={value}" for name, value in figures.options.items())
-    shown.add_row("harness", f"{figures.harness} {figures.version}" + (f" ({options})" if options else ""))
-    shown.add_row("exit", f"{figures.exit_code}, {figures.termination_reason.value if figures.termination_reason else 'unknown'}")
-    shown.add_row("calls", str(figures.calls))
-    shown.add_row("roots", counted(figures.roots))
-    shown.add_row("rows", str(figures.rows))
-    shown.add_row("tokens", f"{figures.sampled} sampled, {figures.delivered} delivered")
-    shown.add_row("excluded", counted(figures.excluded))
-    shown.add_row("fed", f"{figures.fed:.0%}")
-    shown.add_row("side calls", str(figures.side_calls))
-    shown.add_row("failed calls", str(figures.failed_calls))
-    shown.add_row("retries", str(figures.retries))
-    shown.add_row("files", Text("written") if figures.written else Text("not written", "red"))
-    shown.add_row("time", f"{figures.seconds:.1f} s")
-    return shown
+    ended = figures.termination_reason.value if figures.termination_reason else "unknown"
+    return facts(
+        (
+            ("harness", f"{figures.harness} {figures.version}" + (f" ({options})" if options else "")),
+            ("exit", f"{figures.exit_code}, {ended}"),
+            ("calls", str(figures.calls)),
+            ("roots", counted(figures.roots)),
+            ("rows", str(figures.rows)),
+            ("tokens", f"{figures.sampled} sampled, {figures.delivered} delivered"),
+            ("excluded", counted(figures.excluded)),
+            ("fed", f"{figures.fed:.0%}"),
+            ("side calls", str(figures.side_calls)),
+            ("failed calls", str(figures.failed_calls)),
+            ("retries", str(figures.retries)),
+            ("files", Text("written") if figures.written else Text("not written", "red")),
+            ("time", f"{figures.seconds:.1f} s"),
+        )
+    )
 
 
 def counted(reasons: Mapping[ExclusionReason, int] | Mapping[str, int]) -> str:

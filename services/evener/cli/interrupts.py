@@ -1,9 +1,9 @@
-"""Handles Ctrl-C and SIGTERM while a command waits for the services: the first ends the wait, the second ends the command."""
+"""Handles Ctrl-C and SIGTERM. While a command waits for the services, the first ends the wait, the second ends the command."""
 
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, cast
 
@@ -34,7 +34,7 @@ class Leaving:
 def leaving() -> Iterator[Leaving]:
     """Cancel this task at the first signal inside this block, and end the process at the second."""
     asked = Leaving()
-    loop, task = asyncio.get_running_loop(), cast("asyncio.Task[object]", asyncio.current_task())
+    task = cast("asyncio.Task[object]", asyncio.current_task())
 
     def heard(number: signal.Signals) -> None:
         if asked.number is not None:
@@ -42,11 +42,19 @@ def leaving() -> Iterator[Leaving]:
         asked.number = number
         task.cancel()
 
+    with on_signals(heard):
+        yield asked
+
+
+@contextmanager
+def on_signals(act: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `act` on Ctrl-C (which child programs get too) and SIGTERM inside this block, instead of ending the process."""
+    loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
-        loop.add_signal_handler(number, heard, number)
+        loop.add_signal_handler(number, act, number)
     try:
-        yield asked
+        yield
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)

@@ -40,8 +40,8 @@ async def publish(
         State folder of the Evener to use.
     """
     from evener.cli.connection import connect
+    from evener.cli.output import tell
     from evener.cli.policy_tables import read_canary
-    from evener.cli.progress import tell
     from evener.service.exits import complain
 
     wanted = None if canary is None else read_canary(canary)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.table import Table
 
 from evener.cli.errors import Usage
-from evener.cli.progress import console, tell
-from evener.client.views import PolicyView
+from evener.cli.output import console, table, tell, tell_each
+from evener.client.views import PolicyView, VersionView
 from evener.proto.fleet import Canary
 
 _canaries: Final = msgspec.json.Decoder(Canary)
@@ -30,25 +29,23 @@ def show_policies(policies: Sequence[PolicyView]) -> None:
     out = console()
     if not out.is_terminal:
         for policy in policies:
-            tell({"policy": policy.policy, "newest": policy.newest, "engines": list(policy.engines)})
+            tell({"policy": policy.policy, "newest": policy.newest, "engines": policy.engines})
         return
-    table = Table("policy", "newest", "engines", box=None, header_style="bold", pad_edge=False)
+    shown = table("policy", "newest", "engines")
     for policy in policies:
-        table.add_row(policy.policy, "-" if policy.newest is None else str(policy.newest), ", ".join(policy.engines) or "none")
-    out.print(table)
+        shown.add_row(policy.policy, "-" if policy.newest is None else str(policy.newest), ", ".join(policy.engines) or "none")
+    out.print(shown)
 
 
 def show_policy(policy: PolicyView) -> None:
     """Write a table on a terminal, otherwise JSON lines."""
     out = console()
-    if not out.is_terminal:
-        for version in policy.versions:
-            tell(version)
-        return
-    out.print(f"{policy.policy}: engines {', '.join(policy.engines) or 'none'}")
-    table = Table("version", "state", "when", "gap", "where, or why not", box=None, header_style="bold", pad_edge=False)
-    for version in policy.versions:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(version.at))
-        gap = "" if version.gap is None else f"{version.gap:.1e}"
-        table.add_row(str(version.version), version.state, when, gap, version.reason or version.location)
-    out.print(table)
+    if out.is_terminal:
+        out.print(f"{policy.policy}: engines {', '.join(policy.engines) or 'none'}")
+    tell_each(policy.versions, ("version", "state", "when", "gap", "where, or why not"), _row)
+
+
+def _row(version: VersionView) -> tuple[str, ...]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(version.at))
+    gap = "" if version.gap is None else f"{version.gap:.1e}"
+    return str(version.version), version.state, when, gap, version.reason or version.location

@@ -1,19 +1,16 @@
 """Shows the progress of tasks: a live table on a terminal, otherwise a line of JSON for each task that ends."""
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from textwrap import shorten
-from typing import Final, Protocol, TextIO
+from typing import Final, Protocol
 
-import msgspec
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from evener.cli.output import console, table, tell
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.proto.ids import session_of
@@ -21,7 +18,7 @@ from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.spec import Purpose
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOutcome
-from evener.service.exits import complain, visible
+from evener.service.exits import complain
 from evener.tokens.remarks import tools_hidden
 
 GOOD: Final = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
@@ -43,23 +40,6 @@ class TaskObserver(Protocol):
     """Gets each change of a task."""
 
     async def observe(self, view: TaskView) -> None: ...
-
-
-class Harmless(Console):
-    """Shows control characters as text, so that the output of an agent or grader cannot move the cursor or clear the screen."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Return the segments without control characters in their texts."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(visible(segment.text), segment.style)
-
-
-def console(file: TextIO | None = None, *, width: int | None = None) -> Console:
-    """Return the console that a command writes to, by default stdout; without colours if NO_COLOR is set.
-
-    Plain strings are written verbatim: the output of a grader may look like markup. `width` is in characters. None: the terminal's.
-    """
-    return Harmless(file=file or sys.stdout, no_color="NO_COLOR" in os.environ, width=width, markup=False, emoji=False)
 
 
 async def watch(client: Client, run_id: str, task_ids: Collection[str], run_warnings: TaskObserver | None = None) -> dict[str, TaskView]:
@@ -122,12 +102,6 @@ def _excluded(view: TaskView) -> str:
     return f"all sampled tokens are excluded: {', '.join(told)}"
 
 
-def tell(event: object) -> None:
-    """Write one JSON line."""
-    sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
-    sys.stdout.flush()
-
-
 def overview(views: Sequence[TaskView], total: int) -> RenderableType:
     """Return the progress of a run: one line of counts, and a table of the tasks that fit."""
     ended = sorted((view for view in views if view.outcome is not None), key=lambda view: view.ended_at or 0.0)
@@ -136,8 +110,8 @@ def overview(views: Sequence[TaskView], total: int) -> RenderableType:
     shown = [*going, *waiting][:SHOWN_TASKS]
     shown += ended[len(shown) - SHOWN_TASKS :] if len(shown) < SHOWN_TASKS else []
     hidden = len(views) - len(shown)
-    more = Text(f"and {hidden} more tasks", "dim") if hidden else Text()
-    return Group(table(shown), more, _counts(views, total)) if hidden else Group(table(shown), _counts(views, total))
+    more = [Text(f"and {hidden} more tasks", "dim")] if hidden else []
+    return Group(task_table(shown), *more, _counts(views, total))
 
 
 def _counts(views: Sequence[TaskView], total: int) -> Text:
@@ -149,9 +123,9 @@ def _counts(views: Sequence[TaskView], total: int) -> Text:
     return Text(f"{total} tasks: {said}; {sealed} of {sum(view.samples for view in views)} sessions{mean}", "dim")
 
 
-def table(views: Iterable[TaskView]) -> Table:
+def task_table(views: Iterable[TaskView]) -> Table:
     """Return tasks as a table."""
-    shown = Table("task", "", "sessions", "rewards", "mean", box=None, header_style="bold", pad_edge=False)
+    shown = table("task", "", "sessions", "rewards", "mean")
     for view in sorted(views, key=lambda view: (view.submitted_at, view.task_id)):
         known = [reward for reward in view.rewards if reward is not None]
         mean = f"{sum(known) / len(known):.2f}" if known else ""

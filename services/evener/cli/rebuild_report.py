@@ -15,7 +15,7 @@ from rich.text import Text
 
 from evener.cli.errors import Usage
 from evener.cli.group_files import write_bytes
-from evener.cli.progress import console, tell
+from evener.cli.output import console, tell
 from evener.client.session_views import RebuildRequest, Rebuilt
 from evener.formats.jsonl import line
 from evener.formats.neutral import session_rows

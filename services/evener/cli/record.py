@@ -1,6 +1,7 @@
 """`evener record`: records a harness that somebody else runs."""
 
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -46,19 +47,19 @@ async def record(
     state
         State folder of the Evener to use.
     """
-    from evener.cli.record_session import record_session
+    from evener.cli.record_session import quirks_of, record_session
     from evener.cli.submission import read
-    from evener.proto.spec import Sampling
+    from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling
+    from evener.proto.tasks import TaskOptions
 
-    wanted = read(Sampling, sampling or {}, "sampling")
-    return await record_session(
-        command,
-        task=task,
-        reward=reward,
+    options = TaskOptions(
+        run_id=f"record-{token_hex(4)}",
+        purpose=Purpose.COLLECT,
+        harness=HarnessSpec(name=harness or "none", sandbox="none", quirks=quirks_of(harness, quirks)),
         policy=policy,
-        sampling=wanted,
+        sampling=read(Sampling, sampling or {}, "sampling"),
         streaming=streaming,
-        harness=harness,
-        quirks=quirks,
-        state=state,
+        budgets=Budgets(attempts=1),
+        grader=GraderSpec(name="fixed" if reward is not None else "none"),
     )
+    return await record_session(command, options, task=task, reward=reward, state=state)

@@ -5,23 +5,26 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
+
+from msgspec import structs
 
 from evener.cli.connection import connect
 from evener.cli.errors import Usage
-from evener.cli.progress import tell
+from evener.cli.interrupts import on_signals
+from evener.cli.output import tell
 from evener.cli.record_summary import line, words
-from evener.cli.submission import known_quirks
 from evener.client.client import Client
 from evener.client.errors import ClientError
 from evener.client.views import TaskView
 from evener.harnesses.provider import CONTRARY
+from evener.harnesses.quirks_file import read_quirks
+from evener.harnesses.registry import harness as harness_named
 from evener.proto.ids import session_of
-from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, Streaming, TaskRef
+from evener.proto.spec import Quirks, TaskRef
 from evener.proto.tasks import TaskOptions
 from evener.service.exits import complain
 from evener.tasks.directory import load
@@ -37,22 +40,9 @@ class NotRunnable(Usage):
 
 
 async def record_session(
-    command: Sequence[str],
-    *,
-    task: Path | None,
-    reward: float | None,
-    policy: str,
-    sampling: Sampling,
-    streaming: Streaming,
-    harness: str | None,
-    quirks: Path | None,
-    state: Path | None,
+    command: Sequence[str], options: TaskOptions, *, task: Path | None, reward: float | None, state: Path | None
 ) -> int:
-    """Record one session; return the program's exit code."""
-    if harness is not None and quirks is not None:
-        msg = "--harness and --quirks contradict each other: the file replaces the quirks of the harness"
-        raise Usage(msg)
-    recorded = HarnessSpec(name=harness or "none", sandbox="none", quirks=known_quirks(harness, quirks))
+    """Record one session, whose task and run have the same id; return the program's exit code."""
     if task is not None and reward is not None:
         msg = "--reward and --task contradict each other: a task has its own grader"
         raise Usage(msg)
@@ -64,18 +54,9 @@ async def record_session(
         raise NotRunnable(msg)
     async with connect(state, sampling=True) as client:
         ref = await _put(client, task) if task else None
-        grader = load(task).grader if task else GraderSpec(name="fixed" if reward is not None else "none")
-        task_id = f"record-{token_hex(4)}"
-        options = TaskOptions(
-            run_id=task_id,
-            purpose=Purpose.COLLECT,
-            harness=recorded,
-            policy=policy,
-            sampling=sampling,
-            streaming=streaming,
-            budgets=Budgets(attempts=1),
-            grader=grader,
-        )
+        if task is not None:
+            options = structs.replace(options, grader=load(task).grader)
+        task_id = options.run_id
         await client.submit(options, task=ref, task_id=task_id)
         session_id = session_of(task_id, 0)
         recording = await client.recording(session_id)
@@ -91,6 +72,16 @@ async def record_session(
     return code if code >= 0 else 128 - code
 
 
+def quirks_of(harness: str | None, file: Path | None) -> Quirks | None:
+    """Return the quirks in a file, or those that the harness of this name declares. None: neither is given. Raises Usage, HarnessError."""
+    if harness is not None and file is not None:
+        msg = "--harness and --quirks contradict each other: the file replaces the quirks of the harness"
+        raise Usage(msg)
+    if file is not None:
+        return read_quirks(file)
+    return None if harness is None else harness_named(harness).quirks
+
+
 async def _put(client: Client, task: Path) -> TaskRef:
     packed = await asyncio.to_thread(pack, task)
     await client.put_blob(packed.data)
@@ -101,32 +92,16 @@ async def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the program with the session's variables; return its exit code, negative for a signal. Ctrl-C reaches the program too."""
     own = {name: value for name, value in os.environ.items() if name not in CONTRARY}
     program = await asyncio.create_subprocess_exec(*command, env={**own, **environment})
-    with _on_signals(lambda number: program.terminate() if number == signal.SIGTERM else None):
+    with on_signals(lambda number: program.terminate() if number == signal.SIGTERM else None):
         return await program.wait()
 
 
 async def _until_interrupted() -> int:
     """Keep the session open for any program that uses its base URL and key."""
     left = asyncio.Event()
-    with _on_signals(lambda _: left.set()):
+    with on_signals(lambda _: left.set()):
         await left.wait()
     return 0
-
-
-@contextmanager
-def _on_signals(act: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `act` on Ctrl-C (which the program gets too) and SIGTERM, instead of ending the command."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        loop.add_signal_handler(number, act, number)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ async def report(run: str, *, out: Path = Path("report.html"), state: Path | Non
     """
     from evener.cli.connection import connect
     from evener.cli.group_files import check_folder
-    from evener.cli.progress import tell
+    from evener.cli.output import tell
     from evener.cli.run_page import write_report
 
     check_folder(out)

@@ -1,7 +1,7 @@
 """Makes the page of a run from what the services know about it."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -11,7 +11,6 @@ from evener.cli.run_cancellation import no_such_run
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.formats.report.render import render, wanted_ids
-from evener.formats.summary import Outcome
 
 
 class Reported(Struct, frozen=True, kw_only=True):
@@ -31,17 +30,12 @@ async def write_report(client: Client, run_id: str, out: Path) -> Reported:
     if not tasks:
         raise no_such_run(run_id, await client.tasks())
     groups = await fetch(client, run_id)
-    page = await page_of(client, groups, title=f"Run {run_id}", facts=_facts(tasks), submitted=len(tasks))
-    await asyncio.to_thread(write_bytes, out, page)
-    return Reported(file=str(out), bytes=len(page), groups=len(groups), not_ended=sum(task.outcome is None for task in tasks))
-
-
-async def page_of(client: Client, groups: Sequence[Outcome], *, title: str, facts: Mapping[str, str], submitted: int) -> bytes:
-    """Return the page of groups of one policy. The gateway gives the bytes of ids."""
     ids = wanted_ids(groups)
     pieces = dict(zip(ids, await client.pieces(groups[0].policy, ids), strict=True)) if ids else {}
-    page = await asyncio.to_thread(render, groups, pieces, title=title, facts=facts, submitted=submitted)
-    return page.encode()
+    page = await asyncio.to_thread(render, groups, pieces, title=f"Run {run_id}", facts=_facts(tasks), submitted=len(tasks))
+    data = page.encode()
+    await asyncio.to_thread(write_bytes, out, data)
+    return Reported(file=str(out), bytes=len(data), groups=len(groups), not_ended=sum(task.outcome is None for task in tasks))
 
 
 def _facts(tasks: Sequence[TaskView]) -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import Final
 
 from msgspec import Struct
 from rich.table import Table
-from rich.text import Text
 
-from evener.cli.progress import GOOD, console, tell
+from evener.cli.output import console, facts, tell, tell_each
+from evener.cli.progress import GOOD
 from evener.client.views import TaskView
 from evener.proto.spec import Purpose
 from evener.proto.tasks import TaskOutcome
@@ -117,35 +117,28 @@ def tell_summary(summary: RunSummary) -> None:
 
 def tell_runs(summaries: Iterable[RunSummary]) -> None:
     """Write a table on a terminal, otherwise a line of JSON for each run."""
-    out = console()
-    if not out.is_terminal:
-        for summary in summaries:
-            tell(summary)
-        return
-    table = Table("run", "tasks", "sessions", "mean reward", "tokens delivered", box=None, header_style="bold", pad_edge=False)
-    for summary in summaries:
-        mean = "" if summary.rewards.mean is None else f"{summary.rewards.mean:.3g}"
-        table.add_row(Text(summary.run), listed(summary.outcomes), listed(summary.ends), mean, str(summary.delivered))
-    out.print(table)
+    tell_each(summaries, ("run", "tasks", "sessions", "mean reward", "tokens delivered"), _row)
+
+
+def _row(summary: RunSummary) -> tuple[str, ...]:
+    mean = "" if summary.rewards.mean is None else f"{summary.rewards.mean:.3g}"
+    return summary.run, listed(summary.outcomes), listed(summary.ends), mean, str(summary.delivered)
 
 
 def lines(summary: RunSummary) -> Table:
     """Return the summary as a table."""
-    grid = Table.grid(padding=(0, 2))
     rewards = summary.rewards
     mean = "none" if rewards.mean is None else f"mean {rewards.mean:.3g}"
     deviation = "" if rewards.deviation is None else f", spread within a group {rewards.deviation:.3g}"
     excluded = f"{sum(summary.excluded.values())} excluded: {listed(summary.excluded) or 'none'}"
-    facts = (
+    told = (
         ("run", summary.run),
         ("groups", f"{summary.tasks}: {listed(summary.outcomes)}"),
         ("sessions", f"{summary.sessions}: {listed(summary.ends)}"),
         ("rewards", mean + deviation),
         ("tokens", f"{summary.sampled} sampled = {summary.delivered} delivered + {excluded}"),
     )
-    for name, fact in facts:
-        grid.add_row(Text(name, "bold"), Text(fact))
-    return grid
+    return facts(told)
 
 
 def listed(counts: dict[str, int]) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
+from evener.cli.output import facts
 from evener.client.session_views import SessionSource, SessionView
 from evener.proto.arrays import int32s, uint8s
 from evener.proto.trajectories import Row
@@ -21,7 +21,7 @@ def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> Renderab
     """Return the facts about the whole session, followed by `more`."""
     trajectory, told = view.trajectory, view.told
     exited = trajectory.exit if trajectory else None
-    facts = [
+    shown: list[tuple[str, str | Text]] = [
         (
             "session",
             f"{view.session_id}, attempt {told.attempt}{', from its stored records' if view.source is SessionSource.RECORDS else ''}",
@@ -36,8 +36,8 @@ def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> Renderab
         ),
     ]
     if exited:
-        facts.append(("time", f"{exited.agent_seconds:.1f} s on the agent's clock, {exited.wall_seconds:.1f} s in all"))
-    return _facts([*facts, *more])
+        shown.append(("time", f"{exited.agent_seconds:.1f} s on the agent's clock, {exited.wall_seconds:.1f} s in all"))
+    return facts([*shown, *more])
 
 
 def _last_failure(view: SessionView) -> str:
@@ -57,13 +57,14 @@ def accounts(view: SessionView) -> RenderableType:
         "lost with their gateway": books.lost_calls,
     }
     kinds = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    facts = [
+    shown: list[tuple[str, str | Text]] = [
         ("tokens", f"{books.sampled} sampled = {books.delivered} in rows + {sum(books.excluded.values())} excluded: {excluded}"),
         ("calls", f"{len(view.calls)}{f' ({kinds})' if kinds else ''}, in {len(told.rows)} rows"),
     ]
     if books.resampled or books.reinstated:
-        facts.append(("of these", f"{books.resampled} tokens resampled, {books.reinstated} reinstated"))
-    return _facts(facts, told.inconsistencies)
+        shown.append(("of these", f"{books.resampled} tokens resampled, {books.reinstated} reinstated"))
+    shown += [("inconsistent", Text(inconsistency, "red")) for inconsistency in told.inconsistencies]
+    return facts(shown)
 
 
 def conversations(view: SessionView) -> RenderableType:
@@ -74,15 +75,6 @@ def conversations(view: SessionView) -> RenderableType:
         parts.append(rule(number, rows[number]) if rows else Rule("no row", align="left"))
         parts += [part for message in messages for part in _message(message)]
     return Group(*parts)
-
-
-def _facts(facts: Sequence[tuple[str, str]], inconsistencies: Sequence[str] = ()) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    for name, fact in facts:
-        grid.add_row(name, Text(fact.strip(), overflow="fold"))
-    for inconsistency in inconsistencies:
-        grid.add_row(Text("inconsistent", "red"), Text(inconsistency))
-    return grid
 
 
 def rule(number: int, row: Row) -> Rule:

@@ -45,7 +45,7 @@ async def show(
         msg = "--messages, --tokens, --grader and --json contradict each other: give one"
         raise Usage(msg)
     from evener.cli.connection import connect
-    from evener.cli.progress import console, tell
+    from evener.cli.output import console, tell
     from evener.cli.session_grade import grade_facts, graded, outputs, with_score
     from evener.cli.session_remarks import notes
     from evener.cli.session_text import accounts, conversations, heading

@@ -10,12 +10,11 @@ from msgspec import Struct, structs
 
 from evener.cli.errors import Usage
 from evener.client.client import Client
-from evener.harnesses.port import Harness, HarnessError
 from evener.harnesses.quirks_file import read_quirks
 from evener.harnesses.registry import harness
 from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.names import unknown
-from evener.proto.spec import Budgets, GroupOptions, HarnessSpec, Purpose, Quirks, Sampling, Streaming, Target
+from evener.proto.spec import Budgets, GroupOptions, HarnessSpec, Purpose, Sampling, Streaming, Target
 from evener.proto.tasks import TaskOptions, group_problem
 from evener.service.exits import complain
 from evener.service.text_values import from_text
@@ -92,13 +91,9 @@ def task_id_of(run_id: str, name: str) -> str:
 
 
 def harness_spec(name: str, options: Mapping[str, str], quirks: Path | None = None) -> HarnessSpec:
-    """Return the spec of a harness with its options and a file of quirks. Raises Usage if the harness or an option is unknown."""
-    found = known_harness(name)
-    try:
-        found.check(options)
-    except HarnessError as cause:
-        raise Usage(str(cause.args[0])) from cause
-    return HarnessSpec(name=name, options=dict(options), quirks=known_quirks(None, quirks))
+    """Return the spec of a harness with its options and a file of quirks. Raises HarnessError if one of them is wrong."""
+    harness(name).check(options)
+    return HarnessSpec(name=name, options=dict(options), quirks=None if quirks is None else read_quirks(quirks))
 
 
 def model_map(given: Iterable[str], policy: str) -> dict[str, Target]:
@@ -120,43 +115,19 @@ def model_map(given: Iterable[str], policy: str) -> dict[str, Target]:
     return targets
 
 
-def known_quirks(name: str | None, file: Path | None) -> Quirks | None:
-    """Return the quirks in a file, or those that the harness of this name declares. None: neither is given."""
-    try:
-        if file is not None:
-            return read_quirks(file)
-        return None if name is None else harness(name).quirks
-    except HarnessError as cause:
-        raise Usage(str(cause.args[0])) from cause
-
-
-def known_harness(name: str) -> Harness:
-    """Return the harness of this name. Raises Usage if it is unknown."""
-    try:
-        return harness(name)
-    except HarnessError as cause:
-        raise Usage(str(cause.args[0])) from cause
-
-
 def trusting(run_request: RunRequest, *, trust_local: bool) -> tuple[str, ...]:
     """Return the options of an `up` that is started for the run. If the run needs trust and has it, warn what that means.
 
     Raises Usage if the run needs trust and does not have it.
     """
-    if not trust_local:
-        if harness(run_request.harness.name).has_tools:
-            msg = (
-                f"harness {run_request.harness.name} has tools, and a `local` sandbox is a plain process: what the model writes would run "
-                "on this machine with your rights. Give --trust-local if you trust the tasks and the model"
-            )
+    name = run_request.harness.name
+    if harness(name).has_tools:
+        danger = f"harness {name} has tools, and a `local` sandbox is a plain process: it runs what the model writes with your rights"
+        if not trust_local:
+            msg = f"{danger}. Give --trust-local if you trust the tasks and the model"
             raise Usage(msg)
-        return ()
-    if harness(run_request.harness.name).has_tools:
-        complain(
-            f"warning: harness {run_request.harness.name} has tools, and a `local` sandbox is a plain process: what the model writes runs "
-            "on this machine with your rights; use tasks and models that you trust"
-        )
-    return ("--trust-local",)
+        complain(f"warning: {danger}; use tasks and models that you trust")
+    return ("--trust-local",) if trust_local else ()
 
 
 def read(kind: type[StructT], given: Mapping[str, str], flag: str) -> StructT:

@@ -4,10 +4,9 @@ import os
 from typing import Final
 
 from msgspec import structs
-from rich.table import Table
 from rich.text import Text
 
-from evener.cli.progress import console, tell
+from evener.cli.output import console, table, tell
 from evener.proto.errors import ConfigError
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Thinking
@@ -63,19 +62,17 @@ def _report(config: PolicyConfig, found: Conformance) -> None:
     forged = Text("stay text", "green") if found.forged_stay_text else Text("are believed", "red")
     out.print(f"{config.source}\nextended by {by}; spelling of tool calls: {found.tool_parser}", highlight=False)
     never = Text('never shown: use template = "chatml_tools", or one that renders them', "red")
-    shown = Text("shown", "green") if found.renders_tools else never
-    out.print(Text.assemble(f"template: {found.template}; tools of a request are ", shown))
+    tools = Text("shown", "green") if found.renders_tools else never
+    out.print(Text.assemble(f"template: {found.template}; tools of a request are ", tools))
     out.print(Text.assemble("control tokens that a tool result spells ", forged, "\n"))
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("after a turn comes", *(f"thinking = {thinking.value}" for thinking in Thinking)):
-        table.add_column(title)
+    shown = table("after a turn comes", *(f"thinking = {thinking.value}" for thinking in Thinking))
     rows: dict[str, list[Text]] = {}
     for one in found.followings:
         style = STYLES.get(one.outcome, "yellow")
         rows.setdefault(f"{one.what}, reasoned" if one.reasoning else one.what, []).append(Text(one.outcome, style))
     for what, outcomes in rows.items():
-        table.add_row(what, *outcomes)
-    out.print(table)
+        shown.add_row(what, *outcomes)
+    out.print(shown)
     if any(STRIPPED in one.outcome and one.thinking is Thinking.TEMPLATE for one in found.followings):
         out.print(
             f"\n{STRIPPED}: the template drops earlier reasoning there, and a row begins; {KEEP_THINKING}", style="yellow", highlight=False

@@ -8,7 +8,8 @@ import pytest
 from msgspec import structs
 from rich.text import Text
 
-from evener.cli.progress import SHOWN_TASKS, Harmless, console, overview, tell_troubles
+from evener.cli.output import Harmless, console
+from evener.cli.progress import SHOWN_TASKS, overview, tell_troubles
 from evener.cli.run_summary import exit_code, lines, summarize_run, summarize_runs, tell_runs, tell_summary
 from evener.cli.run_warnings import too_long, untrainable, without_tools
 from evener.cli.submission import RunRequest

@@ -12,7 +12,7 @@ from tests.support.damages import recorded
 from tests.support.toy import World, user
 from tests.unit.proto.golden_events import TRAJECTORY
 
-from evener.cli.progress import table, tell_troubles
+from evener.cli.progress import task_table, tell_troubles
 from evener.cli.session_grade import Output, SessionGrade, grade_facts, outputs, with_score
 from evener.cli.session_text import accounts, conversations, heading
 from evener.cli.session_tokens import table as token_lines
@@ -283,7 +283,7 @@ def test_table_of_tasks() -> None:
         outcome=TaskOutcome.MERGED,
         submitted_at=1.0,
     )
-    (_, line) = printed(table([view])).splitlines()
+    (_, line) = printed(task_table([view])).splitlines()
 
     assert line.split() == ["t", "merged", "2", "finished,", "1", "running", "1", "-", "0.5", "0.75"]
 
