@@ -387,6 +387,18 @@ async def test_the_agents_clock_counts_sampling_and_no_waits(gateway: FramesGate
     assert 0.2 < agent.clock.seconds() < 0.45
 
 
+async def test_a_call_that_is_cut_off_ends_its_wait() -> None:
+    """A harness that leaves while it waits must not stop the clock for good."""
+    async with harness() as agent:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await agent.text()
+        stood = agent.clock.seconds()
+        async with asyncio.timeout(60):
+            while agent.clock.seconds() == stood:  # noqa: ASYNC110 - the relay notices in its own time
+                await asyncio.sleep(0.01)
+
+
 async def test_a_request_that_is_too_large_is_refused_in_the_dialect(gateway: FramesGateway) -> None:
     """Nothing of it is kept in memory."""
     async with harness(gateway) as agent, agent.post({**BODY, "x": "x" * 5000}) as response:

@@ -14,16 +14,14 @@ OPTIONS: Final = frozenset({"expected", "match"})
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
-class AnswerGrader:
-    """The grader `answer`."""
-
-    async def grade(self, context: GradingContext) -> Grade:
-        options = context.trajectory.spec.grader.options
-        if unknown := sorted(set(options) - OPTIONS):
-            msg = f"grader `answer` knows no option {unknown[0]!r}"
-            raise GraderRefused(msg)
-        right = compare(context.trajectory.answer, options.get("expected"), options.get("match", "exact"))
-        return graded({"reward": float(right)})
+async def grade(context: GradingContext) -> Grade:
+    """Grade as `answer`."""
+    options = context.trajectory.spec.grader.options
+    if unknown := sorted(set(options) - OPTIONS):
+        msg = f"grader `answer` knows no option {unknown[0]!r}"
+        raise GraderRefused(msg)
+    right = compare(context.trajectory.answer, options.get("expected"), options.get("match", "exact"))
+    return graded({"reward": float(right)})
 
 
 def compare(answer: str | None, expected: str | None, match: str) -> bool:

@@ -32,21 +32,19 @@ LAST_CHARACTERS: Final = 1000
 _numbers: Final = msgspec.json.Decoder(dict[str, float])
 
 
-class HarborGrader:
-    """The grader `harbor`."""
-
-    async def grade(self, context: GradingContext) -> Grade:
-        ref = context.trajectory.spec.task
-        if ref is None:
-            msg = "grader `harbor` needs a task with tests; this session is a recording without one"
-            raise GraderRefused(msg)
-        left = grading.GradingOutcome()
-        try:
-            with tempfile.TemporaryDirectory(prefix="evener-grading-") as folder:
-                await _grade(context, ref, Path(folder), left)
-        finally:
-            context.evidence.update(evidence_of(left))
-        return judge(left)
+async def grade(context: GradingContext) -> Grade:
+    """Grade as `harbor`."""
+    ref = context.trajectory.spec.task
+    if ref is None:
+        msg = "grader `harbor` needs a task with tests; this session is a recording without one"
+        raise GraderRefused(msg)
+    left = grading.GradingOutcome()
+    try:
+        with tempfile.TemporaryDirectory(prefix="evener-grading-") as folder:
+            await _grade(context, ref, Path(folder), left)
+    finally:
+        context.evidence.update(evidence_of(left))
+    return judge(left)
 
 
 async def _grade(context: GradingContext, ref: TaskRef, folder: Path, left: grading.GradingOutcome) -> None:

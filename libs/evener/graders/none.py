@@ -3,8 +3,6 @@
 from evener.graders.port import Grade, GradingContext
 
 
-class NoGrader:
-    """The grader `none`."""
-
-    async def grade(self, context: GradingContext) -> Grade:  # noqa: ARG002 - the port's signature
-        return Grade(reward=None, ungraded="no grader")
+async def grade(context: GradingContext) -> Grade:  # noqa: ARG001 - the port's signature
+    """Grade as `none`."""
+    return Grade(reward=None, ungraded="no grader")

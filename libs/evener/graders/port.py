@@ -1,8 +1,7 @@
 """The grader port: a trajectory and what its agent left go in; a reward and its evidence come out."""
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -54,12 +53,11 @@ class Grade(Struct, frozen=True, kw_only=True):
     """Why there is no reward. None: there is one."""
 
 
-class Grader(Protocol):
-    """A way to score a session. A grader knows nothing of groups, retries or topics."""
+Grader = Callable[[GradingContext], Awaitable[Grade]]
+"""A way to score a session. A grader knows nothing of groups, retries or topics.
 
-    async def grade(self, context: GradingContext) -> Grade:
-        """Return the session's grade. Raises GraderError or BlobError; any other exception is a crash of the grader."""
-        ...
+Raises GraderError or BlobError; any other exception is a crash of the grader.
+"""
 
 
 def graded(rewards: Mapping[str, float]) -> Grade:

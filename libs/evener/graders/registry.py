@@ -1,15 +1,11 @@
 """The registry of graders, by name."""
 
-from collections.abc import Callable
 from typing import Final
 
-from evener.graders.answer import AnswerGrader
-from evener.graders.fixed import FixedGrader
-from evener.graders.harbor import HarborGrader
-from evener.graders.none import NoGrader
+from evener.graders import answer, fixed, harbor, none
 from evener.graders.port import Grader, GraderRefused
 
-GRADERS: Final[dict[str, Callable[[], Grader]]] = {"answer": AnswerGrader, "fixed": FixedGrader, "harbor": HarborGrader, "none": NoGrader}
+GRADERS: Final[dict[str, Grader]] = {"answer": answer.grade, "fixed": fixed.grade, "harbor": harbor.grade, "none": none.grade}
 
 
 def grader_for(name: str) -> Grader:
@@ -17,4 +13,4 @@ def grader_for(name: str) -> Grader:
     if name not in GRADERS:
         msg = f"unknown grader {name!r}, not one of {', '.join(sorted(GRADERS))}"
         raise GraderRefused(msg)
-    return GRADERS[name]()
+    return GRADERS[name]

@@ -1,8 +1,10 @@
 """A block that other code can end with an error of its choosing, as `asyncio.timeout` ends one with TimeoutError."""
 
 import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, NoReturn, Self
 
 
 class Interrupt:
@@ -31,3 +33,21 @@ class Interrupt:
         if self._task is not None and self._error is None:
             self._error = error
             self._task.cancel()
+
+
+@asynccontextmanager
+async def ended_by(work: Coroutine[Any, Any, NoReturn]) -> AsyncIterator[None]:
+    """Run `work` beside this block. The error that it raises ends the block; the end of the block cancels it."""
+    with Interrupt() as block:
+        working = asyncio.create_task(work)
+        working.add_done_callback(lambda done: _end(block, done))
+        try:
+            yield
+        finally:
+            working.cancel()
+            await asyncio.wait({working})
+
+
+def _end(block: Interrupt, done: asyncio.Task[NoReturn]) -> None:
+    if not done.cancelled() and isinstance(error := done.exception(), Exception):
+        block.end(error)

@@ -4,6 +4,7 @@ import importlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -40,13 +41,7 @@ def run_together(configs: Mapping[str, ServiceConfig]) -> int:
         for name, config in configs.items()
         if name != "up"
     ]
-
-    @asynccontextmanager
-    async def engine(context: ServiceContext) -> AsyncIterator[None]:
-        async with open_engine_of(own, context):
-            yield
-
-    return run_process(own, wanted, beside=[engine], state_file=True)
+    return run_process(own, wanted, beside=[partial(open_engine_of, own)], state_file=True)
 
 
 def check_model(config: Config) -> None:

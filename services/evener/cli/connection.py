@@ -5,10 +5,10 @@ import os
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final, NoReturn
 
 import aiohttp
 import msgspec
@@ -18,7 +18,7 @@ from evener.client.client import Client
 from evener.client.errors import Unavailable, Unreachable
 from evener.proto.errors import ConfigError, EvenerError
 from evener.runtime.disk import is_full
-from evener.runtime.interrupt import Interrupt
+from evener.runtime.interrupt import ended_by
 from evener.service.auth import TOKEN_FILE
 from evener.service.config import default_state
 from evener.service.exits import complain
@@ -78,7 +78,7 @@ async def connect(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *
     elif found := await find_running(folder):
         if sampling and (lacking := await _lacks(found.url)):
             complain(f"warning: waiting for the evener at {found.url}, which is not ready: {lacking}")
-        async with Client(found.url, _token(folder)) as client, _ended_by(_full(folder, OTHERS_FULL_SECONDS)):
+        async with Client(found.url, _token(folder)) as client, ended_by(_until_full(folder, OTHERS_FULL_SECONDS)):
             yield client
     else:
         async with _started(folder, up()) as url, Client(url, _token(folder)) as client:
@@ -163,42 +163,32 @@ async def _started(folder: Path, up: Sequence[str]) -> AsyncIterator[str]:
         )
     try:
         url = await _ready(child, folder, start)
-        async with _ended_by(_end_of(child, folder, start)), _ended_by(_full(folder, FULL_SECONDS)):
+        async with ended_by(_until_ended(child, folder, start)), ended_by(_until_full(folder, FULL_SECONDS)):
             try:
                 yield url
-            except (Unreachable, Unavailable) as cause:  # its connections break before its end is noticed
+            except (Unreachable, Unavailable):  # its connections break before its end is noticed
                 with suppress(TimeoutError):
-                    raise await asyncio.wait_for(_end_of(child, folder, start), ENDED_SECONDS) from cause
+                    await asyncio.wait_for(_until_ended(child, folder, start), ENDED_SECONDS)
                 raise
     finally:
         await _stop(child, FULL_STOP_SECONDS if is_full(folder) else STOP_SECONDS)
 
 
-@asynccontextmanager
-async def _ended_by(watch: Coroutine[Any, Any, EvenerError]) -> AsyncIterator[None]:
-    """End this block with the error that `watch` returns, if it returns first."""
-    with Interrupt() as block:
-        watching = asyncio.create_task(watch)
-        watching.add_done_callback(lambda done: None if done.cancelled() else block.end(done.result()))
-        try:
-            yield
-        finally:
-            watching.cancel()
-
-
-async def _end_of(child: Process, folder: Path, log_start: int) -> UpEnded:
-    """Wait until the child ends; return why it did."""
+async def _until_ended(child: Process, folder: Path, log_start: int) -> NoReturn:
+    """Wait until the child ends. Raises UpEnded."""
     code = await child.wait()
-    return UpEnded(f"the evener that this command started has ended: {_why(folder, log_start, code)}")
+    msg = f"the evener that this command started has ended: {_why(folder, log_start, code)}"
+    raise UpEnded(msg)
 
 
-async def _full(folder: Path, seconds: float) -> DiskFull:
-    """Wait until the disk under the services has been full for this long: they wait silently."""
+async def _until_full(folder: Path, seconds: float) -> NoReturn:
+    """Wait until the disk under the services has been full for this long: they wait silently. Raises DiskFull."""
     full_since: float | None = None
     while full_since is None or time.monotonic() - full_since < seconds:
         await asyncio.sleep(LOOK_SECONDS)
         full_since = None if not await asyncio.to_thread(is_full, folder) else full_since or time.monotonic()
-    return DiskFull(f"the disk of {folder} is full")
+    msg = f"the disk of {folder} is full"
+    raise DiskFull(msg)
 
 
 def _log_of(folder: Path) -> BinaryIO:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NoReturn, Protocol, cast
+from typing import Final, NoReturn, Protocol
 
 import structlog
 
@@ -13,6 +13,7 @@ from evener.engines.embedded import start_embedded
 from evener.engines.port import EngineError
 from evener.engines.vllm_server import SPLIT_PROMPTS, VllmOptions, VllmServer, start_vllm
 from evener.proto.errors import EvenerError
+from evener.runtime.interrupt import ended_by
 from evener.service.supervisor import RESTART
 
 MAX_FAILED_STARTS: Final = 5
@@ -48,19 +49,8 @@ async def kept(kind: str, start: Start, join: Join, left: Left, evicted: Left | 
     is also started anew when `evicted` returns: then nobody knows its weights.
     """
     first = await start() if evicted is None else None
-    block = cast("asyncio.Task[object]", asyncio.current_task())
-    keeping = asyncio.create_task(_keep(kind, start, join, left, evicted or asyncio.Event().wait, first=first), name=f"{kind} engine")
-    keeping.add_done_callback(lambda task: None if task.cancelled() else block.cancel())
-    try:
+    async with ended_by(_keep(kind, start, join, left, evicted or asyncio.Event().wait, first=first)):
         yield
-    except asyncio.CancelledError:
-        if keeping.done() and not keeping.cancelled() and (failed := keeping.exception()) is not None:
-            block.uncancel()
-            raise failed from None
-        raise
-    finally:
-        keeping.cancel()
-        await asyncio.wait({keeping})
 
 
 async def _keep(kind: str, start: Start, join: Join, left: Left, evicted: Left, *, first: EngineProcess | None) -> NoReturn:

@@ -98,7 +98,7 @@ class Gradings:
         try:
             with tracer.start_as_current_span("try"):
                 async with asyncio.timeout(self._config.grading_seconds):
-                    return await grader_for(trajectory.spec.grader.name).grade(context)
+                    return await grader_for(trajectory.spec.grader.name)(context)
         except (GraderError, BlobError):
             raise
         except TimeoutError as cause:

@@ -1,7 +1,6 @@
 """The agent's clock counts the harness's own time and sampling. It stops while a call waits for something that is not the agent's doing."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class AgentClock:
@@ -13,7 +12,7 @@ class AgentClock:
         self._waited = 0.0
         self._covered = self._began
         """Waits up to here are counted."""
-        self._waiting: set[CallWait] = set()
+        self._waiting: set[object] = set()
         self._wait_began = 0.0
 
     def seconds(self) -> float:
@@ -21,30 +20,21 @@ class AgentClock:
         end = self._wait_began if self._waiting else self._now()
         return max(0.0, end - self._began - self._waited)
 
-    @contextmanager
-    def call(self) -> Iterator["CallWait"]:
-        """Track the waits of one call, which end with this block."""
-        wait = CallWait(self)
-        try:
-            yield wait
-        finally:
-            wait.end()
-
-    def begin(self, wait: "CallWait") -> None:
-        """Stop the clock until every wait that began has ended."""
+    def begin(self, call: object) -> None:
+        """Stop the clock for a call that waits from now on. Beginning twice is the same as beginning once."""
         if not self._waiting:
             self._wait_began = self._now()
-        self._waiting.add(wait)
+        self._waiting.add(call)
 
-    def end(self, wait: "CallWait") -> None:
-        """Resume the clock if this was the last wait."""
-        if wait in self._waiting:
-            self._waiting.remove(wait)
+    def end(self, call: object) -> None:
+        """Resume the clock if this call was the last one that waited. It is being sampled from now on, or has ended."""
+        if call in self._waiting:
+            self._waiting.remove(call)
             if not self._waiting:
                 self._cover(self._wait_began, self._now())
 
     def take_out(self, seconds: float) -> None:
-        """Subtract a wait that has just ended."""
+        """Subtract a wait that has just ended, of a call that was being sampled."""
         if not self._waiting:
             now = self._now()
             self._cover(now - seconds, now)
@@ -52,22 +42,3 @@ class AgentClock:
     def _cover(self, begin: float, end: float) -> None:
         self._waited += max(0.0, end - max(begin, self._covered))
         self._covered = max(self._covered, end)
-
-
-class CallWait:
-    """Whether one call waits now. Beginning twice is the same as beginning once."""
-
-    def __init__(self, clock: AgentClock) -> None:
-        self._clock = clock
-
-    def begin(self) -> None:
-        """The call waits from now on."""
-        self._clock.begin(self)
-
-    def end(self) -> None:
-        """The call is being sampled from now on, or has ended."""
-        self._clock.end(self)
-
-    def take_out(self, seconds: float) -> None:
-        """The call has just waited for this long while it was being sampled."""
-        self._clock.take_out(seconds)

@@ -3,8 +3,6 @@
 from collections import OrderedDict
 from typing import Final
 
-from msgspec import Struct
-
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
@@ -21,21 +19,13 @@ class NoStart(Exception):
     """The session cannot start, for a reason that another attempt would meet again."""
 
 
-class Me(Struct, frozen=True, kw_only=True):
-    """The identity of this runner process."""
-
-    runner_id: str
-    boot_id: str
-
-    def meant(self, event: SessionDispatched) -> bool:
-        """Return whether a dispatch is for this very process, and not for another of its name."""
-        return event.runner_id == self.runner_id and event.boot_id in {None, self.boot_id}
-
-
 class HeldAttempts:
     """The attempts that this runner holds, and those that it held."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner_id: str, boot_id: str) -> None:
+        """`boot_id`: of this very process, and not another of its name."""
+        self._runner_id = runner_id
+        self._boot_id = boot_id
         self._held: dict[Running, None] = {}
         self._past: OrderedDict[Running, None] = OrderedDict()
 
@@ -44,11 +34,11 @@ class HeldAttempts:
         """The attempts that are held now, including those that wait for a place."""
         return tuple(self._held)
 
-    def take(self, event: SessionDispatched, me: Me) -> bool:
-        """Return whether to start the dispatched attempt, which is then held. A repeated dispatch starts nothing."""
+    def take(self, event: SessionDispatched) -> bool:
+        """Return whether to start the dispatched attempt, which is then held. Repeated dispatches, and those of others, start nothing."""
         attempt = Running(session_id=event.session_id, attempt=event.attempt)
-        known = attempt in self._held or attempt in self._past
-        if not me.meant(event) or known:
+        is_meant = event.runner_id == self._runner_id and event.boot_id in {None, self._boot_id}
+        if not is_meant or attempt in self._held or attempt in self._past:
             return False
         self._held[attempt] = None
         return True

@@ -15,7 +15,7 @@ from evener.dialects.canonical import Dialect, Head, RequestError, RequestHints
 from evener.proto.ids import answer_identity
 from evener.proto.reasons import CallFailure
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
-from evener.sandbox_runner.clock import CallWait
+from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, SentAgain, error_message
 
 RETRY_AFTER_SECONDS: Final = 5
@@ -50,7 +50,7 @@ class Exchange:
         client: GatewayClient,
         *,
         hints: RequestHints,
-        wait: CallWait,
+        clock: AgentClock,
         limits: Limits,
     ) -> None:
         self.sent_again = 0
@@ -68,7 +68,7 @@ class Exchange:
         self._call = call
         self._dialect = dialect
         self._client = client
-        self._wait = wait
+        self._clock = clock
         self._limits = limits
         self._hints = hints
         self._stream: web.StreamResponse | None = None
@@ -86,6 +86,8 @@ class Exchange:
             return await self._deliver(await self._within_limits())
         except ConnectionError as cause:
             raise HarnessGone from cause
+        finally:
+            self._clock.end(self)
 
     async def patiently(self, waiting: Callable[[], Awaitable[T]]) -> T:
         """Wait for a gateway. Each harmless event, which keeps the harness of an open stream waiting, restarts the wait."""
@@ -114,24 +116,24 @@ class Exchange:
             return self._refused(HTTPStatus.GATEWAY_TIMEOUT, "the call took too long", "timeout_error")
 
     async def _listen(self, admission: asyncio.Timeout) -> Answer:
-        self._wait.begin()
+        self._clock.begin(self)
         async with aclosing(self._client.frames(self._call, self.patiently)) as frames:
             async for frame in frames:
                 match frame:
                     case Admitted():
                         self.admitted = True
-                        self._wait.end()
+                        self._clock.end(self)
                         admission.reschedule(None)
                         await self._open(frame.prompt_tokens)
                     case Waiting():
-                        self._wait.take_out(frame.seconds)
+                        self._clock.take_out(frame.seconds)
                     case SentAgain() if self._began:
                         self.gave_up = True
                         return self._refused(HTTPStatus.BAD_GATEWAY, "the answer was lost half-way", "server_error")
                     case SentAgain():
                         self.sent_again += 1
                         self.admitted = False
-                        self._wait.begin()
+                        self._clock.begin(self)
                     case Delta() if self._stream is not None:
                         self._began = True
                         await self._write(frame.body)

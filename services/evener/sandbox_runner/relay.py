@@ -181,27 +181,26 @@ class Relay:
         return await self._exchange(request, self._call(request, path, body), dialect)
 
     async def _exchange(self, request: web.Request, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
-        with self._clock.call() as wait:
-            hints = await read_hints(dialect, call.path, call.body)
-            exchange = Exchange(request, call, dialect, client=self._client, hints=hints, wait=wait, limits=self._limits)
-            digest = await self._unserved.digest(call)
-            call.repeats = self._unserved.original(call, digest)
-            try:
-                response = await exchange.run()
-            except (asyncio.CancelledError, HarnessGone) as gone:
-                exchange.gave_up = True
-                if isinstance(gone, asyncio.CancelledError):
-                    raise
-                return web.Response(status=499)
-            else:
-                if response.status in REFUSED:
-                    self._unserved.note(call, digest)
-                return response
-            finally:
-                self._metrics.relay_sent_again.inc(exchange.sent_again)
-                self._note(exchange)
-                if exchange.gave_up:
-                    self._tell_left(call)
+        hints = await read_hints(dialect, call.path, call.body)
+        exchange = Exchange(request, call, dialect, client=self._client, hints=hints, clock=self._clock, limits=self._limits)
+        digest = await self._unserved.digest(call)
+        call.repeats = self._unserved.original(call, digest)
+        try:
+            response = await exchange.run()
+        except (asyncio.CancelledError, HarnessGone) as gone:
+            exchange.gave_up = True
+            if isinstance(gone, asyncio.CancelledError):
+                raise
+            return web.Response(status=499)
+        else:
+            if response.status in REFUSED:
+                self._unserved.note(call, digest)
+            return response
+        finally:
+            self._metrics.relay_sent_again.inc(exchange.sent_again)
+            self._note(exchange)
+            if exchange.gave_up:
+                self._tell_left(call)
 
     def _note(self, exchange: Exchange) -> None:
         if exchange.failure is not None:

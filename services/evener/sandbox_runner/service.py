@@ -20,7 +20,7 @@ from evener.runtime.tasks import Tasks
 from evener.sandbox_runner.bundles import Bundles
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import TIMINGS, RunnerContext, RunnerTimings
-from evener.sandbox_runner.core import HeldAttempts, Me
+from evener.sandbox_runner.core import HeldAttempts
 from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.recordings import Recordings
@@ -44,8 +44,7 @@ class Runner:
         self._context = context
         self._owners = owners
         self._start = start
-        self._held = HeldAttempts()
-        self._me = Me(runner_id=runner.runner_id, boot_id=context.boot_id)
+        self._held = HeldAttempts(runner.runner_id, context.boot_id)
         self._places = asyncio.Semaphore(runner.config.capacity)
         self._sessions: dict[Running, tuple[AttemptRun, asyncio.Task[None]]] = {}
         self._stopping = False
@@ -91,7 +90,7 @@ class Runner:
             await self._runner.events.dead_letter(NAME, record, str(bad))
             return
         match event:
-            case SessionDispatched() if not self._stopping and self._held.take(event, self._me):
+            case SessionDispatched() if not self._stopping and self._held.take(event):
                 self._begin(event, record)
             case SessionCancelled():
                 self._end_all(event.session_id)

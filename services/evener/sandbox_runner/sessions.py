@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
@@ -44,7 +44,7 @@ tracer = trace.get_tracer("evener.sandbox_runner")
 
 
 class Exit(Struct, kw_only=True):
-    """How an attempt ended, as far as it is known."""
+    """How an attempt ended, as far as it is known: fields of HarnessExited."""
 
     cause: ExitCause
     exit_code: int | None = None
@@ -290,17 +290,10 @@ class AttemptRun:
             session_id=self._event.session_id,
             attempt=self._event.attempt,
             start_id=self._start_id,
-            cause=found.cause,
-            exit_code=found.exit_code,
-            detail=found.detail,
-            agent_seconds=found.agent_seconds,
             wall_seconds=0.0 if began is None else now - began,
             prepare_seconds=(began or now) - self._arrived,
-            artifacts=found.artifacts,
             exited_at=time.time(),
-            reward=found.reward,
-            unanswered=found.unanswered,
-            failures=found.failures,
+            **structs.asdict(found),
         )
 
     async def _send(self, event: Event) -> Position:

@@ -12,7 +12,7 @@ from tests.support.builders import built
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import Blobs
-from evener.graders.harbor import HarborGrader
+from evener.graders import harbor
 from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext
 from evener.proto.reasons import ExitCause
 from evener.proto.sessions import Artifact
@@ -65,7 +65,7 @@ class Bench:
         context = GradingContext(
             trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading", evidence=self.evidence
         )
-        return await HarborGrader().grade(context)
+        return await harbor.grade(context)
 
 
 def tar(files: dict[str, str]) -> bytes:
@@ -223,7 +223,7 @@ async def test_reward_that_the_agent_wrote_itself_is_not_believed(bench: Bench) 
 async def test_session_without_a_task_is_refused(bench: Bench) -> None:
     context = GradingContext(trajectory=built(), blobs=bench._blobs, sandboxes=bench._sandboxes, name="grading")
     with pytest.raises(GraderRefused, match="recording"):
-        await HarborGrader().grade(context)
+        await harbor.grade(context)
 
 
 async def test_session_whose_changes_were_not_kept_is_refused_and_not_zero(bench: Bench) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.sandbox_runner.clock import AgentClock, CallWait
+from evener.sandbox_runner.clock import AgentClock
 
 
 class Time:
@@ -21,17 +21,16 @@ def test_the_clock_stands_while_any_call_waits(steps: list[tuple[str, int]]) -> 
     """Overlapping waits count once; beginning or ending twice changes nothing."""
     time = Time()
     clock = AgentClock(time)
-    calls = [CallWait(clock) for _ in range(3)]
     waiting: set[int] = set()
     counted = 0
 
     for step, call in steps:
         match step:
             case "begin":
-                calls[call].begin()
+                clock.begin(call)
                 waiting.add(call)
             case "end":
-                calls[call].end()
+                clock.end(call)
                 waiting.discard(call)
             case _:
                 time.now += 1
@@ -44,20 +43,7 @@ def test_reported_waits_are_taken_out_once() -> None:
     time = Time()
     clock = AgentClock(time)
     time.now += 5
-    with clock.call() as one, clock.call() as other:
-        one.take_out(2)
-        other.take_out(2)
+    clock.take_out(2)
+    clock.take_out(2)
 
     assert clock.seconds() == 3
-
-
-def test_a_call_that_is_cut_off_ends_its_wait() -> None:
-    """A harness that leaves while it waits must not stop the clock for good."""
-    time = Time()
-    clock = AgentClock(time)
-    with clock.call() as wait:
-        wait.begin()
-        time.now += 3
-    time.now += 2
-
-    assert clock.seconds() == 2

@@ -7,10 +7,8 @@ from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
 from evener.sandbox_runner import core
-from evener.sandbox_runner.core import HeldAttempts, Me, NoStart, allow, one_line
+from evener.sandbox_runner.core import HeldAttempts, NoStart, allow, one_line
 from evener.scheduler.core import cut
-
-ME = Me(runner_id="r", boot_id="b2")
 
 
 def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r", boot_id: str | None = None) -> SessionDispatched:
@@ -21,33 +19,33 @@ def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r", bo
 
 def test_an_attempt_is_taken_once_for_ever() -> None:
     """While it is held, and after it."""
-    held = HeldAttempts()
-    assert held.take(dispatched(), ME)
-    assert not held.take(dispatched(), ME)
+    held = HeldAttempts("r", "b2")
+    assert held.take(dispatched())
+    assert not held.take(dispatched())
     assert held.running == (Running(session_id="s", attempt=1),)
 
     held.release(Running(session_id="s", attempt=1))
 
-    assert not held.take(dispatched(), ME)
-    assert held.take(dispatched(attempt=2), ME)
+    assert not held.take(dispatched())
+    assert held.take(dispatched(attempt=2))
 
 
 def test_what_is_for_others_is_left_alone() -> None:
     """All runners read one topic."""
-    assert not HeldAttempts().take(dispatched(runner_id="other"), ME)
+    assert not HeldAttempts("r", "b2").take(dispatched(runner_id="other"))
 
 
 def test_of_two_runners_of_one_name_only_the_one_that_is_meant_takes_a_dispatch() -> None:
     """Two processes called `local` ran every session twice."""
-    assert not HeldAttempts().take(dispatched(boot_id="b1"), ME)
-    assert HeldAttempts().take(dispatched(boot_id="b2"), ME)
+    assert not HeldAttempts("r", "b2").take(dispatched(boot_id="b1"))
+    assert HeldAttempts("r", "b2").take(dispatched(boot_id="b2"))
 
 
 def test_a_further_attempt_names_those_that_it_ends() -> None:
     """Of its own session only."""
-    held = HeldAttempts()
-    held.take(dispatched(), ME)
-    held.take(dispatched("other"), ME)
+    held = HeldAttempts("r", "b2")
+    held.take(dispatched())
+    held.take(dispatched("other"))
 
     assert held.superseded(dispatched(attempt=2)) == (Running(session_id="s", attempt=1),)
 
@@ -55,13 +53,13 @@ def test_a_further_attempt_names_those_that_it_ends() -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner lives for months."""
     monkeypatch.setattr(core, "REMEMBERED", 2)
-    held = HeldAttempts()
+    held = HeldAttempts("r", "b2")
     for number in range(5):
-        held.take(dispatched(f"s{number}"), ME)
+        held.take(dispatched(f"s{number}"))
         held.release(Running(session_id=f"s{number}", attempt=1))
 
-    assert held.take(dispatched("s0"), ME)
-    assert not held.take(dispatched("s4"), ME)
+    assert held.take(dispatched("s0"))
+    assert not held.take(dispatched("s4"))
 
 
 def test_local_asks_for_trust_when_the_harness_has_tools() -> None:
