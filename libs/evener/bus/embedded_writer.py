@@ -27,15 +27,12 @@ class Transaction(Struct, frozen=True):
     """The ends of the logs. A job advances them; they are restored if it fails."""
 
 
-class _Job(Struct, Generic[T], frozen=True, eq=False):
+class _Job(Struct, Generic[T], eq=False):
     work: Callable[[Transaction], T]
     future: "asyncio.Future[T]"
-
-
-class _Outcome(Struct, frozen=True):
-    job: _Job[Any]
-    result: object = None
+    result: T | None = None
     error: Exception | None = None
+    """Why the job failed. It is set in the thread, and the future afterwards in the event loop."""
 
 
 class Writer:
@@ -70,8 +67,8 @@ class Writer:
 
     def _run(self) -> None:
         while jobs := self._waiting():
-            outcomes = self._write(jobs)
-            self._loop.call_soon_threadsafe(self._settle, outcomes, self._ends)
+            self._write(jobs)
+            self._loop.call_soon_threadsafe(self._settle, jobs, self._ends)
 
     def _waiting(self) -> list[_Job[Any]]:
         """Return the jobs that wait, at least one, or none at the end."""
@@ -89,44 +86,45 @@ class Writer:
             self._jobs.put(None)  # seen again, alone, at the next call
         return jobs
 
-    def _write(self, jobs: list[_Job[Any]]) -> list[_Outcome]:
+    def _write(self, jobs: list[_Job[Any]]) -> None:
         ends = dict(self._ends)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            outcomes = [self._apply(job, ends) for job in jobs if not job.future.cancelled()]
+            for job in jobs:
+                if not job.future.cancelled():
+                    self._apply(job, ends)
             self._connection.execute("COMMIT")
         except sqlite3.Error as cause:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             error = not_committed(cause)
-            return [_Outcome(job, error=error) for job in jobs]
-        self._ends = ends
-        return outcomes
+            for job in jobs:
+                job.error = error
+        else:
+            self._ends = ends
 
-    def _apply(self, job: _Job[Any], ends: Ends) -> _Outcome:
+    def _apply(self, job: _Job[Any], ends: Ends) -> None:
         before = dict(ends)
         self._connection.execute("SAVEPOINT job")
         try:
-            outcome = _Outcome(job, job.work(Transaction(self._connection, ends)))
+            job.result = job.work(Transaction(self._connection, ends))
         except Exception as error:  # whatever it is, it belongs to the caller that waits for this job
             if not self._connection.in_transaction:
                 raise  # SQLite gave up the whole transaction
             self._connection.execute("ROLLBACK TO job")
             ends.update(before)
-            outcome = _Outcome(job, error=not_committed(error) if isinstance(error, sqlite3.Error) else error)
+            job.error = not_committed(error) if isinstance(error, sqlite3.Error) else error
         self._connection.execute("RELEASE job")
-        return outcome
 
-    def _settle(self, outcomes: list[_Outcome], ends: Ends) -> None:
+    def _settle(self, jobs: list[_Job[Any]], ends: Ends) -> None:
         self._grown(ends)
-        for outcome in outcomes:
-            future = outcome.job.future
-            if future.done():
+        for job in jobs:
+            if job.future.done():
                 continue
-            if outcome.error is None:
-                future.set_result(outcome.result)
+            if job.error is None:
+                job.future.set_result(job.result)
             else:
-                future.set_exception(outcome.error)
+                job.future.set_exception(job.error)
 
 
 def not_committed(cause: sqlite3.Error | OSError) -> NotCommitted:

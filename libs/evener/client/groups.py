@@ -120,8 +120,12 @@ class Groups:
 
         `start`: a saved `position`; None: the beginning of the log. `run_id`, `policy`: yield only groups of this run, of this policy.
         `follow`: True: continue for ever; False: stop at the end of the log; None: with a `run_id`, stop when all submitted tasks of the
-        run have ended, otherwise continue for ever. `on_failed`: called for each group that failed or was dropped.
+        run have ended, otherwise continue for ever. `on_failed`: called for each group that failed or was dropped. Raises ClientError for
+        another source.
         """
+        if isinstance(source, str) and not source.startswith(KAFKA):
+            msg = f"groups come from a client or from {KAFKA}HOST:PORT, not from {source!r}"
+            raise ClientError(msg)
         self.failed = 0
         """The number of failed groups that this iterator has passed."""
         self.dropped = 0
@@ -148,7 +152,7 @@ class Groups:
             async for frame in frames:
                 event = decode(frame.group)
                 self.position[str(frame.partition)] = frame.next_offset
-                if not isinstance(event, GroupMerged | GroupFailed) or not self._wants(event):
+                if not isinstance(event, GroupMerged | GroupFailed) or self._run_id not in {None, event.run_id}:
                     continue
                 if self._policy not in {None, event.policy}:
                     self._pass_over(event.policy)
@@ -160,9 +164,6 @@ class Groups:
                     self.failed += event.dropped_by is None
                     self.dropped += event.dropped_by is not None
                     self._on_failed(event)
-
-    def _wants(self, event: GroupMerged | GroupFailed) -> bool:
-        return self._run_id in {None, event.run_id}
 
     def _pass_over(self, policy: str) -> None:
         """Log once per policy that its groups are skipped: a trainer with a misspelt name would wait for ever."""
@@ -190,16 +191,17 @@ class Groups:
         """Wait until the run is over; return its tasks."""
         if not isinstance(self._source, str):
             return await until_over(self._source, run_id)
-        _check_kafka(self._source)
         from evener.client.groups_kafka import until_over_by_kafka  # noqa: PLC0415 - aiokafka and more, for those alone who use it
 
         return await until_over_by_kafka(self._source, self._blobs, run_id)
 
     def _frames(self, *, follow: bool) -> AsyncGenerator[Delivered, None]:
         """Yield records from the position on. `follow`: for ever, otherwise to the end of the log."""
-        if isinstance(self._source, str):
-            return self._from_kafka(self._source, follow=follow)
-        return self._from_http(self._source, follow=follow)
+        if not isinstance(self._source, str):
+            return self._from_http(self._source, follow=follow)
+        from evener.client.groups_kafka import delivered_by_kafka  # noqa: PLC0415 - aiokafka and more, for those alone who use it
+
+        return delivered_by_kafka(self._source, self._blobs, self._at(), follow=follow)
 
     async def _from_http(self, client: Client, *, follow: bool) -> AsyncGenerator[Delivered, None]:
         failures = 0
@@ -217,22 +219,8 @@ class Groups:
                     raise
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _from_kafka(self, url: str, *, follow: bool) -> AsyncGenerator[Delivered, None]:
-        _check_kafka(url)
-        from evener.client.groups_kafka import delivered_by_kafka  # noqa: PLC0415 - aiokafka and more, for those alone who use it
-
-        async with aclosing(delivered_by_kafka(url, self._blobs, self._at(), follow=follow)) as frames:
-            async for frame in frames:
-                yield frame
-
     def _at(self) -> dict[int, int]:
         return {int(partition): offset for partition, offset in self.position.items()}
-
-
-def _check_kafka(url: str) -> None:
-    if not url.startswith(KAFKA):
-        msg = f"groups come from a client or from {KAFKA}HOST:PORT, not from {url!r}"
-        raise ClientError(msg)
 
 
 async def _unless(over: asyncio.Future[list[TaskEnd]], frames: AsyncGenerator[Delivered, None]) -> Delivered | None:

@@ -9,7 +9,7 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import aiohttp
 from msgspec import Struct
@@ -119,7 +119,8 @@ async def start_vllm(options: VllmOptions, log: Path) -> VllmServer:
     port = _free_port()
     command = [str(os.getpid()), *_serve(program), *arguments(options, port, on_cpu=on_cpu)]
     defaults = {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_GIB} if on_cpu else {}
-    with _appending(log) as output:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -218,11 +219,6 @@ def _interpreter(program: Path) -> Path:
 def _free_port() -> int:
     with socket.create_server((HOST, 0)) as free:
         return int(free.getsockname()[1])
-
-
-def _appending(log: Path) -> BinaryIO:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    return log.open("wb")
 
 
 def _without_ours(environ: "os._Environ[str]") -> dict[str, str]:

@@ -8,7 +8,6 @@ from typing import Any, Final
 from starlette.types import Receive, Send
 from tokenizers import Tokenizer
 
-from evener.engines.port import PROBE
 from evener.engines.scripted import requests
 from evener.engines.scripted.answer import ScriptedAnswer, Speed
 from evener.engines.scripted.call import EVENTS, ScriptedCall, send_body
@@ -121,8 +120,7 @@ class ScriptedApp:
         await self._respond(request, form, receive, send)
 
     async def _respond(self, request: GenerateBody, form: Form, receive: Receive, send: Send, *, stream: StreamForm | None = None) -> None:
-        probe = request.request_id.startswith(PROBE)
-        step, said, all_said = self._line(request, probe=probe)
+        step, said, all_said = self._line(request)
 
         def on_abort(tokens: Sequence[WireToken]) -> None:
             if step is not None:
@@ -143,14 +141,14 @@ class ScriptedApp:
             )
             for choice in range(request.sampling_params.n)
         ]
-        await ScriptedCall(request, answers, form, self.ledger, self.control, stream=stream, probe=probe).respond(receive, send)
+        await ScriptedCall(request, answers, form, self.ledger, self.control, stream=stream).respond(receive, send)
 
-    def _line(self, request: GenerateBody, *, probe: bool) -> tuple[Step | None, Sequence[int] | None, Sequence[int]]:
+    def _line(self, request: GenerateBody) -> tuple[Step | None, Sequence[int] | None, Sequence[int]]:
         """Return the step that answers, what it says here, and what it would say without a fault. None: draw. Raises Refusal."""
         if (rest := self._unfinished.rest(request.token_ids)) is not None:
             return rest.step, rest.said, rest.said
         prompt = Prompt(request.token_ids, self.tokenizer, self._header)
-        step = None if probe else self._player.next_step(prompt)
+        step = None if request.probe else self._player.next_step(prompt)
         if step is None:
             return None, None, ()
         if isinstance(step.fail, int):

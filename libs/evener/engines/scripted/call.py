@@ -30,7 +30,6 @@ class ScriptedCall:
         control: Control,
         *,
         stream: StreamForm | None,
-        probe: bool,
     ) -> None:
         """`stream`: the form of a stream, if one was requested."""
         self._request: Final = request
@@ -39,7 +38,6 @@ class ScriptedCall:
         self._stream_form: Final = stream
         self._ledger: Final = ledger
         self._control: Final = control
-        self._probe: Final = probe
         self._at: Final = time.time()
 
     async def respond(self, receive: Receive, send: Send) -> None:
@@ -104,7 +102,7 @@ class ScriptedCall:
                 versions=tuple(answer.labels),
                 at=self._at,
                 aborted=answer.end is None or answer.end.finish_reason == "abort",
-                probe=self._probe,
+                probe=self._request.probe,
             )
             self._ledger.add(entry)
 

@@ -51,6 +51,7 @@ class Control:
 
     def __init__(self) -> None:
         self.label = DEFAULT
+        """The label of the next token, also in open answers."""
         self.weights = 0
         """A number that stands for the weights. 0: those of the start."""
         self.paused: Mode | None = None
@@ -71,10 +72,6 @@ class Control:
     def load(self, location: str, origin: str) -> None:
         """Exchange the weights: the distribution of every token sampled from now on. Those at `origin` are the ones of the start."""
         self.weights = 0 if location == origin else crc32(location.encode())
-
-    def publish(self, label: str) -> None:
-        """Use another label from the next token on, also in open answers."""
-        self.label = label
 
     async def pause(self, mode: Mode) -> None:
         """Pause. With `wait`, return when no answer is open."""

@@ -126,7 +126,7 @@ class Endpoints:
 
     async def update_weight_version(self, http: HttpRequest) -> Response:
         label = read_body(await http.body(), _versions).new_version
-        self._engine.control.publish(label)
+        self._engine.control.label = label
         return JSONResponse({"success": True, "new_version": label})
 
     async def weight_info(self, _: HttpRequest) -> Response:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct, defstruct
 
+from evener.engines.port import PROBE
 from evener.proto.spec import Sampling
 
 
@@ -52,6 +53,11 @@ class GenerateBody(Struct, kw_only=True):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+
+    @property
+    def probe(self) -> bool:
+        """Whether the request belongs to the check at start, and is not a call."""
+        return self.request_id.startswith(PROBE)
 
     @property
     def usage(self) -> bool:

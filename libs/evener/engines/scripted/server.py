@@ -53,7 +53,7 @@ class ScriptedServer:
 
     def publish(self, label: str) -> None:
         """Use another version label from the next token on, also in open answers."""
-        self._app.control.publish(label)
+        self._app.control.label = label
 
     def go(self, gate: str = GATE, times: int | None = 1) -> None:
         """Let this many waits of the script pass a gate. None: all from now on."""
