@@ -21,11 +21,16 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ty
     """The base of all events: a msgpack map whose `type` is the tag, `name.vN`."""
 
 
-class SessionDispatched(Event, frozen=True, kw_only=True, tag="session_dispatched.v1"):
-    """The scheduler asks a runner to start this attempt. A runner that starts too late leaves the attempt to its lease."""
+class AttemptEvent(Event, frozen=True, kw_only=True):
+    """The base of the events of an attempt."""
 
     session_id: str
     attempt: Attempt
+
+
+class SessionDispatched(AttemptEvent, frozen=True, kw_only=True, tag="session_dispatched.v1"):
+    """The scheduler asks a runner to start this attempt. A runner that starts too late leaves the attempt to its lease."""
+
     runner_id: str
     dispatched_at: float
     lease_seconds: float
@@ -43,11 +48,9 @@ class SessionCancelled(Event, frozen=True, kw_only=True, tag="session_cancelled.
     reason: str
 
 
-class SessionStarted(Event, frozen=True, kw_only=True, tag="session_started.v1"):
+class SessionStarted(AttemptEvent, frozen=True, kw_only=True, tag="session_started.v1"):
     """A runner starts an attempt. The event counts if it is the first of its attempt and no later attempt has started."""
 
-    session_id: str
-    attempt: Attempt
     start_id: str
     """A random id of this start. Calls and exits under any other start id are refused."""
     runner_id: str
@@ -82,11 +85,9 @@ class Failures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the last of these requests was answered. For a refusal, it names the field."""
 
 
-class HarnessExited(Event, frozen=True, kw_only=True, tag="harness_exited.v1"):
+class HarnessExited(AttemptEvent, frozen=True, kw_only=True, tag="harness_exited.v1"):
     """The harness of an attempt exited, or could not be started."""
 
-    session_id: str
-    attempt: Attempt
     start_id: str
     cause: ExitCause
     exit_code: int | None = None
@@ -219,11 +220,9 @@ class Fidelity(StrEnum):
     """The engine reported these ids."""
 
 
-class CallOpened(Event, frozen=True, kw_only=True, tag="call_opened.v1"):
+class CallOpened(AttemptEvent, frozen=True, kw_only=True, tag="call_opened.v1"):
     """A model call was placed. In `buffered` mode it is committed with the call's end, in `live` mode before the first token leaves."""
 
-    session_id: str
-    attempt: Attempt
     start_id: str
     call_id: str
     request_id: str
@@ -325,11 +324,9 @@ class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
         check_lengths("Choice", sampled_ids=(self.sampled_ids, 4), logprobs=(self.logprobs, 4), versions=(self.versions, 4))
 
 
-class CallClosed(Event, frozen=True, kw_only=True, tag="call_closed.v1"):
+class CallClosed(AttemptEvent, frozen=True, kw_only=True, tag="call_closed.v1"):
     """A call ended with sampled tokens, answered or aborted. The event is committed before anything leaves that lets the harness act."""
 
-    session_id: str
-    attempt: Attempt
     call_id: str
     request_id: str
     choices: tuple[Choice, ...]
@@ -358,11 +355,9 @@ class CallClosed(Event, frozen=True, kw_only=True, tag="call_closed.v1"):
     closed_at: float
 
 
-class CallFailed(Event, frozen=True, kw_only=True, tag="call_failed.v1"):
+class CallFailed(AttemptEvent, frozen=True, kw_only=True, tag="call_failed.v1"):
     """A call ended without an answer."""
 
-    session_id: str
-    attempt: Attempt
     call_id: str
     request_id: str
     reason: CallFailure
@@ -374,33 +369,27 @@ class CallFailed(Event, frozen=True, kw_only=True, tag="call_failed.v1"):
     """The number of tokens seen of all answers. The ids are not kept: nobody trains on them, and the accounting needs only their number."""
 
 
-class CallUndelivered(Event, frozen=True, kw_only=True, tag="call_undelivered.v1"):
+class CallUndelivered(AttemptEvent, frozen=True, kw_only=True, tag="call_undelivered.v1"):
     """The relay reports that the harness disconnected before the answer of a closed call was delivered."""
 
-    session_id: str
-    attempt: Attempt
     call_id: str
     request_id: str
     """The call's own request, or a transport retry that got its answer."""
     undelivered_at: float
 
 
-class CallDelivered(Event, frozen=True, kw_only=True, tag="call_delivered.v1"):
+class CallDelivered(AttemptEvent, frozen=True, kw_only=True, tag="call_delivered.v1"):
     """A transport retry of the harness gets the answer of a call that another request opened. The retry thereby receives that answer."""
 
-    session_id: str
-    attempt: Attempt
     call_id: str
     request_id: str
     """The request id of the retry."""
     delivered_at: float
 
 
-class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt_ended.v1"):
+class AttemptEnded(AttemptEvent, frozen=True, kw_only=True, tag="attempt_ended.v1"):
     """An attempt ended in a way that another attempt may mend. Its sampled tokens are never trained."""
 
-    session_id: str
-    attempt: Attempt
     termination_reason: TerminationReason
     detail: str = ""
     ended_at: float
