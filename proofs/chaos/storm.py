@@ -40,7 +40,7 @@ OPTIONS: Final[dict[str, str | float]] = {
     "scheduler.tick-seconds": 0.2,
     "evaluator.commit-seconds": 60,  # after every kill, everything is graded once more
 }
-ENDED_SECONDS: Final = 120.0
+ENDED_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 0.1
 TEST_SH: Final = 'grep -q "All steps" answer.txt && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n'
 STEP: Final = ToolCall(name="step", arguments={"go": True})

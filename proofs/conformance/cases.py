@@ -77,7 +77,7 @@ class Case(Struct, frozen=True, kw_only=True):
     watched: bool = False
     """Whether its processes are watched: they may connect to loopback alone, and look up nothing."""
     answer_tokens: int = 1024
-    limit_seconds: float = 150.0
+    limit_seconds: float = 300.0
     only_when_asked: bool = False
     """With SLOW=1: it takes minutes in which nothing is computed."""
 

@@ -26,6 +26,7 @@ async def test_the_ledger_of_the_pass_through_is_the_engines_own(tmp_path: Path,
             )
             told.append([part async for part in through.generate(request)])
         await through.aclose()
+        await engine.recorded(3)
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     own = {entry.request_id: entry for entry in engine.ledger}
 

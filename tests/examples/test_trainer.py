@@ -41,7 +41,7 @@ from evener.trainer_bridge.service import open_service
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120.0
+SECONDS = 300.0
 ORDINARY = ((12, 6), (5, 4))
 LONG = ((5_000, 6),)
 """More given tokens than a canary may have."""

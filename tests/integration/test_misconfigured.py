@@ -49,7 +49,7 @@ except OSError as error:
 open("answer.txt", "w").write(said)
 """
 """A harness that dies of its first error."""
-SECONDS: Final = 60.0
+SECONDS: Final = 180.0
 
 MISFITS: Final = {
     "provider_gateway": (("--capability-key", "another"), "this process has another capability_key than of-"),
@@ -145,7 +145,7 @@ async def submitted(client: Client, run_id: str) -> None:
         samples=SAMPLES,
         purpose=Purpose.TRAIN,
         sampling=Sampling(max_tokens=64),
-        budgets=Budgets(agent_seconds=60.0, attempts=3 if run_id == "first" else 1),
+        budgets=Budgets(agent_seconds=SECONDS, attempts=3 if run_id == "first" else 1),
     )
     await submit(client, await asyncio.to_thread(plan, bundled() / "small-sum", run_request))
 

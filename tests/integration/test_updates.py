@@ -27,7 +27,7 @@ from tests.support.weights_folders import save_weights
 
 from evener.engines.answers import join as joined_chunks
 from evener.engines.port import GenerateRequest
-from evener.engines.scripted import Script
+from evener.engines.scripted import Rule, Script, Wait
 from evener.engines.vllm import VllmEngine
 from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.spec import Sampling
@@ -66,7 +66,7 @@ async def test_published_weights_are_in_every_engine_and_proven(tmp_path: Path, 
 
 async def test_a_call_under_way_runs_on_across_the_update(tmp_path: Path, play: Play, folders: list[Path]) -> None:
     """Its later tokens carry the new version and are of the new weights."""
-    server = await play(Script(), tokens_per_second=100)
+    server = await play(Script(default=Rule(say="word " * 50, wait=(Wait(before=3),))))
     engine = VllmEngine(server.url)
     request = GenerateRequest(request_id="call", ids=np.asarray(IDS, np.int32), sampling=Sampling(seed=3), max_tokens=400)
     try:
@@ -74,6 +74,7 @@ async def test_a_call_under_way_runs_on_across_the_update(tmp_path: Path, play: 
             await join(parts, server.url)
             parts_of_answer = [await anext(chunks)]
             status, _ = await publish(http, folders[0], 1)
+            server.go(times=None)
             parts_of_answer += [part async for part in chunks]
         answer = joined_chunks(parts_of_answer)
     finally:

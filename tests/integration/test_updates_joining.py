@@ -227,6 +227,8 @@ async def test_an_engine_that_is_started_again_at_its_url_gets_no_call_before_it
             assert await versions_of(hand, "first") == {0}
             assert (await publish(http, folders[0], 1))[0] == 201
             assert await versions_of(hand, "second") == {1}
-        await asyncio.sleep(1)
+        async with asyncio.timeout(60):
+            while hand.ready()["engine"]:  # noqa: ASYNC110 - the gateway's probe finds it
+                await asyncio.sleep(0.02)
         async with scripted_engine(Script(), smollm_tokenizer, port=unused_tcp_port):
             assert await versions_of(hand, "third") == {1}

@@ -34,7 +34,7 @@ from tests.support.weights_folders import save_weights
 from evener.client.errors import Unavailable
 from evener.engines.answers import join as joined_chunks
 from evener.engines.port import GenerateRequest
-from evener.engines.scripted import Script
+from evener.engines.scripted import Rule, Script, Wait
 from evener.engines.vllm import VllmEngine
 from evener.engines.vllm_weights import VllmWeights
 from evener.proto.fleet import Heartbeat, PolicyPublished, PolicyStaged
@@ -238,7 +238,7 @@ async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_
             waiting = asyncio.ensure_future(patient.settled("policy"))
             await asyncio.sleep(0.3)
             assert not waiting.done()
-            await asyncio.wait_for(patient.settled("another"), 0.1)
+            await asyncio.wait_for(patient.settled("another"), 60)
             await write(PolicyPublished(policy="policy", version=1, location="/w", digest="d", published_at=1.0))
             await asyncio.wait_for(waiting, 60)
             await write(staged(2))
@@ -250,7 +250,7 @@ async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_
 
 async def test_nothing_is_sampled_between_the_label_and_the_weights(tmp_path: Path, play: Play, folders: list[Path]) -> None:
     """However long loading takes: each token of the new version was sampled by the new weights, in their context."""
-    server, held = await play(Script(), tokens_per_second=200), asyncio.Event()
+    server, held = await play(Script(default=Rule(say="word " * 50, wait=(Wait(before=3),)))), asyncio.Event()
     engine, control = VllmEngine(server.url), VllmWeights(server.url)
     request = GenerateRequest(request_id="call", ids=np.asarray(IDS, np.int32), sampling=Sampling(seed=3), max_tokens=200)
     try:
@@ -265,6 +265,7 @@ async def test_nothing_is_sampled_between_the_label_and_the_weights(tmp_path: Pa
             async with asyncio.timeout(60):
                 while (await state(server.url))[0] == "default":  # noqa: ASYNC110 (a server is looked at)
                     await asyncio.sleep(0.01)
+            server.go(times=None)
             await asyncio.sleep(0.3)
             held.set()
             assert (await publishing)[0] == 201

@@ -277,7 +277,7 @@ def test_command_notices_the_end_of_the_up_that_it_started(shell: Shell, tmp_pat
     assert running.stdout is not None
     running.stdout.readline()
     os.kill(own_up(shell), signal.SIGKILL)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=120)
 
     assert running.returncode == 1
     assert "evener: the evener that this command started has ended: " in errors.splitlines()[-1]
@@ -307,7 +307,7 @@ def test_disk_that_stays_full_under_a_command_with_its_own_up_is_told_once(disk:
     assert running.stdout is not None
     running.stdout.readline()
     fill(disk / "filler")
-    _, errors = running.communicate(timeout=90)
+    _, errors = running.communicate(timeout=120)
     told = [line for line in errors.splitlines() if "full" in line]
 
     assert running.returncode == 1

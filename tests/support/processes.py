@@ -19,8 +19,9 @@ from evener.client.client import Client
 from evener.service.auth import TOKEN_FILE
 
 SERVICES: Final = ("scheduler", "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
-START_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 60.0
+START_SECONDS: Final = 120.0
+DRAIN_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 120.0
 POLL_SECONDS: Final = 0.1
 
 
@@ -144,6 +145,7 @@ class Deployment:
 async def deployment(folder: Path, bus: str, *, partitions: int, policies: str) -> AsyncIterator[Deployment]:
     """Yield what can be started; nothing of it runs on after the block. `policies`: of the gateway, as TOML."""
     shared = f'bus = "{bus}"\nstate = "{folder / "state"}"\npartitions = {partitions}\n'
+    shared += f"stop_seconds = {DRAIN_SECONDS}\n"
     (folder / "evener.toml").write_text(f"{shared}\n[provider_gateway]\npolicies = {policies}\n")
     six = Deployment(folder)
     try:

@@ -14,9 +14,10 @@ from typing import Final
 import aiohttp
 
 EVENER: Final = ("-m", "evener.cli")
-READY_SECONDS: Final = 60.0
-STRIKE_SECONDS: Final = 90.0
-STOP_SECONDS: Final = 60.0
+READY_SECONDS: Final = 120.0
+STRIKE_SECONDS: Final = 180.0
+DRAIN_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 120.0
 POLL_SECONDS: Final = 0.05
 LOG: Final = "up.log"
 
@@ -28,7 +29,7 @@ class Up:
         self.url = f"http://127.0.0.1:{port}"
         self._state = state
         self._command = [sys.executable, *program, "up", "--trust-local", "--state", str(state), "--port", str(port)]
-        self._command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        self._command += [word for name, value in {"stop-seconds": DRAIN_SECONDS, **options}.items() for word in (f"--{name}", str(value))]
         self._process: Process | None = None
 
     @property

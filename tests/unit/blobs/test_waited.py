@@ -52,7 +52,7 @@ async def test_an_outage_is_told_rarely_and_its_end_once(store: Outage) -> None:
 
 async def test_after_the_limit_it_is_told_at_once(store: Outage) -> None:
     """Who answers somebody says so; the next one that asks is not kept waiting once more."""
-    waited = Waited(store, 0.05, timings=TIMINGS)
+    waited = Waited(store, 0.05, timings=BlobTimings(away=Backoff(0.001, 60.0)))
     ref = await waited.put(b"there")
     store.away = True
     with pytest.raises(NotRead):
@@ -82,7 +82,7 @@ async def test_writing_may_have_a_limit_of_its_own(store: Outage) -> None:
 
 async def test_an_old_failure_says_nothing_of_now(store: Outage) -> None:
     """A store that failed once, long ago, and was not asked since is waited for anew."""
-    waited = Waited(store, 0.02, timings=TIMINGS)
+    waited = Waited(store, 0.5, timings=TIMINGS)
     store.away = True
     with pytest.raises(NotStored):
         await waited.put(b"new")
