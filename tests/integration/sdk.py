@@ -30,7 +30,7 @@ from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"
-LIMITS = Limits(admission_seconds=30, call_seconds=30, keep_alive_seconds=0.05, body_bytes=1 << 20)
+LIMITS = Limits(admission_seconds=60, call_seconds=60, keep_alive_seconds=0.05, body_bytes=1 << 20)
 
 
 class Served(Struct, frozen=True):

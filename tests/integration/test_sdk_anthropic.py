@@ -9,7 +9,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from tests.integration.sdk import NONCE, Served, served
 
-from evener.engines.scripted import Rule, Script, ToolCall
+from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import CallClosed, Fidelity, FinishReason
 from evener.proto.spec import Budgets, Streaming
@@ -17,7 +17,7 @@ from evener.proto.spec import Budgets, Streaming
 TOOLS: Any = [{"name": "run", "description": "Runs.", "input_schema": {"type": "object", "properties": {"cmd": {"type": "string"}}}}]
 SCRIPT = Script(
     rules=(
-        Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
+        Rule(match="at the gate", say="one two three four five six", wait=(Wait(before=4),)),
         Rule(match="break", fail=400),
         Rule(match="think long", think="one two three four five six", finish="length"),
         Rule(match="<tool_response>\nfour", think="All done.", say="It is done."),
@@ -181,10 +181,10 @@ async def test_overload_before_the_stream_is_tried_again_by_the_client(tmp_path:
 async def test_a_client_that_closes_its_stream_stops_the_sampling(tmp_path: Path) -> None:
     """At the engine; what was sampled is kept and not trained."""
     async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
-        messages: Any = [{"role": "user", "content": "slowly"}]
+        messages: Any = [{"role": "user", "content": "at the gate"}]
         events = await client.messages.create(model="policy", max_tokens=200, messages=messages, stream=True)
         await anext(aiter(events))
-        await asyncio.sleep(0.15)
+        await opened.hand.at_the_gate()
         await events.close()
         (entry,) = await opened.hand.engine.recorded(1)
         assert entry.aborted

@@ -13,7 +13,7 @@ from google.genai import errors, types
 from google.genai.client import AsyncClient
 from tests.integration.sdk import NONCE, Served, served
 
-from evener.engines.scripted import Rule, Script, ToolCall
+from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import CallClosed, FinishReason
 from evener.proto.spec import Budgets, Quirks, Streaming, Tolerance
@@ -26,7 +26,7 @@ CONFIG = types.GenerateContentConfig(
 )
 SCRIPT = Script(
     rules=(
-        Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
+        Rule(match="at the gate", say="one two three four five six", wait=(Wait(before=4),)),
         Rule(match="break", fail=400),
         Rule(match="<tool_response>\nfour", think="All done.", say="It is done.\u2028"),
         Rule(match="<tool_response>\nthree", tool_calls=(ToolCall(name="run", arguments={"cmd": "cat x"}),)),
@@ -45,7 +45,7 @@ SCRIPT = Script(
 async def official(opened: Served, key: str = NONCE, attempts: int = 1) -> AsyncIterator[AsyncClient]:
     """The client, over the HTTP library that it prefers (its other one, aiohttp, it uses in a deprecated way)."""
     retry = types.HttpRetryOptions(attempts=attempts, initial_delay=0.5)
-    async with httpx2.AsyncClient(timeout=30) as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         options = types.HttpOptions(base_url=opened.url, retry_options=retry, httpx_async_client=http)
         yield genai.Client(api_key=key, vertexai=False, http_options=options).aio
 
@@ -205,11 +205,12 @@ async def test_a_client_that_is_cancelled_stops_the_sampling(tmp_path: Path) -> 
         begun = asyncio.Event()
 
         async def ask() -> None:
-            async for _ in await client.models.generate_content_stream(model="policy", contents="slowly"):
+            async for _ in await client.models.generate_content_stream(model="policy", contents="at the gate"):
                 begun.set()
 
         asking = asyncio.create_task(ask())
         await begun.wait()
+        await opened.hand.at_the_gate()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         (entry,) = await opened.hand.engine.recorded(1)

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 from tests.integration.sdk import NONCE, Served, served
 
-from evener.engines.scripted import Rule, Script, ToolCall
+from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import CallClosed, FinishReason
 from evener.proto.spec import Budgets, Streaming
@@ -31,7 +31,7 @@ RESPONSES_TOOLS: Any = [
 ]
 SCRIPT = Script(
     rules=(
-        Rule(match="slowly", say="one two three four five six seven eight nine ten", per_token_ms=40),
+        Rule(match="at the gate", say="one two three four five six", wait=(Wait(before=4),)),
         Rule(match="break", fail=400),
         Rule(match="<tool_response>\nthree", say="It is done."),
         Rule(match="<tool_response>\ntwo", say="More.", tool_calls=(ToolCall(name="run", arguments={"cmd": "cat é"}),)),
@@ -219,9 +219,9 @@ async def test_overload_before_the_stream_is_tried_again_by_the_client(tmp_path:
 async def test_a_client_that_closes_its_stream_stops_the_sampling(tmp_path: Path, api: str) -> None:
     """At the engine; what was sampled is kept and not trained."""
     async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
-        streamed = await stream_of(client, api, "slowly")
+        streamed = await stream_of(client, api, "at the gate")
         await anext(aiter(streamed))
-        await asyncio.sleep(0.15)
+        await opened.hand.at_the_gate()
         await streamed.close()
         (entry,) = await opened.hand.engine.recorded(1)
         assert entry.aborted
