@@ -11,12 +11,14 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 from tests.support.frames_gateway import (
     FramesGateway,
     Step,
     Talk,
     admitted_silence,
+    answer,
     byte_by_byte,
     cut_after_admission,
     cut_before_admission,
@@ -25,6 +27,7 @@ from tests.support.frames_gateway import (
     ended_after,
     frames,
     frames_gateway,
+    held,
     overloaded,
     refuse,
     reply,
@@ -37,6 +40,7 @@ from evener.bus.port import Record
 from evener.proto.codec import encode
 from evener.proto.fleet import Heartbeat
 from evener.proto.reasons import CallFailure
+from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
@@ -46,7 +50,7 @@ from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"
-LIMITS = Limits(admission_seconds=5, call_seconds=10, keep_alive_seconds=0.05, body_bytes=4096)
+LIMITS = Limits(admission_seconds=60, call_seconds=60, keep_alive_seconds=0.05, body_bytes=4096)
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 LARGE = 16 << 20
 """Bytes of an answer that no buffers on the way hold."""
@@ -63,12 +67,20 @@ def listing(gateway: FramesGateway, *partitions: int) -> Record:
 class Harness:
     """A client of the relay."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, clock: AgentClock, owners: Owners, report: Report) -> None:
-        self.url = url
-        self.report = report
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self.url = ""
         self.http = http
-        self.clock = clock
-        self.owners = owners
+        self.now = 0.0
+        """The time, which passes only when a test says so."""
+        self.clock = AgentClock(lambda: self.now)
+        self.owners = Owners()
+        self.report = Report()
+
+    async def clock_stands(self, *, stands: bool = True) -> None:
+        """Wait until a call waits for something that is not the agent's doing; or until none does."""
+        async with asyncio.timeout(60):
+            while bool(self.clock._waiting) is not stands:  # noqa: ASYNC110 - the clock has no event
+                await asyncio.sleep(0.005)
 
     def post(self, body: dict[str, Any] = BODY, *, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None) -> Any:
         return self.http.post(self.url + path, json=body, headers=headers or {"authorization": f"Bearer {NONCE}"})
@@ -95,14 +107,15 @@ async def harness(*gateways: FramesGateway, limits: Limits = LIMITS, **changes: 
     """Open a relay whose session stands in partition 0, owned by the first gateway."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        owners, clock, report = Owners(), AgentClock(time.monotonic), Report()
-        owners.read(listing(gateway, 0) for gateway in gateways[:1])
+        agent = Harness(http)
+        agent.owners.read(listing(gateway, 0) for gateway in gateways[:1])
         opening = Opening(session_id="s", nonce=NONCE, capability="cap", partition=0, models=("policy",), trace={"traceparent": "ours"})
         for name, value in changes.items():
             limits = msgspec.structs.replace(limits, **{name: value})
-        client, counted = GatewayClient(http, owners), metrics(CollectorRegistry())
-        url = await stack.enter_async_context(open_relay(opening, client, clock, limits, metrics=counted, report=report))
-        yield Harness(url, http, clock, owners, report)
+        client, counted = GatewayClient(http, agent.owners), metrics(CollectorRegistry())
+        relay = open_relay(opening, client, agent.clock, limits, metrics=counted, report=agent.report)
+        agent.url = await stack.enter_async_context(relay)
+        yield agent
 
 
 @pytest.fixture
@@ -237,7 +250,7 @@ async def test_a_frozen_owner_is_left_when_fleet_names_another(gateway: FramesGa
     gateway.script = [admitted_silence]
     async with frames_gateway() as heir, harness(gateway) as agent:
         asking = asyncio.create_task(agent.text())
-        await asyncio.sleep(0.1)
+        await gateway.asked()
         agent.owners.read([listing(heir, 0)])
         assert await asyncio.wait_for(asking, 60) == "hello"
 
@@ -267,7 +280,7 @@ async def test_a_call_waits_for_an_owner(gateway: FramesGateway) -> None:
     """Nobody owns the partition between a gateway's death and its heir's take-over."""
     async with harness() as agent:
         asking = asyncio.create_task(agent.text())
-        await asyncio.sleep(0.1)
+        await agent.clock_stands()
         agent.owners.read([listing(gateway, 0)])
         assert await asyncio.wait_for(asking, 60) == "hello"
 
@@ -276,11 +289,14 @@ async def test_a_call_waits_for_an_owner(gateway: FramesGateway) -> None:
 async def test_a_call_that_is_not_admitted_gets_503_before_any_header(gateway: FramesGateway, *, stream: bool) -> None:
     """One harness gives up after 60 s without headers; the gateway hears that nobody waits any more."""
     gateway.script = [silence]
-    async with harness(gateway, admission_seconds=0.2) as agent:
-        async with agent.post({**BODY, "stream": stream}) as response:
+    async with harness(gateway, admission_seconds=1.0) as agent:
+        asking = asyncio.ensure_future(agent.post({**BODY, "stream": stream}))
+        await agent.clock_stands()
+        agent.now += 1000
+        async with await asking as response:
             assert (response.status, response.headers["retry-after"]) == (503, "5")
             assert (await response.json())["error"]["type"] == "overloaded_error"
-        assert agent.clock.seconds() < 0.15
+        assert agent.clock.seconds() == 0
         assert agent.report.unanswered is CallFailure.OVERLOADED
         gateway.script = [reply("hello")]
         await agent.text()
@@ -292,7 +308,7 @@ async def test_a_call_that_is_not_admitted_gets_503_before_any_header(gateway: F
 async def test_an_admitted_call_may_take_longer_than_admission(gateway: FramesGateway) -> None:
     """Once headers are out the relay goes on until the call's own limit, whatever is lost on the way."""
     gateway.script = [cut_after_admission, silence]
-    async with harness(gateway, admission_seconds=0.2, call_seconds=1.0) as agent:
+    async with harness(gateway, admission_seconds=1.0, call_seconds=3.0) as agent:
         events = await agent.events()
 
     assert events[-1]["error"]["message"] == "the call took too long"
@@ -300,9 +316,16 @@ async def test_an_admitted_call_may_take_longer_than_admission(gateway: FramesGa
 
 async def test_a_stream_opens_at_admission_and_is_kept_alive(gateway: FramesGateway) -> None:
     """Prologue, harmless chunks, then everything at once; id and time are those of the gateway's answer."""
-    gateway.script = [reply("hello", seconds=0.3)]
-    async with harness(gateway) as agent:
-        events = await agent.events()
+    go = asyncio.Event()
+    gateway.script = [held("hello", go)]
+    async with harness(gateway) as agent, agent.post({**BODY, "stream": True}) as response:
+        assert response.status == 200
+        lines = []
+        async for line in response.content:
+            lines += [line.decode().removeprefix("data: ")] if line.strip() else []
+            if len(lines) == 6:
+                go.set()
+    events = [{} if line == "[DONE]\n" else msgspec.json.decode(line) for line in lines]
 
     chunks = [event for event in events if event]
     deltas = [event["choices"][0]["delta"] for event in chunks]
@@ -353,12 +376,11 @@ async def test_a_harness_that_leaves_is_reported(gateway: FramesGateway, *, stre
     """Only the relay knows that the harness left; the gateway aborts the call."""
     gateway.script = [admitted_silence]
     async with harness(gateway) as agent:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3), agent.post({**BODY, "stream": stream}) as response:
-                await response.read()
-        async with asyncio.timeout(60):
-            while not gateway.left:  # noqa: ASYNC110 - the gateway is told in its own time
-                await asyncio.sleep(0.01)
+        asking = asyncio.create_task(agent.events() if stream else agent.text())
+        await gateway.asked()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await gateway.told_of()
 
     assert gateway.left == [gateway.seen[0].request_id]
 
@@ -368,7 +390,7 @@ async def test_closing_the_relay_ends_what_is_open(gateway: FramesGateway) -> No
     gateway.script = [admitted_silence]
     async with harness(gateway) as agent:
         asking = asyncio.create_task(agent.text())
-        await asyncio.sleep(0.2)
+        await gateway.asked()
     with pytest.raises(aiohttp.ClientError):
         await asking
 
@@ -378,13 +400,34 @@ async def test_closing_the_relay_ends_what_is_open(gateway: FramesGateway) -> No
 async def test_the_agents_clock_counts_sampling_and_no_waits(gateway: FramesGateway) -> None:
     """Not the time until admission, not what the gateway reports as waits, not the time without a gateway."""
     async with harness() as agent:
+
+        async def cut(talk: Talk) -> None:
+            agent.now += 10  # not admitted yet
+            await talk.say(Admitted(prompt_tokens=3))
+            await agent.clock_stands(stands=False)
+            agent.now += 100
+            talk.cut()
+
+        async def refused(talk: Talk) -> web.StreamResponse:
+            agent.now += 1000  # lost
+            return await overloaded(talk)
+
+        async def answered(talk: Talk) -> None:
+            await talk.say(Admitted(prompt_tokens=3))
+            await agent.clock_stands(stands=False)
+            agent.now += 10_000
+            await talk.say(Waiting(seconds=10_000))
+            agent.now += 100_000
+            await talk.say(answer(talk.seen, {"content": "x"}))
+
         asking = asyncio.create_task(agent.text())
-        await asyncio.sleep(0.4)  # no owner
-        gateway.script = [cut_after_admission, overloaded, reply("x", seconds=0.2, waits=0.3)]
+        await agent.clock_stands()
+        agent.now += 1  # no owner
+        gateway.script = [cut, refused, answered]
         agent.owners.read([listing(gateway, 0)])
         await asking
 
-    assert 0.2 < agent.clock.seconds() < 0.45
+    assert agent.clock.seconds() == 100 + 100_000
 
 
 async def test_a_call_that_is_cut_off_ends_its_wait() -> None:

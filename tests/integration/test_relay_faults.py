@@ -15,6 +15,7 @@ from tests.support.frames_gateway import (
     cut_after_admission,
     elsewhere,
     frames_gateway,
+    held,
     overloaded,
     refuse,
     reply,
@@ -60,9 +61,7 @@ async def test_the_owner_that_fleet_names_is_asked_after_one_that_does_not_know_
     async with frames_gateway() as other, harness(gateway) as agent:
         gateway.script = [told(401, "capability with a wrong signature")]
         asking = asyncio.create_task(agent.text())
-        async with asyncio.timeout(60):
-            while not gateway.seen:  # noqa: ASYNC110 - the double has no event
-                await asyncio.sleep(0.01)
+        await gateway.asked()
         agent.owners.read([listing(other, 0)])
         assert await asking == "hello"
 
@@ -70,7 +69,7 @@ async def test_the_owner_that_fleet_names_is_asked_after_one_that_does_not_know_
 async def test_gateway_that_never_knows_the_session_is_reported_as_ours_with_what_it_said(gateway: FramesGateway) -> None:
     """After the limit the harness is told to try again later, and the attempt is run again."""
     gateway.script = [told(401, "capability with a wrong signature")]
-    async with harness(gateway, admission_seconds=0.5) as agent, agent.post() as response:
+    async with harness(gateway, admission_seconds=2.0) as agent, agent.post() as response:
         assert (response.status, (await response.json())["error"]["message"]) == (503, "no gateway admits the call now; try again")
         [failed] = agent.report.failures
         assert (agent.report.unanswered, failed.reason, failed.count) == (CallFailure.OVERLOADED, CallFailure.OVERLOADED, 1)
@@ -82,9 +81,11 @@ async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_l
     """Its own time-out is shorter than the relay's: whether that is why it failed, its exit code says."""
     gateway.script = [step]  # type: ignore[list-item]
     async with harness(gateway, in_vain_seconds=0.1) as agent:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5), agent.post() as response:
-                await response.read()
+        asking = asyncio.create_task(agent.text())
+        await agent.clock_stands()
+        await asyncio.sleep(0.3)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
         async with asyncio.timeout(60):
             while not agent.report.waited_in_vain:  # noqa: ASYNC110 - the relay notices in its own time
                 await asyncio.sleep(0.01)
@@ -102,14 +103,16 @@ def told_at_exit(agent: Harness, code: int) -> Exit:
 
 async def test_an_answer_beside_a_request_that_was_not_served_says_nothing_of_it(gateway: FramesGateway) -> None:
     """The harness may fail for the one without the other. What it asks for afterwards shows that it went on, or its exit."""
-    gateway.script = [reply("a title", seconds=0.5), refuse(503, "the log cannot be written"), reply("hello")]
+    go = asyncio.Event()
+    gateway.script = [held("a title", go), refuse(503, "the log cannot be written"), reply("hello")]
     async with harness(gateway) as agent:
         title = asyncio.create_task(agent.text())
-        await asyncio.sleep(0.2)
+        await gateway.asked()
         async with agent.post() as response:
             assert response.status == 503
         for code in (0, 1):
             assert told_at_exit(agent, code).unanswered is CallFailure.OVERLOADED
+        go.set()
         assert await title == "a title"
         assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
         assert told_at_exit(agent, 0).unanswered is None
@@ -137,16 +140,14 @@ async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in
     gateway.script = list(steps)
     async with harness(gateway, in_vain_seconds=0.1) as agent:
         asking = []
-        for _ in steps:
+        for count in range(1, len(steps) + 1):
             asking.append(asyncio.create_task(agent.text()))
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(0.2)
+            await gateway.asked(count)
+        await asyncio.sleep(0.3)
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        async with asyncio.timeout(60):
-            while len(gateway.left) < len(steps):  # noqa: ASYNC110 - the relay notices in its own time
-                await asyncio.sleep(0.01)
+        await gateway.told_of(len(steps))
         assert agent.report.waited_in_vain
 
 

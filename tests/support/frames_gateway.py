@@ -83,6 +83,18 @@ class FramesGateway:
         self.seen: list[Seen] = []
         self.left: list[str] = []
 
+    async def asked(self, count: int = 1) -> None:
+        """Wait until so many requests have come."""
+        async with asyncio.timeout(60):
+            while len(self.seen) < count:  # noqa: ASYNC110 - in a list
+                await asyncio.sleep(0.005)
+
+    async def told_of(self, count: int = 1) -> None:
+        """Wait until it was told of so many harnesses that they left."""
+        async with asyncio.timeout(60):
+            while len(self.left) < count:  # noqa: ASYNC110 - in a list
+                await asyncio.sleep(0.005)
+
     async def serve(self, request: web.Request) -> web.StreamResponse:
         seen = Seen(
             path=request.path_qs.removeprefix("/serve"),
@@ -136,6 +148,17 @@ def reply(text: str = "", *, seconds: float = 0.0, waits: float = 0.0, tool: tup
         if tool is not None:
             message["tool_calls"] = [{"id": f"call{talk.seen.request_id}", "name": tool[0], "arguments": tool[1]}]
         await talk.say(answer(talk.seen, message))
+
+    return step
+
+
+def held(text: str, go: asyncio.Event) -> Step:
+    """Admit, sample until it is let go, answer."""
+
+    async def step(talk: Talk) -> None:
+        await talk.say(Admitted(prompt_tokens=3))
+        await go.wait()
+        await talk.say(answer(talk.seen, {"content": text}))
 
     return step
 
