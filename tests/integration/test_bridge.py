@@ -29,7 +29,6 @@ from evener.proto.topics import HEADER_GROUP, HEADER_SESSION, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
-from evener.service.telemetry import metrics
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.groups import GroupReader
 from evener.trainer_bridge.merging import Merging
@@ -146,16 +145,8 @@ async def _at_once(policy: str) -> None:
 async def merging(context: ServiceContext, config: Config) -> Merging:
     """Take partition 0 over, as the service does."""
     events = EventLog(context.bus, context.blobs)
-    taken = Merging(
-        partition=0,
-        producer=await context.bus.producer("bridge-0"),
-        config=config,
-        bus=context.bus,
-        events=events,
-        policies=Policies(context.bus, events),
-        settled=_at_once,
-        metrics=metrics(context.registry),
-    )
+    producer = await context.bus.producer("bridge-0")
+    taken = Merging(0, producer, config, context, policies=Policies(context.bus, events), settled=_at_once)
     await taken.restore()
     return taken
 

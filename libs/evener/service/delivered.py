@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Final
 
 import structlog
-from msgspec import Raw, Struct
+from msgspec import Raw
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 
@@ -27,16 +27,12 @@ CANCEL_SECONDS: Final = 1.0
 log = structlog.get_logger()
 tracer = trace.get_tracer("evener.delivery")
 
+Ready = tuple[Delivered, Span]
+"""A group, and the span of its delivery."""
+
 
 class PositionUnknown(EvenerError):
     """The log does not have this position. Start at a position that was saved from this log, or without one at the oldest record."""
-
-
-class _Ready(Struct, frozen=True, eq=False):
-    """A group, and the span of its delivery."""
-
-    group: Delivered
-    span: Span
 
 
 async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
@@ -63,14 +59,14 @@ async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, 
     end of the log at the time of the call. Raises NotRead if `events` does not wait for the blob store.
     """
     count = bus.partitions_of(Topic.MERGED)
-    ready: asyncio.Queue[_Ready | None] = asyncio.Queue(AHEAD)
+    ready: asyncio.Queue[Ready | None] = asyncio.Queue(AHEAD)
 
     async def read(partition: int) -> None:
         async with aclosing(_records(bus, partition, position.get(partition, 0), follow=follow)) as records:
             async for record in records:
                 span = tracer.start_span("deliver", context=context_of(record), kind=SpanKind.CONSUMER)
                 if (group := await _delivered(record, events)) is not None:
-                    await ready.put(_Ready(group, span))
+                    await ready.put((group, span))
         await ready.put(None)
 
     readers = [asyncio.create_task(read(partition)) for partition in range(count)]
@@ -81,10 +77,11 @@ async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, 
             if one is None:
                 open_readers -= 1
             else:
+                group, span = one
                 try:
-                    yield one.group
+                    yield group
                 finally:
-                    one.span.end()
+                    span.end()
     finally:
         await _cancelled(readers)
 
@@ -98,7 +95,7 @@ async def _cancelled(readers: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def _next(ready: asyncio.Queue[_Ready | None], readers: list[asyncio.Task[None]]) -> _Ready | None:
+async def _next(ready: asyncio.Queue[Ready | None], readers: list[asyncio.Task[None]]) -> Ready | None:
     """Return what is ready next, or raise the error of a reader."""
     taking = asyncio.ensure_future(ready.get())
     try:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from evener.client.session_views import RebuildRequest
+from evener.client.session_views import RebuildRequest, Rebuilt
 from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.framing import framed
 from evener.proto.spec import Strategy
@@ -28,21 +28,10 @@ RETRY: Final = {"retry-after": "2"}
 _requests: Final = msgspec.json.Decoder(RebuildRequest)
 
 
-class ReconstructorEndpoints:
-    """The handlers, which answer from stored records."""
+def session_routes(stored: Stored, secrets: Secrets) -> list[BaseRoute]:
+    """Return the endpoints, which answer from stored records. Each requires the operator's token."""
 
-    def __init__(self, stored: Stored, secrets: Secrets) -> None:
-        self._stored = stored
-        self._secrets = secrets
-
-    def routes(self) -> list[BaseRoute]:
-        """Return the routes to mount."""
-        return [
-            Route("/sessions/{session_id}", operator_route(self._secrets, self.session), methods=["GET"]),
-            Route("/rebuild", operator_route(self._secrets, self.rebuild), methods=["POST"]),
-        ]
-
-    async def session(self, request: Request) -> Response:
+    async def session(request: Request) -> Response:
         """Answer with a session, ended or not: its calls, its rows and its messages, as JSON."""
         session_id = request.path_params["session_id"]
         try:
@@ -50,7 +39,7 @@ class ReconstructorEndpoints:
         except ValueError:
             return error_response(400, f"strategy is one of {', '.join(Strategy)}", "strategy")
         try:
-            found = await self._stored.find(session_id)
+            found = await stored.find(session_id)
         except Recoverable as away:
             return error_response(503, f"the records of session {session_id}: {away}", headers=RETRY)
         except EvenerError as failed:
@@ -63,14 +52,20 @@ class ReconstructorEndpoints:
         except ValueError as cause:
             return error_response(500, str(cause))
 
-    async def rebuild(self, request: Request) -> Response:
+    async def rebuild(request: Request) -> Response:
         """Rebuild stored sessions."""
         try:
             wanted = _requests.decode(await request.body())
         except msgspec.DecodeError as cause:
             return error_response(400, str(cause))
-        return StreamingResponse(self._frames(wanted), media_type=MSGPACK)
+        return StreamingResponse(_frames(stored.rebuild(wanted)), media_type=MSGPACK)
 
-    async def _frames(self, wanted: RebuildRequest) -> AsyncIterator[bytes]:
-        async for rebuilt in self._stored.rebuild(wanted):
-            yield framed(b"" if rebuilt is None else msgspec.msgpack.encode(rebuilt))
+    return [
+        Route("/sessions/{session_id}", operator_route(secrets, session), methods=["GET"]),
+        Route("/rebuild", operator_route(secrets, rebuild), methods=["POST"]),
+    ]
+
+
+async def _frames(sessions: AsyncIterator[Rebuilt | None]) -> AsyncIterator[bytes]:
+    async for rebuilt in sessions:
+        yield framed(b"" if rebuilt is None else msgspec.msgpack.encode(rebuilt))

@@ -9,8 +9,7 @@ import structlog
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from evener.blobs.port import Blobs
-from evener.bus.port import Bus, GroupOffset, Position, Record
+from evener.bus.port import GroupOffset, Position, Record
 from evener.proto.codec import BadRecord
 from evener.proto.spec import Strategy
 from evener.proto.topics import Topic
@@ -18,10 +17,11 @@ from evener.proto.trajectories import TrajectoryBuilt
 from evener.reconstructor.core import Read
 from evener.reconstructor.sessions_reader import SessionsReader
 from evener.runtime.faults import point
+from evener.service.context import ServiceContext
 from evener.service.events import EventLog
 from evener.service.lost import empty_trajectory
 from evener.service.partitions import resumed_at
-from evener.service.telemetry import Metrics
+from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
@@ -38,11 +38,11 @@ tracer = trace.get_tracer("evener.reconstructor")
 class Replayer:
     """Replays partitions of `sessions`, and sends the trajectories that it builds."""
 
-    def __init__(self, bus: Bus, blobs: Blobs, events: EventLog, metrics: Metrics, strategy: Strategy) -> None:
-        self._bus = bus
-        self._blobs = blobs
-        self._events = events
-        self._metrics = metrics
+    def __init__(self, context: ServiceContext, strategy: Strategy) -> None:
+        self._bus = context.bus
+        self._blobs = context.waiting_blobs()
+        self._metrics = metrics(context.registry)
+        self._events = EventLog(self._bus, self._blobs, self._metrics)
         self._strategy = strategy
 
     async def serve(self, partition: int) -> None:

@@ -21,7 +21,8 @@ from evener.bus.port import BusError
 from evener.client.views import EngineRequest, EngineView, FleetView, InstanceView, Submission, TaskList
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
-from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat
+from evener.proto.fields import shared_fields
+from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft
 from evener.proto.ids import new_id
 from evener.proto.prepared import Converter
 from evener.proto.tasks import TaskSubmitted
@@ -196,25 +197,10 @@ class TooLarge(EvenerError):
 
 def fleet_view(fleet: Fleet, *, now: float) -> FleetView:
     """Return the fleet as clients see it."""
+    beats = sorted(fleet.heartbeats.items())
     return FleetView(
-        instances=tuple(
-            _instance(heartbeat, alive=fleet.alive(instance_id, now=now)) for instance_id, heartbeat in sorted(fleet.heartbeats.items())
-        ),
+        instances=tuple(InstanceView(**shared_fields(beat, InstanceView), alive=fleet.alive(name, now=now)) for name, beat in beats),
         engines=tuple(_engine(event) for _, event in sorted(fleet.engines.items())),
-    )
-
-
-def _instance(heartbeat: Heartbeat, *, alive: bool) -> InstanceView:
-    return InstanceView(
-        instance_id=heartbeat.instance_id,
-        service=heartbeat.service,
-        alive=alive,
-        stopping=heartbeat.stopping,
-        address=heartbeat.address,
-        capacity=heartbeat.capacity,
-        running=heartbeat.running,
-        harnesses=heartbeat.harnesses,
-        partitions=heartbeat.partitions,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Final
 
 from evener.client.views import SessionProgress, TaskDetail, TaskView
+from evener.proto.fields import shared_fields
 from evener.proto.state import TaskState
 
 QUIET_SECONDS: Final = 15.0
@@ -60,17 +61,7 @@ class Watch:
         state = self._tasks.get(task_id)
         if state is None:
             return None
-        sessions = tuple(
-            SessionProgress(
-                session_id=session.session_id,
-                stage=session.stage,
-                attempt=session.attempt,
-                runner_id=session.runner_id,
-                termination_reason=session.termination_reason,
-                detail=session.detail,
-            )
-            for session in state.sessions
-        )
+        sessions = tuple(SessionProgress(**shared_fields(session, SessionProgress)) for session in state.sessions)
         return TaskDetail(task=view(state, self._cursors[task_id]), sessions=sessions)
 
     async def follow(self, run_id: str | None, after: int) -> AsyncIterator[TaskView | None]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from evener.proto.fields import shared_fields
 from evener.proto.ids import session_of
 from evener.proto.reasons import END_POLICY, ExclusionReason, TerminationReason
 from evener.proto.spec import Purpose, SessionSpec
@@ -108,16 +109,8 @@ def outcome(state: GroupState, verdict: Verdict, sessions: Sessions, now: float)
     instead = NOT_DELIVERED.get(verdict.fate)
     members = tuple(_member(state, index, sessions.get(index), verdict.excluded.get(index, instead)) for index in range(state.size))
     causes = _causes(sessions, verdict)
-    common: dict[str, Any] = {
-        "group_id": state.group_id,
-        "task_id": state.task_id,
-        "run_id": state.run_id,
-        "purpose": state.purpose,
-        "policy": state.policy,
-        "size": state.size,
-        "members": members,
-        "accounting": total(member.scored.trajectory.accounting for member in members if member.scored is not None),
-    }
+    books = total(member.scored.trajectory.accounting for member in members if member.scored is not None)
+    common: dict[str, Any] = {**shared_fields(state, GroupMerged), "members": members, "accounting": books}
     if verdict.fate is Fate.DELIVER:
         return GroupMerged(**common, reason=f"excluded: {causes}" if causes else "", merged_at=now)
     dropped_by = verdict.rule if verdict.fate is Fate.DROP else None
@@ -144,15 +137,7 @@ def total(books: Iterable[Accounting]) -> Accounting:
 
 
 def _opened(spec: SessionSpec) -> GroupState:
-    return GroupState(
-        group_id=spec.group_id,
-        task_id=spec.task_id,
-        run_id=spec.run_id,
-        purpose=spec.purpose,
-        policy=spec.policy,
-        size=spec.group_size,
-        options=spec.group,
-    )
+    return GroupState(**shared_fields(spec, GroupState), size=spec.group_size, options=spec.group)
 
 
 def _member(state: GroupState, index: int, scored: TrajectoryScored | None, reason: ExclusionReason | None) -> Member:

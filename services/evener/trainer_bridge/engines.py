@@ -66,15 +66,14 @@ class KnownWeights(Struct, frozen=True, kw_only=True):
     """The label of an engine that has also proven them."""
 
 
-class PolicyEngine:
+class PolicyEngine(Struct, eq=False):
     """An engine that samples a policy."""
 
-    def __init__(self, joined: EngineJoined, control: WeightControl | None) -> None:
-        self.joined: Final = joined
-        self.control: Final = control
-        """Exchanges the engine's weights. None: the engine keeps the weights that it was started with."""
-        self.told = ""
-        """The last trouble with the engine that was logged, so that it is logged once."""
+    joined: EngineJoined
+    control: WeightControl | None
+    """Exchanges the engine's weights. None: the engine keeps the weights that it was started with."""
+    told: str = ""
+    """The last trouble with the engine that was logged, so that it is logged once."""
 
     @property
     def engine_id(self) -> str:

@@ -6,7 +6,7 @@ selects the groups that ended later. GET /groups/{id} returns one group. GET /sc
 grader left, and how its group ended.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
@@ -17,9 +17,10 @@ from starlette.routing import BaseRoute, Route
 from evener.client.session_views import Score, ScoreView, Use
 from evener.proto.codec import encode
 from evener.proto.errors import Recoverable
+from evener.proto.fields import shared_fields
 from evener.proto.framing import framed
 from evener.proto.prepared import Converter
-from evener.proto.trajectories import GroupMerged, TrajectoryScored
+from evener.proto.trajectories import GroupMerged
 from evener.service.auth import Secrets, operator_route
 from evener.service.http import error_response, json_response
 from evener.trainer_bridge.core import Outcome
@@ -41,8 +42,7 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
         except msgspec.ValidationError as cause:
             return error_response(400, f"query: {cause}")
         packed = request.headers.get("accept") == MSGPACK
-        stream = _stream(groups.ended(query), _frame if packed else _line)
-        return StreamingResponse(stream, media_type=MSGPACK if packed else NDJSON)
+        return StreamingResponse(_written(groups.ended(query), packed=packed), media_type=MSGPACK if packed else NDJSON)
 
     async def one(request: Request) -> Response:
         group_id = request.path_params["group_id"]
@@ -61,36 +61,16 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
             scored, event = await groups.session(session_id)
         except Recoverable as away:
             return error_response(503, str(away), headers=RETRY)
-        told = None if scored is None else _score(scored)
+        told = None if scored is None else Score(**shared_fields(scored, Score))
         return json_response(ScoreView(session_id=session_id, score=told, use=None if event is None else _use(event, session_id)))
 
     table = (("/groups", listed), ("/groups/{group_id}", one), ("/scores/{session_id}", score))
     return tuple(Route(path, operator_route(secrets, handler), methods=["GET"]) for path, handler in table)
 
 
-async def _stream(events: AsyncIterator[Outcome], write: Callable[[Outcome], bytes]) -> AsyncIterator[bytes]:
+async def _written(events: AsyncIterator[Outcome], *, packed: bool) -> AsyncIterator[bytes]:
     async for event in events:
-        yield write(event)
-
-
-def _line(event: Outcome) -> bytes:
-    return msgspec.json.encode(event) + b"\n"
-
-
-def _frame(event: Outcome) -> bytes:
-    return framed(encode(event))
-
-
-def _score(event: TrajectoryScored) -> Score:
-    return Score(
-        reward=event.reward,
-        rewards=event.rewards,
-        ungraded=event.ungraded,
-        grader=event.grader,
-        evidence=event.evidence,
-        grading_seconds=event.grading_seconds,
-        tries=event.tries,
-    )
+        yield framed(encode(event)) if packed else msgspec.json.encode(event) + b"\n"
 
 
 def _use(event: Outcome, session_id: str) -> Use:

@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from evener.bus.port import Bus, GroupOffset, NotCommitted, Outgoing, Position, Producer, Record
+from evener.bus.port import GroupOffset, NotCommitted, Outgoing, Position, Producer, Record
 from evener.proto.codec import BadRecord
 from evener.proto.ids import session_of
 from evener.proto.reasons import ExclusionReason
@@ -28,10 +28,11 @@ from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
 from evener.runtime.faults import point
 from evener.runtime.retry import Backoff
+from evener.service.context import ServiceContext
 from evener.service.events import EventLog, checked, header
 from evener.service.lost import lost_session
 from evener.service.partitions import resumed_at
-from evener.service.telemetry import Metrics
+from evener.service.telemetry import metrics
 from evener.service.tracing import context_of, nanoseconds
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.core import TOPIC_OF, Outcome, as_read, close, complete, fold, outcome
@@ -74,25 +75,23 @@ class Merging:
 
     def __init__(
         self,
-        *,
         partition: int,
         producer: Producer,
         config: Config,
-        bus: Bus,
-        events: EventLog,
+        context: ServiceContext,
+        *,
         policies: Policies,
         settled: Callable[[str], Awaitable[None]],
-        metrics: Metrics,
     ) -> None:
         """`settled` waits until a policy has no rollout under way, so that a rolled-back version is known before its tokens are merged."""
         self._partition = partition
         self._producer = producer
         self._config = config
-        self._bus = bus
-        self._events = events
+        self._bus = context.bus
+        self._metrics = metrics(context.registry)
+        self._events = EventLog(context.bus, context.waiting_blobs(), self._metrics)
         self._settled = settled
         self._policies = policies
-        self._metrics = metrics
         self._groups: dict[str, RememberedGroup] = {}
         self._swept_at = 0.0
 

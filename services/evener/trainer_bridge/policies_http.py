@@ -16,6 +16,7 @@ from evener.bus.port import Fenced
 from evener.client.views import PolicyList, PolicyView, Publish, VersionView
 from evener.engines.port import EngineError
 from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.fields import shared_fields
 from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.ids import TASK_ID_PATTERN
 from evener.service.auth import Secrets, operator_route
@@ -90,10 +91,9 @@ def _view(name: str, policies: Policies, engines: PolicyEngines) -> PolicyView:
 def _version(said: Version) -> VersionView:
     match said:
         case PolicyStaged():
-            return VersionView(version=said.version, state="staged", at=said.staged_at, location=said.location, digest=said.digest)
+            state, at = "staged", said.staged_at
         case PolicyPublished():
-            return VersionView(
-                version=said.version, state="published", at=said.published_at, location=said.location, digest=said.digest, gap=said.gap
-            )
+            state, at = "published", said.published_at
         case PolicyRetired():
-            return VersionView(version=said.version, state="retired", at=said.retired_at, reason=said.reason)
+            state, at = "retired", said.retired_at
+    return VersionView(**shared_fields(said, VersionView), state=state, at=at)

@@ -17,6 +17,7 @@ import structlog
 from evener.client.views import EngineUpdate, Publish, PublishAnswer
 from evener.engines.port import EngineError, EngineUnreachable, TokenScores
 from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.fields import shared_fields
 from evener.proto.fleet import Canary, PolicyPublished, PolicyRetired, PolicyStaged
 from evener.runtime.faults import point
 from evener.runtime.tasks import Tasks
@@ -153,7 +154,7 @@ class Publisher:
             self._check_asked(policy, asked, weights)
             known = self._policies.known(policy, asked.version, weights.digest)
             if isinstance(known, PolicyPublished):
-                return answer_of(known, new=False)
+                return PublishAnswer(**shared_fields(known, PublishAnswer), new=False)
             staged = PolicyStaged(
                 policy=policy,
                 version=asked.version,
@@ -175,8 +176,7 @@ class Publisher:
         policy, name = staged.policy, f"version {staged.version} of {staged.policy}"
         if (current := self._policies.current(policy)) is not None:
             await _check_against(current, weights)
-        in_log = self._policies.pending(policy) == staged
-        rollout = Rollout(staged, weights, current, self._engines, write, in_log=in_log)
+        rollout = Rollout(staged, weights, self._policies, self._engines, write)
         update = await rollout.run(lambda: self._gate.closed(policy))
         match update.stage:
             case UpdateStage.REFUSED:
@@ -246,26 +246,15 @@ class EngineRollout:
 class Rollout:
     """Carries one update out."""
 
-    def __init__(
-        self,
-        staged: PolicyStaged,
-        weights: Weights,
-        current: PolicyPublished | None,
-        engines: PolicyEngines,
-        write: Write,
-        *,
-        in_log: bool,
-    ) -> None:
-        """`current`: the version before. None: engines have the weights that they started with. `in_log`: the version is staged.
-
-        Raises NotUpdatable for an engine whose weights cannot be exchanged.
-        """
+    def __init__(self, staged: PolicyStaged, weights: Weights, policies: Policies, engines: PolicyEngines, write: Write) -> None:
+        """Raises NotUpdatable for an engine whose weights cannot be exchanged."""
         self._staged = staged
         self._weights = weights
-        self._current = current
+        self._current = policies.current(staged.policy)
+        """The version before. None: engines have the weights that they started with."""
         self._fleet = engines
         self._write = write
-        self._in_log = in_log
+        self._in_log = policies.pending(staged.policy) == staged
         self._canary: Final = staged.canary
         self._engines = {engine.engine_id: EngineRollout(engine) for engine in engines.of(staged.policy)}
         self._loadable: dict[str, asyncio.Task[bool]] = {}
@@ -307,7 +296,7 @@ class Rollout:
             warnings.append(f"no engine samples {event.policy} now; those that join get it")
         if self._weights.tied and views and event.gap is None:
             warnings.append("its embeddings are tied: vLLM for CPU keeps the old output matrix; give logprobs to see it, or save untied")
-        return answer_of(event, new=True, engines=views, warnings=tuple(warnings))
+        return PublishAnswer(**shared_fields(event, PublishAnswer), new=True, engines=views, warnings=tuple(warnings))
 
     async def _answers(self, update: Update) -> list[EngineAnswered]:
         """Have each engine do the work of its stage; return their answers."""
@@ -433,23 +422,6 @@ class Rollout:
 
     def _views(self) -> tuple[EngineUpdate, ...]:
         return tuple(one.view for one in self._engines.values() if one.view is not None)
-
-
-def answer_of(
-    event: PolicyPublished, *, new: bool, engines: tuple[EngineUpdate, ...] = (), warnings: tuple[str, ...] = ()
-) -> PublishAnswer:
-    """Return the answer to the trainer for a version that is published."""
-    return PublishAnswer(
-        policy=event.policy,
-        version=event.version,
-        location=event.location,
-        digest=event.digest,
-        gap=event.gap,
-        published_at=event.published_at,
-        new=new,
-        engines=engines,
-        warnings=warnings,
-    )
 
 
 def _why(failed: EvenerError) -> str:

@@ -1,10 +1,9 @@
 """The trainer-bridge service: merges scored sessions into groups, updates the engines' weights, and serves both over HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from evener.bus.port import Record
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.runtime.tasks import Tasks
@@ -38,10 +37,8 @@ class TrainerBridge:
         self.gate = RolloutGate(self.policies, self.drives, config.load_seconds)
         self.publisher = Publisher(self.policies, self.engines, self.gate, told)
         self.reconciler = Reconciler(self.policies, self.engines, self.publisher, self.gate)
-        self._serving: set[int] = set()
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._serving: dict[int, asyncio.Lock] = {}
+        """Partition to the lock that is held during a transaction."""
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -63,31 +60,25 @@ class TrainerBridge:
         """Take a partition over and merge its groups until cancelled. Raises Fenced once another instance has taken it."""
         context = self._context
         producer = await context.bus.producer(f"bridge-{partition}")
-        events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
-        merging = Merging(
-            partition=partition,
-            producer=producer,
-            config=self._config,
-            bus=context.bus,
-            events=events,
-            policies=self.policies,
-            settled=self.gate.settled,
-            metrics=metrics(context.registry),
-        )
+        merging = Merging(partition, producer, self._config, context, policies=self.policies, settled=self.gate.settled)
         try:
             start = await merging.restore()
-            self._serving.add(partition)
+            transaction = self._serving[partition] = asyncio.Lock()
             async for batch in context.bus.follow(Topic.SCORED, partition, start):
                 for first in range(0, len(batch), self._config.batch):
-                    await self._merge(merging, batch[first : first + self._config.batch])
+                    if self._stopping.is_set():
+                        await asyncio.Event().wait()
+                    async with transaction:
+                        await merging.merge(batch[first : first + self._config.batch])
         finally:
-            self._serving.discard(partition)
+            self._serving.pop(partition, None)
             await producer.aclose()
 
     async def drain(self) -> None:
         """Begin no new transaction, and wait for the open ones."""
         self._stopping.set()
-        await self._idle.wait()
+        for transaction in [*self._serving.values()]:
+            await transaction.acquire()
         await self.gate.all_settled()
 
     def heartbeat(self) -> Heartbeat:
@@ -95,18 +86,6 @@ class TrainerBridge:
 
     def ready(self) -> dict[str, bool]:
         return {"taking": not self._stopping.is_set()}
-
-    async def _merge(self, merging: Merging, records: Sequence[Record]) -> None:
-        if self._stopping.is_set():
-            await asyncio.Event().wait()
-        self._busy += 1
-        self._idle.clear()
-        try:
-            await merging.merge(records)
-        finally:
-            self._busy -= 1
-            if not self._busy:
-                self._idle.set()
 
 
 @asynccontextmanager
