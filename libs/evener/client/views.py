@@ -127,6 +127,7 @@ class RecordingView(Struct, frozen=True, kw_only=True):
     """Where a harness that somebody else runs finds its model."""
 
     base_url: str
+    """The base URL, without `/v1`."""
     key: str
     environment: dict[str, str]
     """The variables of every provider, set to this session."""

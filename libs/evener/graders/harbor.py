@@ -18,8 +18,8 @@ from evener.proto.spec import TaskRef
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.sandboxes import grading
 from evener.sandboxes.port import VERIFIER_LOGS, WORKDIR, Changes, SandboxError
-from evener.tasks import directory, pack
 from evener.tasks.errors import TaskError
+from evener.tasks.pack import unpacked
 
 CHANGES: Final = "changes.tar"
 REMOVED: Final = "removed.json"
@@ -49,7 +49,7 @@ async def grade(context: GradingContext) -> Grade:
 
 async def _grade(context: GradingContext, ref: TaskRef, folder: Path, left: grading.GradingOutcome) -> None:
     try:
-        task = await _unpacked(context.blobs, ref, folder)
+        task = await asyncio.to_thread(unpacked, await context.blobs.get(ref.archive), folder)
         if task.tests is None:
             msg = f"task {task.name} has no tests/test.sh"
             raise GraderRefused(msg)
@@ -119,12 +119,6 @@ def _read_text(data: bytes) -> float:
     except ValueError as cause:
         msg = f"reward.txt is not a number: {data[:40]!r}"
         raise GraderError(msg) from cause
-
-
-async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> directory.Task:
-    data = await blobs.get(ref.archive)
-    await asyncio.to_thread(pack.unpack, data, folder)
-    return await asyncio.to_thread(directory.load, folder)
 
 
 async def _changes(trajectory: TrajectoryBuilt, blobs: Blobs) -> Changes | None:

@@ -14,16 +14,20 @@ APIS: Final[Mapping[str, tuple[str, str]]] = {
 """By dialect: the name of its client, and the path after the relay's address in its base URL."""
 
 
-def provider(context: LaunchContext, *, dialect: str, reasoning: bool, context_tokens: int, answer_tokens: int) -> dict[str, object]:
-    """Return the relay as a provider of one model. `reasoning`: the model is declared to reason."""
-    api, suffix = APIS[dialect]
+def provider(context: LaunchContext, *, context_tokens: int, answer_tokens: int, kept_free_tokens: int = 0) -> dict[str, object]:
+    """Return the relay as a provider of one model, as the options say: `dialect`, `reasoning`, `context_tokens`, `answer_tokens`.
+
+    The arguments are the limits without options, and what is added to the context.
+    """
+    options = context.options
+    api, suffix = APIS[options.get("dialect", "chat")]
     model = {
         "id": context.model,
         "name": context.model,
-        "reasoning": reasoning,
+        "reasoning": options.get("reasoning") == "true",
         "input": ["text"],
-        "contextWindow": context_tokens,
-        "maxTokens": answer_tokens,
+        "contextWindow": int(options.get("context_tokens", context_tokens)) + kept_free_tokens,
+        "maxTokens": int(options.get("answer_tokens", context.answer_tokens or answer_tokens)),
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
     }
     return {"baseUrl": f"{context.base_url}{suffix}", "api": api, "apiKey": context.key, "models": [model]}

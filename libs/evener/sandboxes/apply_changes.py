@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from evener.sandboxes.changes import MAX_DEPTH
-from evener.sandboxes.folders import FOLDER, Deadline, OutOfTime, descend, is_folder, opened, remove
+from evener.sandboxes.folders import FOLDER, Deadline, OutOfTime, descend, descriptor_of, is_folder, opened, remove
 from evener.sandboxes.port import Changes, SandboxError
 
 APPLY_SECONDS: Final = 300.0
@@ -81,7 +81,8 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts:
     with _made(root, tuple(above)) as parent:
         if member.isdir():
             make_folder(parent, (last,))
-            _set_mode(last, parent, member.mode & 0o777 | stat.S_IRWXU)  # the owner may always enter and clear it
+            with descriptor_of(last, os.O_RDONLY | FOLDER, parent) as made:
+                os.fchmod(made, member.mode & 0o777 | stat.S_IRWXU)  # the owner may always enter and clear it
             return
         with suppress(FileNotFoundError):
             remove(last, parent, deadline)
@@ -95,11 +96,3 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts:
         else:
             msg = f"changes hold {member.name!r}, neither file, directory nor link"
             raise SandboxError(msg)
-
-
-def _set_mode(name: str, folder: int, mode: int) -> None:
-    descriptor = os.open(name, os.O_RDONLY | FOLDER, dir_fd=folder)
-    try:
-        os.fchmod(descriptor, mode)
-    finally:
-        os.close(descriptor)

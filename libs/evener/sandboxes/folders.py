@@ -40,6 +40,16 @@ class Deadline:
 
 
 @contextmanager
+def descriptor_of(name: str | os.PathLike[str], flags: int, folder: int | None = None) -> Iterator[int]:
+    """Open an entry of an open folder (None: by path) for this block."""
+    descriptor = os.open(name, flags | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def opened(name: str | os.PathLike[str], folder: int | None = None) -> Iterator[int]:
     """Open a folder for listing, by name in an open folder (None: by path). Restores its owner's permissions if they are missing."""
     try:
@@ -57,11 +67,8 @@ def opened(name: str | os.PathLike[str], folder: int | None = None) -> Iterator[
 
 def own(name: str | os.PathLike[str], folder: int | None = None) -> None:
     """Let the owner of a folder list, enter and change it."""
-    descriptor = os.open(name, os.O_PATH | FOLDER, dir_fd=folder)
-    try:
+    with descriptor_of(name, os.O_PATH | FOLDER, folder) as descriptor:
         os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IRWXU)  # noqa: PTH101 - a descriptor: a path may be swapped for a link
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -93,19 +100,16 @@ def _open_any(name: str, folder: int) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
     except PermissionError:
-        held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        mode = os.fstat(held).st_mode
-        if not stat.S_ISREG(mode):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-        path = f"/proc/self/fd/{held}"
-        os.chmod(path, stat.S_IMODE(mode) | stat.S_IRUSR)  # noqa: PTH101 - a descriptor: a path may be swapped for a link
-        try:
-            return os.open(path, flags & ~os.O_NOFOLLOW)
-        finally:
-            os.chmod(path, stat.S_IMODE(mode))  # noqa: PTH101
-    finally:
-        os.close(held)
+        with descriptor_of(name, os.O_PATH | os.O_NOFOLLOW, folder) as held:
+            mode = os.fstat(held).st_mode
+            if not stat.S_ISREG(mode):
+                raise
+            path = f"/proc/self/fd/{held}"
+            os.chmod(path, stat.S_IMODE(mode) | stat.S_IRUSR)  # noqa: PTH101 - a descriptor: a path may be swapped for a link
+            try:
+                return os.open(path, flags & ~os.O_NOFOLLOW)
+            finally:
+                os.chmod(path, stat.S_IMODE(mode))  # noqa: PTH101
 
 
 def remove(name: str, folder: int, deadline: Deadline) -> None:

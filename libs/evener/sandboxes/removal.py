@@ -6,7 +6,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -33,11 +33,10 @@ class Removal:
         aside = await self._work.files.begin(put_aside, self._root, name)
         return self._remove(aside)
 
-    async def take_all(self) -> asyncio.Future[None]:
+    async def take_all(self) -> asyncio.Future[Any]:
         """Set all folders below the root aside and remove them, with those that were set aside before. Raises OSError."""
         names = await self._work.files.begin(put_all_aside, self._root)
-        removals = [self._remove(name) for name in names]
-        return asyncio.ensure_future(_all(removals))
+        return asyncio.gather(*(self._remove(name) for name in names), return_exceptions=True)
 
     def _remove(self, name: str) -> asyncio.Future[None]:
         removal = self._work.removals.begin(self._try, name)
@@ -94,10 +93,6 @@ def _aside(root: int) -> str:
             os.unlink(ASIDE, dir_fd=root)
             os.mkdir(ASIDE, stat.S_IRWXU, dir_fd=root)
     return ASIDE
-
-
-async def _all(removals: list[asyncio.Future[None]]) -> None:
-    await asyncio.gather(*removals, return_exceptions=True)
 
 
 def _seen(removal: asyncio.Future[None]) -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evener.proto.blobs import BlobRef
 from evener.proto.spec import TaskRef
-from evener.tasks.directory import MAX_BYTES, MAX_DEPTH, MAX_FILES, entries, leaves, load
+from evener.tasks.directory import MAX_BYTES, MAX_DEPTH, MAX_FILES, Task, entries, leaves, load
 from evener.tasks.errors import TaskError
 
 FILE_MODE: Final = 0o644
@@ -53,6 +53,12 @@ def unpack(data: bytes, into: Path) -> None:
     except (tarfile.TarError, OSError, ValueError) as cause:  # ValueError: numbers in headers that are none
         msg = f"packed task of {len(data)} bytes: {cause}"
         raise TaskError(msg) from cause
+
+
+def unpacked(data: bytes, into: Path) -> Task:
+    """Return the task in an archive, whose files are written into the empty folder `into`. Raises TaskError."""
+    unpack(data, into)
+    return load(into)
 
 
 def _add(tar: tarfile.TarFile, entry: Path, name: str) -> None:

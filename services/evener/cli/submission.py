@@ -31,7 +31,7 @@ class TaskNeedsMore(EvenerError):
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """What to do with all tasks of a run."""
+    """What to do with all tasks of a run: TaskOptions without the grader, which each task brings."""
 
     run_id: str
     harness: HarnessSpec
@@ -148,22 +148,9 @@ def read(kind: type[StructT], given: Mapping[str, str], flag: str) -> StructT:
 
 
 def _options(run_request: RunRequest, task: Task) -> TaskOptions:
-    budgets = run_request.budgets
-    if budgets.agent_seconds is None and task.agent_seconds is not None:
-        budgets = structs.replace(budgets, agent_seconds=task.agent_seconds)
-    options = TaskOptions(
-        run_id=run_request.run_id,
-        samples=run_request.samples,
-        purpose=run_request.purpose,
-        harness=run_request.harness,
-        policy=run_request.policy,
-        sampling=run_request.sampling,
-        streaming=run_request.streaming,
-        budgets=budgets,
-        group=run_request.group,
-        models=run_request.models,
-        grader=task.grader,
-    )
+    options = TaskOptions(**structs.asdict(run_request), grader=task.grader)
+    if options.budgets.agent_seconds is None and task.agent_seconds is not None:
+        options = structs.replace(options, budgets=structs.replace(options.budgets, agent_seconds=task.agent_seconds))
     if (problem := group_problem(options)) is not None:
         field, what = problem
         msg = f"--group.{field.replace('_', '-')}: {what}"

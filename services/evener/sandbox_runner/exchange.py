@@ -172,7 +172,7 @@ class Exchange:
         self.failure, self.detail = answer.failure, answer.detail
         is_error_body = answer.status >= HTTPStatus.BAD_REQUEST and answer.body[:1] in {b"{", b""}
         if (stream := self._stream) is not None:
-            await stream.write(self._late(answer) if is_error_body else answer.body)
+            await stream.write(self._late_error(answer) if is_error_body else answer.body)
             await stream.write_eof()
             return stream
         if answer.status == HTTPStatus.GONE:  # the harness gets 400, the one status that ends every harness
@@ -183,9 +183,10 @@ class Exchange:
         await whole.write_eof(answer.body)
         return whole
 
-    def _late(self, answer: Answer) -> bytes:
+    def _late_error(self, answer: Answer) -> bytes:
         """Return an error after the headers, as the event that ends the stream."""
-        return self._dialect.stream_error(self._head(), RequestError(_message(answer), status=answer.status, kind="server_error"))
+        message = error_message(answer.body) or f"status {answer.status}"
+        return self._dialect.stream_error(self._head(), RequestError(message, status=answer.status, kind="server_error"))
 
     def _refused(self, status: HTTPStatus, message: str, kind: str) -> Answer:
         """Return what the harness gets for a fault of Evener."""
@@ -197,7 +198,3 @@ class Exchange:
         headers = (("retry-after", str(RETRY_AFTER_SECONDS)),) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()
         error = RequestError(message, status=status, kind=kind)
         return Answer(status=status, headers=headers, body=self._dialect.error(error))
-
-
-def _message(answer: Answer) -> str:
-    return error_message(answer.body) or f"status {answer.status}"

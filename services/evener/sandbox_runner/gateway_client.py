@@ -14,6 +14,7 @@ import structlog
 from msgspec import Struct
 from yarl import URL
 
+from evener.client.views import ProblemAnswer
 from evener.proto.codec import BadRecord, decode_frame
 from evener.proto.framing import FrameReader, StreamCut
 from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, UNSERVED, Answer, AnyFrame
@@ -43,15 +44,7 @@ class SentAgain(Struct, frozen=True):
     """No gateway has the call at the moment, and it is sent again."""
 
 
-class _Error(Struct, frozen=True):
-    message: str = ""
-
-
-class _ErrorBody(Struct, frozen=True):
-    error: _Error = _Error()
-
-
-_errors: Final = msgspec.json.Decoder(_ErrorBody)
+_errors: Final = msgspec.json.Decoder(ProblemAnswer)
 
 
 class RelayedCall(Struct, kw_only=True):

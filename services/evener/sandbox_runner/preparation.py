@@ -14,8 +14,9 @@ from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NoStart, allow
 from evener.sandboxes.port import WORKDIR, Sandbox
-from evener.tasks import directory, pack
+from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
+from evener.tasks.pack import unpacked
 
 
 class PreparedLaunch(Struct, frozen=True, kw_only=True, eq=False):
@@ -23,7 +24,7 @@ class PreparedLaunch(Struct, frozen=True, kw_only=True, eq=False):
 
     harness: Harness
     bundle: Path
-    task: directory.Task
+    task: Task
     """The task. Its files are gone by then; its values stay."""
     sandbox: Sandbox
 
@@ -65,11 +66,10 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
     return PreparedLaunch(harness=harness, bundle=bundle, task=task, sandbox=sandbox)
 
 
-async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> directory.Task:
+async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> Task:
     data = await blobs.get(ref.archive)
     try:
-        await asyncio.to_thread(pack.unpack, data, folder)
-        task = await asyncio.to_thread(directory.load, folder)
+        task = await asyncio.to_thread(unpacked, data, folder)
     except TaskError as cause:
         raise NoStart(str(cause)) from cause
     if task.needs:

@@ -13,18 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from evener.client.views import RecordingView
 from evener.service.auth import Secrets, operator_route
 from evener.service.http import error_response, json_response
-
-
-class RecordingOpened(Struct, frozen=True, kw_only=True):
-    """Where a recorded program finds its model."""
-
-    base_url: str
-    """The base URL, without `/v1`."""
-    key: str
-    environment: dict[str, str]
-    """The usual variables of every provider."""
 
 
 class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +31,7 @@ _exits: Final = msgspec.json.Decoder(RecordingExited)
 class OpenRecording:
     """One open recording."""
 
-    def __init__(self, opened: RecordingOpened) -> None:
+    def __init__(self, opened: RecordingView) -> None:
         self.opened = opened
         self.exited: asyncio.Future[RecordingExited] = asyncio.get_running_loop().create_future()
         self.last_sign = time.monotonic()
@@ -62,7 +53,7 @@ class Recordings:
         self._secrets = secrets
 
     @contextmanager
-    def open(self, session_id: str, opened: RecordingOpened) -> Iterator[OpenRecording]:
+    def open(self, session_id: str, opened: RecordingView) -> Iterator[OpenRecording]:
         """Offer a recording while this block runs."""
         recording = self._open[session_id] = OpenRecording(opened)
         try:

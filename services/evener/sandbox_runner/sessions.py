@@ -16,6 +16,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from evener.blobs.port import BlobError
 from evener.bus.port import Position
+from evener.client.views import RecordingView
 from evener.harnesses.port import Harness, Judged, LaunchContext
 from evener.harnesses.provider import variables
 from evener.proto.ids import new_nonce, new_start_id
@@ -27,7 +28,6 @@ from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NONE, NoStart, one_line, told_excluded
 from evener.sandbox_runner.preparation import PreparedLaunch, chosen, declared, prepare
-from evener.sandbox_runner.recordings import RecordingOpened
 from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandboxes.port import HOME, ChangesTooLarge, Program, Sandbox, SandboxError, SandboxRemoved, Unstartable
 from evener.service.auth import Capability, seal_capability
@@ -207,7 +207,7 @@ class AttemptRun:
 
     async def _record(self, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
         environment = variables(base_url, self._nonce, self._spec.policy)
-        opened = RecordingOpened(base_url=base_url, key=self._nonce, environment=environment)
+        opened = RecordingView(base_url=base_url, key=self._nonce, environment=environment)
         with self._context.recordings.open(self._event.session_id, opened) as recording:
             waiting = recording.wait(self._context.config.recording_seconds)
             exited, cause = await self._watch(waiting, clock, self._spec.budgets.agent_seconds)

@@ -20,9 +20,8 @@ from evener.proto.prepared import Converter
 from evener.proto.spec import HarnessSpec, Target
 from evener.proto.tasks import TaskOptions, group_problem
 from evener.sandboxes.registry import BACKENDS, LOCAL
-from evener.tasks.directory import load
 from evener.tasks.errors import TaskError
-from evener.tasks.pack import unpack
+from evener.tasks.pack import unpacked
 
 SANDBOXES: Final = (*BACKENDS, "none")
 """The sandbox backends. `none`: somebody else runs the harness."""
@@ -120,8 +119,7 @@ def check_archive(data: bytes, options: TaskOptions) -> None:
     """Unpack and read the task as a runner will. Raises Refused. Blocks: call it in a thread."""
     try:
         with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
-            unpack(data, Path(folder))
-            task = load(Path(folder))
+            task = unpacked(data, Path(folder))
     except TaskError as cause:
         raise SubmissionRefused(str(cause.args[0]), "task.archive") from cause
     if task.needs and options.harness.sandbox == LOCAL:

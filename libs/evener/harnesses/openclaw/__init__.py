@@ -65,16 +65,9 @@ class OpenClaw(PackagedHarness):
 
 
 def _config(context: LaunchContext) -> dict[str, Any]:
-    options = context.options
-    relay = provider(
-        context,
-        dialect=options.get("dialect", "chat"),
-        reasoning=options.get("reasoning") == "true",
-        context_tokens=int(options.get("context_tokens", CONTEXT_TOKENS)),
-        answer_tokens=int(options.get("answer_tokens", context.answer_tokens or ANSWER_TOKENS)),
-    )
+    relay = provider(context, context_tokens=CONTEXT_TOKENS, answer_tokens=ANSWER_TOKENS)
     # All is one turn: without this it looks at the length of its history only where the turn ends. Not by a guess of its context.
-    in_time = {"enabled": "context_tokens" in options}
+    in_time = {"enabled": "context_tokens" in context.options}
     return {
         "models": {"mode": "merge", "providers": {PROVIDER: relay}},
         "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{context.model}"}, "compaction": {"midTurnPrecheck": in_time}}},

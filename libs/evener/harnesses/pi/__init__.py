@@ -55,6 +55,7 @@ class Pi(PackagedHarness):
 
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         model = ("--provider", PROVIDER, "--model", context.model)
+        relay = provider(context, context_tokens=CONTEXT_TOKENS, answer_tokens=ANSWER_TOKENS, kept_free_tokens=KEPT_FREE_TOKENS)
         # Pi reads a message that begins with - or @ as a flag or a file.
         message = f" {context.instruction}" if context.instruction[0] in "-@" else context.instruction
         return Launch(
@@ -65,7 +66,7 @@ class Pi(PackagedHarness):
                 "PI_TELEMETRY": "0",
                 "PI_SKIP_VERSION_CHECK": "1",
             },
-            files={f"{HOME}/{CONFIG}/models.json": msgspec.json.encode({"providers": {PROVIDER: _provider(context)}})},
+            files={f"{HOME}/{CONFIG}/models.json": msgspec.json.encode({"providers": {PROVIDER: relay}})},
         )
 
     def judge(self, exit_code: int, log: bytes) -> Judged:
@@ -74,17 +75,6 @@ class Pi(PackagedHarness):
         if exit_code == 0 and reasons and reasons[-1] not in FAILED:
             return Judged(exit_code=0)
         return Judged(exit_code=exit_code or 1, detail=last_found(ERROR_MESSAGE, log))
-
-
-def _provider(context: LaunchContext) -> dict[str, object]:
-    options = context.options
-    return provider(
-        context,
-        dialect=options.get("dialect", "chat"),
-        reasoning=options.get("reasoning") == "true",
-        context_tokens=int(options.get("context_tokens", CONTEXT_TOKENS)) + KEPT_FREE_TOKENS,
-        answer_tokens=int(options.get("answer_tokens", context.answer_tokens or ANSWER_TOKENS)),
-    )
 
 
 def _tools(options: Mapping[str, str]) -> tuple[str, ...]:
