@@ -161,7 +161,9 @@ class InflightCall:
             self._warn_of_inexact(lease.engine)
             limit = answer_limit(placed, lease.engine, session.budget.share(opened.call_id))
             opened = self._opened = replace(opened, max_tokens=limit)
-            sampling = self._sampling = Sampling(session, placed, opened, lease, self.feed, max_tokens=limit, timings=services.timings)
+            sampling = self._sampling = Sampling(
+                session=session, placed=placed, opened=opened, lease=lease, feed=self.feed, max_tokens=limit, timings=services.timings
+            )
             self.feed.put(Admitted(prompt_tokens=opened.prompt_tokens))
             await point("gateway.admitted")
             with step(tracer, "engine", SpanKind.CLIENT):

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
-from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from evener.engines.port import ContextOverflow, Engine, EngineError, EngineFacts, EngineUnreachable, LogprobRule
 from evener.proto.fleet import EngineJoined
@@ -11,54 +12,43 @@ from evener.provider_gateway.pauses import Pauses
 from evener.runtime.interrupt import Interrupt
 
 
-class RegisteredEngine:
+class RegisteredEngine(Struct, eq=False):
     """An engine as `fleet` has it, also while it is being checked."""
 
-    def __init__(self, joined: EngineJoined) -> None:
-        self.joined = joined
-        """Its last record: limits may change."""
-        self.draining = False
+    joined: EngineJoined
+    """Its last record: limits may change."""
+    draining: bool = False
 
 
-class EngineHandle:
+class EngineHandle(Struct, eq=False):
     """One checked engine, with its limit and the leases that calls hold on it."""
 
-    def __init__(
-        self,
-        registered: RegisteredEngine,
-        engine: Engine,
-        facts: EngineFacts,
-        rule: LogprobRule,
-        pauses: Pauses,
-        *,
-        unfit: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.engine = engine
-        self.facts = facts
-        self.rule = rule
-        self.unfit = unfit
-        """For a frozen engine: the policies whose runs may not name it, and why."""
-        self.pauses = pauses
-        self.taken = 0
-        """The number of places in use, one for each answer that is being sampled."""
-        self.leases: set[EngineLease] = set()
-        self.silent_since: float | None = None
-        """Since when it gets no calls because it does not answer, by the loop's clock. None: it answers."""
-        self.failed_at = float("-inf")
-        """When it last failed a call, by the same clock."""
-        self.suspected = asyncio.Event()
-        """Set when it is to be probed now."""
-        self._registered = registered
+    registered: RegisteredEngine
+    engine: Engine
+    facts: EngineFacts
+    rule: LogprobRule
+    pauses: Pauses
+    unfit: Mapping[str, str] = {}
+    """For a frozen engine: the policies whose runs may not name it, and why."""
+    taken: int = 0
+    """The number of places in use, one for each answer that is being sampled."""
+    leases: set["EngineLease"] = field(default_factory=set)
+    silent_since: float | None = None
+    """Since when it gets no calls because it does not answer, by the loop's clock. None: it answers."""
+    failed_at: float = float("-inf")
+    """When it last failed a call, by the same clock."""
+    suspected: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is to be probed now."""
 
     @property
     def joined(self) -> EngineJoined:
         """Its record in `fleet`."""
-        return self._registered.joined
+        return self.registered.joined
 
     @property
     def draining(self) -> bool:
         """Whether it gets no more calls but finishes those that it has."""
-        return self._registered.draining
+        return self.registered.draining
 
     @property
     def usable(self) -> bool:
@@ -83,35 +73,26 @@ class EngineHandle:
     def give_up(self) -> None:
         """End the leases on it, so that their calls go elsewhere."""
         for lease in tuple(self.leases):
-            lease.revoke(EngineUnreachable(f"engine {self.joined.engine_id} is gone"))
+            lease.revoked.end(EngineUnreachable(f"engine {self.joined.engine_id} is gone"))
 
 
-class EngineLease:
-    """A call's place at an engine. `another` adds one for each further answer that the call samples."""
+class EngineLease(Struct, eq=False):
+    """A call's place at an engine."""
 
-    def __init__(
-        self, engine: EngineHandle, waited_seconds: float, another: Callable[[EngineHandle], AbstractAsyncContextManager[None]]
-    ) -> None:
-        self.engine = engine
-        self.waited_seconds = waited_seconds
-        """The time in the queue, which is not the agent's."""
-        self._another = another
-        self._interrupt = Interrupt()
-
-    def another(self) -> AbstractAsyncContextManager[None]:
-        """Wait for one more place at the engine, in the same queue as all other calls."""
-        return self._another(self.engine)
-
-    def revoke(self, why: EngineUnreachable) -> None:
-        """End the holder's block with an error."""
-        self._interrupt.end(why)
+    engine: EngineHandle
+    waited_seconds: float
+    """The time in the queue, which is not the agent's."""
+    another: Callable[[], AbstractAsyncContextManager[None]]
+    """Waits, in the same queue as all other calls, for one more place at the engine: for a further answer that the call samples."""
+    revoked: Interrupt = field(default_factory=Interrupt)
+    """Ends the holder's block with an error."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the lease for this block. An error of the block decides whether the engine is given other calls."""
         self.engine.leases.add(self)
         try:
-            with self._interrupt:
+            with self.revoked:
                 yield
         except EngineUnreachable:
             self.engine.suspect()

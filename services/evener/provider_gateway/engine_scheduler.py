@@ -9,8 +9,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
+from msgspec import Struct, field
 from opentelemetry import trace
 
 from evener.proto.errors import Recoverable
@@ -46,26 +48,24 @@ class AdmissionPermit:
             self._released()
 
 
-class _Held:
+class _Held(Struct, eq=False):
     """A call that waits for admission."""
 
-    def __init__(self, targets: frozenset[Target]) -> None:
-        self.targets = targets
-        self.turn: asyncio.Future[AdmissionPermit] = asyncio.get_running_loop().create_future()
+    targets: frozenset[Target]
+    turn: asyncio.Future[AdmissionPermit] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class _Waiting:
+class _Waiting(Struct, eq=False):
     """A call in the queue, or (`only`) a call that has this engine and waits for another place at it."""
 
-    def __init__(self, target: Target, used: str | None, *, only: EngineHandle | None = None) -> None:
-        self.target = target
-        self.used = used
-        """The engine that last sampled for its session."""
-        self.only = only
-        self.began = asyncio.get_running_loop().time()
-        self.passed = 0
-        """How often a later call went first."""
-        self.turn: asyncio.Future[EngineHandle] = asyncio.get_running_loop().create_future()
+    target: Target
+    used: str | None
+    """The engine that last sampled for its session."""
+    only: EngineHandle | None = None
+    began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    passed: int = 0
+    """How often a later call went first."""
+    turn: asyncio.Future[EngineHandle] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def may_have(self, engine: EngineHandle) -> bool:
         """Return whether the engine can serve the call."""
@@ -123,7 +123,7 @@ class EngineScheduler:
         with step(tracer, "wait"):
             engine = await self._engine(target, self._used.get(session_id), permit)
         self._remember(session_id, engine)
-        lease = EngineLease(engine, time.monotonic() - began, self.another)
+        lease = EngineLease(engine, time.monotonic() - began, partial(self.another, engine))
         try:
             with lease.held():
                 yield lease

@@ -1,4 +1,4 @@
-"""The gateway's HTTP endpoints: those that relays use, and the bytes of tokens for people."""
+"""The gateway's HTTP endpoints: those that relays use, and for people the bytes of tokens and the checked engines."""
 
 import asyncio
 import base64
@@ -13,11 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
+from evener.client.views import ServedEngine, ServedEngines
 from evener.dialects.canonical import Dialect, RequestError
 from evener.dialects.registry import dialect_for
 from evener.proto.codec import encode_frame
 from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, Answer, AnyFrame
 from evener.provider_gateway.calls import Calls
+from evener.provider_gateway.engine_handle import EngineHandle
 from evener.provider_gateway.engine_scheduler import AdmissionPermit
 from evener.provider_gateway.failures import OVERLOADED_STATUS, RETRY_AFTER
 from evener.provider_gateway.partition import Partition
@@ -27,6 +29,7 @@ from evener.provider_gateway.request import read_request
 from evener.provider_gateway.session import SessionRuntime
 from evener.runtime.interrupt import Interrupt
 from evener.service.auth import Capability, CapabilityRefused, Secrets, open_capability, operator_route
+from evener.service.http import json_response
 
 GONE_STATUS: Final = 499
 """The status of an answer that nobody gets, because the relay disconnected."""
@@ -86,32 +89,25 @@ class RawRoute(Route):
         return super().matches({**scope, "path": scope["raw_path"].decode("latin-1")})
 
 
-class Endpoints:
+class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
     """Routes over the partitions that this gateway owns."""
 
-    def __init__(
-        self,
-        partitions: OwnedPartitions,
-        calls: Calls,
-        policies: Mapping[str, Policy],
-        secrets: Secrets,
-        *,
-        session_lookup_timeout_seconds: float,
-        admission_timeout_seconds: float,
-    ) -> None:
-        self._partitions = partitions
-        self._calls = calls
-        self._policies = policies
-        self._secrets = secrets
-        self._session_lookup_timeout_seconds = session_lookup_timeout_seconds
-        self._admission_timeout_seconds = admission_timeout_seconds
+    partitions: OwnedPartitions
+    calls: Calls
+    policies: Mapping[str, Policy]
+    engines: Mapping[str, EngineHandle]
+    """The checked engines by id."""
+    secrets: Secrets
+    session_lookup_timeout_seconds: float
+    admission_timeout_seconds: float
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes to mount."""
         return [
             RawRoute(SERVE_PREFIX + "/{path:path}", self.serve, methods=["POST"]),
             Route(LEFT_PATH, self.left, methods=["POST"]),
-            Route("/tokens/pieces", operator_route(self._secrets, self.pieces), methods=["POST"]),
+            Route("/tokens/pieces", operator_route(self.secrets, self.pieces), methods=["POST"]),
+            Route("/engines", operator_route(self.secrets, self.served_engines), methods=["GET"]),
         ]
 
     async def serve(self, request: Request) -> Response:
@@ -125,12 +121,12 @@ class Endpoints:
         if isinstance(found, Response):
             return found
         partition, session, capability = found
-        permit = await self._calls.admit(session, capability.start_id, request.headers[REQUEST_ID], self._admission_timeout_seconds)
+        permit = await self.calls.admit(session, capability.start_id, request.headers[REQUEST_ID], self.admission_timeout_seconds)
         if permit is None:
             return _refused(OVERLOADED_STATUS, "engines and queue are full", dict([RETRY_AFTER]))
         with ExitStack() as stack:
             stack.callback(permit.release)
-            if self._partitions.get(capability.partition) is not partition:  # taken over while the call was held
+            if self.partitions.get(capability.partition) is not partition:  # taken over while the call was held
                 return await self._elsewhere(capability.partition)
             try:
                 parsed = await read_request(dialect, path, await _body(request), request.headers, session.quirks)
@@ -139,7 +135,7 @@ class Endpoints:
             except ClientDisconnect:
                 return Response(status_code=GONE_STATUS)
             stack.pop_all()
-        return CallResponse(self._calls.serve(partition, session, capability.start_id, parsed, permit), permit)
+        return CallResponse(self.calls.serve(partition, session, capability.start_id, parsed, permit), permit)
 
     async def left(self, request: Request) -> Response:
         """Note that a harness disconnected before its answer was delivered."""
@@ -147,7 +143,7 @@ class Endpoints:
         if isinstance(found, Response):
             return found
         partition, session, _ = found
-        await self._calls.left(partition, session, request.path_params["request_id"])
+        await self.calls.left(partition, session, request.path_params["request_id"])
         return Response(status_code=204)
 
     async def pieces(self, request: Request) -> Response:
@@ -156,23 +152,38 @@ class Endpoints:
             asked = _asked_pieces.decode(await request.body())
         except (msgspec.DecodeError, msgspec.ValidationError) as bad:
             return _refused(400, str(bad))
-        policy = self._policies.get(asked.policy)
+        policy = self.policies.get(asked.policy)
         if policy is None:
-            return _refused(404, f"policy {asked.policy!r} is not known here; known: {', '.join(self._policies)}")
+            return _refused(404, f"policy {asked.policy!r} is not known here; known: {', '.join(self.policies)}")
         return JSONResponse({"pieces": await asyncio.to_thread(_spelled, policy, asked.ids)})
+
+    async def served_engines(self, _request: Request) -> Response:
+        """Return the checked engines, so that a submission can warn of what they cannot give."""
+        return json_response(ServedEngines(engines=tuple(self._view(engine) for _, engine in sorted(self.engines.items()))))
+
+    def _view(self, engine: EngineHandle) -> ServedEngine:
+        policy = self.policies.get(engine.joined.policy or "")
+        return ServedEngine(
+            engine_id=engine.joined.engine_id,
+            policy=engine.joined.policy,
+            context_length=engine.facts.context_length,
+            any_temperature=engine.rule.any_temperature,
+            filters=engine.rule.filters,
+            renders_tools=policy is None or policy.renderer.renders_tools,
+        )
 
     async def _find(self, request: Request) -> tuple[Partition, SessionRuntime, Capability] | Response:
         """Return the partition and the session that the capability opens, or the response for the relay."""
         if REQUEST_ID not in request.headers and "request_id" not in request.path_params:
             return _refused(400, f"header {REQUEST_ID} is missing")
         try:
-            capability = open_capability(self._secrets, request.headers.get(CAPABILITY, ""))
+            capability = open_capability(self.secrets, request.headers.get(CAPABILITY, ""))
         except CapabilityRefused as refused:
             return _refused(401, str(refused))
-        partition = self._partitions.get(capability.partition)
+        partition = self.partitions.get(capability.partition)
         if partition is None:
             return await self._elsewhere(capability.partition)
-        if not await partition.passed(capability.offset, self._session_lookup_timeout_seconds):
+        if not await partition.passed(capability.offset, self.session_lookup_timeout_seconds):
             return _refused(503, "the session's start has not been read yet", {"retry-after": "1"})
         session = partition.sessions.get(capability.session_id)
         if session is not None:
@@ -182,7 +193,7 @@ class Endpoints:
         return _refused(404, f"session {capability.session_id} is not known here")
 
     async def _elsewhere(self, partition: int) -> Response:
-        address = await self._partitions.address_of(partition)
+        address = await self.partitions.address_of(partition)
         if address is None:
             return _refused(503, f"nobody owns partition {partition} now", {"retry-after": "1"})
         return Response(status_code=307, headers={OWNER: address})

@@ -9,11 +9,12 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from evener.engines.answers import Sampled, cut
 from evener.engines.port import Chunk, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.arrays import pack_float32, pack_int32
-from evener.proto.ids import answer_identity, answer_key
+from evener.proto.ids import answer_identity
 from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallClosed, CallOpened, Choice, Fidelity, FinishReason, MaskRange
 from evener.proto.spec import Streaming
@@ -40,41 +41,31 @@ SHORT_ANSWER_TOKENS: Final = 4_000
 """An answer of this size is parsed in a few milliseconds, so the loop does it itself."""
 
 
-class Sampling:
+class Sampling(Struct, kw_only=True, eq=False):
     """The answers of one call, from the first token to the record."""
 
-    def __init__(
-        self,
-        session: SessionRuntime,
-        placed: PlacedCall,
-        opened: CallOpened,
-        lease: EngineLease,
-        feed: CallFeed,
-        *,
-        max_tokens: int,
-        timings: GatewayTimings,
-    ) -> None:
-        """`max_tokens` is the limit of each answer."""
-        self.began = time.time()
-        self.opening: asyncio.Future[None] | None = None
-        """The commit of the opening (`live`): a call that was seen in part and lost must be visible."""
-        self._session = session
-        self._placed = placed
-        self._request = placed.request.canonical
-        self._opened = opened
-        self._lease = lease
-        self._engine = lease.engine
-        self._feed = feed
-        self._timings = timings
-        self._max_tokens = max_tokens
-        self._answers: Final = [Sampled() for _ in range(self._request.n)]
-        self._cut_tokens = 0
-        """The number of tokens sampled after the session's budget was spent."""
-        self._stream: AnswerStream | None = None
-        self._interrupt = Interrupt()
-        self._version = -1
-        """The version of all tokens if the engine does not report versions per token: the same before and after, otherwise unknown."""
-        self._first_token_at: float | None = None
+    session: SessionRuntime
+    placed: PlacedCall
+    opened: CallOpened
+    lease: EngineLease
+    feed: CallFeed
+    max_tokens: int
+    """The limit of each answer."""
+    timings: GatewayTimings
+    began: float = field(default_factory=time.time)
+    opening: asyncio.Future[None] | None = None
+    """The commit of the opening (`live`): a call that was seen in part and lost must be visible."""
+    _answers: list[Sampled] = field(default_factory=list)
+    _cut_tokens: int = 0
+    """The number of tokens sampled after the session's budget was spent."""
+    _stream: AnswerStream | None = None
+    _interrupt: Interrupt = field(default_factory=Interrupt)
+    _version: int = -1
+    """The version of all tokens if the engine does not report versions per token: the same before and after, otherwise unknown."""
+    _first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._answers = [Sampled() for _ in range(self.opened.n)]
 
     @property
     def tokens(self) -> int:
@@ -83,11 +74,11 @@ class Sampling:
 
     async def run(self, writer: PartitionWriter) -> None:
         """Sample all answers. Raises EngineError, and what the commit of the opening raises."""
-        if self._request.stream and self._placed.spec.streaming is Streaming.LIVE:
+        if self.placed.request.canonical.stream and self.placed.spec.streaming is Streaming.LIVE:
             self._begin_to_stream(writer)
         try:
-            with self._interrupt, self._engine.pauses.told_to(self._feed):
-                before = None if self._engine.facts.reports_versions else await self._engine.engine.facts()
+            with self._interrupt, self.lease.engine.pauses.told_to(self.feed):
+                before = None if self.lease.engine.facts.reports_versions else await self.lease.engine.engine.facts()
                 if len(self._answers) == 1:
                     await self._sample(0)
                 else:
@@ -108,9 +99,8 @@ class Sampling:
 
     def _begin_to_stream(self, writer: PartitionWriter) -> None:
         """Commit the opening while the engine starts, and stream from then on."""
-        key = answer_key(self._opened.call_id, 0)
-        withheld, renderer = self._opened.reasoning_withheld, self._placed.policy.renderer
-        stream = self._stream = AnswerStream(self._answers[0], renderer, self._feed, key, self._timings, reasoning_withheld=withheld)
+        renderer = self.placed.policy.renderer
+        stream = self._stream = AnswerStream(self._answers[0], renderer, self.feed, self.opened, self.timings)
 
         def committed(opening: asyncio.Future[None]) -> None:
             if (error := opening.exception()) is None:
@@ -118,7 +108,7 @@ class Sampling:
             elif isinstance(error, Exception):
                 self._interrupt.end(error)
 
-        self.opening = writer.commit(self._session, [self._opened])
+        self.opening = writer.commit(self.session, [self.opened])
         self.opening.add_done_callback(committed)
 
     async def _sample_beside_each_other(self) -> None:
@@ -131,7 +121,7 @@ class Sampling:
                 await self._sample(left.popleft())
 
         async def help_out() -> None:
-            async with self._lease.another():
+            async with self.lease.another():
                 placed.add(asyncio.current_task())
                 await sample_those_left()
 
@@ -142,21 +132,20 @@ class Sampling:
                 waiting.cancel()
 
     async def _sample(self, index: int) -> None:
-        engine, placed = self._engine, self._placed
-        sampled = self._answers[index]
+        engine, placed, sampled = self.lease.engine, self.placed, self._answers[index]
         request = GenerateRequest(
-            request_id=f"{self._opened.call_id}-{index}",
+            request_id=f"{self.opened.call_id}-{index}",
             ids=placed.tokens.context,
-            sampling=seed_of(self._opened.sampling, self._session.session_id, placed.number, index),
-            max_tokens=self._max_tokens,
+            sampling=seed_of(self.opened.sampling, self.session.session_id, placed.number, index),
+            max_tokens=self.max_tokens,
             stop_ids=placed.policy.renderer.stop_ids,
             stream_interval=BUFFERED_STREAM_INTERVAL if self._stream is None else 1,
-            session=self._session.session_id,
+            session=self.session.session_id,
             messages=tuple(placed.tokens.history) if engine.facts.renders else None,
-            tools=self._request.tools if engine.facts.renders else (),
-            images={image.digest: (image.media_type, image.data) for image in self._request.images},
+            tools=self.placed.request.canonical.tools if engine.facts.renders else (),
+            images={image.digest: (image.media_type, image.data) for image in self.placed.request.canonical.images},
         )
-        await sample_answer(engine, request, sampled, partial(self._take, index), self._timings)
+        await sample_answer(engine, request, sampled, partial(self._take, index), self.timings)
         if sampled.finish_reason is None:
             msg = f"engine {engine.joined.engine_id} broke its answer off"
             raise EngineUnreachable(msg)
@@ -164,10 +153,10 @@ class Sampling:
     def _take(self, index: int, chunk: Chunk) -> bool:
         """Take a chunk of an answer. Returns False if concurrent calls have spent the session's tokens."""
         count = len(chunk.ids)
-        self._engine.pauses.heard()
+        self.lease.engine.pauses.heard()
         if self._first_token_at is None and count:
             self._first_token_at = time.time()
-        had = self._session.budget.draw(self._opened.call_id, index, count)
+        had = self.session.budget.draw(self.opened.call_id, index, count)
         self._cut_tokens += count - had
         self._answers[index].add(chunk if had == count else cut(chunk, had))
         if self._stream is not None and index == 0 and had:
@@ -178,7 +167,7 @@ class Sampling:
         """Raise EngineError if the answers have different prompts, and therefore different places."""
         reported = self._reported()
         if any(not np.array_equal(one, reported[0]) for one in reported):
-            msg = f"engine {self._engine.joined.engine_id} gave its answers to one call different prompts"
+            msg = f"engine {self.lease.engine.joined.engine_id} gave its answers to one call different prompts"
             raise EngineError(msg)
 
     async def _find_version(self, before: EngineFacts | None) -> None:
@@ -187,7 +176,7 @@ class Sampling:
             return
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(VERSION_SECONDS):
-                if (await self._engine.engine.facts()).version == before.version:
+                if (await self.lease.engine.engine.facts()).version == before.version:
                     self._version = before.version
 
     def _reported(self) -> list[Ids]:
@@ -195,11 +184,11 @@ class Sampling:
         return [sampled.prompt_ids for sampled in self._answers if sampled.prompt_ids is not None]
 
     def _closed(self, *, aborted: bool) -> CallClosed:
-        opened, now = self._opened, time.time()
+        opened, now = self.opened, time.time()
         answer_id, created = answer_identity(opened.request_id)
         reported, cached = self._reported(), [sampled.cached_tokens for sampled in self._answers if sampled.cached_tokens is not None]
-        settled = settle(self._session.log.forest, self._placed.tokens, reported[0]) if reported else self._placed.tokens
-        moved = settled is not self._placed.tokens
+        settled = settle(self.session.log.forest, self.placed.tokens, reported[0]) if reported else self.placed.tokens
+        moved = settled is not self.placed.tokens
         return CallClosed(
             session_id=opened.session_id,
             attempt=opened.attempt,
@@ -214,25 +203,27 @@ class Sampling:
             answer_created=created,
             cached_tokens=max(cached, default=None),
             cut_tokens=self._cut_tokens,
-            queue_seconds=self._lease.waited_seconds,
+            queue_seconds=self.lease.waited_seconds,
             first_token_seconds=None if self._first_token_at is None else self._first_token_at - opened.opened_at,
             engine_seconds=now - self.began,
             closed_at=now,
         )
 
     def _choice(self, index: int, sampled: Sampled, *, aborted: bool) -> Choice:
-        engine, renderer = self._engine, self._placed.policy.renderer
+        engine, renderer = self.lease.engine, self.placed.policy.renderer
         whole = sampled.partial() if aborted else sampled.whole()
         ids = whole.ids
         versions = whole.versions if engine.facts.reports_versions else np.full(len(ids), self._version, np.int32)
-        exact = engine.rule.exact_for(self._opened.sampling)
-        why = ExclusionReason.IMAGE if self._request.images else None if exact else ExclusionReason.CONSTRAINED
+        exact = engine.rule.exact_for(self.opened.sampling)
+        why = ExclusionReason.IMAGE if self.placed.request.canonical.images else None if exact else ExclusionReason.CONSTRAINED
         return Choice(
             sampled_ids=pack_int32(ids),
             logprobs=pack_float32(whole.logprobs),
             versions=pack_int32(versions),
             finish_reason=FinishReason.ABORTED if aborted else whole.finish_reason or FinishReason.ABORTED,
-            message=msgspec.json.encode(renderer.parse(ids, call_id=self._opened.call_id, choice=index, tools=self._request.tools)),
+            message=msgspec.json.encode(
+                renderer.parse(ids, call_id=self.opened.call_id, choice=index, tools=self.placed.request.canonical.tools)
+            ),
             masked=() if why is None else (MaskRange(start=0, end=len(ids), reason=why),),
             reasoning_tokens=renderer.reasoning_length(ids),
             continued_at=sampled.continued_at,

@@ -13,7 +13,6 @@ from evener.provider_gateway.calls import Calls
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.engine_scheduler import EngineScheduler
 from evener.provider_gateway.engines import EnginePool
-from evener.provider_gateway.engines_http import engines_route
 from evener.provider_gateway.http import Endpoints
 from evener.provider_gateway.partition import GROUP
 from evener.provider_gateway.partitions import SERVICE, OwnedPartitions
@@ -48,8 +47,8 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     blobs = context.waiting_blobs(put_seconds=config.transparent_retry_seconds)
     events = EventLog(context.bus, blobs)
     instance_id = f"{context.instance_id}-{SERVICE}"
-    renderers = {name: policy.renderer for name, policy in policies.items()}
     scheduler = EngineScheduler(queue=config.queue, patience_seconds=config.transparent_retry_seconds)
+    renderers = {name: policy.renderer for name, policy in policies.items()}
     pool = EnginePool(context.bus, events, renderers, scheduler, required=config.required_engine, timings=timings)
     measured = metrics(context.registry)
     measured.calls_waiting.set_function(lambda: scheduler.waiting)
@@ -63,10 +62,11 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
         transparent_retry_seconds=config.transparent_retry_seconds,
     )
     endpoints = Endpoints(
-        partitions,
-        Calls(services),
-        policies,
-        context.secrets,
+        partitions=partitions,
+        calls=Calls(services),
+        policies=policies,
+        engines=scheduler.engines,
+        secrets=context.secrets,
         session_lookup_timeout_seconds=config.session_lookup_timeout_seconds,
         admission_timeout_seconds=config.admission_timeout_seconds,
     )
@@ -87,7 +87,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
 
     yield Service(
         name=SERVICE,
-        routes=[*endpoints.routes(), engines_route(scheduler, policies, context.secrets)],
+        routes=endpoints.routes(),
         run=run,
         ready=lambda: pool.ready() | {"partitions": bool(partitions.numbers)},
         heartbeat=heartbeat,

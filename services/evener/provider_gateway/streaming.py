@@ -3,8 +3,12 @@
 import asyncio
 from typing import Final
 
+from msgspec import Struct
+
 from evener.dialects.canonical import Streamed
 from evener.engines.answers import Sampled
+from evener.proto.ids import answer_key
+from evener.proto.sessions import CallOpened
 from evener.provider_gateway.feed import CallFeed
 from evener.provider_gateway.timings import GatewayTimings
 from evener.templates.port import Renderer
@@ -13,33 +17,30 @@ STREAMING_PAUSES: Final = 20
 """Parsing an answer for `live` takes at most one part in this many of the time."""
 
 
-class AnswerStream:
+class AnswerStream(Struct, eq=False):
     """The first choice of one call on its way to the feed."""
 
-    def __init__(
-        self, sampled: Sampled, renderer: Renderer, feed: CallFeed, key: str, timings: GatewayTimings, *, reasoning_withheld: bool
-    ) -> None:
-        self._sampled = sampled
-        self._renderer = renderer
-        self._feed = feed
-        self._key = key
-        self._timings = timings
-        self._reasoning_withheld = reasoning_withheld
-        self._open = False
-        self._next: asyncio.TimerHandle | None = None
-        self._streamed_at = self._reading_seconds = 0.0
+    sampled: Sampled
+    renderer: Renderer
+    feed: CallFeed
+    opened: CallOpened
+    timings: GatewayTimings
+    _open: bool = False
+    _next: asyncio.TimerHandle | None = None
+    _streamed_at: float = 0.0
+    _reading_seconds: float = 0.0
 
     def begin(self) -> None:
         """Release what there is, and everything that comes."""
         self._open = True
-        if len(self._sampled):
+        if len(self.sampled):
             self.grown()
 
     def grown(self) -> None:
         """Stream what there is now, or a little later if the last write was recent or parsing a long answer again costs too much."""
         if self._next is None and self._open:
             loop = asyncio.get_running_loop()
-            wait = self._streamed_at + max(STREAMING_PAUSES * self._reading_seconds, self._timings.streaming) - loop.time()
+            wait = self._streamed_at + max(STREAMING_PAUSES * self._reading_seconds, self.timings.streaming) - loop.time()
             if wait <= 0:
                 self._stream()
             else:
@@ -55,7 +56,8 @@ class AnswerStream:
     def _stream(self) -> None:
         loop = asyncio.get_running_loop()
         self._next, began = None, loop.time()
-        reasoning, text = self._renderer.certain(self._sampled.ids)
-        self._feed.stream(self._key, Streamed(reasoning="" if self._reasoning_withheld else reasoning, text=text))
+        reasoning, text = self.renderer.certain(self.sampled.ids)
+        streamed = Streamed(reasoning="" if self.opened.reasoning_withheld else reasoning, text=text)
+        self.feed.stream(answer_key(self.opened.call_id, 0), streamed)
         self._streamed_at = loop.time()
         self._reading_seconds = self._streamed_at - began
