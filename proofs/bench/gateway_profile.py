@@ -15,7 +15,7 @@ PARTS: Final = (
     ("the engine: request and its sending", ("EngineHttp._request", "VllmEngine._body")),
     ("the engine: its events", ("VllmEngine.generate", "EngineHttp.events")),
     ("placing: first prompts rendered whole", ("JinjaRenderer.render",)),
-    ("placing: what is new, rendered", ("FamilyRenderer.bridge", "JinjaRenderer.bridge")),
+    ("placing: what is new, rendered", ("JinjaRenderer.bridge",)),
     ("placing: where it hangs", ("place (tokens",)),
     ("reading the request", ("OpenAIChat.parse", "body_digest", "RequestResponseCycle.receive", "_body (", "read_request (")),
     ("the record: built and encoded", ("Sampling._closed", "opened (", "EventLog.record", "SessionLog.apply", "SessionRuntime._index")),

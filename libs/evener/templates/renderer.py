@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -29,11 +29,19 @@ PROBE: Final = "Zebra"
 PROBE_CALL: Final[Message] = {"id": "call00001", "name": "f", "arguments": {"a": PROBE}}
 
 
+class TurnRules(Protocol):
+    """How a family of models continues after a turn, as far as this is proven for the template. It reads no history."""
+
+    family: str
+
+    def bridge(self, answer: Message, new: Sequence[Message], *, closed: bool) -> Bridge | None: ...
+
+
 class JinjaRenderer:
     """Implements `port.Renderer` with a tokenizer and a chat template. It is thread-safe and keeps no state between calls."""
 
-    family: str | None = None
-    """The family whose rules extend turns. None: the difference of two renders does."""
+    rules: TurnRules | None = None
+    """The rules that extend turns. None: only the difference of two renders does."""
 
     def __init__(
         self,
@@ -56,7 +64,7 @@ class JinjaRenderer:
         self._pieces = TokenBytes(source.tokenizer)
         own = self._probe_ends()
         self._ends = frozenset(own)
-        self._stop_ids = (*own, *sorted(set(source.eos_ids) - set(own)))
+        self.stop_ids = (*own, *sorted(set(source.eos_ids) - set(own)))
         self.tool_parser = spelling_of(template.source) if tool_parser == "auto" else tool_parser
         self._parser = parser_for(template.source, self.tool_parser, thinking=self._probe_thinking())
         self.reads_reasoning = self._parser.reads_reasoning
@@ -64,13 +72,14 @@ class JinjaRenderer:
             self._template = KeptThinking(template, self._turn_end)
 
     @property
+    def family(self) -> str | None:
+        """The family whose rules extend turns. None: the difference of two renders does."""
+        return None if self.rules is None else self.rules.family
+
+    @property
     def control_ids(self) -> tuple[int, ...]:
         """The ids of the control tokens, which no text of a harness may become."""
         return tuple(self.encoder.control.values())
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return self._stop_ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> NDArray[np.int32]:
         (shaped, shaped_tools), sentinel = self._guarded(messages, tools)
@@ -78,13 +87,14 @@ class JinjaRenderer:
         return _array(self.encoder.encode(text, sentinel, again=True))
 
     def bridge(
-        self,
-        before: Sequence[Message],
-        answer: Message,
-        new: Sequence[Message],
-        tools: Sequence[Message] | None,
-        *,
-        closed: bool,
+        self, before: Sequence[Message], answer: Message, new: Sequence[Message], tools: Sequence[Message] | None, *, closed: bool
+    ) -> Bridge | None:
+        """Bridge by the family's rules where they are proven, otherwise by two renders."""
+        found = None if self.rules is None else self.rules.bridge(answer, new, closed=closed)
+        return self._two_renders(before, answer, new, tools, closed=closed) if found is None else found
+
+    def _two_renders(
+        self, before: Sequence[Message], answer: Message, new: Sequence[Message], tools: Sequence[Message] | None, *, closed: bool
     ) -> Bridge | None:
         """Prove the difference of two renders.
 
@@ -105,7 +115,7 @@ class JinjaRenderer:
         if end is None:
             return None
         ids = self.encoder.encode(now[end:], sentinel)
-        if closed and ids[0] != self._stop_ids[0]:
+        if closed and ids[0] != self.stop_ids[0]:
             return None
         return Bridge(np.array(ids[1:] if closed else ids, dtype=np.int32), BridgedBy.TWO_RENDERS)
 
@@ -141,7 +151,7 @@ class JinjaRenderer:
         return self.encoder.guard((self.shape.messages(messages), shape_tools(tools)))
 
     def _without_end(self, sampled: list[int]) -> tuple[list[int], list[int]]:
-        return (sampled[:-1], sampled[-1:]) if sampled and sampled[-1] in self._stop_ids else (sampled, [])
+        return (sampled[:-1], sampled[-1:]) if sampled and sampled[-1] in self.stop_ids else (sampled, [])
 
     def _read(self, sampled: list[int], tools: Sequence[Message]) -> ParsedAnswer:
         sampled, end = self._without_end(sampled)
@@ -154,7 +164,7 @@ class JinjaRenderer:
         reasoning = answer.get("reasoning_content") or answer.get("thinking") or ""
         if self._options.thinking is Thinking.TEMPLATE and reasoning.strip() not in answered[len(prompt) :]:
             return None  # the template shows the answer without its reasoning at once, which is to be followed
-        ends = [at for at, id_ in self.encoder.controls(answered) if id_ in self._stop_ids]
+        ends = [at for at, id_ in self.encoder.controls(answered) if id_ in self.stop_ids]
         return ends[-1] if ends and ends[-1] >= len(prompt) else None
 
     def _end_by_parser(self, prompt: str, now: str, sentinel: str, answer: Message, tools: Sequence[Message]) -> int | None:

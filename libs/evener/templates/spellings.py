@@ -1,6 +1,5 @@
 """Chooses the parser of a policy's answers."""
 
-from collections.abc import Callable
 from typing import Final, Literal
 
 from evener.templates import calls
@@ -8,13 +7,6 @@ from evener.templates.harmony import Harmony
 from evener.templates.parsers import THINK, AnswerParser, Tagged
 
 ToolParser = Literal["auto", "hermes", "functions", "keys", "json", "deepseek", "harmony", "none"]
-CALLS: Final[dict[str, Callable[[], calls.ToolCallFormat]]] = {
-    "hermes": calls.hermes,
-    "functions": calls.functions,
-    "keys": calls.keys,
-    "json": calls.WholeJson,
-    "deepseek": calls.deepseek,
-}
 WRITTEN: Final = (
     ("<|call|>", "harmony"),
     (calls.DEEPSEEK, "deepseek"),
@@ -35,5 +27,4 @@ def parser_for(template: str, spelling: str, *, thinking: bool) -> AnswerParser:
     """Return the parser of a template's answers. `thinking`: the generation prompt opens the reasoning."""
     if spelling == "harmony":
         return Harmony()
-    made = CALLS.get(spelling)
-    return Tagged(calls=None if made is None else made(), thinks=THINK in template, thinking=thinking)
+    return Tagged(calls=calls.FORMATS.get(spelling), thinks=THINK in template, thinking=thinking)
