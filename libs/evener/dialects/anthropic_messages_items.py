@@ -5,7 +5,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, refuse
+from evener.dialects.fields import as_flag, as_items, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_part, images_within, read_image
 from evener.dialects.wire import canonical_arguments, failed, joined, our_key
 from evener.tokens.digests import message_digest
@@ -58,8 +58,8 @@ def parse_text(value: Any, path: str) -> str:
     """Return a string, or the text blocks of a list joined with newlines."""
     if isinstance(value, str):
         return value
-    blocks = [as_object(block, f"{path}[{index}]") for index, block in enumerate(as_list(value, path))]
-    return "\n".join(_text(block, f"{path}[{index}]") for index, block in enumerate(blocks))
+    blocks = [(as_object(block, at), at) for block, at in as_items(value, path)]
+    return "\n".join(_text(block, at) for block, at in blocks)
 
 
 def _user(value: Any, path: str, found: _Found) -> list[Message]:
@@ -67,8 +67,7 @@ def _user(value: Any, path: str, found: _Found) -> list[Message]:
         return [{"role": "user", "content": value}]
     results: list[Message] = []
     parts: list[Message] = []
-    for index, item in enumerate(as_list(value, path)):
-        at = f"{path}[{index}]"
+    for item, at in as_items(value, path):
         block = as_object(item, at)
         if block.get("type") == "tool_result":
             results.append(_result(block, at, found))
@@ -87,8 +86,8 @@ def _result(block: Message, path: str, found: _Found) -> Message:
 
 def _result_parts(value: Any, path: str, found: _Found) -> str | list[Message]:
     parts: list[Message] = []
-    for index, item in enumerate(as_list(value, path)):
-        block, at = as_object(item, f"{path}[{index}]"), f"{path}[{index}]"
+    for item, at in as_items(value, path):
+        block = as_object(item, at)
         if block.get("type") == "tool_reference":
             name = as_name(block.get("tool_name"), f"{at}.tool_name")
             found.references.add(name)
@@ -123,8 +122,7 @@ def _assistant(value: Any, path: str) -> Message:
     thoughts: list[str] = []
     calls: list[Message] = []
     keys: list[str | None] = []
-    for index, item in enumerate(as_list(value, path)):
-        at = f"{path}[{index}]"
+    for item, at in as_items(value, path):
         block = as_object(item, at)
         match as_string(block.get("type"), f"{at}.type"):
             case "thinking":

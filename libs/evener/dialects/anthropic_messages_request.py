@@ -1,15 +1,14 @@
 """Parses requests of Anthropic's Messages API. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
-
-from msgspec import Struct
 
 from evener.dialects.anthropic_messages_items import MessageItem, parse_item, parse_text
 from evener.dialects.canonical import CanonicalRequest, Message
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
+from evener.dialects.fields import as_flag, as_items, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
+from evener.dialects.offered import OfferedTool, as_function, record_dropped
 from evener.dialects.rules import Rules, beside
 from evener.tokens.digests import message_digest
 
@@ -58,34 +57,19 @@ TOOL: Final = Rules(
 )
 
 
-class AnthropicTool(Struct, frozen=True, kw_only=True, eq=False):
-    """The parsed form of one entry of `tools`."""
-
-    function: Message | None = None
-    hosted: str | None = None
-    """The type of a tool that the provider would run."""
-    deferred: bool = False
-    """Whether the tool is hidden until a tool result refers to it."""
-    beside: Mapping[str, Any] = {}
-
-
-def parse_tool(value: Any, path: str) -> AnthropicTool:
+def parse_tool(value: Any, path: str) -> OfferedTool:
     """Parse a tool. Raises RequestError."""
     sent = as_object(value, path)
     kind = "custom" if sent.get("type") is None else as_string(sent["type"], f"{path}.type")
     if kind.startswith(HOSTED_TOOLS):
-        return AnthropicTool(hosted=kind)
+        return OfferedTool(hosted=kind)
     if kind != "custom":
         refuse(f"{path}.type", f"{kind!r} has a schema that only its provider's models know; declare it with its `input_schema`")
-    function: Message = {"name": as_name(sent.get("name"), f"{path}.name")}
-    if sent.get("description") is not None:
-        function["description"] = as_string(sent["description"], f"{path}.description")
-    if sent.get("input_schema") is not None:
-        function["parameters"] = as_object(sent["input_schema"], f"{path}.input_schema")
+    function = as_function(sent, path, schema="input_schema")
     if sent.get("allowed_callers") and "direct" not in as_list(sent["allowed_callers"], f"{path}.allowed_callers"):
         refuse(f"{path}.allowed_callers", "only tools that the model itself may call are served; add 'direct'")
     deferred = as_flag(sent.get("defer_loading"), f"{path}.defer_loading")
-    return AnthropicTool(function=function, deferred=deferred, beside=beside(sent, TOOL.obeyed))
+    return OfferedTool(function=function, deferred=deferred, beside=beside(sent, TOOL.obeyed))
 
 
 _messages: Final = Items(parse_item)
@@ -105,10 +89,7 @@ def parse_request(dialect: str, body: bytes, *, count_only: bool) -> CanonicalRe
         refuse("messages", "must not end with an answer: it cannot be continued")
     requested_params = RULES.requested_params(fields, count_only=count_only)
     _check_meaning(fields)
-    if removed := [tool.hosted for tool in tools if tool.hosted] + RULES.removed(fields):
-        requested_params["removed_tools"] = removed
-    if besides := {tool.function["name"]: tool.beside for tool in tools if tool.function is not None and tool.beside}:
-        requested_params["tools"] = besides
+    record_dropped(requested_params, tools, RULES.removed(fields))
     shown = [] if _chooses_none(fields.get("tool_choice"), requested_params) else _shown(tools, items, requested_params)
     return CanonicalRequest(
         dialect=dialect,
@@ -135,12 +116,11 @@ def _check_meaning(fields: dict[str, Any]) -> None:
     """Refuse constrained sampling, and edits that would remove something from the history."""
     if as_object(fields.get("output_config", {}), "output_config").get("format"):
         refuse("output_config.format", CONSTRAINED)
-    at = "context_management.edits"
     edits = as_object(fields.get("context_management", {}), "context_management").get("edits") or []
-    for index, edit in enumerate(as_list(edits, at)):
-        kind = as_string(as_object(edit, f"{at}[{index}]").get("type"), f"{at}[{index}].type")
+    for edit, at in as_items(edits, "context_management.edits"):
+        kind = as_string(as_object(edit, at).get("type"), f"{at}.type")
         if not kind.startswith(KEPT_EDITS):
-            refuse(f"{at}[{index}].type", f"{kind!r} is not served: nothing is cut out of a history; send what the model is to see")
+            refuse(f"{at}.type", f"{kind!r} is not served: nothing is cut out of a history; send what the model is to see")
 
 
 def _thinks(value: Any) -> bool:
@@ -161,7 +141,7 @@ def _chooses_none(value: Any, requested_params: dict[str, Any]) -> bool:
     return kind == "none"
 
 
-def _shown(tools: Sequence[AnthropicTool], items: Sequence[MessageItem], requested_params: dict[str, Any]) -> list[Message]:
+def _shown(tools: Sequence[OfferedTool], items: Sequence[MessageItem], requested_params: dict[str, Any]) -> list[Message]:
     """Return the functions that the model sees. Deferred tools that nobody could find are shown if the search for them was hosted."""
     found = frozenset[str]().union(*(item.references for item in items))
     searched = any(tool.hosted and tool.hosted.startswith(TOOL_SEARCH) for tool in tools)

@@ -51,7 +51,7 @@ class RequestError(EvenerError):
 
         Kinds: `invalid_request_error`, `context_length_exceeded`, `authentication_error`, `not_found_error`, `rate_limit_error`,
         `overloaded_error`, `api_error`. `overflow` belongs to `context_length_exceeded`, if the numbers are known. `reason` decides who is
-        responsible (`evener.proto.ends.WHOSE`): by default Evener, which does not serve the request.
+        responsible (`evener.proto.reasons.FAULTS`): by default Evener, which does not serve the request.
         """
         super().__init__(message)
         self.message = message

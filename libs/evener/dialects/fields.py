@@ -124,6 +124,11 @@ def as_list(value: Any, path: str) -> list[Any]:
     return value if isinstance(value, list) else malformed(path, f"must be a list, not {_kind(value)}")
 
 
+def as_items(value: Any, path: str) -> list[tuple[Any, str]]:
+    """Return the items of a list, each with its place, or refuse."""
+    return [(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path))]
+
+
 def as_string(value: Any, path: str) -> str:
     """Return a string, or refuse."""
     return value if isinstance(value, str) else malformed(path, f"must be a string, not {_kind(value)}")

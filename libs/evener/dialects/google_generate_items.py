@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, refuse
+from evener.dialects.fields import as_flag, as_items, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_part, images_within, read_image
 from evener.dialects.wire import FAILED, canonical_arguments, joined, our_key, wire_json
 from evener.proto.ids import keyed_call_id
@@ -59,18 +59,16 @@ def parse_item(value: Any, path: str) -> ContentItem:
     role = ROLES.get(as_string(content.get("role", "user"), f"{path}.role")) or malformed(
         f"{path}.role", f"must be one of {', '.join(ROLES)}"
     )
-    at = f"{path}.parts"
-    parts = [read_object(part, f"{at}[{index}]") for index, part in enumerate(as_list(content.get("parts", []), at))]
-    return _answer_piece(parts, at) if role == MODEL else _user(parts, path)
+    parts = [(read_object(part, at), at) for part, at in as_items(content.get("parts", []), f"{path}.parts")]
+    return _answer_piece(parts) if role == MODEL else _user(parts, path)
 
 
 def parse_text(value: Any, path: str) -> str:
     """Return the text of a content: its parts, joined with newlines."""
     if isinstance(value, str):
         return value
-    at = f"{path}.parts"
-    parts = as_list(read_object(value, path).get("parts", []), at)
-    return "\n".join(_text(read_object(part, f"{at}[{index}]"), f"{at}[{index}]") for index, part in enumerate(parts))
+    parts = as_items(read_object(value, path).get("parts", []), f"{path}.parts")
+    return "\n".join(_text(read_object(part, at), at) for part, at in parts)
 
 
 def assembled(items: Iterable[ContentItem]) -> list[Message]:
@@ -148,12 +146,11 @@ class _Waiting:
         return result
 
 
-def _answer_piece(parts: Sequence[Message], path: str) -> ContentItem:
+def _answer_piece(parts: Sequence[tuple[Message, str]]) -> ContentItem:
     texts: dict[bool, list[str]] = {False: [], True: []}
     calls: list[Message] = []
     keys: list[str | None] = []
-    for index, part in enumerate(parts):
-        at = f"{path}[{index}]"
+    for part, at in parts:
         keys.append(_key(part.get("thoughtSignature")))
         if "functionCall" in part:
             calls.append(_call(part["functionCall"], f"{at}.functionCall"))
@@ -163,12 +160,11 @@ def _answer_piece(parts: Sequence[Message], path: str) -> ContentItem:
     return ContentItem(role=MODEL, text="".join(texts[False]), reasoning="".join(texts[True]), calls=tuple(calls), key=key)
 
 
-def _user(parts: Sequence[Message], path: str) -> ContentItem:
+def _user(parts: Sequence[tuple[Message, str]], path: str) -> ContentItem:
     results: list[Message] = []
     said: list[Message] = []
     images: dict[str, Image] = {}
-    for index, part in enumerate(parts):
-        at = f"{path}.parts[{index}]"
+    for part, at in parts:
         if "functionResponse" in part:
             results.append(_result(part["functionResponse"], f"{at}.functionResponse", images))
         else:
@@ -187,11 +183,7 @@ def _call(value: Any, path: str) -> Message:
 def _result(value: Any, path: str, images: dict[str, Image]) -> Message:
     sent = read_object(value, path)
     content: str | list[Message] = _output(as_object(sent.get("response", {}), f"{path}.response"))
-    at = f"{path}.parts"
-    shown = [
-        _part(read_object(part, f"{at}[{index}]"), f"{at}[{index}]", images)
-        for index, part in enumerate(as_list(sent.get("parts", []), at))
-    ]
+    shown = [_part(read_object(part, at), at, images) for part, at in as_items(sent.get("parts", []), f"{path}.parts")]
     if shown:
         content = joined([{"type": "text", "text": content}, *shown])
     name = as_name(sent.get("name"), f"{path}.name")

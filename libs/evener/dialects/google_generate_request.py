@@ -6,10 +6,11 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import CanonicalRequest, Message
-from evener.dialects.fields import as_count, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
+from evener.dialects.fields import as_count, as_items, as_list, as_object, malformed, read_field, read_fields, refuse
 from evener.dialects.google_generate_items import assembled, camel, parse_item, parse_text, read_object
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
+from evener.dialects.offered import as_function
 from evener.dialects.rules import NEW_TURN, Only, Rules, beside
 
 MAX_CHOICES: Final = 8
@@ -109,20 +110,15 @@ def parse_offer(value: Any, path: str) -> Offer:
     unknown = entry.keys() - HOSTED_TOOLS - {FUNCTIONS}
     if unknown:
         refuse(f"{path}.{min(unknown)}", f"is not served, only {FUNCTIONS}")
-    at = f"{path}.{FUNCTIONS}"
-    declared = [read_object(one, f"{at}[{index}]") for index, one in enumerate(as_list(entry.get(FUNCTIONS, []), at))]
-    functions = [_function(one, f"{at}[{index}]") for index, one in enumerate(declared)]
-    besides = {one["name"]: more for one in declared if (more := beside(one, TOOL.obeyed))}
+    declared = [(read_object(one, at), at) for one, at in as_items(entry.get(FUNCTIONS, []), f"{path}.{FUNCTIONS}")]
+    functions = [_function(one, at) for one, at in declared]
+    besides = {one["name"]: more for one, _ in declared if (more := beside(one, TOOL.obeyed))}
     return Offer(functions=tuple(functions), hosted=tuple(sorted(entry.keys() & HOSTED_TOOLS)), beside=besides)
 
 
 def _function(sent: Message, path: str) -> Message:
-    function: Message = {"name": as_name(sent.get("name"), f"{path}.name")}
-    if "description" in sent:
-        function["description"] = as_string(sent["description"], f"{path}.description")
-    if "parametersJsonSchema" in sent:
-        function["parameters"] = as_object(sent["parametersJsonSchema"], f"{path}.parametersJsonSchema")
-    elif "parameters" in sent:
+    function = as_function(sent, path, schema="parametersJsonSchema")
+    if "parametersJsonSchema" not in sent and "parameters" in sent:
         function["parameters"] = _json_schema(as_object(sent["parameters"], f"{path}.parameters"))
     return function
 

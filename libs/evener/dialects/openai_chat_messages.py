@@ -5,7 +5,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, malformed, refuse
+from evener.dialects.fields import as_arguments, as_items, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_at, image_part, images_within
 from evener.dialects.wire import joined
 from evener.tokens.digests import message_digest
@@ -66,9 +66,8 @@ def _assistant(sent: dict[str, Any], message: Message, path: str) -> None:
         if sent.get(name) is not None and as_string(sent[name], f"{path}.{name}").strip():
             message["reasoning"] = sent[name]
             break
-    calls = [] if sent.get("tool_calls") is None else as_list(sent["tool_calls"], f"{path}.tool_calls")
-    if calls:
-        message["tool_calls"] = [_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    if sent.get("tool_calls") is not None and (calls := as_items(sent["tool_calls"], f"{path}.tool_calls")):
+        message["tool_calls"] = [_call(call, at) for call, at in calls]
 
 
 def _call(value: Any, path: str) -> Message:
@@ -88,8 +87,7 @@ def _content(value: Any, path: str, role: str, images: dict[str, Image]) -> str 
         return value or ""
     if not isinstance(value, list):
         malformed(path, "must be a string or a list of parts")
-    parts = [_part(part, f"{path}[{index}]", role, images) for index, part in enumerate(value)]
-    return joined(parts)
+    return joined([_part(part, at, role, images) for part, at in as_items(value, path)])
 
 
 def _part(value: Any, path: str, role: str, images: dict[str, Image]) -> Message:

@@ -1,16 +1,14 @@
 """Parses requests of OpenAI Chat Completions. Pure."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from msgspec import Struct
-
-from evener.dialects.canonical import CanonicalRequest, Message
+from evener.dialects.canonical import CanonicalRequest
 from evener.dialects.fields import as_count, as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
+from evener.dialects.offered import OfferedTool, as_function, record_dropped
 from evener.dialects.openai_chat_messages import parse_message
-from evener.dialects.rules import NEW_TURN, Only, Rules, beside
+from evener.dialects.rules import NEW_TURN, Only, Rules, beside, chooses_none
 
 MAX_CHOICES: Final = 128
 HOSTED_TOOLS: Final = frozenset(
@@ -86,15 +84,6 @@ TOOL: Final = Rules(
 )
 
 
-class Offered(Struct, frozen=True, kw_only=True, eq=False):
-    """The parsed form of one entry of `tools`."""
-
-    function: Message | None = None
-    hosted: str | None = None
-    """The kind of a tool that the provider would run."""
-    beside: Mapping[str, Any] = {}
-
-
 def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     """Return the request in `body`. Raises RequestError naming the field."""
     raw = read_fields(body)
@@ -105,13 +94,10 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
     _check_forms(fields)
     include_usage = _include_usage(fields.get("stream_options", {}), requested_params)
     tools = [tool.function for tool in offered if tool.function is not None]
-    if removed := [tool.hosted for tool in offered if tool.hosted is not None] + RULES.removed(fields):
-        requested_params["removed_tools"] = removed
-    if besides := {tool.function["name"]: tool.beside for tool in offered if tool.function is not None and tool.beside}:
-        requested_params["tools"] = besides
+    record_dropped(requested_params, offered, RULES.removed(fields))
     if names := list(dict.fromkeys(item.name for item in items if item.name)):
         requested_params["names"] = names
-    if _chooses_none(fields.get("tool_choice", "auto")):
+    if chooses_none(fields.get("tool_choice", "auto")):
         requested_params["tool_choice"], tools = "none", []
     return CanonicalRequest(
         dialect=dialect,
@@ -137,33 +123,17 @@ def _check_forms(fields: dict[str, Any]) -> None:
         refuse("response_format", f"{form['type']!r} is not served: its sampling is constrained; ask for it in the prompt")
 
 
-def _tool(value: Any, path: str) -> Offered:
+def _tool(value: Any, path: str) -> OfferedTool:
     """Parse an entry of `tools`."""
     tool = as_object(value, path)
     kind = as_string(tool.get("type"), f"{path}.type")
     if kind == "function":
         function = as_object(tool.get("function"), f"{path}.function")
         more = beside(tool, ("type", "function")) | beside(function, TOOL.obeyed)
-        return Offered(function=_function(function, f"{path}.function"), beside=more)
+        return OfferedTool(function=as_function(function, f"{path}.function"), beside=more)
     if kind not in HOSTED_TOOLS:
         refuse(f"{path}.type", f"{kind!r} tools are not served, only functions")
-    return Offered(hosted=kind)
-
-
-def _function(function: dict[str, Any], path: str) -> Message:
-    tool: Message = {"name": as_name(function.get("name"), f"{path}.name")}
-    if function.get("description") is not None:
-        tool["description"] = as_string(function["description"], f"{path}.description")
-    if function.get("parameters") is not None:
-        tool["parameters"] = as_object(function["parameters"], f"{path}.parameters")
-    return tool
-
-
-def _chooses_none(value: Any) -> bool:
-    """Return whether the model is to see no tools. A forced choice is refused: it is constrained sampling."""
-    if value not in ("auto", "none"):
-        refuse("tool_choice", "only 'auto' and 'none' are served: a forced call is constrained sampling")
-    return bool(value == "none")
+    return OfferedTool(hosted=kind)
 
 
 def _include_usage(value: Any, requested_params: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evener.dialects.canonical import Image, Message
-from evener.dialects.fields import as_arguments, as_list, as_name, as_object, as_string, malformed, refuse
+from evener.dialects.fields import as_arguments, as_items, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_at, image_part, images_within
 from evener.dialects.openai_responses_tools import INPUT, NO_TOOLS, SEARCH, Toolset, flat_name, parse_tools, tools_text
 from evener.dialects.wire import joined, our_key
@@ -250,8 +250,7 @@ def _content(value: Any, path: str, *, with_images: bool) -> tuple[str | list[Me
         malformed(path, "must be a string or a list of parts")
     parts: list[Message] = []
     images: list[Image] = []
-    for index, item in enumerate(value):
-        at = f"{path}[{index}]"
+    for item, at in as_items(value, path):
         part = as_object(item, at)
         kind = as_string(part.get("type"), f"{at}.type")
         if kind in TEXT_PARTS:

@@ -8,7 +8,7 @@ from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_responses_items import ItemPart, assembled, check_format, parse_item, whole
 from evener.dialects.openai_responses_tools import Toolset, forms_of, joined, parse_tool
-from evener.dialects.rules import NEW_TURN, Only, Rules
+from evener.dialects.rules import NEW_TURN, Only, Rules, chooses_none
 
 LOGPROBS: Final = "message.output_text.logprobs"
 NO_LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
@@ -67,14 +67,14 @@ class ResponsesParser:
             requested_params["removed_tools"] = list(dict.fromkeys(known.removed))
         if known.beside:
             requested_params["tools"] = known.beside
-        if chooses_none := _chooses_none(fields.get("tool_choice", "auto")):
+        if no_tools := chooses_none(fields.get("tool_choice", "auto")):
             requested_params["tool_choice"] = "none"
         return CanonicalRequest(
             dialect=dialect,
             model=as_name(fields.get("model"), "model"),
             messages=tuple(message for message, _ in said),
             digests=tuple(digest for _, digest in said),
-            tools=() if chooses_none else tuple(tool.shown for tool in shown.tools),
+            tools=() if no_tools else tuple(tool.shown for tool in shown.tools),
             forms=forms_of(known.tools),
             stream=as_flag(fields.get("stream"), "stream") and not count_only,
             count_only=count_only,
@@ -99,10 +99,3 @@ def _check_forms(fields: dict[str, Any]) -> None:
     if LOGPROBS in as_list(fields.get("include", []), "include"):
         refuse("include", NO_LOGPROBS)
     check_format(as_object(fields.get("text", {}), "text").get("format"), "text.format")
-
-
-def _chooses_none(value: Any) -> bool:
-    """Return whether the model is to see no tools. A forced or narrowed choice is refused: it is constrained sampling."""
-    if value not in ("auto", "none"):
-        refuse("tool_choice", "only 'auto' and 'none' are served: a forced call is constrained sampling")
-    return bool(value == "none")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evener.dialects.canonical import Message, ToolForm
-from evener.dialects.fields import as_list, as_name, as_object, as_string, malformed, refuse
+from evener.dialects.fields import as_items, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.rules import Rules, beside
 
 SEPARATOR: Final = "__"
@@ -82,7 +82,7 @@ def parse_tool(value: Any, path: str) -> Toolset:
 
 def parse_tools(value: Any, path: str) -> Toolset:
     """Return the tools of a list of definitions. Raises RequestError."""
-    return joined(parse_tool(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path)))
+    return joined(parse_tool(item, at) for item, at in as_items(value, path))
 
 
 def joined(sets: Iterable[Toolset]) -> Toolset:

@@ -92,3 +92,10 @@ class Rules(Struct, frozen=True, kw_only=True, eq=False):
 def beside(sent: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return the unknown fields of an object inside a request, which are dropped and therefore recorded."""
     return {name: value for name, value in sent.items() if value and name not in known and name not in CACHE_MARKS}
+
+
+def chooses_none(value: Any) -> bool:
+    """Return whether OpenAI's `tool_choice` hides all tools. A forced or narrowed choice is refused: it is constrained sampling."""
+    if value not in ("auto", "none"):
+        refuse("tool_choice", "only 'auto' and 'none' are served: a forced call is constrained sampling")
+    return bool(value == "none")
