@@ -68,6 +68,10 @@ class Call:
     def choices(self) -> tuple[Choice, ...]:
         return self.closed.choices if self.closed is not None else ()
 
+    def segments(self) -> list[SegmentRef]:
+        """Return the sampled segments, one for each choice."""
+        return [SegmentRef(call_id=self.call_id, choice=index) for index in range(len(self.choices))]
+
     @property
     def sampled_tokens(self) -> int:
         """The number of tokens sampled for all choices, including those cut off, and those seen before a failure."""
@@ -219,12 +223,10 @@ class Forest:
         while len(self._paths) > PATHS_KEPT:
             del self._paths[next(iter(self._paths))]
 
-    def segments(self, attempt: int) -> Iterator[tuple[Call, int]]:
-        """Yield (call, choice) for each sampled segment of an attempt, in the order of the log."""
+    def segments(self) -> Iterator[SegmentRef]:
+        """Yield the sampled segments of all attempts, in the order of the log."""
         for call in self.in_order():
-            if call.opened.attempt == attempt:
-                for index in range(len(call.choices)):
-                    yield call, index
+            yield from call.segments()
 
     def _rooted(self, placement: Placement) -> bool:
         if placement.parent is not None:

@@ -166,8 +166,8 @@ class History:
             self._add_messages(call)
         if call.opened.policy is None:  # a frozen engine's answers are the harness's own messages
             return
-        for index in range(len(call.choices)):
-            if (segment := SegmentRef(call_id=call.call_id, choice=index)) not in self._after_answer:
+        for segment in call.segments():
+            if segment not in self._after_answer:
                 self._add_answer(call, segment)
 
     def read(

@@ -34,8 +34,7 @@ def fingerprints(forest: Forest, attempt: int, end: TerminationReason) -> dict[S
     prints: dict[SegmentRef, bytes] = {}
     for call in forest.in_order():
         received = b"-" if forest.orphaned(call) else b"+"
-        for choice in range(len(call.choices)):
-            segment = SegmentRef(call_id=call.call_id, choice=choice)
+        for segment in call.segments():
             content = _content(forest, segment, contents)
             prints[segment] = hashlib.blake2b(content + received + ending, digest_size=FINGERPRINT_BYTES).digest()
     return prints
@@ -98,7 +97,7 @@ def _missing(session: SessionLog, seal: SessionSealed) -> Iterator[str]:
 
 def _unlike(session: SessionLog, inconsistent: frozenset[SegmentRef]) -> Iterator[str]:
     """Yield a sentence for each segment that differs from the owner's."""
-    ordered = [one for call in session.forest.in_order() for one in inconsistent if one.call_id == call.call_id]
+    ordered = [segment for segment in session.forest.segments() if segment in inconsistent]
     for segment in ordered[:NAMED_SEGMENTS]:
         yield f"call {segment.call_id}, choice {segment.choice}: not as its owner had it"
     if len(ordered) > NAMED_SEGMENTS:

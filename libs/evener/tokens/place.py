@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from evener.proto.arrays import int32s
-from evener.proto.sessions import BridgedBy, FinishReason, MessagePrefix, PathPrefix, Placement, RootReason, SegmentRef
+from evener.proto.sessions import BridgedBy, FinishReason, MessagePrefix, PathPrefix, Placement, RootReason
 from evener.proto.spec import PolicyOptions, Quirks, Thinking
 from evener.tokens.beginnings import text_of
 from evener.tokens.digests import Digest, Message
@@ -236,13 +236,13 @@ def _shared_prefix(forest: Forest, context: Ids) -> PathPrefix | None:
     best = PathPrefix(call_id="", length=0)
     closed = [call for call in forest.in_order() if call.closed is not None]
     for call in closed[-PREFIX_CANDIDATES:]:
-        for choice in range(len(call.choices)):
-            path = forest.path(SegmentRef(call_id=call.call_id, choice=choice))
+        for segment in call.segments():
+            path = forest.path(segment)
             size = min(len(path), len(context))
             differ = np.flatnonzero(path[:size] != context[:size])
             length = int(differ[0]) if len(differ) else size
             if length > best.length:
-                best = PathPrefix(call_id=call.call_id, choice=choice, length=length)
+                best = PathPrefix(call_id=segment.call_id, choice=segment.choice, length=length)
     return best if best.length >= PREFIX_LEAST_TOKENS else None
 
 

@@ -101,8 +101,7 @@ class _Seen:
                 if given[at].get("role") == "assistant":
                     yield from self._needed(given[at], by_turn.get(_turns(given[:at]), ()))
             if call.opened.policy is not None:
-                turn = _turns(given)
-                by_turn.setdefault(turn, []).extend(SegmentRef(call_id=call.call_id, choice=at) for at in range(len(call.choices)))
+                by_turn.setdefault(_turns(given), []).extend(call.segments())
 
     def noise(self) -> Iterator[Noise]:
         """Yield what varies in the history between a call and the later call that sends its answer back."""
@@ -155,8 +154,7 @@ class _Seen:
         at, given = len(self._given[one.call_id]), self._given[other.call_id]
         if at >= len(given) or given[at].get("role") != "assistant":
             return False
-        answers = [SegmentRef(call_id=one.call_id, choice=choice) for choice in range(len(one.choices))]
-        return any(_same(self._answer(answer), answer, given[at], frozenset(Tolerance)) for answer in answers)
+        return any(_same(self._answer(answer), answer, given[at], frozenset(Tolerance)) for answer in one.segments())
 
     def _beside(self, call: Call) -> bool:
         """Return whether a call may be a side call: one without tools, in a conversation of one turn for whose result no agent waited."""

@@ -48,8 +48,8 @@ def cut(
     Nothing of the `inconsistent` segments is trained (`evener.tokens.inconsistencies`).
     """
     reasons = _Reasons(session, end, inconsistent)
-    segments = _segments(session)
-    fates = {segment: Counter(reasons.of_segment(segment)) for segment in _all_segments(session.forest)}
+    fates = {segment: Counter(reasons.of_segment(segment)) for segment in session.forest.segments()}
+    segments = [segment for segment in fates if session.forest.calls[segment.call_id].opened.attempt == session.attempt]
     paths = _paths(session.forest, [segment for segment in segments if fates[segment][None]], segments, strategy)
     kinds = kinds_of(session, paths)
     rows: list[Row] = []
@@ -110,15 +110,6 @@ def _of_tokens(choice: Choice) -> list[ExclusionReason | None]:
         for masked_at in range(max(masked.start, 0), min(masked.end, len(ids))):
             reasons[masked_at] = masked.reason
     return reasons
-
-
-def _segments(session: SessionLog) -> list[SegmentRef]:
-    """Return the segments of the last attempt, in the order of the log."""
-    return [SegmentRef(call_id=call.call_id, choice=index) for call, index in session.forest.segments(session.attempt)]
-
-
-def _all_segments(forest: Forest) -> list[SegmentRef]:
-    return [SegmentRef(call_id=call.call_id, choice=index) for call in forest.in_order() for index in range(len(call.choices))]
 
 
 def _paths(forest: Forest, wanted: Sequence[SegmentRef], order: Sequence[SegmentRef], strategy: Strategy) -> list[list[SegmentRef]]:

@@ -77,7 +77,7 @@ def _calls(forest: Forest, made: SessionRows) -> tuple[CallView, ...]:
 
 def _call(forest: Forest, call: Call, numbers: dict[str, int], made: SessionRows, rows: dict[SegmentRef, list[int]]) -> CallView:
     opened, closed, placement = call.opened, call.closed, call.placement
-    segments = [SegmentRef(call_id=call.call_id, choice=choice) for choice in range(len(call.choices))]
+    segments = call.segments()
     shared = placement.prefix.length if placement.prefix else 0
     return CallView(
         number=numbers[call.call_id],
