@@ -40,7 +40,7 @@ class _Part(Struct, frozen=True):
 
 
 class Harmony(Struct, frozen=True):
-    """Implements `parsers.Parser`."""
+    """Implements `parsers.AnswerParser`."""
 
     @property
     def reads_reasoning(self) -> bool:

@@ -55,15 +55,7 @@ def read(config: PolicyConfig) -> Material:
 def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer:
     """Return the proven renderer of a policy whose files were read. Raises TemplateError."""
     template = ChatTemplate(material.template, material.source.constants | _switches(config.options))
-    renderer = JinjaRenderer(
-        material.source,
-        template,
-        material.encoder,
-        template_name=material.template_name,
-        options=config.options,
-        tool_parser=config.tool_parser,
-        vision=config.vision,
-    )
+    renderer = JinjaRenderer(material.source, template, material.encoder, config, template_name=material.template_name)
     if config.renderer != "jinja":
         add_family(renderer, config.renderer, config.options)
     return renderer

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from evener.proto.ids import tool_call_id
 from evener.proto.sessions import BridgedBy
-from evener.proto.spec import PolicyOptions, Thinking
+from evener.proto.spec import Thinking
+from evener.templates.config import PolicyConfig
 from evener.templates.control import SLICE
 from evener.templates.jinja import ChatTemplate
 from evener.templates.kept_thinking import KeptThinking
@@ -21,7 +22,7 @@ from evener.templates.port import Bridge, Message, TemplateError
 from evener.templates.shape import Shape, shape_tools
 from evener.templates.source import ModelSource
 from evener.templates.special import SplitEncoder
-from evener.templates.spellings import ToolParser, parser_for, spelling_of
+from evener.templates.spellings import parser_for, spelling_of
 from evener.templates.tools import renders_tools
 
 PROBE: Final = "Zebra"
@@ -44,31 +45,25 @@ class JinjaRenderer:
     """The rules that extend turns. None: only the difference of two renders does."""
 
     def __init__(
-        self,
-        source: ModelSource,
-        template: ChatTemplate,
-        encoder: SplitEncoder,
-        *,
-        template_name: str,
-        options: PolicyOptions,
-        tool_parser: ToolParser = "auto",
-        vision: bool = False,
+        self, source: ModelSource, template: ChatTemplate, encoder: SplitEncoder, config: PolicyConfig, *, template_name: str
     ) -> None:
         """Probe the template. Raises TemplateError if the template or the tokenizer cannot be trusted."""
         self.template_name = template_name
         self.renders_tools = renders_tools(template)
         self._template: ChatTemplate | KeptThinking = template
-        self._options = options
-        self.shape = Shape(vision=vision, thinking_field=".thinking" in template.source and ".reasoning_content" not in template.source)
+        self._thinking = config.options.thinking
+        self.shape = Shape(
+            vision=config.vision, thinking_field=".thinking" in template.source and ".reasoning_content" not in template.source
+        )
         self.encoder = encoder
         self._pieces = TokenBytes(source.tokenizer)
         own = self._probe_ends()
         self._ends = frozenset(own)
         self.stop_ids = (*own, *sorted(set(source.eos_ids) - set(own)))
-        self.tool_parser = spelling_of(template.source) if tool_parser == "auto" else tool_parser
+        self.tool_parser = spelling_of(template.source) if config.tool_parser == "auto" else config.tool_parser
         self._parser = parser_for(template.source, self.tool_parser, thinking=self._probe_thinking())
         self.reads_reasoning = self._parser.reads_reasoning
-        if options.thinking is Thinking.ALL:
+        if self._thinking is Thinking.ALL:
             self._template = KeptThinking(template, self._turn_end)
 
     @property
@@ -162,7 +157,7 @@ class JinjaRenderer:
         if not (answered.startswith(prompt) and now.startswith(answered)):
             return None
         reasoning = answer.get("reasoning_content") or answer.get("thinking") or ""
-        if self._options.thinking is Thinking.TEMPLATE and reasoning.strip() not in answered[len(prompt) :]:
+        if self._thinking is Thinking.TEMPLATE and reasoning.strip() not in answered[len(prompt) :]:
             return None  # the template shows the answer without its reasoning at once, which is to be followed
         ends = [at for at, id_ in self.encoder.controls(answered) if id_ in self.stop_ids]
         return ends[-1] if ends and ends[-1] >= len(prompt) else None

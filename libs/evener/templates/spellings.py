@@ -1,12 +1,11 @@
 """Chooses the parser of a policy's answers."""
 
-from typing import Final, Literal
+from typing import Final
 
 from evener.templates import calls
 from evener.templates.harmony import Harmony
 from evener.templates.parsers import THINK, AnswerParser, Tagged
 
-ToolParser = Literal["auto", "hermes", "functions", "keys", "json", "deepseek", "harmony", "none"]
 WRITTEN: Final = (
     ("<|call|>", "harmony"),
     (calls.DEEPSEEK, "deepseek"),

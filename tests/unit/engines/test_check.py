@@ -20,8 +20,8 @@ from evener.engines.llama import LlamaEngine
 from evener.engines.port import Chunk, Engine, EngineRefused, GenerateRequest
 from evener.engines.scripted import Rule, Script, ScriptedServer
 from evener.engines.vllm import VllmEngine
-from evener.proto.spec import PolicyOptions
 from evener.templates import gguf
+from evener.templates.config import PolicyConfig
 from evener.templates.jinja import ChatTemplate
 from evener.templates.port import Renderer
 from evener.templates.renderer import JinjaRenderer
@@ -39,7 +39,13 @@ def wrong_renderer() -> Renderer:
     planted = msgspec.structs.replace(source, tokenizer=wrong)
     assert source.template
     template = ChatTemplate(source.template, source.constants)
-    return JinjaRenderer(planted, template, SplitEncoder(planted.tokenizer, source.template), template_name="own", options=PolicyOptions())
+    return JinjaRenderer(
+        planted,
+        template,
+        SplitEncoder(planted.tokenizer, source.template),
+        PolicyConfig(name="planted", source="gguf:"),
+        template_name="own",
+    )
 
 
 @asynccontextmanager
