@@ -134,10 +134,9 @@ class InflightCall:
         attributes = {"evener.session.id": self._session.session_id, "evener.request.id": self._request.request_id}
         with (
             ExitStack() as held,
+            self._services.metrics.calls_open.track_inprogress(),
             tracer.start_as_current_span("call", context=self._request.trace, kind=SpanKind.SERVER, attributes=attributes) as span,
         ):
-            self._services.metrics.calls_open.inc()
-            held.callback(self._services.metrics.calls_open.dec)
             try:
                 await self._answer(held)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a bug is told and recorded too

@@ -32,8 +32,10 @@ async def sample_answer(
     in_vain = 0
     for number in count():
         had = len(sampled)
-        if not await _sample_piece(engine, _continued(request, sampled, number), take):
-            return
+        async with aclosing(engine.engine.generate(_continued(request, sampled, number))) as chunks:
+            async for chunk in chunks:
+                if not take(chunk):
+                    return
         if sampled.finish_reason is not FinishReason.ABORTED:
             return
         if (end := _end_of(request, sampled)) is not None:
@@ -47,15 +49,6 @@ async def sample_answer(
         sampled.go_on()
         if not came:
             await asyncio.sleep(timings.empty_piece)
-
-
-async def _sample_piece(engine: EngineHandle, request: GenerateRequest, take: Take) -> bool:
-    """Return whether more is wanted."""
-    async with aclosing(engine.engine.generate(request)) as chunks:
-        async for chunk in chunks:
-            if not take(chunk):
-                return False
-    return True
 
 
 def _end_of(request: GenerateRequest, sampled: Sampled) -> FinishReason | None:

@@ -63,13 +63,8 @@ class Sample(Struct, frozen=True):
     """The call whose answer the harness requests again by a marked retry."""
 
 
-class Refuse(Struct, frozen=True):
-    """The harness was told that the attempt has ended for this reason: no other call is sampled."""
-
-    termination_reason: TerminationReason
-
-
-Decision = FromRecord | Join | Sample | Refuse
+Decision = FromRecord | Join | Sample | RequestError
+"""RequestError: the harness was told that the attempt has ended, so no other call is sampled."""
 
 
 def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, Joinable]) -> Decision:
@@ -90,7 +85,7 @@ def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, J
         return Sample(len(own) + 1)
     decision = _retry(session, request, inflight)
     end = enforced(session) if isinstance(decision, Sample) else None
-    return decision if end is None else Refuse(end)
+    return decision if end is None else stop(end)
 
 
 def resent(session: SessionLog, request_id: str, inflight: Mapping[str, Joinable]) -> bool:

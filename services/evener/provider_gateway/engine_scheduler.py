@@ -34,18 +34,17 @@ class NoEngine(Recoverable):
     """Restart the engine, or add another one; /readyz names those that do not answer."""
 
 
-class AdmissionPermit:
+class AdmissionPermit(Struct, eq=False):
     """Admits one call. Until it is released, it stands for the place that the call has not taken yet."""
 
-    def __init__(self, released: Callable[[], None] = lambda: None) -> None:
-        self._released = released
-        self._held = True
+    released: Callable[[], None] = lambda: None
+    _held: bool = True
 
     def release(self) -> None:
         """Release the permit: the call waits in the queue now, has an engine, or needs none. A second release does nothing."""
         if self._held:
             self._held = False
-            self._released()
+            self.released()
 
 
 class _Held(Struct, eq=False):
@@ -121,7 +120,8 @@ class EngineScheduler:
         """
         began = time.monotonic()
         with step(tracer, "wait"):
-            engine = await self._engine(target, self._used.get(session_id), permit)
+            used = self._used.get(session_id)
+            engine = await self._place(self._free(target, used), _Waiting(target, used), permit)
         self._remember(session_id, engine)
         lease = EngineLease(engine, time.monotonic() - began, partial(self.another, engine))
         try:
@@ -133,12 +133,8 @@ class EngineScheduler:
     @asynccontextmanager
     async def another(self, engine: EngineHandle) -> AsyncIterator[None]:
         """Wait, in the same queue as all others, for one more place at an engine that a call has."""
-        if engine.free:
-            engine.taken += 1
-        else:
-            waiting = _Waiting(Target(), engine.joined.engine_id, only=engine)
-            self._line.append(waiting)
-            await self._turn(waiting)
+        waiting = _Waiting(Target(), engine.joined.engine_id, only=engine)
+        await self._place(engine if engine.free else None, waiting, AdmissionPermit())
         try:
             yield
         finally:
@@ -152,17 +148,14 @@ class EngineScheduler:
             waiting.turn.set_result(engine)
         self._let_in()
 
-    async def _engine(self, target: Target, used: str | None, permit: AdmissionPermit) -> EngineHandle:
+    async def _place(self, free: EngineHandle | None, waiting: _Waiting, permit: AdmissionPermit) -> EngineHandle:
         """Take a place at a free engine, or wait for one in the queue."""
-        engine = self._free(target, used)
-        if engine is not None:
-            engine.taken += 1
-            permit.release()
-            return engine
-        waiting = _Waiting(target, used)
-        self._line.append(waiting)
+        if free is not None:
+            free.taken += 1
+        else:
+            self._line.append(waiting)
         permit.release()
-        return await self._turn(waiting)
+        return free or await self._turn(waiting)
 
     def _give_back(self, engine: EngineHandle) -> None:
         engine.taken -= 1

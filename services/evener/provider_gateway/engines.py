@@ -91,12 +91,8 @@ class EnginePool:
                 for record in batch:
                     await self._heed(record)
         finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections to all engines."""
-        for name in list(self._registered):
-            await self._leave(name)
+            for name in list(self._registered):
+                await self._leave(name)
 
     async def _heed(self, record: Record) -> None:
         if record.value is None:

@@ -97,7 +97,8 @@ class CallFeed:
 
         A listener that is late or slow gets the streamed text in larger parts. It does not get waits from before it came.
         """
-        self._come()
+        self._listeners += 1
+        self._rest()
         seen, heard, late = 0, NOTHING, len(self._steps)
         try:
             while not self._broken_off:
@@ -116,22 +117,15 @@ class CallFeed:
                     self._changed.clear()
                     await self._changed.wait()
         finally:
-            self._leave()
-
-    def _come(self) -> None:
-        self._listeners += 1
-        self._rest()
+            self._listeners -= 1
+            if not self._listeners and self._abandoned is not None:
+                self._alone = asyncio.get_running_loop().call_later(self._grace_seconds, self._abandoned)
 
     def _rest(self) -> None:
         """Stop the timer: somebody listens, or the call is over."""
         if self._alone is not None:
             self._alone.cancel()
             self._alone = None
-
-    def _leave(self) -> None:
-        self._listeners -= 1
-        if not self._listeners and self._abandoned is not None:
-            self._alone = asyncio.get_running_loop().call_later(self._grace_seconds, self._abandoned)
 
     def _part(self, heard: Streamed) -> StreamedPart | None:
         """Return what has left since a listener had `heard`."""

@@ -131,7 +131,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
             try:
                 parsed = await read_request(dialect, path, await _body(request), request.headers, session.quirks)
             except RequestError as error:
-                return _whole(unread(dialect, error))
+                return _unread(dialect, error)
             except ClientDisconnect:
                 return Response(status_code=GONE_STATUS)
             stack.pop_all()
@@ -199,13 +199,9 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         return Response(status_code=307, headers={OWNER: address})
 
 
-def unread(dialect: Dialect, error: RequestError) -> Answer:
-    """Return the error for a request that could not be read. The relay knows whether the headers of a stream have left."""
-    return Answer(status=error.status, body=dialect.error(error), failure=error.reason, detail=error.message)
-
-
-def _whole(answer: Answer) -> Response:
-    """Return a response of one frame."""
+def _unread(dialect: Dialect, error: RequestError) -> Response:
+    """Return the one frame for a request that could not be read. The relay knows whether the headers of a stream have left."""
+    answer = Answer(status=error.status, body=dialect.error(error), failure=error.reason, detail=error.message)
     return Response(encode_frame(answer), media_type=CallResponse.media_type)
 
 

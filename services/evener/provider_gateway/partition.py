@@ -7,9 +7,11 @@ longer tell anybody anything.
 import asyncio
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Final
 
 import structlog
+from msgspec import Struct, field
 from opentelemetry import trace
 
 from evener.bus.port import Bus, Fenced, GroupOffset, Position, Record
@@ -36,7 +38,6 @@ from evener.provider_gateway.writer import PartitionWriter
 from evener.runtime.faults import point
 from evener.runtime.retry import Backoff
 from evener.service.events import EventLog, header
-from evener.service.telemetry import Metrics
 from evener.service.tracing import context_of
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.mark import LowWater
@@ -56,27 +57,25 @@ log = structlog.get_logger()
 tracer = trace.get_tracer("evener.provider_gateway")
 
 
-class Partition:
+class Partition(Struct, eq=False):
     """One partition of `sessions` that this gateway owns: its sessions, the tail, the ends. Its `writer` commits the calls."""
 
-    def __init__(self, bus: Bus, events: EventLog, metrics: Metrics, number: int, writer: PartitionWriter) -> None:
-        self.number = number
-        self.writer = writer
-        self.sessions: dict[str, SessionRuntime] = {}
-        self._bus = bus
-        self._events = events
-        self._metrics = metrics
-        self._water = LowWater()
-        self._next = 0
-        """The offset after the last record that was read."""
-        self._read_on = asyncio.Event()
-        self._tasks: asyncio.TaskGroup | None = None
+    bus: Bus
+    events: EventLog
+    number: int
+    writer: PartitionWriter
+    sessions: dict[str, SessionRuntime] = field(default_factory=dict)
+    _water: LowWater = field(default_factory=LowWater)
+    _next: int = 0
+    """The offset after the last record that was read."""
+    _read_on: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: asyncio.TaskGroup | None = None
 
     async def take_over(self) -> None:
         """Read what the earlier owner left, fail its open calls, and end the sessions that have exited."""
-        start = await self._bus.committed(GROUP, Topic.SESSIONS, self.number)
-        self._next = start if start is not None else await self._bus.beginning(Topic.SESSIONS, self.number)
-        async for record in self._bus.read(Topic.SESSIONS, self.number, self._next):
+        start = await self.bus.committed(GROUP, Topic.SESSIONS, self.number)
+        self._next = start if start is not None else await self.bus.beginning(Topic.SESSIONS, self.number)
+        async for record in self.bus.read(Topic.SESSIONS, self.number, self._next):
             await self._fold(record, replay=True)
         for session in list(self.sessions.values()):
             await self._fail_open_calls(session, CallFailure.OWNER_LOST, "the gateway was lost while the call was open")
@@ -103,16 +102,12 @@ class Partition:
 
     async def passed(self, offset: int, seconds: float) -> bool:
         """Wait until the tail has passed `offset`. Returns False after `seconds`."""
-        if self._next > offset:
-            return True
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._next <= offset:
                     self._read_on.clear()
                     await self._read_on.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._next > offset
 
     async def deliver(self, session: SessionRuntime, opened: CallOpened, request_id: str, *, left: Collection[str] = ()) -> bool:
         """Record that a transport retry gets a call's answer, before it does. False: it disconnected, or the session ended meanwhile."""
@@ -145,7 +140,7 @@ class Partition:
         await asyncio.gather(*(call.over() for call in calls))
 
     async def _follow(self) -> None:
-        async for batch in self._bus.follow(Topic.SESSIONS, self.number, self._next):
+        async for batch in self.bus.follow(Topic.SESSIONS, self.number, self._next):
             for record in batch:
                 await self._fold(record, replay=False)
             self._read_on.set()
@@ -158,9 +153,9 @@ class Partition:
         if not replay and header(record, HEADER_TYPE) in OWN_TAGS:
             return  # neither decoded nor fetched: the tail must not wait for what this owner has folded in already
         try:
-            event = await self._events.event(record)
+            event = await self.events.event(record)
         except BadRecord as bad:
-            await self._events.dead_letter("provider_gateway", record, str(bad))
+            await self.events.dead_letter("provider_gateway", record, str(bad))
             return
         session = self.sessions.get(session_id) or SessionRuntime(session_id)
         counted = session.log.apply(event, offset=record.offset, record_at=record.timestamp_ms / 1000)

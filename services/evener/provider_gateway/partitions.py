@@ -1,5 +1,7 @@
 """The partitions that this gateway owns, and the addresses of the owners of all others."""
 
+from msgspec import Struct, field
+
 from evener.bus.port import Bus
 from evener.proto.codec import BadRecord
 from evener.proto.fleet import Heartbeat
@@ -12,15 +14,14 @@ from evener.service.telemetry import Metrics
 SERVICE = "provider_gateway"
 
 
-class OwnedPartitions:
+class OwnedPartitions(Struct, frozen=True, eq=False):
     """The owned partitions by number."""
 
-    def __init__(self, bus: Bus, events: EventLog, metrics: Metrics, instance_id: str) -> None:
-        self._bus = bus
-        self._metrics = metrics
-        self._events = events
-        self._instance_id = instance_id
-        self._owned: dict[int, Partition] = {}
+    bus: Bus
+    events: EventLog
+    metrics: Metrics
+    instance_id: str
+    _owned: dict[int, Partition] = field(default_factory=dict)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -33,30 +34,30 @@ class OwnedPartitions:
 
     async def serve(self, number: int) -> None:
         """Take a partition over and serve it until cancelled. Raises Fenced when another instance has taken it over."""
-        producer = await self._bus.producer(f"gateway-{number}")  # which fences the earlier owner
-        partition = Partition(self._bus, self._events, self._metrics, number, PartitionWriter(producer, self._events, self._metrics))
+        producer = await self.bus.producer(f"gateway-{number}")  # which fences the earlier owner
+        partition = Partition(self.bus, self.events, number, PartitionWriter(producer, self.events, self.metrics))
         try:
             await partition.take_over()
             self._owned[number] = partition
-            self._metrics.partitions_owned.set(len(self._owned))
+            self.metrics.partitions_owned.set(len(self._owned))
             await partition.serve()
         finally:
             self._owned.pop(number, None)
-            self._metrics.partitions_owned.set(len(self._owned))
+            self.metrics.partitions_owned.set(len(self._owned))
             await partition.aclose()
             await producer.aclose()
 
     async def address_of(self, partition: int) -> str | None:
         """Return the base URL of another gateway that lists the partition in `fleet`. None: there is none."""
-        for record in (await self._bus.last_values(Topic.FLEET, 0)).values():
+        for record in (await self.bus.last_values(Topic.FLEET, 0)).values():
             try:
-                event = await self._events.event(record)
+                event = await self.events.event(record)
             except BadRecord:
                 continue
             if (
                 isinstance(event, Heartbeat)
                 and event.service == SERVICE
-                and event.instance_id != self._instance_id
+                and event.instance_id != self.instance_id
                 and partition in event.partitions
             ):
                 return event.address

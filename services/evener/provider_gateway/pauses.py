@@ -1,9 +1,9 @@
 """Tracks the pauses of an engine, such as for new weights. They are not the agent's time, and relays are told of them as they pass."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol
+from typing import Final
 
 from evener.engines.port import EngineError, WeightControl
 from evener.engines.vllm_weights import WeightsOutOfReach
@@ -13,10 +13,8 @@ LOOK_SECONDS: Final = 0.5
 """An engine that sends nothing for this long is asked whether it is paused, at this interval."""
 
 
-class Listener(Protocol):
-    """A call that a pause keeps waiting."""
-
-    def put(self, step: Waiting, /) -> None: ...
+Tell = Callable[[Waiting], None]
+"""Tells a call that a pause keeps it waiting."""
 
 
 class Pauses:
@@ -27,7 +25,7 @@ class Pauses:
 
     def __init__(self, control: WeightControl | None) -> None:
         self._control = control
-        self._calls: dict[Listener, float] = {}
+        self._calls: dict[Tell, float] = {}
         """The calls that sample now, and when they began, by the loop's clock."""
         self._known_until = 0.0
         """Up to this time the engine sampled, or its calls were told that it did not."""
@@ -42,15 +40,15 @@ class Pauses:
         self._paused, self._known_until = False, now
 
     @contextmanager
-    def told_to(self, call: Listener) -> Iterator[None]:
+    def told_to(self, tell: Tell) -> Iterator[None]:
         """Tell a call of pauses while it samples."""
         if self._control is not None and self._watching is None:
             self._watching = asyncio.create_task(self._watch(self._control))
-        self._calls[call] = asyncio.get_running_loop().time()
+        self._calls[tell] = asyncio.get_running_loop().time()
         try:
             yield
         finally:
-            del self._calls[call]
+            del self._calls[tell]
 
     async def are_on(self) -> bool:
         """Return whether the engine is paused now, according to itself."""
@@ -88,5 +86,5 @@ class Pauses:
                 self._paused, self._known_until = paused, now
 
     def _tell(self, now: float) -> None:
-        for call, began in self._calls.items():
-            call.put(Waiting(seconds=now - max(began, self._known_until)))
+        for tell, began in self._calls.items():
+            tell(Waiting(seconds=now - max(began, self._known_until)))

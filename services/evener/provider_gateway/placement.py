@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 import structlog
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from evener.blobs.port import Blobs
 from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
@@ -51,14 +51,13 @@ class PlacedCall(Struct, frozen=True, kw_only=True, eq=False):
     """The number of calls and placements in the session since the take-over, so that concurrent calls have different seeds."""
 
 
-class Placer:
+class Placer(Struct, frozen=True, eq=False):
     """Places the calls of all sessions. Raises RequestError for what cannot be served, PolicyUnknown for another gateway's calls."""
 
-    def __init__(self, policies: Mapping[str, Policy], blobs: Blobs) -> None:
-        self._policies = policies
-        self._blobs = blobs
-        self._told: set[str] = set()
-        """Unknown policies, by run, that the operator was told of."""
+    policies: Mapping[str, Policy]
+    blobs: Blobs
+    _told: set[str] = field(default_factory=set)
+    """Unknown policies, by run, that the operator was told of."""
 
     async def place(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> PlacedCall:
         """Return the place and target of a call. New images are stored by then."""
@@ -82,7 +81,7 @@ class Placer:
     def _aim(self, session: SessionRuntime, request: ParsedRequest) -> tuple[Target, Policy]:
         spec = session.started.spec
         target = target_of(spec, request.canonical.model)
-        policy = self._policies.get(target.policy or spec.policy)
+        policy = self.policies.get(target.policy or spec.policy)
         if policy is None:
             unknown = PolicyUnknown(f"policy {target.policy or spec.policy!r} of run {spec.run_id!r} is not known to this gateway")
             if unknown.args[0] not in self._told:
@@ -96,7 +95,7 @@ class Placer:
     async def _store_images(self, canonical: CanonicalRequest, tokens: Placed) -> tuple[BlobRef, ...]:
         """Store the images of the recorded messages. Those of earlier messages are stored already."""
         named = {part["digest"] for message in tokens.messages for part in parts_of(message) if part["type"] == "image"}
-        return tuple([await self._blobs.put(image.data) for image in canonical.images if image.digest in named])
+        return tuple([await self.blobs.put(image.data) for image in canonical.images if image.digest in named])
 
 
 def _placed(session: SessionRuntime, request: ParsedRequest, sample: Sample, *, target: Target, policy: Policy, number: int) -> PlacedCall:

@@ -77,7 +77,7 @@ class Sampling(Struct, kw_only=True, eq=False):
         if self.placed.request.canonical.stream and self.placed.spec.streaming is Streaming.LIVE:
             self._begin_to_stream(writer)
         try:
-            with self._interrupt, self.lease.engine.pauses.told_to(self.feed):
+            with self._interrupt, self.lease.engine.pauses.told_to(self.feed.put):
                 before = None if self.lease.engine.facts.reports_versions else await self.lease.engine.engine.facts()
                 if len(self._answers) == 1:
                     await self._sample(0)

@@ -13,7 +13,6 @@ from evener.proto.spec import Sampling, Target
 from evener.provider_gateway.core import (
     FromRecord,
     Join,
-    Refuse,
     Sample,
     answer_tokens,
     decide,
@@ -181,7 +180,9 @@ def test_attempt_whose_harness_was_told_that_a_budget_is_spent_samples_no_more()
     world.fail(world.open([user("c")])[1], CallFailure.BUDGET, str(TerminationReason.LOOPING))
     world.fail(world.open([user("d")])[1], CallFailure.BUDGET, str(TerminationReason.CALL_BUDGET))
     assert enforced(world.session) is TerminationReason.LOOPING
-    assert decide(world.session, asked("r9"), {}) == Refuse(TerminationReason.LOOPING)
+    refused = decide(world.session, asked("r9"), {})
+    assert isinstance(refused, RequestError)
+    assert (refused.kind, refused.reason) == ("looping", CallFailure.BUDGET)
     assert isinstance(decide(world.session, asked("r1"), {}), FromRecord)
     assert decide(world.session, asked("r9"), {"r9": Flying("")}) == Join("r9")
     world.start(2)

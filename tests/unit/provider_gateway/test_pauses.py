@@ -50,13 +50,13 @@ async def test_pause_is_told_as_it_passes_and_counts_to_the_first_token_after_it
     async with watched(await play(Script())) as (pauses, steering):
         await steering.pause()
         call, late = Call(), Call()
-        with pauses.told_to(call):
+        with pauses.told_to(call.put):
             pauses.heard()
             paused_at = loop.time()
             async with asyncio.timeout(20 * LOOK_SECONDS):
                 while len(call.waited) < 2:  # noqa: ASYNC110 - told while it lasts, into a list
                     await asyncio.sleep(LOOK_SECONDS / 10)
-            with pauses.told_to(late):
+            with pauses.told_to(late.put):
                 late_at = loop.time()
                 await asyncio.sleep(LOOK_SECONDS / 4)
                 pauses.heard()
@@ -69,7 +69,7 @@ async def test_engine_that_is_only_slow_is_not_paused(play: Play) -> None:
     """A long prompt is silent too."""
     async with watched(await play(Script())) as (pauses, _):
         call = Call()
-        with pauses.told_to(call):
+        with pauses.told_to(call.put):
             await asyncio.sleep(2.5 * LOOK_SECONDS)
             pauses.heard()
         assert call.waited == []
@@ -80,7 +80,7 @@ async def test_engine_that_samples_is_not_asked(play: Play) -> None:
     server = await play(Script())
     async with watched(server) as (pauses, steering):
         call = Call()
-        with pauses.told_to(call):
+        with pauses.told_to(call.put):
             await steering.pause()
             for _ in range(10):
                 pauses.heard()
@@ -92,7 +92,7 @@ async def test_engine_that_samples_is_not_asked(play: Play) -> None:
 async def test_engine_without_a_control_or_an_answer_tells_of_no_pause(kind: str) -> None:
     pauses = Pauses(control("http://127.0.0.1:9", kind))
     call = Call()
-    with pauses.told_to(call):
+    with pauses.told_to(call.put):
         await asyncio.sleep(2.5 * LOOK_SECONDS)
         pauses.heard()
     await pauses.aclose()
