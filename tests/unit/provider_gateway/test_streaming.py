@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.toy import World, user
 
 from evener.engines.answers import Sampled
 from evener.engines.port import Chunk
@@ -34,7 +35,8 @@ async def streamed(monkeypatch: pytest.MonkeyPatch, reader: Reader, *, seconds: 
     """Sample for so long; return what has left."""
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: reader.now)
     feed, sampled = CallFeed(3600.0, lambda: None), Sampled()
-    stream = AnswerStream(sampled, reader, feed, "key", TIMINGS, reasoning_withheld=False)  # type: ignore[arg-type]  # as far as it is used
+    opened = World().open([user("a")])[1]
+    stream = AnswerStream(sampled, reader, feed, opened, TIMINGS)  # type: ignore[arg-type]  # as far as it is used
     stream.begin()
     end = reader.now + seconds
     while reader.now < end:
