@@ -43,6 +43,12 @@ MARKER = "marker"
 """An engine of a policy that no gateway has."""
 
 
+async def turns() -> None:
+    """Let the event loop turn so often that what was sent over loopback has been read: all that a test opens runs in this loop."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 class Hand:
     """Plays what stands around the gateway."""
 
@@ -130,8 +136,7 @@ class Hand:
     async def at_the_gate(self) -> None:
         """Wait until an answer stands at the engine's gate, and the gateway has read what came before: it does so at once, in this loop."""
         await self.engine.waiting()
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns()
 
     async def measured(self, name: str, value: float) -> None:
         """Wait until a metric of the gateway has this value."""
