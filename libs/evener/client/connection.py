@@ -69,7 +69,8 @@ class Connection:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open an answer of status 200 to 299. Raises ClientError, also for a failure while the answer is read."""
         base = at or self.url
-        params, headers = _params(query or {}), {"accept": accept}
+        params = {name: str(value) for name, value in (query or {}).items() if value is not None}
+        headers = {"accept": accept}
         try:
             async with self._session.request(method, base + path, data=body, params=params, headers=headers) as response:
                 if response.status >= 300:  # noqa: PLR2004 - HTTP
@@ -99,7 +100,3 @@ def refusal(status: int, body: bytes, doing: str) -> ClientError:
             return ClientError(what)
         case _:
             return RequestRefused(f"{field}: {what}" if field and field not in what else what, status=status, field=field)
-
-
-def _params(query: Query) -> dict[str, str]:
-    return {name: str(value) for name, value in query.items() if value is not None}

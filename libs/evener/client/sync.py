@@ -14,10 +14,8 @@ from typing import Any, Final, TypeVar
 
 from evener.client.client import Client
 from evener.client.groups import Group, Groups, Position, log_failed
-from evener.client.views import PolicyView, PublishAnswer, TaskDetail
+from evener.client.views import PublishAnswer
 from evener.proto.fleet import Canary
-from evener.proto.spec import TaskRef
-from evener.proto.tasks import TaskOptions
 from evener.proto.trajectories import GroupFailed
 
 T = TypeVar("T")
@@ -40,7 +38,7 @@ def connect(url: str, token: str) -> Iterator["SyncClient"]:
 
 
 class SyncClient:
-    """What a trainer needs of `Client`, as blocking calls. They raise the client's errors."""
+    """What a trainer needs of `Client`, as blocking calls, and `wait` for everything else. They raise the client's errors."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self.client: Final = client
@@ -70,21 +68,9 @@ class SyncClient:
         groups = Groups(self.client, start=start, run_id=run_id, policy=policy, follow=follow, on_failed=on_failed)
         return SyncGroups(self, groups)
 
-    def put_blob(self, data: bytes) -> None:
-        """Store bytes, such as a packed task."""
-        self.wait(self.client.put_blob(data))
-
-    def submit(self, options: TaskOptions, *, task: TaskRef | None = None, task_id: str | None = None) -> TaskDetail:
-        """Submit a task. Submitting it again under the same id changes nothing."""
-        return self.wait(self.client.submit(options, task=task, task_id=task_id))
-
     def publish(self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None) -> PublishAnswer:
         """Load a folder of weights into the policy's engines as this version; return when the engines sample from it."""
         return self.wait(self.client.publish(policy, version, path, digest=digest, canary=canary))
-
-    def policy(self, name: str) -> PolicyView:
-        """Return a policy, with its versions and engines."""
-        return self.wait(self.client.policy(name))
 
 
 class SyncGroups:

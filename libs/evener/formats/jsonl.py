@@ -1,6 +1,6 @@
 """Writes neutral rows as JSON lines: arrays become lists, and a missing logprob is null."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import IO, Any, Final
 
 import msgspec
@@ -13,21 +13,15 @@ from evener.proto.trajectories import GroupMerged
 def write(groups: Iterable[GroupMerged], sink: IO[bytes]) -> int:
     """Write all rows of the groups; return their number."""
     count = 0
-    for one in lines(groups):
-        sink.write(one)
-        count += 1
+    for group in groups:
+        for row in neutral_rows(group):
+            sink.write(line(row))
+            count += 1
     return count
 
 
-def lines(groups: Iterable[GroupMerged]) -> Iterator[bytes]:
-    """Yield one line, with its newline, for each row of each group."""
-    for group in groups:
-        for row in neutral_rows(group):
-            yield line(row)
-
-
 def line(row: NeutralRow) -> bytes:
-    """Return one row as a line of JSON."""
+    """Return one row as a line of JSON, with its newline."""
     return _encoder.encode(row) + b"\n"
 
 

@@ -69,8 +69,10 @@ def test_blobs_that_were_not_fetched_are_an_error() -> None:
 def test_lines_are_json_with_null_for_what_was_not_sampled() -> None:
     event = merged(group())
     rows = neutral_rows(event)
-    lines = [json.loads(line) for line in jsonl.lines([event])]
+    sink = io.BytesIO()
 
+    assert jsonl.write([event], sink) == 4
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
     assert len(lines) == 4
     assert lines[0]["ids"] == rows[0]["ids"].tolist()
     assert lines[0]["logprobs"][:12] == [None] * 12
