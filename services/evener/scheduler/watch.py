@@ -94,11 +94,6 @@ def view(state: TaskState, cursor: int) -> TaskView:
         stages=dict(Counter(session.stage for session in state.sessions)),
         ends=dict(Counter(session.termination_reason for session in state.sessions if session.termination_reason is not None)),
         attempts=sum(session.attempt for session in state.sessions),
-        rewards=state.rewards,
-        accounting=state.accounting,
-        cancelled=state.cancelled,
-        outcome=state.outcome,
-        reason=state.reason,
         submitted_at=submitted.submitted_at,
-        ended_at=state.ended_at,
+        **shared_fields(state, TaskView),
     )

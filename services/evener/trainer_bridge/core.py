@@ -146,9 +146,7 @@ def _member(state: GroupState, index: int, scored: TrajectoryScored | None, reas
         return Member(session_id=session_of(state.group_id, index), attempt=0, excluded=unread or ExclusionReason.LATE)
     trajectory = scored.trajectory
     return Member(
-        session_id=trajectory.session_id,
-        attempt=trajectory.attempt,
-        termination_reason=trajectory.termination_reason,
+        **shared_fields(trajectory, Member),
         excluded=reason,
         reward=None if reason is ExclusionReason.NOTHING_SAMPLED else scored.reward,
         scored=scored if reason is None else without_rows(scored, reason),
