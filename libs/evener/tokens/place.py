@@ -89,10 +89,15 @@ def place(
     """
     reading = history.read(messages, tools, options, digests)
     side_call = side_call_of(quirks, messages, tools)
-    bridged = _extend(forest, reading, tools, renderer)
-    if bridged is not None and reading.deepest is not None:
-        return _child(forest, reading, reading.deepest, bridged, renderer, side_call=side_call)
-    root = _root(forest, history, reading, tools, renderer=renderer, options=options, quirks=quirks, sub_agent=sub_agent)
+    match = reading.deepest
+    if match is None:
+        root = root_of(history, reading, quirks, sub_agent=sub_agent, tools=bool(tools))
+    elif (bridged := _extend(forest, reading, match, tools, renderer)) is not None:
+        return _child(forest, reading, match, bridged, renderer, side_call=side_call)
+    else:
+        stripped = options.thinking is Thinking.TEMPLATE and _stripped(forest, reading, match, tools, renderer)
+        reason = RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE
+        root = Root(reason, history.conversation_of(match.segment.call_id))
     if side_call is not None:
         root = structs.replace(root, reason=RootReason.SIDE_CALL)
     context = renderer.render(reading.messages, tools or None)
@@ -108,26 +113,6 @@ def place(
         side_call=side_call,
         cuts=reading.cuts,
     )
-
-
-def _root(
-    forest: Forest,
-    history: History,
-    reading: HistoryReading,
-    tools: Sequence[Message],
-    *,
-    renderer: Renders,
-    options: PolicyOptions,
-    quirks: Quirks,
-    sub_agent: bool,
-) -> Root:
-    """Return the root of a call that extends no answer."""
-    match = reading.deepest
-    if match is None:
-        return root_of(history, reading, quirks, sub_agent=sub_agent, tools=bool(tools))
-    stripped = options.thinking is Thinking.TEMPLATE and _stripped(forest, reading, match, tools, renderer)
-    reason = RootReason.THINKING_STRIPPED if stripped else RootReason.NO_BRIDGE
-    return Root(reason, history.conversation_of(match.segment.call_id))
 
 
 def settle(forest: Forest, placed: Placed, reported: Ids) -> Placed:
@@ -159,10 +144,9 @@ def _begins(ids: Ids, path: Ids) -> bool:
     return len(path) < len(ids) and np.array_equal(ids[: len(path)], path)
 
 
-def _extend(forest: Forest, reading: HistoryReading, tools: Sequence[Message], renderer: Renders) -> Bridged | None:
-    match = reading.deepest
-    closed = None if match is None else _closed(forest, match, renderer)
-    if match is None or closed is None:
+def _extend(forest: Forest, reading: HistoryReading, match: Match, tools: Sequence[Message], renderer: Renders) -> Bridged | None:
+    closed = _closed(forest, match, renderer)
+    if closed is None:
         return None
     return renderer.bridge(
         reading.messages[: match.index],
