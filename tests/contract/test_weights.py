@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -24,8 +23,6 @@ from evener.engines.vllm_weights import VllmWeights, WeightsOutOfReach
 from evener.proto.ids import new_call_id
 from evener.proto.spec import Sampling
 
-SYNC_SECONDS = 30.0
-"""What an exchange of tiny weights may take, the first one on a busy machine; on an idle one it is 0.06 s."""
 TOLERANCE = 1e-4
 
 
@@ -52,12 +49,10 @@ class WeightContract:
         begun = [asyncio.Event() for _ in range(4)]
         answers = [asyncio.create_task(answer(url, seed, begun=event)) for seed, event in enumerate(begun)]
         await asyncio.gather(*(event.wait() for event in begun))
-        began = time.monotonic()
         await control.pause()
         await control.relabel("policy@7")
         await control.load(str(folders[0]))
         await control.resume()
-        assert time.monotonic() - began < SYNC_SECONDS
         for whole in await asyncio.gather(*answers):
             assert set(whole.versions.tolist()) == {0, 7}
             assert whole.versions.tolist() == sorted(whole.versions.tolist())
@@ -111,7 +106,7 @@ class WeightContract:
 class TestScriptedWeights(WeightContract):
     @pytest.fixture
     async def url(self, play: Play) -> str:
-        return (await play(Script(), tokens_per_second=200)).url
+        return (await play(Script(), tokens_per_second=100)).url
 
     @pytest.fixture
     def folders(self, tmp_path: Path) -> list[Path]:
@@ -150,7 +145,6 @@ class TestVllmWeights(WeightContract):
             assert (status, said["warnings"]) == (201, [])
             (update,) = said["engines"]
             assert update["gap"] < TOLERANCE < update["change"]
-            assert update["paused_seconds"] < SYNC_SECONDS
 
             for version, wrong, named in (
                 (2, hot, r"engine e1, canary prompt 0.*the trainer seems to score at a temperature of about (1\.[89]|2\.[012])"),
