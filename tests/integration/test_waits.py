@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from tests.integration.sdk import LIMITS, NONCE, Served, served
 from tests.integration.test_gateway import rebuilt
-from tests.support.gateway import POLICY, Hand, gateway, turns
+from tests.support.gateway import POLICY, Hand, gateway
+from tests.support.loop import turns
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.engines.vllm_weights import VllmWeights

@@ -12,6 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from tests.support.builders import alone, exited, joined, start, started
 from tests.support.engines import smollm
+from tests.support.loop import turns
 from tests.support.service_context import QUICK, serving
 from yarl import URL
 
@@ -41,12 +42,6 @@ SECONDS = 60.0
 """What a test waits for anything."""
 MARKER = "marker"
 """An engine of a policy that no gateway has."""
-
-
-async def turns() -> None:
-    """Let the event loop turn so often that what was sent over loopback has been read: all that a test opens runs in this loop."""
-    for _ in range(100):
-        await asyncio.sleep(0)
 
 
 class Hand:

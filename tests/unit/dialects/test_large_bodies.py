@@ -144,7 +144,7 @@ def test_threads_that_read_the_same_items_keep_each_once() -> None:
 
     def slowly(value: Any, path: str) -> Any:
         if value == 0:
-            ready.wait(5)  # all of them have looked, and none has found it
+            ready.wait(60)  # all of them have looked, and none has found it
         return parsed(value, path)
 
     items = Items(slowly, most_bytes=500 * 2048)
@@ -153,7 +153,7 @@ def test_threads_that_read_the_same_items_keep_each_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert found == [[[number] for number in range(2000)]] * 4
     assert items._bytes == sum(2 * len(raw) + 2048 for raw in items._kept)
 

@@ -32,7 +32,7 @@ async def test_loop_goes_on_while_a_long_answer_is_written(monkeypatch: pytest.M
     request = ParsedRequest(request_id=new_request_id(), dialect=OpenAIChat(), canonical=canonical, body_digest="d")
 
     def unhurried(*args: Any, **kwargs: Any) -> Answer:
-        assert go_on.wait(10), "the loop waits for the answer"
+        assert go_on.wait(60), "the loop waits for the answer"
         return rendered(*args, **kwargs)
 
     monkeypatch.setattr(answers, "rendered", unhurried)

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
+from tests.support.loop import LoopTime, turns
 
 from evener.engines.port import ContextOverflow, EngineError, EngineFacts, EngineUnreachable, LogprobRule
 from evener.engines.vllm import VllmEngine
@@ -50,7 +51,7 @@ class Caller:
     async def engine(self) -> str:
         """Wait for the engine's id; raise why there is none."""
         either: list[asyncio.Future[Any]] = [self.got, self._task]
-        await asyncio.wait(either, timeout=2, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         if not self.got.done() and self._task.done():
             self._task.result()
         return self.got.result()
@@ -76,7 +77,7 @@ class Caller:
 
 
 async def still_waits(caller: Caller) -> bool:
-    await asyncio.sleep(AT_ONCE)
+    await turns()
     return not caller.got.done()
 
 
@@ -97,7 +98,7 @@ async def test_call_beyond_the_queue_does_not_come_in_before_there_is_room() -> 
     assert await still_waits(waiting)
     beyond = frozenset({POLICY})
     assert await scheduler.admit(beyond, AT_ONCE) is None
-    held = asyncio.create_task(scheduler.admit(beyond, 2))
+    held = asyncio.create_task(scheduler.admit(beyond, 60))
     await asyncio.sleep(0)
     await first.let_go()
     assert await held is not None
@@ -198,13 +199,14 @@ async def test_engine_that_has_left_gets_no_calls_when_its_last_one_ends() -> No
     assert await waiting.engine() == "e2"
 
 
-async def test_call_waits_for_an_engine_to_come_back_but_not_for_ever() -> None:
-    e1 = engine("e1")
-    scheduler = scheduler_of(e1, patience_seconds=0.3)
+async def test_call_waits_for_an_engine_to_come_back_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    e1, time = engine("e1"), LoopTime(monkeypatch)
+    scheduler = scheduler_of(e1, patience_seconds=3)
     e1.suspect()
     early = Caller(scheduler, "a")
-    await asyncio.sleep(0.2)
+    await time.pass_by(2)
     late = Caller(scheduler, "b")
+    await time.pass_by(2)
     with pytest.raises(NoEngine, match=r"no engine of policy has answered for"):
         await early.engine()
     assert not late.got.done()
@@ -213,15 +215,15 @@ async def test_call_waits_for_an_engine_to_come_back_but_not_for_ever() -> None:
     assert await late.engine() == "e1"
 
 
-async def test_call_waits_for_a_busy_engine_as_long_as_it_takes() -> None:
+async def test_call_waits_for_a_busy_engine_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience is for engines that do not answer."""
-    e1, e2 = engine("e1"), engine("e2")
-    scheduler = scheduler_of(e1, e2, patience_seconds=0.1)
+    e1, e2, time = engine("e1"), engine("e2"), LoopTime(monkeypatch)
+    scheduler = scheduler_of(e1, e2, patience_seconds=3)
     first, second = Caller(scheduler, "a"), Caller(scheduler, "b")
     await asyncio.gather(first.engine(), second.engine())
     e2.suspect()
     waiting = Caller(scheduler, "c")
-    await asyncio.sleep(0.4)
+    await time.pass_by(4)
     await first.let_go()
     assert await waiting.engine() == "e1"
 
@@ -269,7 +271,7 @@ async def test_answers_of_one_call_take_a_place_each_and_stand_in_line_with_othe
     assert await second.got == "e1"
     small = Caller(scheduler, "small")
     fifth = Choice(scheduler, e1)
-    await asyncio.sleep(AT_ONCE)
+    await turns()
     assert (e1.taken, third.got.done(), small.got.done()) == (2, False, False)
     await second.let_go()
     assert await third.got == "e1"
@@ -321,24 +323,24 @@ async def test_held_calls_come_in_by_order_of_arrival_as_places_free() -> None:
     scheduler, came = scheduler_of(e1, engine("e2", policy="b"), queue=0), list[str]()
 
     async def come(name: str) -> None:
-        if await scheduler.admit(A, 5.0) is not None:
+        if await scheduler.admit(A, 60.0) is not None:
             came.append(name)
 
     held = [asyncio.create_task(come(name)) for name in ("first", "second", "third")]
-    await asyncio.sleep(0.01)
+    await turns()
     other = await scheduler.admit(B, 0.01)
     assert other is not None
     other.release()
     e1.taken = 3
     scheduler.offer(e1)
-    await asyncio.sleep(0.01)
+    await turns()
     assert came == ["first"]
     e1.taken = 2
     held.append(asyncio.create_task(come("late")))
-    await asyncio.sleep(0.01)
+    await turns()
     assert came == ["first"]
     scheduler.offer(e1)
-    await asyncio.sleep(0.01)
+    await turns()
     assert came == ["first", "second"]
     e1.taken = 0
     scheduler.offer(e1)
@@ -351,8 +353,8 @@ async def test_permit_that_is_released_lets_the_next_one_in_once() -> None:
     scheduler = scheduler_of(engine("e1", policy="a"), queue=0)
     first = await scheduler.admit(A, 0.01)
     assert first is not None
-    second, third = (asyncio.create_task(scheduler.admit(A, 0.2)) for _ in range(2))
-    await asyncio.sleep(0.01)
+    second, third = (asyncio.create_task(scheduler.admit(A, 1.0)) for _ in range(2))
+    await turns()
     first.release()
     first.release()
     assert await second is not None
@@ -365,8 +367,8 @@ async def test_call_that_goes_away_while_it_is_held_takes_no_place(*, late: bool
     e1 = engine("e1", policy="a")
     e1.taken = 1
     scheduler = scheduler_of(e1, queue=0)
-    gone, waits = (asyncio.create_task(scheduler.admit(A, 5.0)) for _ in range(2))
-    await asyncio.sleep(0.01)
+    gone, waits = (asyncio.create_task(scheduler.admit(A, 60.0)) for _ in range(2))
+    await turns()
     if not late:
         gone.cancel()
         await asyncio.wait({gone})

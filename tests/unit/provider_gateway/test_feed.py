@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from tests.support.loop import LoopTime, turns
 
 from evener.dialects.canonical import NOTHING, RequestError, Streamed
 from evener.proto.relay import Admitted, Waiting
@@ -32,11 +33,11 @@ async def told_to(feed: CallFeed) -> list[Step | StreamedPart]:
     return [step async for step in feed.listen()]
 
 
-async def stream(feed: CallFeed, *, pause: float) -> None:
+async def stream(feed: CallFeed) -> None:
     feed.put(Admitted(prompt_tokens=1))
     for count in range(1, len(WORDS) + 1):
         feed.stream("key", Streamed(text="".join(WORDS[:count])))
-        await asyncio.sleep(pause)
+        await turns()
     feed.put(END)
 
 
@@ -48,7 +49,7 @@ async def test_listeners_hear_the_same_text_in_as_many_pieces_as_they_take() -> 
     """One keeps up, one is slow, one comes when all is over: none has to be remembered for."""
     feed = feed_of()
     quick, slow = asyncio.create_task(heard(feed, pause=0)), asyncio.create_task(heard(feed, pause=0.05))
-    await stream(feed, pause=0.01)
+    await stream(feed)
     late = await heard(feed, pause=0)
     told = [await quick, await slow, late]
     for steps in told:
@@ -67,30 +68,30 @@ async def test_what_was_streamed_already_is_no_piece() -> None:
     assert texts(await heard(feed, pause=0)) == ["one"]
 
 
-async def test_call_is_abandoned_only_where_nobody_has_listened_for_a_while() -> None:
+async def test_call_is_abandoned_only_where_nobody_has_listened_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that comes back in time finds its call going on."""
-    abandoned = asyncio.Event()
+    abandoned, time = asyncio.Event(), LoopTime(monkeypatch)
     feed = CallFeed(GRACE_SECONDS, abandoned.set)
     for _ in range(2):
         listening = asyncio.create_task(heard(feed, pause=0))
-        await asyncio.sleep(2 * GRACE_SECONDS)
+        await time.pass_by(2 * GRACE_SECONDS)
         assert not abandoned.is_set()
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        await asyncio.sleep(GRACE_SECONDS / 10)
+        await time.pass_by(GRACE_SECONDS / 2)
         assert not abandoned.is_set()
-    async with asyncio.timeout(60):
-        await abandoned.wait()
+    await time.pass_by(GRACE_SECONDS)
+    assert abandoned.is_set()
 
 
 @pytest.mark.parametrize("ended", [True, False])
-async def test_call_that_nobody_ever_heard_of_is_abandoned_unless_it_has_ended(*, ended: bool) -> None:
+async def test_call_that_nobody_ever_heard_of_is_abandoned_unless_it_has_ended(monkeypatch: pytest.MonkeyPatch, *, ended: bool) -> None:
     """Its relay was gone before it could listen."""
-    abandoned = asyncio.Event()
-    feed = CallFeed(GRACE_SECONDS / 10, abandoned.set)
+    abandoned, time = asyncio.Event(), LoopTime(monkeypatch)
+    feed = CallFeed(GRACE_SECONDS, abandoned.set)
     if ended:
         feed.put(END)
-    await asyncio.sleep(GRACE_SECONDS)
+    await time.pass_by(2 * GRACE_SECONDS)
     assert abandoned.is_set() is not ended
 
 
@@ -126,6 +127,6 @@ async def test_feed_that_is_broken_off_has_no_outcome() -> None:
     listening = asyncio.create_task(heard(feed, pause=0))
     await asyncio.sleep(0)
     feed.put(Admitted(prompt_tokens=3))
-    await asyncio.sleep(0.01)
+    await turns()
     feed.break_off()
     assert await listening == [Admitted(prompt_tokens=3)]

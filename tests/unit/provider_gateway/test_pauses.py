@@ -14,8 +14,7 @@ from evener.proto.fleet import EngineJoined
 from evener.proto.relay import Waiting
 from evener.provider_gateway.pauses import LOOK_SECONDS, Pauses
 
-MEASURED_SECONDS = 0.05
-"""Between what a pause counts and what a test does, at most: nothing is awaited there."""
+ROUNDED_SECONDS = 1e-6
 
 
 class Call:
@@ -51,18 +50,21 @@ async def test_pause_is_told_as_it_passes_and_counts_to_the_first_token_after_it
         await steering.pause()
         call, late = Call(), Call()
         with pauses.told_to(call.put):
+            paused_after = loop.time()
             pauses.heard()
-            paused_at = loop.time()
-            async with asyncio.timeout(20 * LOOK_SECONDS):
+            paused_before = loop.time()
+            async with asyncio.timeout(60):
                 while len(call.waited) < 2:  # noqa: ASYNC110 - told while it lasts, into a list
                     await asyncio.sleep(LOOK_SECONDS / 10)
+            late_after = loop.time()
             with pauses.told_to(late.put):
-                late_at = loop.time()
+                late_before = loop.time()
                 await asyncio.sleep(LOOK_SECONDS / 4)
+                heard_after = loop.time()
                 pauses.heard()
-                heard_at = loop.time()
-        assert sum(call.waited) == pytest.approx(heard_at - paused_at, abs=MEASURED_SECONDS)
-        assert sum(late.waited) == pytest.approx(heard_at - late_at, abs=MEASURED_SECONDS)
+                heard_before = loop.time()
+        assert heard_after - paused_before - ROUNDED_SECONDS < sum(call.waited) < heard_before - paused_after + ROUNDED_SECONDS
+        assert heard_after - late_before - ROUNDED_SECONDS < sum(late.waited) < heard_before - late_after + ROUNDED_SECONDS
 
 
 async def test_engine_that_is_only_slow_is_not_paused(play: Play) -> None:

@@ -33,7 +33,7 @@ class SlowRenderer(ToyRenderer):
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> Ids:
         self.began.set()
-        assert self.go_on.wait(10), "the loop waits for a render"
+        assert self.go_on.wait(60), "the loop waits for a render"
         return super().render(messages, tools)
 
 

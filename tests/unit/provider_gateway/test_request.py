@@ -23,7 +23,7 @@ class Unhurried(OpenAIChat):
         self.meanwhile = threading.Event()
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:
-        assert self.meanwhile.wait(10), "the loop waits for the body"
+        assert self.meanwhile.wait(60), "the loop waits for the body"
         return super().parse(path, body)
 
 

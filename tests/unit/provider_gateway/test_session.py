@@ -91,7 +91,7 @@ async def test_session_is_looked_at_by_one_thread_at_a_time_and_changes_come_bet
     session, go_on, seen = SessionRuntime("t.0"), threading.Event(), list[str]()
 
     def first() -> None:
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         seen.append("first")
 
     looks = [asyncio.create_task(session.look(first)), asyncio.create_task(session.look(seen.append, "second"))]

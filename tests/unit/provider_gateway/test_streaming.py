@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.loop import LoopTime
 from tests.support.toy import World, user
 
 from evener.engines.answers import Sampled
@@ -20,29 +21,28 @@ TOKEN_SECONDS = 0.001
 class Reader:
     """A renderer to which each token is a letter, and for which reading an answer takes so long."""
 
-    def __init__(self, seconds: float) -> None:
-        self.now = 1000.0
+    def __init__(self, time: LoopTime, seconds: float) -> None:
+        self.time = time
         self.reads = 0
         self._seconds = seconds
 
     def certain(self, ids: Any) -> tuple[str, str]:
-        self.now += self._seconds
+        self.time.now += self._seconds
         self.reads += 1
         return "", "a" * len(ids)
 
 
-async def streamed(monkeypatch: pytest.MonkeyPatch, reader: Reader, *, seconds: float) -> str:
+async def streamed(reader: Reader, *, seconds: float) -> str:
     """Sample for so long; return what has left."""
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: reader.now)
     feed, sampled = CallFeed(3600.0, lambda: None), Sampled()
     opened = World().open([user("a")])[1]
     stream = AnswerStream(sampled, reader, feed, opened, TIMINGS)  # type: ignore[arg-type]  # as far as it is used
     stream.begin()
-    end = reader.now + seconds
-    while reader.now < end:
+    end = reader.time.now + seconds
+    while reader.time.now < end:
         sampled.add(TOKEN)
         stream.grown()
-        reader.now += TOKEN_SECONDS
+        reader.time.now += TOKEN_SECONDS
         await asyncio.sleep(0)
     stream.stop()
     return feed.streamed.text
@@ -50,14 +50,14 @@ async def streamed(monkeypatch: pytest.MonkeyPatch, reader: Reader, *, seconds: 
 
 async def test_tokens_of_ten_milliseconds_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each write costs more than the tokens in it, and nobody sees the difference."""
-    reader = Reader(0.0)
-    text = await streamed(monkeypatch, reader, seconds=1.0)
+    reader = Reader(LoopTime(monkeypatch), 0.0)
+    text = await streamed(reader, seconds=1.0)
     assert 0.9 <= reader.reads * TIMINGS.streaming <= 1.02
     assert len(text) > 0.98 * 1.0 / TOKEN_SECONDS
 
 
 async def test_reading_an_answer_again_and_again_takes_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long answer is slow to read, and the gateway serves others beside it."""
-    reader = Reader(0.03)
-    await streamed(monkeypatch, reader, seconds=10.0)
+    reader = Reader(LoopTime(monkeypatch), 0.03)
+    await streamed(reader, seconds=10.0)
     assert 0.9 <= reader.reads * 0.03 / 10.0 * 20 <= 1.1

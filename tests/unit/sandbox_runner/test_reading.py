@@ -21,7 +21,7 @@ class Unhurried(OpenAIChat):
         self.meanwhile = threading.Event()
 
     def hints(self, path: str, body: bytes) -> RequestHints:
-        assert self.meanwhile.wait(10), "the loop waits for the body"
+        assert self.meanwhile.wait(60), "the loop waits for the body"
         return super().hints(path, body)
 
 

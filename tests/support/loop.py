@@ -1,0 +1,25 @@
+"""The event loop as a test steers it: its turns are counted, and its clock stands until it is turned."""
+
+import asyncio
+
+import pytest
+
+
+async def turns() -> None:
+    """Let the loop turn so often that everything that can go on has gone on, what was sent over loopback within this process included."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+class LoopTime:
+    """The time of the running loop, which passes only when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+
+    async def pass_by(self, seconds: float) -> None:
+        """Let so much time pass, after everything that can go on without it."""
+        await turns()
+        self.now += seconds
+        await turns()
