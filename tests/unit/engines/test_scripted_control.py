@@ -53,14 +53,14 @@ async def test_sampling_waits_before_a_token_until_its_gate_opens(play: Play, cl
 
 async def test_a_pause_that_keeps_holds_tokens_and_new_calls(play: Play, client: Connect) -> None:
     """The answer goes on afterwards, and its tokens tell which weights they are of."""
-    server = await play(Script(default=Step(say=WORDS * 20, per_token_ms=5)))
+    server = await play(Script(default=Step(say=WORDS * 20, per_token_ms=20)))
     asking = client(server)
     async with aclosing(asking.stream("Go")) as chunks:
         parts = [await anext(chunks)]
         assert await asking.post("/pause?mode=keep") == {"status": "paused"}
         assert await asking.get("/is_paused") == {"is_paused": True}
         late = asyncio.ensure_future(asking.ask("Late", "late"))
-        while await settled(step := asyncio.ensure_future(anext(chunks))):
+        while await settled(step := asyncio.ensure_future(anext(chunks)), 1.0):
             parts.append(step.result())
         held = sum(len(part.ids) for part in parts)
         await asking.post("/update_weight_version", {"new_version": "step-4"})
