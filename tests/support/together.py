@@ -38,7 +38,7 @@ async def together(
     own: dict[str, dict[str, Any]] = {
         "sandbox_runner": {"trust_local": True, "capacity": capacity},
         "provider_gateway": {"policies": (POLICY,)},
-        "scheduler": {"tick_seconds": 0.2},
+        "scheduler": {"tick_seconds": 0.2, "lease_seconds": 60.0},
     }
     wanted = []
     for name in SERVICES:
