@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ from evener.tokens.place import Placed, nowhere, place
 
 MOST_CHARACTERS: Final = 4 << 20
 """The limit of a call's messages and tools without images: a million tokens of prose."""
+SHARED_TOOLS_BYTES: Final = 128 << 10
 
 log = structlog.get_logger()
 
@@ -138,7 +140,7 @@ def _opened(
         history_base=tokens.history_base,
         messages=msgspec.json.encode(tokens.messages),
         message_count=len(canonical.messages),
-        tools=msgspec.json.encode(canonical.tools) if canonical.tools and tokens.history_base is None else None,
+        tools=_tools(canonical) if canonical.tools and tokens.history_base is None else None,
         tool_count=len(canonical.tools),
         tools_hidden=bool(canonical.tools) and not policy.renderer.renders_tools,
         side_call=tokens.side_call,
@@ -154,6 +156,17 @@ def _opened(
         body_digest=request.body_digest,
         opened_at=time.time(),
     )
+
+
+def _tools(canonical: CanonicalRequest) -> bytes:
+    """Return the tools as JSON. Open calls share those of usual length, since the sessions of a run ask with the same tools."""
+    tools = msgspec.json.encode(canonical.tools)
+    return _shared(tools) if len(tools) <= SHARED_TOOLS_BYTES else tools
+
+
+@lru_cache(maxsize=64)
+def _shared(value: bytes) -> bytes:
+    return value
 
 
 def _hang(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Placed:
