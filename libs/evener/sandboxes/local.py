@@ -210,8 +210,12 @@ class LocalSandbox:
         except OSError as cause:
             msg = f"{place} is not read: {'a link' if cause.errno == errno.ELOOP else cause.strerror}"
             raise NotAFile(msg) from cause
-        with FileIO(descriptor) as file:
-            return _content(file, place, limit_bytes)
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(limit_bytes + 1)
+        if len(content) > limit_bytes:
+            msg = f"{place} is not read: more than {limit_bytes} bytes"
+            raise NotAFile(msg)
+        return content
 
 
 class LocalSandboxes:
@@ -297,17 +301,6 @@ def _lock_file(root: int) -> int:
         if not stat.S_ISREG(os.stat(LOCK_FILE, dir_fd=root, follow_symlinks=False).st_mode):
             remove(LOCK_FILE, root, Deadline(LOCK_SECONDS))
     return os.open(LOCK_FILE, flags, 0o600, dir_fd=root)
-
-
-def _content(file: FileIO, place: str, limit_bytes: int) -> bytes:
-    """Return the content of an open file. Raises NotAFile."""
-    content = bytearray()
-    while len(content) <= limit_bytes and (block := file.read(limit_bytes + 1 - len(content))):
-        content += block
-    if len(content) > limit_bytes:
-        msg = f"{place} is not read: more than {limit_bytes} bytes"
-        raise NotAFile(msg)
-    return bytes(content)
 
 
 def tracked(name: str) -> bool:

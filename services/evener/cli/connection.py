@@ -81,7 +81,7 @@ async def connect(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *
         async with Client(found.url, _token(folder)) as client, ended_by(_until_full(folder, OTHERS_FULL_SECONDS)):
             yield client
     else:
-        async with _started(folder, up()) as url, Client(url, _token(folder)) as client:
+        async with connect_new(folder, up()) as client:
             yield client
 
 

@@ -11,7 +11,7 @@ from typing import IO
 from msgspec import Struct
 
 from evener.cli.errors import Usage
-from evener.cli.run_cancellation import no_such_run
+from evener.cli.run_cancellation import tasks_of
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.formats.neutral import RowsRefused
@@ -56,9 +56,7 @@ class Exported(Struct, frozen=True, kw_only=True):
 
 async def export_groups(client: Client, file: Path, kind: str, run_id: str | None, purpose: Purpose | None) -> Exported:
     """Write the rows of all delivered groups of a run (None: of all) and a purpose (None: of any). Raises NoSuchRun."""
-    tasks = await client.tasks(run_id)
-    if run_id is not None and not tasks:
-        raise no_such_run(run_id, await client.tasks())
+    tasks = await tasks_of(client, run_id)
     groups = await fetch(client, run_id, purpose)
     rows = await write_groups(file, kind, groups)
     merged = [event for event in groups if isinstance(event, GroupMerged)]

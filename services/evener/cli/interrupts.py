@@ -19,15 +19,10 @@ class Leaving:
         self.number: signal.Signals | None = None
         """The first signal. None: there was none."""
 
-    @property
-    def code(self) -> int:
-        """The exit code of an interrupted command."""
-        return BY_SIGNAL + (self.number or 0)
-
     def taken_back(self) -> int:
         """Return the exit code, and undo the cancellation so that the command can end normally."""
         cast("asyncio.Task[object]", asyncio.current_task()).uncancel()
-        return self.code
+        return BY_SIGNAL + (self.number or 0)
 
 
 @contextmanager

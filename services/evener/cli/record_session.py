@@ -5,10 +5,9 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from msgspec import structs
 
@@ -26,6 +25,7 @@ from evener.harnesses.registry import harness as harness_named
 from evener.proto.ids import session_of
 from evener.proto.spec import Quirks, TaskRef
 from evener.proto.tasks import TaskOptions
+from evener.runtime.interrupt import ended_by
 from evener.service.exits import complain
 from evener.tasks.directory import load
 from evener.tasks.pack import pack
@@ -61,7 +61,7 @@ async def record_session(
         session_id = session_of(task_id, 0)
         recording = await client.recording(session_id)
         tell({"session": session_id, "base_url": recording.base_url, "key": recording.key})
-        async with _heartbeats(client, session_id):
+        async with ended_by(_beat(client, session_id)):
             code = await (_run(command, recording.environment) if command else _until_interrupted())
         await _exited(client, session_id, code, reward)
         task_view = await _ended(client, task_id)
@@ -104,24 +104,14 @@ async def _until_interrupted() -> int:
     return 0
 
 
-@asynccontextmanager
-async def _heartbeats(client: Client, session_id: str) -> AsyncIterator[None]:
-    """Tell the runner that the session is in use, while this block runs."""
-
-    async def beat() -> None:
-        while True:
-            try:
-                await client.recording_heartbeat(session_id)
-            except ClientError as error:
-                complain(str(error))
-            await asyncio.sleep(BEAT_SECONDS)
-
-    beating = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        beating.cancel()
-        await asyncio.wait({beating})
+async def _beat(client: Client, session_id: str) -> NoReturn:
+    """Tell the runner that the session is in use, until cancelled."""
+    while True:
+        try:
+            await client.recording_heartbeat(session_id)
+        except ClientError as error:
+            complain(str(error))
+        await asyncio.sleep(BEAT_SECONDS)
 
 
 async def _exited(client: Client, session_id: str, code: int, reward: float | None) -> None:

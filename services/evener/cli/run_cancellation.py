@@ -2,7 +2,7 @@
 
 import asyncio
 import difflib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -33,9 +33,7 @@ class Cancelled(Struct, frozen=True, kw_only=True):
 
 async def cancel_run(client: Client, run_id: str, seconds: float = END_SECONDS) -> Cancelled:
     """Cancel all tasks of a run that have not ended, and wait for their end. Raises NoSuchRun."""
-    tasks = await client.tasks(run_id)
-    if not tasks:
-        raise no_such_run(run_id, await client.tasks())
+    tasks = await tasks_of(client, run_id)
     going = [task.task_id for task in tasks if task.outcome is None]
     for task_id in going:
         await client.cancel(task_id, "cancelled by its user")
@@ -46,8 +44,11 @@ async def cancel_run(client: Client, run_id: str, seconds: float = END_SECONDS) 
     return Cancelled(run=run_id, cancelled=len(going), ended_before=len(tasks) - len(going), ending=ending)
 
 
-def no_such_run(run_id: str, tasks: Iterable[TaskView]) -> NoSuchRun:
-    """Return the error for a run without tasks. `tasks` are those of all runs; the error suggests the run with the most similar name."""
-    runs = list(dict.fromkeys(task.run_id for task in tasks))
+async def tasks_of(client: Client, run_id: str | None) -> Sequence[TaskView]:
+    """Return the tasks of a run (None: of all). Raises NoSuchRun, which suggests the run with the most similar name, if it has none."""
+    tasks = await client.tasks(run_id)
+    if run_id is None or tasks:
+        return tasks
+    runs = list(dict.fromkeys(task.run_id for task in await client.tasks()))
     near = difflib.get_close_matches(run_id, runs, n=1)
-    return NoSuchRun(f"there is no run {run_id!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    raise NoSuchRun(f"there is no run {run_id!r}" + (f"; did you mean {near[0]!r}?" if near else ""))

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from evener.cli.group_files import fetch, write_bytes
-from evener.cli.run_cancellation import no_such_run
+from evener.cli.run_cancellation import tasks_of
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.formats.report.render import render, wanted_ids
@@ -26,9 +26,7 @@ class Reported(Struct, frozen=True, kw_only=True):
 
 async def write_report(client: Client, run_id: str, out: Path) -> Reported:
     """Write the page of a run. Raises NoSuchRun, NotWritten."""
-    tasks = await client.tasks(run_id)
-    if not tasks:
-        raise no_such_run(run_id, await client.tasks())
+    tasks = await tasks_of(client, run_id)
     groups = await fetch(client, run_id)
     ids = wanted_ids(groups)
     pieces = dict(zip(ids, await client.pieces(groups[0].policy, ids), strict=True)) if ids else {}

@@ -42,6 +42,7 @@ NOT_PASSED_ON: Final = frozenset(
     }
 )
 """Headers that belong to the connection, secrets, and the harness's own traces; `x-evener-*` belongs to Evener."""
+WRONG_KEY: Final = RequestError("this key opens no session here", status=HTTPStatus.UNAUTHORIZED, kind="authentication_error")
 REFUSED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 """Statuses after which a client sends a request again."""
 CLOSE_SECONDS: Final = 0.2
@@ -167,17 +168,15 @@ class Relay:
         name = prefix["name"] if prefix else ""
         if dialect is None:
             return self._other(request, path.partition("?")[0], name)
-        try:
-            self._check_key(request, name)
-        except RequestError as error:  # an orphan of another session leaves no trace
-            return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
+        if not self._is_key(request, name):  # an orphan of another session leaves no trace
+            return _refusal(dialect, WRONG_KEY)
         try:
             body = await read_body(request, self._limits.body_bytes)
         except RequestError as error:
             self._report.failed(error.reason, error.message)
             if error.reason is CallFailure.CONTEXT_OVERFLOW:
                 self._report.unserved(error.reason)
-            return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
+            return _refusal(dialect, error)
         return await self._exchange(request, self._call(request, path, body), dialect)
 
     async def _exchange(self, request: web.Request, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
@@ -230,13 +229,8 @@ class Relay:
             trace=self._opening.trace,
         )
 
-    def _check_key(self, request: web.Request, name: str) -> None:
-        """Raise RequestError if neither a header nor the name in the base URL is the key."""
-        if not self._is_key(request, name):
-            msg = "this key opens no session here"
-            raise RequestError(msg, status=HTTPStatus.UNAUTHORIZED, kind="authentication_error", reason=CallFailure.MALFORMED)
-
     def _is_key(self, request: web.Request, name: str) -> bool:
+        """Return whether a header or the name in the base URL is the key."""
         given = [name, *(BEARER.sub("", request.headers.get(header, "")).strip() for header in KEY_HEADERS)]
         return any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given)
 
@@ -246,22 +240,23 @@ class Relay:
             if (models := models_answer(path, request.headers, self._opening.models)) is not None:
                 return web.Response(body=models, content_type=JSON)
             if request.headers.get("upgrade", "").lower() == "websocket":  # its client falls back to POST at once
-                return _json(HTTPStatus.UPGRADE_REQUIRED, _not_served("websockets are not served; POST instead"))
+                return _not_served(HTTPStatus.UPGRADE_REQUIRED, "websockets are not served; POST instead")
         if request.method == "HEAD" and path == "/api/hello":
             return web.Response()
         message = f"{request.method} {path} is not served; POST /v1/chat/completions, /v1/responses, /v1/messages and Google's are"
         if request.method == "POST" and MODEL_CALLS.search(path) and self._is_key(request, name):
             self._report.failed(CallFailure.REFUSED, message)
-        return _json(HTTPStatus.NOT_FOUND, _not_served(message))
+        return _not_served(HTTPStatus.NOT_FOUND, message)
 
 
 def _is_passed_on(name: str) -> bool:
     return name not in NOT_PASSED_ON and not name.startswith("x-evener-")
 
 
-def _not_served(message: str) -> dict[str, object]:
-    return {"error": {"message": message, "type": "not_found_error", "code": None}}
+def _refusal(dialect: Dialect, error: RequestError) -> web.Response:
+    return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
 
 
-def _json(status: HTTPStatus, body: object) -> web.Response:
+def _not_served(status: HTTPStatus, message: str) -> web.Response:
+    body = {"error": {"message": message, "type": "not_found_error", "code": None}}
     return web.Response(status=status, body=msgspec.json.encode(body), content_type=JSON)

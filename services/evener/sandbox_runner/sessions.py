@@ -249,10 +249,7 @@ class AttemptRun:
         except Exception as bug:  # what a tree of the agent makes of our code must not cost its session
             log.exception("changes_not_read", session_id=self._event.session_id, attempt=self._event.attempt)
             self._say(found, f"changed files were not kept: they could not be read ({type(bug).__name__}: {bug})")
-        found.artifacts = tuple([await self._kept(name, data) for name, data in kept.items()])
-
-    async def _kept(self, name: str, data: bytes) -> Artifact:
-        return Artifact(name=name, blob=await self._context.blobs.put(data))
+        found.artifacts = tuple([Artifact(name=name, blob=await self._context.blobs.put(data)) for name, data in kept.items()])
 
     def _say(self, found: Exit, what: str) -> None:
         """Add to the exit's detail, and to the log."""
