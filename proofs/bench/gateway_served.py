@@ -1,6 +1,6 @@
 """The process that is measured: a gateway on either bus, and beside it a hand that plays scheduler and runner over HTTP.
 
-`python -m proofs.bench.gateway_program`, configured like any service. The hand starts and ends sessions, commits bare records at a
+`python -m proofs.bench.gateway_served`, configured like any service. The hand starts and ends sessions, commits bare records at a
 steady rate, says what the process has cost, and looks up in the log which answers are committed.
 """
 
@@ -171,8 +171,7 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def main() -> None:
-    """Run the process."""
+if __name__ == "__main__":
     config = load(Config, sys.argv[1:], {}, "provider_gateway")
     gateway = importlib.import_module("evener.provider_gateway.service").open_service
     wanted = [Wanted(name="provider_gateway", config=config, open=gateway), Wanted(name="bench", config=config, open=open_hand)]

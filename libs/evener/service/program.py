@@ -3,7 +3,6 @@
 import importlib
 import sys
 
-from evener.runtime.memory import share_one_arena
 from evener.service.config import ServiceConfig
 from evener.service.config_app import Configs, config_app, run_app
 from evener.service.exits import exit_code
@@ -13,7 +12,6 @@ def main(section: str, config_type: type[ServiceConfig], module: str) -> None:
     """Run one service as a program: `module` is the one with its `open_service`."""
 
     def run(configs: Configs) -> int:
-        share_one_arena()
         from evener.service.host import run_process  # noqa: PLC0415 - after `--help`
         from evener.service.supervisor import Wanted  # noqa: PLC0415
 

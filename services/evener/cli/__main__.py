@@ -5,7 +5,6 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, Parameter
 
-from evener.runtime.memory import share_one_arena
 from evener.service.exits import complain, exit_code
 
 COMMANDS: Final = {
@@ -54,7 +53,6 @@ for name, text in COMMANDS.items():
 
 def main() -> None:
     """Run the command in this process's arguments, and exit: 0, 2 for wrong usage, 1 for other errors."""
-    share_one_arena()
     words = sys.argv[1:]
     debug = "--debug" in words
     raise SystemExit(exit_code(lambda: call([word for word in words if word != "--debug"]), debug=debug))
