@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 VERSION: Final = "2"
-"""Of the layout; a new one starts a new folder."""
+"""The version of the layout; a new one starts a new folder."""
 DOWNLOAD_SECONDS: Final = 600.0
 
 

@@ -20,7 +20,7 @@ TRAINER: Final = Path(__file__).parents[1] / "grpo_minimal" / "train.py"
 LIBRARIES: Final = tuple(str(Path(__file__).parents[2] / name) for name in ("proto", "libs"))
 SAMPLES: Final = 4
 LOOK_SECONDS: Final = 10.0
-"""Of waiting for a step, before it is looked whether groups failed."""
+"""How long a step is waited for before each look whether groups have failed."""
 STEP_SECONDS: Final = 300.0
 """What a step may take at most."""
 MOST_REPLACED: Final = 8
@@ -36,7 +36,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...]
     steps: int
     groups: int
-    """Of each kind, in a step."""
+    """The number of groups of each kind in a step."""
     samples: int = SAMPLES
     again: int = 0
     """So often the script harness is told the same once more, in a session of many calls."""

@@ -7,7 +7,7 @@ from figures import Said
 from msgspec import Struct
 
 GAIN: Final = 0.3
-"""Of the held-out share."""
+"""How much the share of right held-out sessions must rise."""
 GAP: Final = 1e-3
 """Natural log."""
 SPANNING: Final = 50

@@ -26,7 +26,7 @@ class HeldOut(Struct, frozen=True, kw_only=True):
     """Share of the graded sessions that left exactly the right file. 0 where none was graded."""
     sessions: int
     ungraded: int
-    """Of these: without a reward, or in a task that failed."""
+    """The number of these sessions that have no reward, or whose task failed."""
 
 
 def judged(rewards: Sequence[float | None], sessions: int) -> HeldOut:

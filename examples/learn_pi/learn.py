@@ -36,7 +36,7 @@ from evener.proto.errors import EvenerError
 HERE: Final = Path(__file__).parent
 SESSIONS_AT_A_TIME: Final = 16
 START_THREADS: Final = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Of the supervised start. Threads that spin while they wait make it ten times slower where the cores have other work, too."""
+"""The environment of the supervised start. Threads that spin while they wait make it ten times slower if the cores have other work too."""
 VLLM: Final = ("--max-model-len=1024", "--max-num-seqs=32")
 FOLDER_OF_RUN: Final = "run"
 

@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 680, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 14, 34
 COLOURS: Final = ("#1f6feb", "#d1681c", "#2a8a4a", "#8250df")
 PALE: Final = ("#9cc1f7", "#ecb995")
-"""Of the control, beside the colours."""
+"""The colours of the control, one for each of `COLOURS`."""
 LEGEND: Final = 18
 """Height of a line of the legend."""
 STYLE: Final = "<style>text{font:12px system-ui,sans-serif;fill:#59636e}.grid{stroke:#d1d9e0}.dot{stroke:#fff;stroke-width:1.5}</style>"

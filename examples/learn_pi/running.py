@@ -26,7 +26,7 @@ START_SECONDS: Final = 180.0
 STOP_SECONDS: Final = 40.0
 SAMPLING: Final = Sampling(max_tokens=40)
 CALLS: Final = 5
-"""Of a session for each time that it is told what to do."""
+"""The number of calls that a session may make for each instruction it is given."""
 AGENT_SECONDS: Final = 60.0
 OPTIONS: Final = {"pi": {"context_tokens": "8192"}}
 

@@ -67,7 +67,7 @@ class Work(Struct, frozen=True, kw_only=True):
     name: str
     instruction: str
     files: Mapping[str, str]
-    """Of the environment, by path."""
+    """The files of the environment, by path."""
     parts: Mapping[str, int]
     """What each module's `value(7)` must be in the end."""
     steps: tuple[Step, ...]

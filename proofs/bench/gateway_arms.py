@@ -23,7 +23,7 @@ GENERATE: Final = "/inference/v1/generate"
 TOKENS: Final = 8_000
 LONG_TOKENS: Final = 60_000
 LONG_EVERY: Final = 10
-"""Of so many sessions one opens with a long prompt."""
+"""One session in this many opens with a long prompt."""
 RECORDS: Final = [1_500, 1_700]
 """Bytes of a CallOpened and a CallClosed of these sessions."""
 ACTIVE: Final = 20
@@ -47,7 +47,7 @@ class Size(Struct, frozen=True, kw_only=True):
 
     rounds: int
     seconds: float
-    """Of each turn in a round."""
+    """The length of each turn in a round."""
     calls: int
     """For the CPU of a call."""
     per_second: float = 50.0

@@ -17,7 +17,7 @@ from evener.proto.ids import new_request_id
 
 TURNS: Final = 20
 SHARED_TOKENS: Final = 5_500
-"""Of the system message and the tools, the same in all sessions, as of one harness."""
+"""The size of the system message and the tools, which are the same in all sessions, as if one harness sent them."""
 RESULT_TOKENS: Final = 80
 FILE_TOKENS: Final = 2_000
 """A long first prompt comes in user messages of this size, as files that are attached."""
@@ -42,7 +42,7 @@ class Taken(Struct, frozen=True):
     turn: int
     body: bytes
     tokens: int = 0
-    """Of the middle prompt of its session, about."""
+    """The approximate size of the middle prompt of its session."""
 
     @property
     def answer_id(self) -> str | None:
@@ -144,7 +144,7 @@ class Crowd:
 
     def __init__(self, http: Http, agents: Iterator[Agent], *, active: int) -> None:
         self.answer_ids: list[str] = []
-        """Of all answers that were received."""
+        """The ids of all answers that were received."""
         self._http = http
         self._agents = agents
         self._idle: asyncio.Queue[Agent] = asyncio.Queue()

@@ -69,7 +69,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     cpu_seconds: float
     rss_mb: float
     tasks: int
-    """Of the event loop, now."""
+    """The number of tasks in the event loop now."""
     sessions: int
 
 

@@ -45,7 +45,7 @@ from evener.templates.gguf import load_tokenizer
 from evener.tokens.trajectory import build
 
 SESSIONS: Final = 8
-"""Of each CLI."""
+"""The number of sessions of each CLI."""
 SECONDS: Final = 600.0
 """For the sessions of one CLI."""
 CONTEXT: Final = 131_072
@@ -70,7 +70,7 @@ class Cost(Struct, frozen=True):
 
     rows: int
     tokens: int
-    """Of all rows, the untrained ones included."""
+    """The number of tokens in all rows, including those that are not trained."""
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.rows + other.rows, self.tokens + other.tokens)

@@ -38,7 +38,7 @@ HARNESSES: Final = ("pi chat", "codex", "claude_code lean")
 TURNS: Final = 3
 WORDS_A_TURN: Final = 50
 DELIVERED: Final = 0.99
-"""Of the sampled tokens at least."""
+"""The least share of the sampled tokens that must be delivered."""
 
 
 class Pace(Struct, frozen=True, kw_only=True):

@@ -39,9 +39,9 @@ EARLY, LATE = 10, 200
 BESIDE, SESSIONS = 3, 9
 """So many turns before and after each are taken too, of so many sessions; the median counts."""
 RESULT_WORDS, ANSWER_WORDS = 220, 40
-"""Of each turn where placing is timed: 300 tokens."""
+"""The words of each turn whose placing is timed: 300 tokens."""
 REBUILT_RESULT_WORDS, REBUILT_ANSWER_WORDS = 1_130, 80
-"""Of each turn of the sessions that are rebuilt and weighed: 1,250 tokens."""
+"""The words of each turn in the sessions that are rebuilt and weighed: 1,250 tokens."""
 
 
 def rebuild(log: list[bytes], session_id: str) -> bytes:

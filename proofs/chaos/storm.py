@@ -66,7 +66,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     purpose: Purpose = Purpose.TRAIN
     grader: GraderSpec = GraderSpec(name="answer", options={"expected": "42", "match": "number"})
     flags: tuple[str, ...] = ()
-    """Of the harness double."""
+    """The flags of the harness double."""
 
 
 TASKS: Final = (

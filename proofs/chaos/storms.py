@@ -24,7 +24,7 @@ CHAINS: Final[dict[str, Sequence[str]]] = {
 MOST_SECONDS: Final = 4.0
 """From readiness, or from the start, to a kill at random."""
 STARTING: Final = 1
-"""Of three kills this one may come before `evener up` is ready."""
+"""The index of the one kill in three that may come before `evener up` is ready."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     name: str
     kills: int
     starts: int
-    """Of harnesses."""
+    """The number of times that harnesses were started."""
     calls: int
     """Closed."""
     failed_calls: int

@@ -29,7 +29,7 @@ ENDED: Final = frozenset(code for number in (SIGINT, SIGTERM, SIGKILL) for code 
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Of one session. `Open` stands only in what a cell must show."""
+    """The facts of one session. `Open` is used only in what a cell must show."""
 
     tree: str
     """Each root with its reason, and how many answers hang on it one after the other; branches in brackets, side calls apart:
@@ -76,11 +76,11 @@ class Seen(Struct, frozen=True, kw_only=True):
     sampled: int
     """Tokens."""
     detail: str
-    """Of its end."""
+    """The detail of its end."""
     unlike: tuple[str, ...]
     """What the independent checker finds between rows and the engine's ledger."""
     seconds: float
-    """Of the CLI's run."""
+    """How long the CLI ran."""
 
     def differs(self, wanted: Facts) -> tuple[str, ...]:
         """Return what is not as it should be; empty: all is."""

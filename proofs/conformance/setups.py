@@ -24,7 +24,7 @@ class SubAgent(Struct, frozen=True, kw_only=True):
     """How a sub-agent works."""
 
     calls: tuple[ToolCall, ...]
-    """Of its parent: how it is started, and what gives it time."""
+    """The tool calls of its parent: one starts it, and others give it time."""
     ends: Step = Step(say=HEARD)
     """Its last answer."""
 
@@ -34,7 +34,7 @@ class Compaction(Struct, frozen=True, kw_only=True):
 
     options: dict[str, str]
     words: int
-    """Of each long answer."""
+    """The number of words in each long answer."""
     turns: int
     """Long answers, at most six: each comes with a file."""
 

@@ -31,7 +31,7 @@ from evener.templates.gguf import load_tokenizer
 
 AT_ONCE: Final = 2
 WAITING_AT_ONCE: Final = 6
-"""Of those that only wait."""
+"""How many of the cases that only wait run at a time."""
 NOTE_CHARACTERS: Final = 600
 
 log = structlog.get_logger()

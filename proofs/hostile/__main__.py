@@ -15,7 +15,7 @@ from proofs.hostile.stops import BAR_MS
 from proofs.hostile.suite import Outcome, Report, run_all
 
 NAME_CHARACTERS: Final = 70
-"""Of a name, in the table; `wrong` has them whole."""
+"""How much of a name the table shows; `wrong` has it whole."""
 HOW_STOPS_ARE_MEASURED: Final = (
     "how late a task wakes that sleeps 4 ms in the process of gateway and runner, without the time that its thread waited for a core "
     "(schedstat); an input above the bar and below a second is done up to three times, and the shortest of its longest stops counts"

@@ -17,7 +17,7 @@ class Stop(Struct, frozen=True, kw_only=True):
     """Its end, in seconds of CLOCK_MONOTONIC, which all processes share."""
     ms: float
     starved_ms: float
-    """Of these: the loop's thread was ready to run, and other processes had the cores."""
+    """The part of `ms` in which the loop's thread was ready to run while other processes had the cores."""
     loop_cpu_ms: float
     process_cpu_ms: float
     """Much more than the loop's own: another thread of the process held the interpreter."""

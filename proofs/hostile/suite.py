@@ -31,7 +31,7 @@ HOPELESS_MS: Final = 1000.0
 """A stop so long is no noise, and not measured again."""
 CHEAP: Final = frozenset({Kind.CONTROL, Kind.NUMBERS, Kind.NAMES, Kind.TIMES, Kind.ARCHIVES})
 CHEAP_CANARIES: Final = 8
-"""Of inputs that are one request, so many have an ordinary session after them together."""
+"""Among inputs of the cheap kinds, one in this many has an ordinary session after it."""
 BASELINE_SECONDS: Final = 3.0
 BASELINE_CANARIES: Final = 5
 MIB: Final = 1 << 20
@@ -44,7 +44,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     name: str
     review: str
     seconds: float
-    """Of the first time."""
+    """How long it took the first time."""
     died: bool = False
     hung: bool = False
     fault: str = ""

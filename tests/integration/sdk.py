@@ -38,7 +38,7 @@ class Served(Struct, frozen=True):
 
     hand: Hand
     url: str
-    """Of the session, without the version of a dialect."""
+    """The base URL of the session, without the version of a dialect."""
     owners: Owners
     clock: AgentClock
     report: Report

@@ -351,7 +351,7 @@ async def state_of(context: ServiceContext, group_id: str) -> GroupState:
 
 MEGABYTE: Final = 1_000_000
 STATE_BYTES: Final = 300
-"""Of a member in its group's state, at most."""
+"""The most that one member may add to the state of its group."""
 
 
 @pytest.mark.parametrize(

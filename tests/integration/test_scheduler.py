@@ -504,7 +504,7 @@ async def test_trace_of_a_task_outlives_its_scheduler(bus: Bus, outside: Outside
 
 
 async def test_submission_continues_the_trace_of_its_client(bus: Bus, tmp_path: Path, spans: Spans) -> None:
-    """Of a trainer that has one."""
+    """The client is a trainer that has a trace of its own."""
     async with scheduler(bus, tmp_path) as client:
         await client.put_blob(PACKED.data)
         body = msgspec.json.encode(Submission(options=options(), task=PACKED.ref, task_id="t"))

@@ -321,7 +321,7 @@ async def test_before_a_gateway_has_said_which_policies_there_are_the_trainer_is
 
 
 async def test_the_client_finds_the_bridge_that_drives_the_policy(tmp_path: Path, play: Play, folders: list[Path]) -> None:
-    """Of several one drives it; the fleet lists another first. What that one could not do is told, not that the other does not drive."""
+    """The fleet first lists a bridge that does not drive it. The error is that of the bridge that does, not the refusal of the other."""
     engine = await play(Script())
     config = Config(state=str(tmp_path))
     async with open_parts(tmp_path, partitions=1) as opened, scheduler(opened.bus, tmp_path, again_seconds=0.01) as client:

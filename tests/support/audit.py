@@ -75,7 +75,7 @@ class Answered(Struct, frozen=True, kw_only=True):
     message: dict[str, Any]
     """As received: a message of OpenAI Chat."""
     body_digest: str
-    """Of the request."""
+    """The digest of the request."""
     tried: int
     """How often the harness sent the request until then."""
 

@@ -15,7 +15,7 @@ HEADER: Final = "content-encoding"
 PLAIN: Final = ("", "identity")
 INFLATED: Final = ("gzip", "deflate")
 GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
-"""Which of the two it is, its first bytes say."""
+"""Tells zlib to find out by the first bytes which of the two formats the body has."""
 READING: Final = Threads("relay", 2)
 """Bodies are inflated and looked at here."""
 SHORT_BYTES: Final = 64 << 10

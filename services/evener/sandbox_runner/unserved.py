@@ -12,7 +12,7 @@ KEPT: Final = 256
 
 
 class Unserved:
-    """Of one relay. Bodies are not kept, only what recognises them."""
+    """The unserved requests of one relay. Each is kept as a digest by which a retry of it is recognised; its body is not kept."""
 
     def __init__(self, retry_header: str | None) -> None:
         """`retry_header`: by which the harness's client marks a transport retry. None: it marks none."""

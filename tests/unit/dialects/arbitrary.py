@@ -25,7 +25,7 @@ from evener.tokens.digests import canonical_json, message_digest
 
 HEAD: Final = Head(answer_id="a1", created=1700000000, model="policy", prompt_tokens=10)
 PIECES: Final = (Streamed(reasoning="H"), Streamed(reasoning="m."), Streamed(text="On "), Streamed(text="it"))
-"""Of an answer that begins so."""
+"""The pieces of an answer that is being streamed."""
 WORDS: Final = (
     *("type", "role", "id", "name", "content", "text", "data", "url", "image_url", "tools", "tool_calls", "parts", "stream"),
     *("user", "assistant", "model", "tool", "message", "reasoning", "function", "custom", "input_image", "base64", "data:", "auto", ""),

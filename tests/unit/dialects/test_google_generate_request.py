@@ -19,7 +19,7 @@ WHOLE = "/v1beta/models/policy:generateContent"
 COUNT = "/v1beta/models/policy:countTokens"
 PIXEL = "iVBORw0KGgo="
 SIGNATURE = "YzF4MA=="
-"""Of the key c1x0."""
+"""The signature that carries the answer key c1x0."""
 LIKE_GEMINI: dict[str, Any] = {
     "contents": [
         {"role": "user", "parts": [{"text": "<session_context>"}, {"text": "Create hello.txt."}]},

@@ -105,7 +105,7 @@ async def test_tokens_are_the_same_in_one_read_or_in_many(together: bool) -> Non
 
 @pytest.mark.parametrize("end", [0, 2, 4, 10**15])
 async def test_versions_that_are_not_of_every_token_are_unknown(end: int) -> None:
-    """Of which tokens they are nobody knows: a token never takes another's version."""
+    """Nobody knows which tokens they belong to, and a token never takes another's version."""
     async with streaming([event(1), event(2), event(3, finish="stop", end=end), b"data: [DONE]\n\n"]) as url:
         engine = VllmEngine(url)
         async with aclosing(engine.generate(REQUEST)) as chunks:

@@ -22,7 +22,7 @@ FACTS = EngineFacts(context_length=100, reports_versions=True, version=0)
 RULE = LogprobRule(any_temperature=False, filters=False)
 AT_ONCE = 0.05
 TASKS: list[asyncio.Task[None]] = []
-"""Of callers, kept until the test ends: the loop itself lets tasks that wait be collected."""
+"""The tasks of callers, kept until the test ends: the loop holds no reference to a task that waits."""
 
 
 def engine(name: str, *, places: int = 1, policy: str | None = "policy") -> EngineHandle:

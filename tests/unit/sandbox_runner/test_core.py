@@ -42,7 +42,7 @@ def test_of_two_runners_of_one_name_only_the_one_that_is_meant_takes_a_dispatch(
 
 
 def test_a_further_attempt_names_those_that_it_ends() -> None:
-    """Of its own session only."""
+    """Attempts of other sessions are not named."""
     held = HeldAttempts("r", "b2")
     held.take(dispatched())
     held.take(dispatched("other"))

@@ -187,7 +187,7 @@ def test_earlier_attempt_is_counted_and_not_trained() -> None:
 
 
 def test_tokens_of_failed_tries_are_counted_by_a_reason_of_their_own() -> None:
-    """Of all attempts, whatever becomes of the session; the seal and a replay say the same."""
+    """Those of all attempts are counted, whatever becomes of the session; the seal and a replay agree."""
     world = World()
     _, opened = world.open([user("hello")])
     world.fail(opened, CallFailure.ENGINE_UNREACHABLE, sampled_tokens=5)
