@@ -303,7 +303,7 @@ SUBMITTED: Final = (
     *(submission(f"a grader {what}", Kind.NAMES, {"grader": {"name": name}}) for what, name in ODD.items()),
     submission("a lone surrogate as run id", Kind.NAMES, '"run_id": "\\ud800"'),
     submission(
-        "a grader's expression that never ends",
+        "a grader's expression that is none",
         Kind.NAMES,
         {"grader": {"name": "answer", "options": {"expected": "(", "match": "regex"}}},
         refused=EITHER,

@@ -13,7 +13,7 @@ from proofs.hostile.running import Site
 
 from evener.client.views import TaskDetail
 from evener.proto.reasons import TerminationReason
-from evener.proto.spec import Budgets
+from evener.proto.spec import Budgets, GraderSpec
 from evener.proto.tasks import TaskOutcome
 
 GIB: Final = 1 << 30
@@ -167,6 +167,14 @@ FILES: Final = (
     work(Kind.FILES, "a file that grows while it is read", "growing"),
 )
 REWARDS: Final = (
+    work(
+        Kind.REWARDS,
+        "a regular expression that parts the answer in every way",
+        "steps",
+        reward=None,
+        files={"instruction.md": "Go on, step by step, in 3 steps."},
+        grader=GraderSpec(name="answer", options={"expected": "^(?:.|..)+[^ -~]$", "match": "regex"}),
+    ),
     reward("none", "true\n", None),
     reward("none, and tests that print 100 MB", "head -c 100000000 /dev/zero\n", None),
     reward("none, and tests that leave a daemon", "setsid sleep 60 &\n", None),

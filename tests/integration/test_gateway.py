@@ -23,7 +23,7 @@ from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.relay import CAPABILITY, Admitted, Answer
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
-from evener.proto.spec import Budgets, Sampling
+from evener.proto.spec import Budgets, Noise, Quirks, Sampling
 from evener.proto.topics import Topic
 from evener.provider_gateway import partition
 from evener.provider_gateway.failures import OVERLOADED_STATUS
@@ -296,6 +296,15 @@ async def test_malformed_request_is_refused_by_field_without_a_record(hand: Hand
     assert (answer.status, answer.failure) == (400, CallFailure.MALFORMED)
     assert "messages[0].role" in msgspec.json.decode(answer.body)["error"]["message"]
     assert not any(isinstance(event, CallOpened) for event in await hand.log("s1"))
+
+
+async def test_noise_whose_search_would_not_end_is_named(hand: Hand) -> None:
+    """The pattern is of the harness's quirks, the text is the agent's."""
+    capability = await hand.start("s1", quirks=Quirks(noise=(Noise(where="user", pattern="(a|aa)+$"),)))
+    answer = await hand.ask(capability, [{"role": "user", "content": 60 * "a" + "!"}])
+    assert answer.status == 400
+    assert "the search for '(a|aa)+$' in 61 characters" in msgspec.json.decode(answer.body)["error"]["message"]
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
 
 
 async def test_budget_ends_the_session_with_its_reason(hand: Hand) -> None:

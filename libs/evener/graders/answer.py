@@ -4,11 +4,13 @@ Options: `expected` (the answer), `match` = `exact` (default), `contains`, `rege
 regular expression. A wrong answer is worth 0, and so is no answer.
 """
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Final
 
 from evener.graders.port import Grade, GraderRefused, GradingContext, graded
+from evener.proto.patterns import SlowPattern, text_pattern
 
 OPTIONS: Final = frozenset({"expected", "match"})
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -20,7 +22,7 @@ async def grade(context: GradingContext) -> Grade:
     if unknown := sorted(set(options) - OPTIONS):
         msg = f"grader `answer` knows no option {unknown[0]!r}"
         raise GraderRefused(msg)
-    right = compare(context.trajectory.answer, options.get("expected"), options.get("match", "exact"))
+    right = await asyncio.to_thread(compare, context.trajectory.answer, options.get("expected"), options.get("match", "exact"))
     return graded({"reward": float(right)})
 
 
@@ -50,9 +52,12 @@ def _contains(answer: str, expected: str) -> bool:
 
 def _regex(answer: str, expected: str) -> bool:
     try:
-        return re.search(expected, answer, re.IGNORECASE) is not None
-    except re.error as cause:
-        msg = f"grader `answer`: {expected!r} is not a regular expression: {cause}"
+        return text_pattern(expected, ignore_case=True).occurs_in(answer)
+    except ValueError as cause:
+        msg = f"grader `answer`: `expected` is not a regular expression: {cause}"
+        raise GraderRefused(msg) from cause
+    except SlowPattern as cause:
+        msg = f"grader `answer`: {cause.args[0]}"
         raise GraderRefused(msg) from cause
 
 

@@ -1,12 +1,12 @@
 """Reads task.toml (Harbor's schema 1.4): the keys that change what a task means. Other keys are accepted and ignored."""
 
-import re
 import tomllib
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
+from evener.proto.patterns import text_pattern
 from evener.proto.prepared import Converter
 from evener.proto.spec import GraderSpec
 from evener.tasks.errors import TaskError
@@ -160,9 +160,9 @@ def _check_match(match: str, expected: str) -> None:
         raise TaskError(msg)
     try:
         if match == "regex":
-            re.compile(expected)
+            text_pattern(expected)
         elif match == "number":
             float(expected)
-    except (re.error, ValueError) as cause:
+    except ValueError as cause:
         msg = f"task.toml: [metadata.evener] expected is not a {match}: {cause}"
         raise TaskError(msg) from cause

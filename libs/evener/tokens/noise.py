@@ -1,8 +1,8 @@
 """Cuts text of a harness that varies without meaning, as its quirks declare it. Pure."""
 
-import re
 from typing import Any
 
+from evener.proto.patterns import TextPattern, text_pattern
 from evener.proto.spec import Noise
 from evener.tokens.digests import Digest, Message, message_digest
 
@@ -14,7 +14,7 @@ class NoiseFilter:
     """Cuts what the patterns match. It remembers every message by its digest, so that a long history is searched once."""
 
     def __init__(self, noise: tuple[Noise, ...]) -> None:
-        self._patterns = [(one.where, re.compile(one.pattern)) for one in noise]
+        self._patterns = [(one.where, text_pattern(one.pattern)) for one in noise]
         self._known: dict[Digest, Cut | None] = {}
         """The cuts by message digest. None: nothing is cut."""
 
@@ -24,7 +24,10 @@ class NoiseFilter:
         return bool(self._patterns)
 
     def cut(self, message: Message, digest: Digest) -> Cut:
-        """Return the message without noise. A message that consisted of noise stays, empty, so that no message changes its place."""
+        """Return the message without noise. Raises SlowPattern.
+
+        A message that consisted of noise stays, empty, so that no message changes its place.
+        """
         if digest not in self._known:
             self._known[digest] = self._search(message)
         return self._known[digest] or (message, digest, ())
@@ -40,11 +43,11 @@ class NoiseFilter:
         return clean, message_digest(clean), tuple(cuts)
 
 
-def _without(content: Any, patterns: list[re.Pattern[str]], cuts: list[str]) -> Any:
+def _without(content: Any, patterns: list[TextPattern], cuts: list[str]) -> Any:
     if isinstance(content, str):
         for pattern in patterns:
-            cuts += [found[0] for found in pattern.finditer(content) if found[0]]
-            content = pattern.sub("", content)
+            content, found = pattern.cut(content)
+            cuts += found
         return content
     if isinstance(content, list):
         return [part | {"text": _without(part["text"], patterns, cuts)} if part.get("type") == "text" else part for part in content]

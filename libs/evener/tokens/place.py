@@ -4,7 +4,6 @@ The harness's text decides only *where* a call continues. The renderer proves th
 the call is a new root with a reason, never a splice.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -12,6 +11,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from evener.proto.arrays import int32s
+from evener.proto.patterns import text_pattern
 from evener.proto.sessions import BridgedBy, FinishReason, MessagePrefix, PathPrefix, Placement, RootReason
 from evener.proto.spec import PolicyOptions, Quirks, Thinking
 from evener.tokens.beginnings import text_of
@@ -236,9 +236,9 @@ def side_call_of(quirks: Quirks, messages: Sequence[Message], tools: Sequence[Me
         if signature.tools is not None and signature.tools != bool(tools):
             continue
         system = next((text_of(m) for m in messages if m.get("role") in {"system", "developer"}), "")
-        if signature.system is not None and not re.search(signature.system, system):
+        if signature.system is not None and not text_pattern(signature.system).occurs_in(system):
             continue
-        if signature.last is not None and not (messages and re.search(signature.last, text_of(messages[-1]))):
+        if signature.last is not None and not (messages and text_pattern(signature.last).occurs_in(text_of(messages[-1]))):
             continue
         return signature.name
     return None

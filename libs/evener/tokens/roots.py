@@ -1,10 +1,10 @@
 """Determines why a call is a root, and which conversation it belongs to."""
 
-import re
 from collections.abc import Sequence
 
 from msgspec import Struct
 
+from evener.proto.patterns import text_pattern
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Quirks
 from evener.tokens.beginnings import COMPACTED_WITHIN, LEAST_TURNS, Begun, name_of, text_of
@@ -58,4 +58,4 @@ def _beginning(history: History, reading: HistoryReading, *, tools: bool) -> tup
 
 def _begins_compacted(pattern: str, messages: Sequence[Message]) -> bool:
     users = [message for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
-    return any(re.search(pattern, text_of(message)) for message in users)
+    return any(text_pattern(pattern).occurs_in(text_of(message)) for message in users)

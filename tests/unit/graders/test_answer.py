@@ -43,3 +43,9 @@ def test_task_that_cannot_be_compared_is_refused_by_name(match: str, expected: s
     """A mistake of the task is not the agent's wrong answer."""
     with pytest.raises(GraderRefused, match=told):
         compare("anything", expected, match)
+
+
+def test_search_that_would_not_end_is_a_mistake_of_the_task() -> None:
+    """Whatever the agent answers, its session is graded again and again by no one."""
+    with pytest.raises(GraderRefused, match=r"in 61 characters took more than 2 s"):
+        compare(60 * "a" + "!", "(a|aa)+$", "regex")

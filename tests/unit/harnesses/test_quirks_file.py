@@ -48,7 +48,7 @@ def test_every_field_can_be_given(tmp_path: Path) -> None:
         ('[[side_calls]]\nname = "x"\ntool = true', r"unknown key 'tool' in \[\[side_calls\]\] 1 of .*; did you mean 'tools'\?"),
         ('[[noise]]\nwhere = "sytem"\npattern = "x"', r"unknown where 'sytem' in \[\[noise\]\] 1 of .*; did you mean 'system'\?"),
         ('[[side_calls]]\nname = "x"', r"side call 'x' has no condition: give system, last or tools"),
-        ('[[noise]]\nwhere = "tool"\npattern = "(x"', r"pattern is not a regular expression: missing \), .*noise"),
+        ('[[noise]]\nwhere = "tool"\npattern = "(x"', r"pattern is not a regular expression: missing \) at position 2.*noise"),
         ('compacted = "["', "compacted is not a regular expression"),
         ('[[side_calls]]\nname = "x"\nlast = "*"', "last is not a regular expression"),
         ("[[noise]]\nwhere = 'tool'", "missing required field `pattern`"),

@@ -103,6 +103,7 @@ def test_own_grader_wins_over_the_script(tmp_path: Path) -> None:
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nmatch = "exact"'}, "no `expected`"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "fuzzy"'}, "not one of exact"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "("\nmatch = "regex"'}, "expected is not a regex"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "a{99999999999}"\nmatch = "regex"'}, "expected is not a regex"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "number"'}, "expected is not a number"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\ngrader = "judge"'}, "not 'answer' or 'none'"),
         ({"instruction": "Go.", "manifest": '[[steps]]\nname = "one"', "test": ""}, "several steps"),
