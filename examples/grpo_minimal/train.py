@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from evener.client.errors import RequestRefused
-from evener.client.groups import Group, Row
+from evener.client.groups import Group, RowArrays
 from evener.client.sync import SyncClient, connect
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Canary, CanaryPrompt
@@ -34,7 +34,7 @@ CANARY_ROWS, CANARY_IDS = 4, 1024
 COLUMNS = {"ids": torch.long, "loss_mask": torch.bool, "logprobs": torch.float32, "versions": torch.long}
 
 
-def advantages(group: Group) -> list[tuple[Row, float]]:
+def advantages(group: Group) -> list[tuple[RowArrays, float]]:
     """Return the rows, each with its session's advantage: its reward in standard deviations of the group's. A session counts once."""
     rewards = [session.reward for session in group.sessions]
     middle, deviation = mean(rewards), pstdev(rewards)
@@ -53,7 +53,7 @@ def batch_of(groups: list[Group]) -> dict[str, torch.Tensor] | None:
     return batch
 
 
-def temperature_of(row: Row) -> float:
+def temperature_of(row: RowArrays) -> float:
     """Return what a row was sampled at. Ends the program where that was not the whole distribution: `logprobs_of` has no filters."""
     how = row.event.sampling
     if how.temperature == 0 or how.top_p < 1 or how.top_k or how.min_p:
@@ -93,7 +93,7 @@ def update(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], asked: ar
     return {"tokens": len(gaps), "gap_sampled": gap, "lag_mean": lags.float().mean().item(), "lag_max": lags.max().item()}
 
 
-def canary_of(model: Any, rows: list[Row], tolerance: float) -> Canary:
+def canary_of(model: Any, rows: list[RowArrays], tolerance: float) -> Canary:
     """Return rows' beginnings with our logprobs of every id: the bridge refuses the update where an engine says other ones."""
     prompts = []
     with torch.no_grad():

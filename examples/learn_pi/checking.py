@@ -13,7 +13,7 @@ from arms import LIBRARIES, LOST, Bench
 from running import NotDone
 
 from evener.client.client import Client
-from evener.client.groups import Group, Groups, Row
+from evener.client.groups import Group, Groups, RowArrays
 from evener.proto.arrays import int32s, uint8s
 from evener.proto.codec import encode
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt
@@ -96,7 +96,7 @@ def told_of(group: Group) -> dict[str, Any]:
     }
 
 
-def spanning(row: Row) -> int:
+def spanning(row: RowArrays) -> int:
     """Return how many answers of a row are to be trained, and were sampled by more than one version."""
     sampled = row.loss_mask == 1
     calls = {int(call) for call in row.call_of[sampled]}

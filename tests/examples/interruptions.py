@@ -23,7 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evener.client.errors import RequestRefused
-from evener.client.groups import Group, Row, Session
+from evener.client.groups import Group, RowArrays, Session
 from evener.proto.spec import Sampling
 
 train = importlib.import_module("train")  # an example: mypy does not know where it is
@@ -213,13 +213,13 @@ def groups_of(seed: int) -> list[Group]:
     return found
 
 
-def _row(drawn: np.random.Generator) -> Row:
+def _row(drawn: np.random.Generator) -> RowArrays:
     length, sampled = int(drawn.integers(6, 14)), int(drawn.integers(1, 5))
     mask = (np.arange(length) >= length - sampled).astype(np.uint8)
     zero = np.where(mask, 0, -1).astype(np.int32)
     logprobs = np.where(mask, -drawn.exponential(3.0, length), np.nan).astype(np.float32)
     ids = drawn.integers(3, VOCABULARY, length).astype(np.int32)
-    return Row(ids=ids, loss_mask=mask, logprobs=logprobs, versions=zero, call_of=zero, event=SAMPLED)
+    return RowArrays(ids=ids, loss_mask=mask, logprobs=logprobs, versions=zero, call_of=zero, event=SAMPLED)
 
 
 def make_model(folder: Path) -> Path:

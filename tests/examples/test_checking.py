@@ -11,14 +11,14 @@ from tests.support.builders import group
 from tests.support.outside import scheduler
 
 from evener.bus.open import open_bus
-from evener.client.groups import Row
+from evener.client.groups import RowArrays
 from evener.proto.arrays import float32s, int32s
-from evener.proto.trajectories import Row as RowEvent
+from evener.proto.trajectories import Row
 
 RUN = "run"
 
 
-def ledger(rows: list[RowEvent]) -> list[str]:
+def ledger(rows: list[Row]) -> list[str]:
     """What an engine would have written down that sampled these rows as they are."""
     lines = []
     for row in rows:
@@ -48,7 +48,7 @@ async def checked(folder: Path, lines: list[str]) -> dict[str, object]:
         return await check(client, folder, ())
 
 
-def rows() -> list[RowEvent]:
+def rows() -> list[Row]:
     return [row for session in group(name="g") for row in session.trajectory.rows]
 
 
@@ -83,7 +83,7 @@ def test_the_checkers_last_line_counts() -> None:
 
 def test_answers_span_versions_where_trained_tokens_of_one_call_have_several() -> None:
     """What is masked does not count, nor a version that changes between two calls."""
-    row = Row(
+    row = RowArrays(
         ids=np.arange(10, dtype=np.int32),
         loss_mask=np.array([0, 1, 1, 0, 1, 1, 0, 1, 1, 0], np.uint8),
         logprobs=np.zeros(10, np.float32),

@@ -17,7 +17,7 @@ import argparse, math, sys
 from types import SimpleNamespace
 import msgspec, numpy as np, torch, train
 from transformers import AutoModelForCausalLM
-from evener.client.groups import Group, Row, Session
+from evener.client.groups import Group, RowArrays, Session
 from evener.proto.fleet import Canary
 from evener.proto.spec import Sampling
 
@@ -35,7 +35,7 @@ def row(length, sampled, seed, **sampling):
     for place in np.flatnonzero(mask):
         told[place] = full[place - 1, ids[place]].item()
     one = np.where(mask, 0, -1).astype(np.int32)
-    return Row(ids=ids, loss_mask=mask, logprobs=told, versions=one, call_of=one, event=SimpleNamespace(sampling=how))
+    return RowArrays(ids=ids, loss_mask=mask, logprobs=told, versions=one, call_of=one, event=SimpleNamespace(sampling=how))
 
 def group(*sessions):
     made = tuple(Session(session_id=str(n), reward=reward, rewards={}, rows=rows) for n, (reward, rows) in enumerate(sessions))

@@ -28,7 +28,7 @@ COORDINATOR_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 0.1
 
 
-class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships no types
+class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships no types
     """A `Membership` that hears of each rebalance from aiokafka."""
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
@@ -68,7 +68,7 @@ async def join(cluster: Cluster, group: str, topic: str) -> AsyncIterator[Member
         heartbeat_interval_ms=HEARTBEAT_MS,
         max_poll_interval_ms=NEVER_MS,
     ) as consumer:
-        member = Member(consumer)
+        member = KafkaMembership(consumer)
         consumer.subscribe([cluster.prefix + topic], listener=member)
         yield member
 

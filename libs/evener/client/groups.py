@@ -28,8 +28,7 @@ from evener.client.run_end import TaskEnd, check_delivered, until_over
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.codec import decode
 from evener.proto.delivered import Delivered
-from evener.proto.trajectories import GroupFailed, GroupMerged
-from evener.proto.trajectories import Row as RowEvent
+from evener.proto.trajectories import GroupFailed, GroupMerged, Row
 
 KAFKA: Final = "kafka://"
 
@@ -39,7 +38,7 @@ Position = dict[str, int]
 """Partition to the offset of its next group. It can be stored as JSON."""
 
 
-class Row(Struct, frozen=True, kw_only=True, eq=False):
+class RowArrays(Struct, frozen=True, kw_only=True, eq=False):
     """A row: T tokens, five read-only arrays of length T."""
 
     ids: NDArray[np.int32]
@@ -52,7 +51,7 @@ class Row(Struct, frozen=True, kw_only=True, eq=False):
     """The policy version that sampled the token. -1: not sampled."""
     call_of: NDArray[np.int32]
     """The index in `event.calls` of the call that sampled the token. -1: not sampled."""
-    event: RowEvent
+    event: Row
     """The row as the log has it, with everything that is known about it."""
 
 
@@ -63,7 +62,7 @@ class Session(Struct, frozen=True, kw_only=True, eq=False):
     reward: float
     rewards: dict[str, float]
     """All numbers that the grader named."""
-    rows: tuple[Row, ...]
+    rows: tuple[RowArrays, ...]
     """The rows; empty if nothing of the session is to be trained. The session counts for the group's mean all the same."""
 
 
@@ -82,7 +81,7 @@ class Group(Struct, frozen=True, kw_only=True, eq=False):
     event: GroupMerged
 
     @property
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[RowArrays]:
         """The rows of all sessions."""
         return (row for session in self.sessions for row in session.rows)
 
@@ -260,8 +259,8 @@ def _sessions(event: GroupMerged) -> Iterator[Session]:
             yield Session(session_id=member.session_id, reward=member.scored.reward, rewards=scored.rewards, rows=rows)
 
 
-def _row(row: RowEvent) -> Row:
-    return Row(
+def _row(row: Row) -> RowArrays:
+    return RowArrays(
         ids=int32s(row.ids),
         loss_mask=uint8s(row.loss_mask),
         logprobs=float32s(row.logprobs),

@@ -14,7 +14,7 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 WITH_IMAGES: Final = ("user", "tool")
 TEXT_PARTS: Final = {"text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and the field that holds the text."""
-UNSERVED: Final = {
+UNSERVED_FIELDS: Final = {
     "function_call": "is not served; send tool_calls",
     "audio": "audio is not served",
     "prefix": "an answer cannot continue a given one",
@@ -57,7 +57,7 @@ def _message(sent: dict[str, Any], path: str, images: dict[str, Image]) -> Messa
 
 def _assistant(sent: dict[str, Any], message: Message, path: str) -> None:
     """Add the fields that only assistants have."""
-    for name, why in UNSERVED.items():
+    for name, why in UNSERVED_FIELDS.items():
         if sent.get(name):
             refuse(f"{path}.{name}", why)
     if not message["content"] and sent.get("refusal") is not None:

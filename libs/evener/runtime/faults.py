@@ -18,7 +18,7 @@ from evener.proto.errors import ConfigError
 FORM: Final = re.compile(r"^(?P<kind>kill|cancel|pause)@(?P<point>[a-z_.]+)(#(?P<nth>\d+))?(=(?P<seconds>[\d.]+))?$")
 
 
-class Fault(Struct, kw_only=True):
+class PlannedFault(Struct, kw_only=True):
     """A fault at a point."""
 
     kind: str
@@ -27,20 +27,20 @@ class Fault(Struct, kw_only=True):
     seconds: float
 
 
-def read(text: str) -> dict[str, list[Fault]]:
+def read(text: str) -> dict[str, list[PlannedFault]]:
     """Return the faults in `text` by point. Raises ConfigError for an invalid fault."""
-    faults: dict[str, list[Fault]] = {}
+    faults: dict[str, list[PlannedFault]] = {}
     for part in filter(None, text.split(",")):
         form = FORM.match(part)
         if form is None:
             msg = f"EVENER_FAULTS: {part!r} is not KIND@POINT[#N][=SECONDS] with kind kill, cancel or pause"
             raise ConfigError(msg)
-        fault = Fault(kind=form["kind"], left=int(form["nth"] or 1), seconds=float(form["seconds"] or 1))
+        fault = PlannedFault(kind=form["kind"], left=int(form["nth"] or 1), seconds=float(form["seconds"] or 1))
         faults.setdefault(form["point"], []).append(fault)
     return faults
 
 
-_faults: dict[str, list[Fault]] = {}
+_faults: dict[str, list[PlannedFault]] = {}
 _services: dict[str, asyncio.Future[None]] = {}
 
 
@@ -67,7 +67,7 @@ def point_in_thread(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _due(name: str) -> list[Fault]:
+def _due(name: str) -> list[PlannedFault]:
     """Count a pass; return the faults that are due."""
     faults = _faults.get(name, [])
     for fault in faults:
@@ -75,7 +75,7 @@ def _due(name: str) -> list[Fault]:
     return [fault for fault in faults if fault.left == 0]
 
 
-async def _strike(fault: Fault, name: str) -> None:
+async def _strike(fault: PlannedFault, name: str) -> None:
     match fault.kind:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)

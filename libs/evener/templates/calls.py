@@ -228,7 +228,7 @@ def _not_json(constant: str) -> NoReturn:
 
 
 _decoder: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_not_json)
-FORMATS: Final[Mapping[str, ToolCallFormat]] = {
+CALL_FORMATS: Final[Mapping[str, ToolCallFormat]] = {
     "hermes": Blocks(HERMES, _read_hermes),
     "functions": Blocks(HERMES, _FUNCTIONS.read),
     "keys": Blocks(HERMES, _KEYS.read),

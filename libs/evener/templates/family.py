@@ -30,7 +30,7 @@ CANDIDATES: Final = {
 }
 """Families by a token of their tokenizers. gpt-oss is absent because its renderer fetches its vocabulary from the network and encodes texts
 past the guard, and families of vision models are absent too."""
-FAULTS: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
+LIBRARY_ERRORS: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """The errors that the library raises for a tokenizer or a message of another family."""
 Roles = tuple[str, ...]
 
@@ -96,7 +96,7 @@ class FamilyRules:
         try:
             with self._tokenizer.guarding(sentinel):
                 made = self._library.bridge_to_next_turn(self._prompt, completion, shaped)
-        except FAULTS:  # two renders will say whether the template can do it
+        except LIBRARY_ERRORS:  # two renders will say whether the template can do it
             return None
         known = [*self._prompt, *completion]
         if made is None or made.token_ids[: len(known)] != known:
@@ -247,6 +247,6 @@ def _library(family: str, tokenizer: LibraryTokenizer, options: PolicyOptions) -
         config = type(config)(thinking_retention="all")
     try:
         return base.RENDERER_REGISTRY[family](tokenizer, config)
-    except FAULTS as cause:
+    except LIBRARY_ERRORS as cause:
         msg = f"family {family}: not its tokenizer ({cause})"
         raise TemplateError(msg) from cause

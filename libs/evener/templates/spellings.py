@@ -26,4 +26,4 @@ def parser_for(template: str, spelling: str, *, thinking: bool) -> AnswerParser:
     """Return the parser of a template's answers. `thinking`: the generation prompt opens the reasoning."""
     if spelling == "harmony":
         return Harmony()
-    return Tagged(calls=calls.FORMATS.get(spelling), thinks=THINK in template, thinking=thinking)
+    return Tagged(calls=calls.CALL_FORMATS.get(spelling), thinks=THINK in template, thinking=thinking)

@@ -35,7 +35,7 @@ log = structlog.get_logger()
 tracer = trace.get_tracer("evener.evaluator")
 
 
-class Partition:
+class PartitionProgress:
     """The open trajectories of one partition of `trajectories.built`, and how far its offset may go."""
 
     def __init__(self, number: int, start: int, backlog: int) -> None:
@@ -53,7 +53,7 @@ class Evaluator:
         self._context = context
         self._gradings = gradings
         self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
-        self._partitions: dict[int, Partition] = {}
+        self._partitions: dict[int, PartitionProgress] = {}
         self._stopping = asyncio.Event()
         self._open: set[asyncio.Task[None]] = set()
         """The gradings, each until its score is in the log."""
@@ -66,7 +66,7 @@ class Evaluator:
         """Grade the trajectories of a partition, from the committed offset on, for ever."""
         bus = self._context.bus
         start = await resumed_at(bus, GROUP, Topic.BUILT, number)
-        partition = self._partitions[number] = Partition(number, start, self._config.backlog)
+        partition = self._partitions[number] = PartitionProgress(number, start, self._config.backlog)
         try:
             async with Tasks() as tasks:
                 tasks.create_task(self._commit_for_ever(partition))
@@ -88,7 +88,7 @@ class Evaluator:
     def heartbeat(self) -> Heartbeat:
         return self._context.heartbeat("evaluator", stopping=self._stopping.is_set(), capacity=self._config.concurrency)
 
-    async def _take(self, partition: Partition, record: Record, tasks: asyncio.TaskGroup) -> None:
+    async def _take(self, partition: PartitionProgress, record: Record, tasks: asyncio.TaskGroup) -> None:
         await partition.room.acquire()
         if self._stopping.is_set():
             await asyncio.Event().wait()
@@ -97,7 +97,7 @@ class Evaluator:
         self._open.add(grading)
         grading.add_done_callback(self._open.discard)
 
-    async def _finish(self, partition: Partition, record: Record) -> None:
+    async def _finish(self, partition: PartitionProgress, record: Record) -> None:
         try:
             with tracer.start_as_current_span("grade", context=context_of(record), kind=SpanKind.CONSUMER) as span:
                 scored = await self._scored(record)
@@ -121,12 +121,12 @@ class Evaluator:
             return await lost_session(self._context.bus, session, str(bad))
         return await self._gradings.scored(trajectory, f"{record.partition}-{record.offset}")
 
-    async def _commit_for_ever(self, partition: Partition) -> None:
+    async def _commit_for_ever(self, partition: PartitionProgress) -> None:
         while True:
             await asyncio.sleep(self._config.commit_seconds)
             await self._commit(partition)
 
-    async def _commit(self, partition: Partition) -> None:
+    async def _commit(self, partition: PartitionProgress) -> None:
         offset = partition.progress.next_offset
         if offset == partition.committed:
             return

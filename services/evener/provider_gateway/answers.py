@@ -8,7 +8,7 @@ from evener.proto.arrays import inline
 from evener.proto.relay import Admitted, Answer, AnyFrame, Delta, Waiting
 from evener.provider_gateway.core import to_answer
 from evener.provider_gateway.failures import OVERLOADED_STATUS, RETRY_AFTER
-from evener.provider_gateway.feed import Answered, Rejected, StreamedPart, Unserved
+from evener.provider_gateway.feed import Answered, Rejected, SendAgain, StreamedPart
 from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.request import ParsedRequest
 from evener.provider_gateway.session import OpenCall, SessionRuntime
@@ -38,8 +38,8 @@ async def call_frames(
                     yield await _answer(request, step, recorded=False)
                 case Rejected():
                     yield rejection(request, step.error, admitted=admitted)
-                case Unserved():
-                    yield unserved(step.detail)
+                case SendAgain():
+                    yield send_again(step.detail)
                 case _:
                     pass
 
@@ -66,7 +66,7 @@ def rejection(request: ParsedRequest, error: RequestError, *, admitted: bool = F
     return Answer(status=error.status, headers=headers, body=body, failure=error.reason, detail=error.message)
 
 
-def unserved(detail: str) -> Answer:
+def send_again(detail: str) -> Answer:
     """Return what only the relay sees: the call was not served, and the relay is to send it again."""
     return Answer(status=OVERLOADED_STATUS, headers=(RETRY_AFTER,), body=b"", detail=detail)
 

@@ -25,12 +25,12 @@ from evener.provider_gateway.core import STOP_STATUS, Sample, answer_tokens, uns
 from evener.provider_gateway.engine_handle import EngineHandle
 from evener.provider_gateway.engine_scheduler import AdmissionPermit, EngineScheduler
 from evener.provider_gateway.failures import call_error, overloaded
-from evener.provider_gateway.feed import Answered, CallFeed, Rejected, Unserved
+from evener.provider_gateway.feed import Answered, CallFeed, Rejected, SendAgain
 from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.pauses import LOOK_SECONDS
-from evener.provider_gateway.placement import PlacedCall, Placer, PolicyUnknown
+from evener.provider_gateway.placement import PlacedCall, Placer, PolicyNotConfigured
 from evener.provider_gateway.request import ParsedRequest, too_long
-from evener.provider_gateway.sampling import Sampling
+from evener.provider_gateway.sampling import CallSampling
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.timings import GatewayTimings
 from evener.runtime.faults import point
@@ -82,7 +82,7 @@ class InflightCall:
         self._permit = permit
         self._opened: CallOpened | None = None
         """The opening of the call, as far as it is known. None: the call is being placed."""
-        self._sampling: Sampling | None = None
+        self._sampling: CallSampling | None = None
         """The sampling. None: the call has no engine yet."""
         self._recording = False
         """Whether the call's end is being recorded, which nothing stops."""
@@ -160,7 +160,7 @@ class InflightCall:
             self._warn_of_inexact(lease.engine)
             limit = answer_limit(placed, lease.engine, session.budget.share(opened.call_id))
             opened = self._opened = replace(opened, max_tokens=limit)
-            sampling = self._sampling = Sampling(
+            sampling = self._sampling = CallSampling(
                 session=session, placed=placed, opened=opened, lease=lease, feed=self.feed, max_tokens=limit, timings=services.timings
             )
             self.feed.put(Admitted(prompt_tokens=opened.prompt_tokens))
@@ -211,7 +211,7 @@ class InflightCall:
             return
         if self._sampling is not None:  # what was sampled in vain is not the agent's time
             self.feed.put(Waiting(seconds=time.time() - self._sampling.began))
-        self.feed.put(Unserved(str(error.args[0]) if isinstance(error, PolicyUnknown) else ""))
+        self.feed.put(SendAgain(str(error.args[0]) if isinstance(error, PolicyNotConfigured) else ""))
 
     def _failure(self, error: Exception) -> tuple[RequestError, str]:
         """Return what is sent to the harness, and the detail to record. An unexpected error has a call in the log too."""
@@ -246,7 +246,7 @@ class InflightCall:
         if self.feed.streamed != NOTHING:  # the harness has seen a part of it
             return False
         match error:
-            case PolicyUnknown():
+            case PolicyNotConfigured():
                 return True
             case EngineUnreachable():
                 session.failed_tries[request_id] += 1
@@ -262,7 +262,7 @@ class InflightCall:
         for request_id in self.requests:
             self._session.calls.pop(request_id, None)
         if not self._broken_off:
-            self.feed.put(Unserved())
+            self.feed.put(SendAgain())
 
     def _warn_of_inexact(self, engine: EngineHandle) -> None:
         """Warn the operator once per session that nothing of it can be trained with these settings."""

@@ -6,12 +6,12 @@ from msgspec import Struct
 
 from evener.dialects.canonical import RequestError
 from evener.proto.relay import Answer, AnyFrame
-from evener.provider_gateway.answers import call_frames, recorded_frames, rejected_frames, rejection, unserved
+from evener.provider_gateway.answers import call_frames, recorded_frames, rejected_frames, rejection, send_again
 from evener.provider_gateway.call import CallServices, InflightCall
 from evener.provider_gateway.core import FromRecord, Join, Sample, decide, refusal, resent, targets_of
 from evener.provider_gateway.engine_scheduler import AdmissionPermit
 from evener.provider_gateway.partition import Partition
-from evener.provider_gateway.placement import PolicyUnknown
+from evener.provider_gateway.placement import PolicyNotConfigured
 from evener.provider_gateway.request import ParsedRequest
 from evener.provider_gateway.session import SessionRuntime
 
@@ -66,5 +66,5 @@ class Calls(Struct, frozen=True, eq=False):
             yield Answer(status=200, body=request.dialect.counted(await self.services.placer.count(session, request)))
         except RequestError as error:
             yield rejection(request, error)
-        except PolicyUnknown as unknown:
-            yield unserved(str(unknown.args[0]))
+        except PolicyNotConfigured as unknown:
+            yield send_again(str(unknown.args[0]))

@@ -34,14 +34,14 @@ class Rejected(Struct, frozen=True):
     error: RequestError
 
 
-class Unserved(Struct, frozen=True):
+class SendAgain(Struct, frozen=True):
     """The call has no answer, and only the relay is told: it sends the request again, and the harness does not notice."""
 
     detail: str = ""
     """What is wrong with this gateway, if it knows."""
 
 
-Outcome = Answered | Rejected | Unserved
+Outcome = Answered | Rejected | SendAgain
 """The last step."""
 Step = Admitted | Waiting | Outcome
 """What happens to a call. Each listener renders it for its own request."""
@@ -75,7 +75,7 @@ class CallFeed:
         """Give a step to all listeners. Nothing follows the last one."""
         if not self.ended:
             self._steps.append(step)
-            self.ended = isinstance(step, Answered | Rejected | Unserved)
+            self.ended = isinstance(step, Answered | Rejected | SendAgain)
             self._changed.set()
             if self.ended:
                 self._rest()

@@ -34,7 +34,7 @@ SHARED_TOOLS_BYTES: Final = 128 << 10
 log = structlog.get_logger()
 
 
-class PolicyUnknown(EvenerError):
+class PolicyNotConfigured(EvenerError):
     """Configure the policy at every gateway ([provider_gateway] policies): the sessions of a partition may be of any policy."""
 
 
@@ -55,7 +55,7 @@ class PlacedCall(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Placer(Struct, frozen=True, eq=False):
-    """Places the calls of all sessions. Raises RequestError for what cannot be served, PolicyUnknown for another gateway's calls."""
+    """Places the calls of all sessions. Raises RequestError for what cannot be served, PolicyNotConfigured for another gateway's calls."""
 
     policies: Mapping[str, Policy]
     blobs: Blobs
@@ -86,7 +86,7 @@ class Placer(Struct, frozen=True, eq=False):
         target = target_of(spec, request.canonical.model)
         policy = self.policies.get(target.policy or spec.policy)
         if policy is None:
-            unknown = PolicyUnknown(f"policy {target.policy or spec.policy!r} of run {spec.run_id!r} is not known to this gateway")
+            unknown = PolicyNotConfigured(f"policy {target.policy or spec.policy!r} of run {spec.run_id!r} is not known to this gateway")
             if unknown.args[0] not in self._told:
                 self._told.add(unknown.args[0])
                 log.error("policy_unknown", error=str(unknown))

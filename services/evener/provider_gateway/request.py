@@ -12,7 +12,7 @@ from opentelemetry.propagate import extract
 from evener.dialects.canonical import CanonicalRequest, Dialect, Head, Overflow, RequestError
 from evener.proto.ids import answer_identity
 from evener.proto.reasons import CallFailure
-from evener.proto.relay import REQUEST_ID, STARTED, UNSERVED, is_marked
+from evener.proto.relay import REPEATS, REQUEST_ID, STARTED, is_marked
 from evener.proto.spec import Quirks
 from evener.provider_gateway.threads import READING
 from evener.tokens.digests import message_digest
@@ -59,7 +59,7 @@ async def read_request(dialect: Dialect, path: str, body: bytes, headers: Mappin
         body_digest=digest,
         started=STARTED in headers,
         marked_retry=is_marked(headers, quirks.retry_header),
-        unserved=headers.get(UNSERVED),
+        unserved=headers.get(REPEATS),
         sub_agent=is_marked(headers, quirks.sub_agent_header),
         trace=extract(headers) if TRACEPARENT in headers else None,
     )

@@ -41,7 +41,7 @@ SHORT_ANSWER_TOKENS: Final = 4_000
 """An answer of this size is parsed in a few milliseconds, so the loop does it itself."""
 
 
-class Sampling(Struct, kw_only=True, eq=False):
+class CallSampling(Struct, kw_only=True, eq=False):
     """The answers of one call, from the first token to the record."""
 
     session: SessionRuntime

@@ -17,7 +17,7 @@ from yarl import URL
 from evener.client.views import ProblemAnswer
 from evener.proto.codec import BadRecord, decode_frame
 from evener.proto.framing import FrameReader, StreamCut
-from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, STARTED, UNSERVED, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REPEATS, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
 from evener.runtime.retry import Backoff
 from evener.sandbox_runner.owners import Moved, Owners
 
@@ -169,7 +169,7 @@ class _Elsewhere(Exception):
 
 def _ours(call: RelayedCall) -> dict[str, str]:
     started = {STARTED: "1"} if call.started else {}
-    repeated = {UNSERVED: call.repeats} if call.repeats is not None else {}
+    repeated = {REPEATS: call.repeats} if call.repeats is not None else {}
     return {**call.trace, CAPABILITY: call.capability, REQUEST_ID: call.request_id, **started, **repeated}
 
 

@@ -24,9 +24,9 @@ from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.core import one_line
 from evener.sandbox_runner.exchange import JSON, Exchange, HarnessGone, Limits
+from evener.sandbox_runner.failed_requests import FailedRequests
 from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall
 from evener.sandbox_runner.request_body import read_body, read_hints
-from evener.sandbox_runner.unserved import Unserved
 from evener.service.telemetry import Metrics
 
 PREFIX: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
@@ -145,7 +145,7 @@ class Relay:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
-        self._unserved = Unserved(opening.retry_header)
+        self._failed_requests = FailedRequests(opening.retry_header)
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -182,8 +182,8 @@ class Relay:
     async def _exchange(self, request: web.Request, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
         hints = await read_hints(dialect, call.path, call.body)
         exchange = Exchange(request, call, dialect, client=self._client, hints=hints, clock=self._clock, limits=self._limits)
-        digest = await self._unserved.digest(call)
-        call.repeats = self._unserved.original(call, digest)
+        digest = await self._failed_requests.digest(call)
+        call.repeats = self._failed_requests.original(call, digest)
         try:
             response = await exchange.run()
         except (asyncio.CancelledError, HarnessGone) as gone:
@@ -193,7 +193,7 @@ class Relay:
             return web.Response(status=499)
         else:
             if response.status in REFUSED:
-                self._unserved.note(call, digest)
+                self._failed_requests.note(call, digest)
             return response
         finally:
             self._metrics.relay_sent_again.inc(exchange.sent_again)

@@ -58,7 +58,7 @@ class RememberedGroup(Struct, frozen=True):
     changed_at: float
 
 
-class Batch:
+class MergeBatch:
     """The changes of one transaction."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Merging:
         sessions = [(scored, record) for record in records if (scored := await self._scored(record)) is not None]
         for policy in sorted({scored.trajectory.spec.policy for scored, _ in sessions}):
             await self._settled(policy)
-        now, batch = time.time(), Batch()
+        now, batch = time.time(), MergeBatch()
         for scored, record in sessions:
             await self._fold(scored, batch, now)
             if len(batch.ended) > len(batch.causes):
@@ -128,7 +128,7 @@ class Merging:
             span.end()
             self._tell(event)
 
-    async def _fold(self, scored: TrajectoryScored, batch: Batch, now: float) -> None:
+    async def _fold(self, scored: TrajectoryScored, batch: MergeBatch, now: float) -> None:
         spec = scored.trajectory.spec
         group = spec.group_id
         before = batch.changed.get(group) or (self._groups[group].state if group in self._groups else None)
@@ -143,7 +143,7 @@ class Merging:
         else:
             batch.changed[group] = await self._judged(state, batch, now)
 
-    async def _judged(self, state: GroupState, batch: Batch, now: float) -> GroupState:
+    async def _judged(self, state: GroupState, batch: MergeBatch, now: float) -> GroupState:
         """Return an open group after its rules were asked: it is still open, or it has ended and its record is in the batch."""
         versions = PolicyVersions(self._policies.newest(state.policy), self._policies.unproven_versions(state.policy))
         if judge(state, versions).fate is Fate.WAIT:
@@ -171,7 +171,7 @@ class Merging:
             log.error("session_not_read", session_id=session_id, error=str(bad))
             return await lost_session(self._bus, session_id, str(bad))
 
-    async def _stored(self, state: GroupState, batch: Batch) -> GroupState:
+    async def _stored(self, state: GroupState, batch: MergeBatch) -> GroupState:
         """Return the group after its sessions of this batch were put into the blob store."""
         arrived = batch.arrived[state.group_id]
 

@@ -41,7 +41,7 @@ from evener.trainer_bridge.policies import Policies, Write
 from evener.trainer_bridge.updates import (
     COMMITS,
     ENDED,
-    Answer,
+    AnswerKind,
     EngineAnswered,
     EngineStage,
     Update,
@@ -311,10 +311,10 @@ class Rollout:
             await in_time(one.engine_id, self._fleet.load_seconds, doing(one))
         except EngineUnreachable as silent:
             hung = isinstance(silent, EngineHung)
-            return EngineAnswered(engine_id=one.engine_id, answer=Answer.SILENT, why=_why(silent), hung=hung)
+            return EngineAnswered(engine_id=one.engine_id, answer=AnswerKind.SILENT, why=_why(silent), hung=hung)
         except EvenerError as wrong:
             self._wrong.setdefault(one.engine_id, wrong)
-            return EngineAnswered(engine_id=one.engine_id, answer=Answer.WRONG, why=_why(wrong))
+            return EngineAnswered(engine_id=one.engine_id, answer=AnswerKind.WRONG, why=_why(wrong))
         return EngineAnswered(engine_id=one.engine_id)
 
     async def _prepare(self, one: EngineRollout) -> None:

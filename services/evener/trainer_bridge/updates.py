@@ -75,7 +75,7 @@ class EngineStage(StrEnum):
     """The engine's weights are unknown."""
 
 
-class Answer(StrEnum):
+class AnswerKind(StrEnum):
     """How an engine responded to the work of its stage."""
 
     DONE = "done"
@@ -84,10 +84,10 @@ class Answer(StrEnum):
     """The engine could not be reached, or its deadline passed."""
 
 
-ENGINE_NEXT: Final[dict[EngineStage, dict[Answer, EngineStage]]] = {
-    EngineStage.PREPARING: {Answer.DONE: EngineStage.READY, Answer.WRONG: EngineStage.WRONG, Answer.SILENT: EngineStage.AWAY},
-    EngineStage.LOADING: {Answer.DONE: EngineStage.PROVEN, Answer.WRONG: EngineStage.WRONG, Answer.SILENT: EngineStage.UNKNOWN},
-    EngineStage.RESTORING: {Answer.DONE: EngineStage.RESTORED, Answer.WRONG: EngineStage.LOST, Answer.SILENT: EngineStage.LOST},
+ENGINE_NEXT: Final[dict[EngineStage, dict[AnswerKind, EngineStage]]] = {
+    EngineStage.PREPARING: {AnswerKind.DONE: EngineStage.READY, AnswerKind.WRONG: EngineStage.WRONG, AnswerKind.SILENT: EngineStage.AWAY},
+    EngineStage.LOADING: {AnswerKind.DONE: EngineStage.PROVEN, AnswerKind.WRONG: EngineStage.WRONG, AnswerKind.SILENT: EngineStage.UNKNOWN},
+    EngineStage.RESTORING: {AnswerKind.DONE: EngineStage.RESTORED, AnswerKind.WRONG: EngineStage.LOST, AnswerKind.SILENT: EngineStage.LOST},
 }
 """The stages in which an engine has work, and the stage that follows each answer."""
 
@@ -103,7 +103,7 @@ class EngineAnswered(Struct, frozen=True, kw_only=True):
     """An engine has answered, or its deadline has passed."""
 
     engine_id: str
-    answer: Answer = Answer.DONE
+    answer: AnswerKind = AnswerKind.DONE
     why: str = ""
     hung: bool = False
     """Whether the engine was silent until its deadline. It then leaves the fleet, unless it is restored."""

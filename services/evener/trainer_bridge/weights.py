@@ -33,7 +33,7 @@ class Tensor(Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-class Config(Struct, frozen=True):
+class ModelConfig(Struct, frozen=True):
     """The fields of config.json that are read."""
 
     tie_word_embeddings: bool = False
@@ -45,7 +45,7 @@ class Index(Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-_configs: Final = msgspec.json.Decoder(Config)
+_configs: Final = msgspec.json.Decoder(ModelConfig)
 _indexes: Final = msgspec.json.Decoder(Index)
 _headers: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _tensors: Final = msgspec.json.Decoder(Tensor)

@@ -11,7 +11,7 @@ from evener.trainer_bridge.updates import (
     ENGINE_NEXT,
     NEXT,
     TOLD,
-    Answer,
+    AnswerKind,
     EngineAnswered,
     EngineStage,
     Update,
@@ -25,11 +25,11 @@ WAYS = [("e1",), ("e1", "e2"), ()]
 
 def answers(update: Update) -> Iterator[tuple[EngineAnswered, ...]]:
     """Yield all that the engines at work may answer. Without such engines: that the record is in the log."""
-    ways = [(Answer.DONE, False), (Answer.WRONG, False), (Answer.SILENT, False), (Answer.SILENT, True)]
+    ways = [(AnswerKind.DONE, False), (AnswerKind.WRONG, False), (AnswerKind.SILENT, False), (AnswerKind.SILENT, True)]
 
     def of(engine_id: str) -> list[EngineAnswered]:
         return [
-            EngineAnswered(engine_id=engine_id, answer=answer, why="" if answer is Answer.DONE else answer.value, hung=hung)
+            EngineAnswered(engine_id=engine_id, answer=answer, why="" if answer is AnswerKind.DONE else answer.value, hung=hung)
             for answer, hung in ways
         ]
 
@@ -137,6 +137,6 @@ def test_an_answer_that_nobody_waits_for_is_a_bug() -> None:
 
 
 def test_an_update_that_has_ended_does_not_go_on() -> None:
-    refused = advance(begin(["e1"]), [EngineAnswered(engine_id="e1", answer=Answer.WRONG)])
+    refused = advance(begin(["e1"]), [EngineAnswered(engine_id="e1", answer=AnswerKind.WRONG)])
     with pytest.raises(KeyError):
         advance(refused)

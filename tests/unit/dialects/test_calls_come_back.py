@@ -14,7 +14,7 @@ from evener.templates import calls
 from evener.templates.parsers import Tagged
 
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1beta/models/m:generateContent"]
-PARSER = Tagged(calls=calls.FORMATS["hermes"], thinks=True)
+PARSER = Tagged(calls=calls.CALL_FORMATS["hermes"], thinks=True)
 ASKED = {"role": "user", "content": "x"}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(codec="utf-8")),

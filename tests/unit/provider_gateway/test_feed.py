@@ -8,7 +8,7 @@ from tests.support.loop import LoopTime, turns
 
 from evener.dialects.canonical import NOTHING, RequestError, Streamed
 from evener.proto.relay import Admitted, Waiting
-from evener.provider_gateway.feed import CallFeed, Rejected, Step, StreamedPart, Unserved
+from evener.provider_gateway.feed import CallFeed, Rejected, SendAgain, Step, StreamedPart
 
 WORDS = ["one ", "two ", "three ", "four ", "five "]
 END = Rejected(RequestError("over"))
@@ -116,7 +116,7 @@ async def test_listener_that_comes_late_hears_everything_but_waits_that_are_over
 async def test_nothing_follows_the_last_step() -> None:
     """What a call comes to is told once."""
     feed = feed_of()
-    for step in (END, Unserved(), Admitted(prompt_tokens=1)):
+    for step in (END, SendAgain(), Admitted(prompt_tokens=1)):
         feed.put(step)
     assert await heard(feed, pause=0) == [END]
 

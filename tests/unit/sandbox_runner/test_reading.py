@@ -7,9 +7,9 @@ import pytest
 
 from evener.dialects.canonical import RequestHints
 from evener.dialects.openai_chat import OpenAIChat
+from evener.sandbox_runner.failed_requests import FailedRequests
 from evener.sandbox_runner.gateway_client import RelayedCall
 from evener.sandbox_runner.request_body import SHORT_BYTES, read_hints
-from evener.sandbox_runner.unserved import Unserved
 
 PATH = "/v1/chat/completions"
 
@@ -42,12 +42,12 @@ async def test_loop_goes_on_while_a_large_body_is_recognised() -> None:
     """A retry of a request that was not served is known by its bytes, of which there may be 32 MB."""
     body = b"x" * (SHORT_BYTES + 1)
     call = RelayedCall(path=PATH, body=body, headers={"retry": "1"}, request_id="r1", capability="", partition=0)
-    unserved = Unserved("retry")
-    recognising = asyncio.create_task(unserved.digest(call))
+    failed = FailedRequests("retry")
+    recognising = asyncio.create_task(failed.digest(call))
     await asyncio.sleep(0)
     assert not recognising.done()
 
     digest = await recognising
-    unserved.note(call, digest)
-    assert unserved.original(call, digest) == "r1"
-    assert unserved.original(call, digest) is None
+    failed.note(call, digest)
+    assert failed.original(call, digest) == "r1"
+    assert failed.original(call, digest) is None

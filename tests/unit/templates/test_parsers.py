@@ -11,8 +11,8 @@ from evener.templates.calls import WholeJson
 from evener.templates.harmony import Harmony
 from evener.templates.parsers import AnswerParser, ParsedAnswer, Tagged
 
-PARSER = Tagged(calls=calls.FORMATS["hermes"], thinks=True)
-INSIDE = Tagged(calls=calls.FORMATS["functions"], thinks=True, thinking=True)
+PARSER = Tagged(calls=calls.CALL_FORMATS["hermes"], thinks=True)
+INSIDE = Tagged(calls=calls.CALL_FORMATS["functions"], thinks=True, thinking=True)
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALL = ("f", {"a": 1})
 TOOLS = [
@@ -107,7 +107,7 @@ def test_functions_have_values_of_their_declared_types() -> None:
         "<tool_call>\n<function=f>\n<parameter=s>\n5\n</parameter>\n<parameter=n>\n5\n</parameter>\n"
         '<parameter=o>\n{"a": [1]}\n</parameter>\n<parameter=x>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>'
     )
-    found = Tagged(calls=calls.FORMATS["functions"], thinks=False)
+    found = Tagged(calls=calls.CALL_FORMATS["functions"], thinks=False)
     assert parse("Look.\n\n" + block, found) == ParsedAnswer(
         content="Look.", calls=(("f", {"s": "5", "n": 5, "o": {"a": [1]}, "x": "two\nlines"}),)
     )
@@ -125,13 +125,13 @@ def test_functions_have_values_of_their_declared_types() -> None:
 )
 def test_broken_function_stays_text(block: str) -> None:
     """And costs no more than reading it."""
-    assert parse(block, Tagged(calls=calls.FORMATS["functions"], thinks=False)) == ParsedAnswer(content=block)
+    assert parse(block, Tagged(calls=calls.CALL_FORMATS["functions"], thinks=False)) == ParsedAnswer(content=block)
 
 
 def test_keys_and_values_are_a_call() -> None:
     """As GLM spells them."""
     block = "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value>5</arg_value>\n</tool_call>"
-    assert parse(block, Tagged(calls=calls.FORMATS["keys"], thinks=False)).calls == (("f", {"n": 5, "s": "5"}),)
+    assert parse(block, Tagged(calls=calls.CALL_FORMATS["keys"], thinks=False)).calls == (("f", {"n": 5, "s": "5"}),)
 
 
 @pytest.mark.parametrize("before", ["", "<|python_tag|>", " \n"])
@@ -165,7 +165,7 @@ DEEPSEEK_NEW = marked("tool call begin") + "f" + marked("tool sep") + '{"a": 1}'
 
 @pytest.mark.parametrize("call", [DEEPSEEK_OLD, DEEPSEEK_NEW])
 def test_calls_of_deepseek(call: str) -> None:
-    parser = Tagged(calls=calls.FORMATS["deepseek"], thinks=False)
+    parser = Tagged(calls=calls.CALL_FORMATS["deepseek"], thinks=False)
     begin, end = marked("tool calls begin"), marked("tool calls end")
 
     assert parse(f"Look.{begin}{call}\n{call}{end}", parser) == ParsedAnswer(content="Look.", calls=(CALL, CALL))
@@ -214,11 +214,11 @@ def test_reasoning_is_counted_with_its_marks() -> None:
 
 PARSERS: dict[str, AnswerParser] = {
     "hermes": PARSER,
-    "hermes, inside": Tagged(calls=calls.FORMATS["hermes"], thinks=True, thinking=True),
+    "hermes, inside": Tagged(calls=calls.CALL_FORMATS["hermes"], thinks=True, thinking=True),
     "functions, inside": INSIDE,
-    "keys": Tagged(calls=calls.FORMATS["keys"], thinks=True),
+    "keys": Tagged(calls=calls.CALL_FORMATS["keys"], thinks=True),
     "json": Tagged(calls=WholeJson(), thinks=False),
-    "deepseek": Tagged(calls=calls.FORMATS["deepseek"], thinks=True),
+    "deepseek": Tagged(calls=calls.CALL_FORMATS["deepseek"], thinks=True),
     "harmony": Harmony(),
     "none": Tagged(calls=None, thinks=True),
 }

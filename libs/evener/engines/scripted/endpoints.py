@@ -46,7 +46,7 @@ _remotes: Final = msgspec.json.Decoder(Remote)
 _aborted: Final = msgspec.json.Decoder(Aborted)
 
 
-class Endpoints:
+class ScriptedEndpoints:
     """The application, whose handlers are named like their paths. What samples is plain ASGI, because benches depend on its speed."""
 
     def __init__(self, engine: ScriptedApp) -> None:

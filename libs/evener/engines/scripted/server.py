@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from evener.engines.scripted.answer import Speed
 from evener.engines.scripted.app import ANSWER, CONTEXT, END_OF_TURN, MODEL, ScriptedApp
-from evener.engines.scripted.endpoints import Endpoints
+from evener.engines.scripted.endpoints import ScriptedEndpoints
 from evener.engines.scripted.ledger import LedgerEntry
 from evener.engines.scripted.script import GATE, Script
 from evener.templates.jinja import ChatTemplate
@@ -117,7 +117,7 @@ async def scripted_engine(
         "ws": "none",
     }
     with _listen(port) as listening:
-        server = _Server(uvicorn.Config(Endpoints(app), **options))
+        server = _Server(uvicorn.Config(ScriptedEndpoints(app), **options))
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="scripted engine")
         try:
             yield ScriptedServer(app, f"http://{HOST}:{listening.getsockname()[1]}")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from evener.engines.scripted.requests import ChatRequest, CompletionRequest, GenerateBody
 from evener.engines.scripted.wire import DONE, Part, WireToken, encode, event, usage, whole_usage
-from evener.templates.calls import FORMATS
+from evener.templates.calls import CALL_FORMATS
 from evener.templates.pieces import TokenBytes
 
 FINGERPRINT: Final = "vllm-0.32.0-scripted"
@@ -170,7 +170,7 @@ class _Text:
         self.called = False
         """Whether tool calls were reported."""
         self._request_id = request_id
-        self._calls = FORMATS["hermes"] if calls else None
+        self._calls = CALL_FORMATS["hermes"] if calls else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
         self._told = 0

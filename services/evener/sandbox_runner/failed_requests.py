@@ -11,8 +11,8 @@ from evener.sandbox_runner.request_body import READING, SHORT_BYTES
 KEPT: Final = 256
 
 
-class Unserved:
-    """The unserved requests of one relay. Each is kept as a digest by which a retry of it is recognised; its body is not kept."""
+class FailedRequests:
+    """The failed requests of one relay. Each is kept as a digest by which a retry of it is recognised; its body is not kept."""
 
     def __init__(self, retry_header: str | None) -> None:
         """`retry_header`: by which the harness's client marks a transport retry. None: it marks none."""
