@@ -11,13 +11,13 @@ from evener.provider_gateway.failures import OVERLOADED_STATUS, RETRY_AFTER
 from evener.provider_gateway.feed import Answered, Rejected, SendAgain, StreamedPart
 from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.request import ParsedRequest
-from evener.provider_gateway.session import OpenCall, SessionRuntime
+from evener.provider_gateway.session import InflightCallProtocol, SessionRuntime
 from evener.provider_gateway.threads import PLACING, SHORT_BYTES
 from evener.tokens.forest import Call
 
 
 async def call_frames(
-    partition: Partition, session: SessionRuntime, call: OpenCall, request: ParsedRequest
+    partition: Partition, session: SessionRuntime, call: InflightCallProtocol, request: ParsedRequest
 ) -> AsyncGenerator[AnyFrame, None]:
     """Yield the frames of a call in flight."""
     prompt_tokens, admitted = 0, False

@@ -22,7 +22,7 @@ STOP_STATUS: Final = 400
 ANY_MODEL: Final = "*"
 
 
-class Joinable(Protocol):
+class JoinableCall(Protocol):
     """What a decision needs of a call in flight."""
 
     body_digest: str
@@ -67,7 +67,7 @@ Decision = FromRecord | Join | Sample | RequestError
 """RequestError: the harness was told that the attempt has ended, so no other call is sampled."""
 
 
-def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, Joinable]) -> Decision:
+def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, JoinableCall]) -> Decision:
     """Return what to do with a request.
 
     A request that the relay sends again (same request id) is answered from the record, joins the call in flight, or is tried again. A
@@ -88,18 +88,18 @@ def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, J
     return decision if end is None else stop(end)
 
 
-def resent(session: SessionLog, request_id: str, inflight: Mapping[str, Joinable]) -> bool:
+def resent(session: SessionLog, request_id: str, inflight: Mapping[str, JoinableCall]) -> bool:
     """Return whether a request was accepted before. It is then not held because others wait."""
     return request_id in inflight or any(request_id in call.requests for call in session.forest.calls.values())
 
 
-def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, Joinable]) -> Decision:
+def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, JoinableCall]) -> Decision:
     """Return the twin that a new request repeats: first one that nobody received or waits for, then, with a mark, any.
 
-    Twins whose answer no retry has received yet come first. If the relay says that the repeated request was not served, there is no twin:
+    Twins whose answer no retry has received yet come first. If the relay says that the repeated request failed, there is no twin:
     the equal requests are votes with answers of their own.
     """
-    flying = [(key, call) for key, call in inflight.items() if call.body_digest == request.body_digest and not call.ended]
+    joinable = [(key, call) for key, call in inflight.items() if call.body_digest == request.body_digest and not call.ended]
     twins = [
         call
         for call in session.forest.in_order()
@@ -107,10 +107,10 @@ def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, J
     ]
     superseded = {call.opened.retry_of for call in twins}
     lost = [call for call in reversed(twins) if call.ended and not call.answered and call.call_id not in superseded]
-    if request.unserved is not None:
-        return Sample(1, retry_of=next((call.call_id for call in lost if request.unserved in call.requests), None))
-    for request_id, joinable in reversed(flying):
-        if not joinable.listened:
+    if request.repeats is not None:
+        return Sample(1, retry_of=next((call.call_id for call in lost if request.repeats in call.requests), None))
+    for request_id, other in reversed(joinable):
+        if not other.listened:
             return Join(request_id)
     for call in reversed(twins):
         if call.answered and call.undelivered:
@@ -119,8 +119,8 @@ def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, J
         return Sample(1)
     if lost:
         return Sample(1, retry_of=lost[0].call_id)
-    if flying:
-        return Join(min(reversed(flying), key=lambda one: len(one[1].requests))[0])
+    if joinable:
+        return Join(min(reversed(joinable), key=lambda one: len(one[1].requests))[0])
     answered = [call for call in reversed(twins) if call.answered]
     return FromRecord(min(answered, key=lambda call: len(call.requests))) if answered else Sample(1)
 

@@ -33,8 +33,8 @@ class ParsedRequest(Struct, frozen=True, kw_only=True, eq=False):
     """Whether the headers of its answer have left, so that an error is an event of the stream."""
     marked_retry: bool = False
     """Whether its client marks it as a retry."""
-    unserved: str | None = None
-    """The request that it repeats and that was answered as not served, according to the relay."""
+    repeats: str | None = None
+    """The failed request that it repeats, according to the relay."""
     sub_agent: bool = False
     """Whether the client says that a sub-agent asks."""
     trace: Context | None = None
@@ -59,7 +59,7 @@ async def read_request(dialect: Dialect, path: str, body: bytes, headers: Mappin
         body_digest=digest,
         started=STARTED in headers,
         marked_retry=is_marked(headers, quirks.retry_header),
-        unserved=headers.get(REPEATS),
+        repeats=headers.get(REPEATS),
         sub_agent=is_marked(headers, quirks.sub_agent_header),
         trace=extract(headers) if TRACEPARENT in headers else None,
     )

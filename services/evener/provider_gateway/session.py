@@ -12,7 +12,7 @@ from evener.proto.codec import AnyEvent
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, SessionStarted
 from evener.proto.spec import Quirks
 from evener.provider_gateway.budget import SessionBudget
-from evener.provider_gateway.core import Joinable
+from evener.provider_gateway.core import JoinableCall
 from evener.provider_gateway.feed import CallFeed
 from evener.provider_gateway.threads import PLACING
 from evener.tokens.history import History
@@ -26,8 +26,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class OpenCall(Joinable, Protocol):
-    """A call in flight (`InflightCall`) as its session and its requests see it."""
+class InflightCallProtocol(JoinableCall, Protocol):
+    """`InflightCall` as its session and its requests see it. A protocol, because the module of `InflightCall` imports this one."""
 
     feed: CallFeed
     left: set[str]
@@ -52,7 +52,7 @@ class SessionRuntime:
         self.log: Final = SessionLog(session_id)
         """The folded log."""
         self.budget: Final = SessionBudget(self.log)
-        self.calls: dict[str, OpenCall] = {}
+        self.calls: dict[str, InflightCallProtocol] = {}
         """The calls in flight by request id. A call for which several requests wait appears under each."""
         self.failed_tries: Counter[str] = Counter()
         """The number of tries that engines failed, by request id."""
@@ -106,7 +106,7 @@ class SessionRuntime:
         """Whether the session's rows are cut or being cut, so that nothing may change them any more."""
         return self.sealing or self.log.sealed is not None
 
-    def stop_calls(self) -> Collection[OpenCall]:
+    def stop_calls(self) -> Collection[InflightCallProtocol]:
         """Abort all calls, which no request can join any more; return them."""
         calls = set(self.calls.values())
         for call in calls:

@@ -57,7 +57,7 @@ class Exchange:
         self.failure: CallFailure | None = None
         """Why the harness gets no answer."""
         self.detail = ""
-        self.unserved = False
+        self.unlogged = False
         """Whether the reason is a limit of the relay, or a gateway that could not serve it now: the log may know nothing of the request."""
         self.gave_up = False
         """Whether a limit passed before an answer came, or half of an answer was lost, so that the call is to be aborted."""
@@ -138,7 +138,7 @@ class Exchange:
                         self._began = True
                         await self._write(frame.body)
                     case Answer():
-                        self.unserved = frame.status == HTTPStatus.SERVICE_UNAVAILABLE
+                        self.unlogged = frame.status == HTTPStatus.SERVICE_UNAVAILABLE
                         return frame
                     case _:
                         pass
@@ -190,7 +190,7 @@ class Exchange:
 
     def _refused(self, status: HTTPStatus, message: str, kind: str) -> Answer:
         """Return what the harness gets for a fault of Evener."""
-        self.unserved = True
+        self.unlogged = True
         detail = f"{message} ({self._call.trouble})" if self._call.trouble else message
         return msgspec.structs.replace(self._told(status, message, kind), failure=CallFailure.OVERLOADED, detail=detail)
 

@@ -1,4 +1,4 @@
-"""Requests that the harness was told could not be served: a retry of one is told from a retry of an equal request that was answered."""
+"""Requests that the harness was told had failed: a retry of one is told from a retry of an equal request that was answered."""
 
 import hashlib
 from collections import deque
@@ -26,12 +26,12 @@ class FailedRequests:
         return _digest(call) if len(call.body) <= SHORT_BYTES else await READING.run(_digest, call)
 
     def note(self, call: RelayedCall, digest: bytes | None) -> None:
-        """Take note that a request was refused: its client may send it again, marked."""
+        """Take note that a request failed: its client may send it again, marked."""
         if digest is not None:
             self._requests.append((digest, call.request_id))
 
     def original(self, call: RelayedCall, digest: bytes | None) -> str | None:
-        """Return the id of the unserved request that a marked one repeats; each is repeated once. None: it repeats none of them."""
+        """Return the id of the failed request that a marked one repeats; each is repeated once. None: it repeats none of them."""
         if digest is None or not is_marked(call.headers, self._retry_header):
             return None
         found = next((each for each in self._requests if each[0] == digest), None)

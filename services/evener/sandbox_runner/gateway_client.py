@@ -61,7 +61,7 @@ class RelayedCall(Struct, kw_only=True):
     started: bool = False
     """Whether the headers of its answer have left."""
     repeats: str | None = None
-    """The unserved request that it repeats."""
+    """The failed request that it repeats."""
     trouble: str = ""
     """What the last gateway said instead of an answer."""
 

@@ -92,7 +92,7 @@ class Report:
         """The errors that the harness got instead of answers, by reason."""
         return tuple(self._failures.values())
 
-    def unserved(self, reason: CallFailure) -> None:
+    def unlogged(self, reason: CallFailure) -> None:
         """Note that a request got no answer, for a reason that the log may not say."""
         self.unanswered, self.answered_beside, self._known_at = reason, False, time.monotonic()
 
@@ -175,7 +175,7 @@ class Relay:
         except RequestError as error:
             self._report.failed(error.reason, error.message)
             if error.reason is CallFailure.CONTEXT_OVERFLOW:
-                self._report.unserved(error.reason)
+                self._report.unlogged(error.reason)
             return _refusal(dialect, error)
         return await self._exchange(request, self._call(request, path, body), dialect)
 
@@ -204,8 +204,8 @@ class Relay:
     def _note(self, exchange: Exchange) -> None:
         if exchange.failure is not None:
             self._report.failed(exchange.failure, exchange.detail)
-        if exchange.unserved:
-            self._report.unserved(CallFailure.OVERLOADED)
+        if exchange.unlogged:
+            self._report.unlogged(CallFailure.OVERLOADED)
         elif exchange.admitted or exchange.failure is not None:
             self._report.admitted(exchange.came_at, answered=not exchange.gave_up)
         elif exchange.gave_up and exchange.waited_in_vain():
