@@ -498,7 +498,9 @@ async def test_groups_are_listed_and_found_over_http(tmp_path: Path, config: Con
         assert await lines(http, f"/groups?after={time.time() + 1}") == []
         async with http.get("/groups/one") as found:
             assert msgspec.json.decode(await found.read(), type=GroupMerged).group_id == "one"
-        assert await status(http, "GET", "/groups/none") == 404
+        async with http.get("/groups/none") as missing:
+            assert missing.status == 404
+            assert "or so long ago that only GET /groups still has it" in await missing.text()
         assert await status(http, "GET", "/groups?colour=red") == 400
         assert await status(http, "GET", "/groups", headers={"authorization": "Bearer wrong"}) == 401
 
