@@ -34,7 +34,8 @@ from evener.proto.topics import Topic
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import TIMINGS, RunnerTimings
 from evener.sandbox_runner.service import open_service
-from evener.sandboxes.local import open_local
+from evener.sandboxes.local import LocalSandboxes, open_local
+from evener.sandboxes.registry import BACKENDS
 from evener.service.auth import load_secrets, open_capability
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
@@ -224,6 +225,27 @@ async def test_a_harness_finds_the_tasks_files_and_nothing_of_ours(tmp_path: Pat
         assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 3)
         assert await b.artifact(exited, "harness.log") == b"givenyes policy\n0\n"
         assert await b.artifact(exited, "removed.json") == b'["app/given.txt"]'
+
+
+async def test_relay_listens_where_the_sandbox_backend_reaches_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the bridge of a container network; the rest of loopback's network stands for it here."""
+
+    @asynccontextmanager
+    async def open_bridged(root: Path) -> AsyncIterator[LocalSandboxes]:
+        async with open_local(root.with_name("bridged")) as sandboxes:
+            sandboxes.relay_host = "127.0.0.2"
+            yield sandboxes
+
+    monkeypatch.setitem(BACKENDS, "bridged", open_bridged)
+    async with bench(tmp_path) as b:
+        b.gateway.script = [reply("42")]
+        await b.dispatch(harness=HarnessSpec(name="script", sandbox="bridged"))
+        asked = await b.until(HarnessExited)
+        await b.dispatch("t.1", harness=HarnessSpec(name="command", options={"argv": '["echo", "{base_url}"]'}, sandbox="bridged"))
+        printed = await b.until(HarnessExited, "t.1")
+
+        assert (asked.exit_code, asked.detail) == (0, "")
+        assert (await b.artifact(printed, "harness.log")).startswith(b"http://127.0.0.2:")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from evener.sandboxes.port import (
     AGENT_LOGS,
     ARTIFACTS,
     HOME,
+    LOOPBACK,
     TEMPORARY,
     TESTS,
     UNTRACKED,
@@ -220,6 +221,8 @@ class LocalSandbox:
 
 class LocalSandboxes:
     """The backend over one root folder, opened by `open_local`."""
+
+    relay_host = LOOPBACK
 
     def __init__(self, root: Path, work: FileWork, timings: LocalTimings) -> None:
         self._root = root

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from evener.proto.errors import EvenerError, Recoverable
 
+LOOPBACK: Final = "127.0.0.1"
 WORKDIR: Final = "/app"
 """The working directory of a task that names none."""
 HOME: Final = "/home/agent"
@@ -150,6 +151,12 @@ class Sandbox(Protocol):
 
 class Sandboxes(Protocol):
     """A sandbox backend. Opening it removes what a dead process of the same kind left, before anything new starts."""
+
+    relay_host: str
+    """The IPv4 address of this machine at which programs in the sandboxes reach it. The relay of each harness listens there.
+
+    It is loopback for a backend without a network of its own, and for containers the address of their bridge.
+    """
 
     def open(self, name: str, *, workdir: str = WORKDIR) -> AbstractAsyncContextManager[Sandbox]:
         """Open a fresh sandbox under a name that is unique among the open ones. Raises SandboxError."""

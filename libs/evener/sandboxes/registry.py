@@ -1,4 +1,8 @@
-"""The registry of sandbox backends. A new backend is a module that implements `port.Sandboxes`, and one entry here."""
+"""The registry of sandbox backends. A new backend is a module that implements `port.Sandboxes`, and one entry here.
+
+A backend is opened on a folder of its process. One that needs more, such as a daemon's address, brings keys of the runner's and the
+evaluator's configuration, which open the backends, and takes them here.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager

@@ -14,6 +14,7 @@ from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NoStart, allow
 from evener.sandboxes.port import WORKDIR, Sandbox
+from evener.sandboxes.registry import LOCAL
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
@@ -59,20 +60,20 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
         raise NoStart(msg)
     bundle = await context.bundles.bundle(harness)
     with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
-        task = await _unpacked(context.blobs, spec.task, Path(folder))
+        task = await _unpacked(context.blobs, spec.task, Path(folder), spec.harness.sandbox)
         sandbox = await stack.enter_async_context(context.sandboxes[spec.harness.sandbox].open(name, workdir=task.workdir or WORKDIR))
         if task.environment is not None:
             await sandbox.bring(task.environment, task.workdir or WORKDIR)
     return PreparedLaunch(harness=harness, bundle=bundle, task=task, sandbox=sandbox)
 
 
-async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path) -> Task:
+async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path, backend: str) -> Task:
     data = await blobs.get(ref.archive)
     try:
         task = await asyncio.to_thread(unpacked, data, folder)
     except TaskError as cause:
         raise NoStart(str(cause)) from cause
-    if task.needs:
+    if task.needs and backend == LOCAL:
         msg = f"task {ref.name} needs {', '.join(task.needs)}, which a `local` sandbox cannot give"
         raise NoStart(msg)
     return task

@@ -27,6 +27,7 @@ from evener.sandbox_runner.exchange import JSON, Exchange, HarnessGone, Limits
 from evener.sandbox_runner.failed_requests import FailedRequests
 from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall
 from evener.sandbox_runner.request_body import read_body, read_hints
+from evener.sandboxes.port import LOOPBACK
 from evener.service.telemetry import Metrics
 
 PREFIX: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
@@ -71,6 +72,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """The header by which the harness's client marks a transport retry."""
     trace: Mapping[str, str] = {}
     """The headers of the trace context that the calls continue."""
+    host: str = LOOPBACK
+    """The address of this machine at which the harness reaches the listener."""
 
 
 class Report:
@@ -117,7 +120,7 @@ class Report:
 async def open_relay(
     opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, report: Report
 ) -> AsyncIterator[str]:
-    """Listen on a free port of loopback; yield the base URL (without `/v1`). Closing ends what is open."""
+    """Listen on a free port of the opening's host; yield the base URL (without `/v1`). Closing ends what is open."""
     relay = Relay(opening, client, clock, limits, metrics=metrics, report=report)
     application = web.Application(client_max_size=limits.body_bytes)
     application.router.add_route("*", "/{path:.*}", relay.handle)
@@ -125,9 +128,9 @@ async def open_relay(
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
     try:
         await runner.setup()
-        listening = socket.create_server(("127.0.0.1", 0))
+        listening = socket.create_server((opening.host, 0))
         await web.SockSite(runner, listening).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http://{opening.host}:{listening.getsockname()[1]}"
     finally:
         await runner.cleanup()
         await relay.finish()

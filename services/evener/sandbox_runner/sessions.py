@@ -29,7 +29,7 @@ from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NONE, NoStart, one_line, told_excluded
 from evener.sandbox_runner.preparation import PreparedLaunch, chosen, declared, prepare
 from evener.sandbox_runner.relay import Opening, Report, open_relay
-from evener.sandboxes.port import HOME, ChangesTooLarge, Program, Sandbox, SandboxError, SandboxRemoved, Unstartable
+from evener.sandboxes.port import HOME, LOOPBACK, ChangesTooLarge, Program, Sandbox, SandboxError, SandboxRemoved, Unstartable
 from evener.service.auth import Capability, seal_capability
 from evener.service.tracing import carrier, nanoseconds
 
@@ -161,6 +161,7 @@ class AttemptRun:
             models=(spec.policy, *(name for name in spec.models if name not in {spec.policy, "*"})),
             retry_header=declared(spec.harness, prepared.harness if prepared else None).retry_header,
             trace=carrier(),
+            host=LOOPBACK if prepared is None else context.sandboxes[spec.harness.sandbox].relay_host,
         )
         async with open_relay(opening, context.client, clock, context.limits, metrics=context.metrics, report=report) as base_url:
             self._running_since = time.monotonic()
