@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evener.proto.errors import ConfigError, EvenerError
-from evener.service.http import error_response
+from evener.service.http import BodyRefused, error_response
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -82,7 +82,10 @@ def operator_route(secret: Secrets, handler: Handler) -> Handler:
         if not token_ok(secret, request.headers.get("authorization")):
             message = f"this endpoint wants the operator's token: Authorization: Bearer TOKEN (see {TOKEN_FILE} in the state folder)"
             return error_response(401, message, headers={"www-authenticate": "Bearer"})
-        return await handler(request)
+        try:
+            return await handler(request)
+        except BodyRefused as refused:
+            return error_response(refused.status, str(refused.args[0]))
 
     return endpoint
 

@@ -29,7 +29,7 @@ from evener.provider_gateway.request import read_request
 from evener.provider_gateway.session import SessionRuntime
 from evener.runtime.interrupt import Interrupt
 from evener.service.auth import Capability, CapabilityRefused, Secrets, open_capability, operator_route
-from evener.service.http import json_response
+from evener.service.http import decoded, json_response
 
 GONE_STATUS: Final = 499
 """The status of an answer that nobody gets, because the relay disconnected."""
@@ -148,14 +148,11 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
 
     async def pieces(self, request: Request) -> Response:
         """Return the bytes of each id, in base64."""
-        try:
-            asked = _asked_pieces.decode(await request.body())
-        except (msgspec.DecodeError, msgspec.ValidationError) as bad:
-            return _refused(400, str(bad))
+        asked = await decoded(request, _asked_pieces)
         policy = self.policies.get(asked.policy)
         if policy is None:
             return _refused(404, f"policy {asked.policy!r} is not known here; known: {', '.join(self.policies)}")
-        return JSONResponse({"pieces": await asyncio.to_thread(_spelled, policy, asked.ids)})
+        return await asyncio.to_thread(_spelled, policy, asked.ids)
 
     async def served_engines(self, _request: Request) -> Response:
         """Return the checked engines, so that a submission can warn of what they cannot give."""
@@ -210,9 +207,9 @@ async def _body(request: Request) -> bytes:
     return b"".join([part async for part in request.stream()])
 
 
-def _spelled(policy: Policy, ids: tuple[int, ...]) -> list[str]:
-    """Return the bytes of ids in base64. Call it in a thread: a long row has many."""
-    return [base64.b64encode(piece).decode() for piece in policy.renderer.pieces(ids)]
+def _spelled(policy: Policy, ids: tuple[int, ...]) -> Response:
+    """Return the answer with the bytes of ids in base64. Call it in a thread: a long row has many."""
+    return json_response({"pieces": [base64.b64encode(piece).decode() for piece in policy.renderer.pieces(ids)]})
 
 
 async def _watch(receive: Receive, gone: Interrupt) -> None:

@@ -20,7 +20,7 @@ from evener.proto.spec import Strategy
 from evener.reconstructor.stored import Stored
 from evener.reconstructor.view import view_of
 from evener.service.auth import Secrets, operator_route
-from evener.service.http import error_response, json_response
+from evener.service.http import decoded, error_response, json_response
 
 MSGPACK: Final = "application/x-msgpack"
 RETRY: Final = {"retry-after": "2"}
@@ -54,10 +54,7 @@ def session_routes(stored: Stored, secrets: Secrets) -> list[BaseRoute]:
 
     async def rebuild(request: Request) -> Response:
         """Rebuild stored sessions."""
-        try:
-            wanted = _requests.decode(await request.body())
-        except msgspec.DecodeError as cause:
-            return error_response(400, str(cause))
+        wanted = await decoded(request, _requests)
         return StreamingResponse(_frames(stored.rebuild(wanted)), media_type=MSGPACK)
 
     return [

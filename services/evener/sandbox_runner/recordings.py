@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from evener.client.views import RecordingView
 from evener.service.auth import Secrets, operator_route
-from evener.service.http import error_response, json_response
+from evener.service.http import decoded, error_response, json_response
 
 
 class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,10 +82,7 @@ class Recordings:
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     async def _exited(self, request: Request) -> Response:
-        try:
-            exited = _exits.decode(await request.body())
-        except (msgspec.DecodeError, msgspec.ValidationError) as cause:
-            return error_response(HTTPStatus.BAD_REQUEST, str(cause))
+        exited = await decoded(request, _exits)
         if (recording := self._of(request)) is None:
             return _unknown(request)
         if not recording.exited.done():

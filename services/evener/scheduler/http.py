@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import io
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -33,7 +32,7 @@ from evener.scheduler.submission import SubmissionRefused, check, check_archive,
 from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.auth import Handler, Secrets, operator_route
 from evener.service.events import EventLog
-from evener.service.http import error_response, json_response
+from evener.service.http import body_of, error_response, json_response
 from evener.service.tracing import carrier
 from evener.tasks.directory import MAX_BYTES
 
@@ -79,7 +78,7 @@ class SchedulerEndpoints:
     async def put_blob(self, request: Request) -> Response:
         """Store the body under its digest."""
         digest = _digest(request)
-        data = await _body(request, MAX_BLOB_BYTES)
+        data = await body_of(request, MAX_BLOB_BYTES)
         if await asyncio.to_thread(_sha256, data) != digest:
             msg = "the digest in the path is not the SHA-256 of the body"
             raise SubmissionRefused(msg, "digest")
@@ -94,7 +93,7 @@ class SchedulerEndpoints:
 
     async def submit(self, request: Request) -> Response:
         """Accept a task. Answers 200 after the commit, also for the same task again, and 409 if another task has its id."""
-        submission = parse(await _body(request, MAX_BODY_BYTES), _submissions)
+        submission = parse(await body_of(request, MAX_BODY_BYTES), _submissions)
         check(submission)
         check_policies(submission.options, self._writer.fleet.fleet.living("provider_gateway", now=time.monotonic()))
         await self._check_archive(submission)
@@ -145,7 +144,7 @@ class SchedulerEndpoints:
 
     async def join_engine(self, request: Request) -> Response:
         """Register an engine."""
-        wanted = parse(await _body(request, MAX_BODY_BYTES), _engine_requests)
+        wanted = parse(await body_of(request, MAX_BODY_BYTES), _engine_requests)
         joined = EngineJoined(**structs.asdict(wanted), joined_at=time.time())
         return await self._tell(joined)
 
@@ -191,10 +190,6 @@ class NotFound(EvenerError):
     """GET /tasks and GET /fleet list what there is."""
 
 
-class TooLarge(EvenerError):
-    """Send less data: the size of a task is limited."""
-
-
 def fleet_view(fleet: Fleet, *, now: float) -> FleetView:
     """Return the fleet as clients see it."""
     beats = sorted(fleet.heartbeats.items())
@@ -225,25 +220,12 @@ def _answered(handler: Handler) -> Handler:
             return error_response(400, str(refused.args[0]), refused.field)
         except NotFound as missing:
             return error_response(404, str(missing.args[0]))
-        except TooLarge as large:
-            return error_response(413, str(large))
         except NotServing as error:
             return error_response(503, str(error.args[0]), headers=RETRY)
         except (BusError, BlobError) as error:
             return error_response(503, str(error), headers=RETRY)
 
     return endpoint
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """Return the body, read up to a limit in bytes. Raises TooLarge."""
-    body = io.BytesIO()  # it grows as the parts come: to join 50 MB at the end would stop the loop
-    async for part in request.stream():
-        if body.tell() + len(part) > limit:
-            msg = f"the body is larger than {limit} bytes"
-            raise TooLarge(msg)
-        body.write(part)
-    return body.getvalue()
 
 
 def _sha256(data: bytes) -> str:

@@ -20,7 +20,7 @@ from evener.proto.fields import shared_fields
 from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.ids import TASK_ID_PATTERN
 from evener.service.auth import Secrets, operator_route
-from evener.service.http import error_response, json_response
+from evener.service.http import decoded, error_response, json_response
 from evener.service.published import Version
 from evener.trainer_bridge.canary import CanaryFailed
 from evener.trainer_bridge.engines import PolicyEngines
@@ -48,10 +48,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, 
         name = request.path_params["name"]
         if not TASK_ID_PATTERN.match(name):
             return error_response(400, f"{name!r} is no name for a policy", "policy")
-        try:
-            body = _bodies.decode(await request.body())
-        except (msgspec.DecodeError, UnicodeDecodeError) as cause:
-            return error_response(400, str(cause))
+        body = await decoded(request, _bodies)
         path = str(await asyncio.to_thread(Path(body.path).resolve))  # a link may lead elsewhere later
         try:
             # a trainer that hangs up does not leave an update half done
