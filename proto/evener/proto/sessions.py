@@ -411,8 +411,8 @@ class SessionSealed(Event, frozen=True, kw_only=True, tag="session_sealed.v1"):
     """The number of tokens sampled in these calls and in failed ones."""
     sealed_at: float
     fingerprints: bytes | None = None
-    """8 bytes for each sampled segment of all attempts (`evener.tokens.doubts.fingerprints`). A segment that a reader holds with other
-    content is inconsistent.
+    """8 bytes for each sampled segment of all attempts (`evener.tokens.inconsistencies.fingerprints`). A segment that a reader holds with
+    other content is inconsistent.
 
     None: the session was sealed before there were fingerprints. Then either all rows match the digest, or none is certain.
     """
