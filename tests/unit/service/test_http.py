@@ -1,5 +1,7 @@
 """Bodies of control endpoints are bounded, and refused in one form."""
 
+import io
+
 import msgspec
 import pytest
 from starlette.requests import Request
@@ -25,11 +27,14 @@ async def counted(request: Request) -> Response:
         (b"[1,2,3]", 200, "3"),
         (b"[1,", 400, "truncated"),
         (b'["x"]', 400, "Expected `int`, got `str`"),
-        (b'["\xff"]', 400, "utf-8"),
+        (b"\xff", 400, "malformed"),
         (b"[" + b" " * BODY_BYTES + b"]", 413, f"larger than {BODY_BYTES} bytes"),
     ],
 )
 async def test_body_is_decoded_or_refused_with_what_is_wrong(body: bytes, status: int, told: str) -> None:
-    async with operator([Route("/", operator_route(SECRETS, counted), methods=["POST"])]) as http, http.post("/", data=body) as answer:
+    async with (
+        operator([Route("/", operator_route(SECRETS, counted), methods=["POST"])]) as http,
+        http.post("/", data=io.BytesIO(body)) as answer,
+    ):
         assert answer.status == status
         assert told in await answer.text()
