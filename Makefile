@@ -74,7 +74,7 @@ swaps: $(READY) ## Swap weights every 2 s by pauses that end all answers, under 
 chaos: $(READY) ## Kill everything many times, at named points and at random, and audit what is left (STORMS=20)
 	$(BIN)/python -m proofs.chaos --storms $(STORMS)
 
-hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives, answers and keeps its books (10 minutes; ONLY=gzip KINDS=files,http)
+hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives and answers, and that its accounting is right (10 minutes; ONLY=gzip KINDS=files,http)
 	$(BIN)/python -m proofs.hostile --only "$(ONLY)" --kinds "$(KINDS)"
 
 fuzz: $(READY) ## Generate more sessions and check every row of them against the engine's ledger (FUZZ_EXAMPLES=20000)

@@ -40,7 +40,7 @@ async def check(client: Client, run: Path, arms: Iterable[str]) -> dict[str, Any
         "groups": [told_of(group) for group in groups],
         "delivered": [session.session_id for group in groups for session in group.sessions],
         "ran": {arm: await sessions_run(client, arm) for arm in arms},
-        **verdict(checked.stdout, checked.returncode),
+        **findings(checked.stdout, checked.returncode),
     }
 
 
@@ -75,7 +75,7 @@ def sampled(trajectory: TrajectoryBuilt) -> int:
     return sum(int((int32s(row.versions) >= 0).sum()) for row in trajectory.rows)
 
 
-def verdict(said: str, status: int) -> dict[str, int]:
+def findings(said: str, status: int) -> dict[str, int]:
     """Return what the checker found: its last line counts trajectories and faults. -1 where it did not get so far."""
     words = (said.strip().splitlines() or [""])[-1].split()
     counted = len(words) == 4 and words[1::2] == ["trajectories,", "faults"]  # noqa: PLR2004 - "N trajectories, N faults"

@@ -24,7 +24,7 @@ from evener.tokens.history import History
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.place import Placed, place
 from evener.tokens.rows import cut, digest
-from evener.tokens.session import SessionLog, verdict
+from evener.tokens.session import SessionLog, attempt_end
 
 CHAT = OpenAIChat()
 WORDS = (  # noqa: SIM905 (a text is easier to read)
@@ -121,7 +121,7 @@ class Served:
     def seal(self) -> list[AnyEvent]:
         """End the session; return its whole log."""
         self.write(exited(self.session.session_id, start_id="s", at=200.0))
-        found = verdict(self.session, None)
+        found = attempt_end(self.session, None)
         if found is None:
             msg = "an exit ends a session"
             raise RuntimeError(msg)

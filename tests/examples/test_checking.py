@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checking import check, spanning, verdict
+from checking import check, findings, spanning
 from tests.contract.test_groups import deliver, following
 from tests.support.builders import group
 from tests.support.outside import scheduler
@@ -74,11 +74,11 @@ async def test_a_row_that_the_engine_did_not_sample_is_a_fault(tmp_path: Path) -
 
 @pytest.mark.parametrize("said", ["", "Traceback (most recent call last):\nNameError: nothing", "a fault\nand another"])
 def test_a_checker_that_did_not_get_to_its_end_has_not_found_nothing(said: str) -> None:
-    assert verdict(said, 1) == {"trajectories": -1, "faults": -1, "exit": 1}
+    assert findings(said, 1) == {"trajectories": -1, "faults": -1, "exit": 1}
 
 
 def test_the_checkers_last_line_counts() -> None:
-    assert verdict("g.0 row 0: wrong\n3 trajectories, 1 faults\n", 1) == {"trajectories": 3, "faults": 1, "exit": 1}
+    assert findings("g.0 row 0: wrong\n3 trajectories, 1 faults\n", 1) == {"trajectories": 3, "faults": 1, "exit": 1}
 
 
 def test_answers_span_versions_where_trained_tokens_of_one_call_have_several() -> None:

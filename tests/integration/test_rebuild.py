@@ -164,7 +164,7 @@ async def test_unreadable_records_stop_neither_the_stream_nor_their_session(tmp_
     chosen = [(kind, *found[len(found) // 2]) for kind, found in kinds.items()]
     async with open_parts(tmp_path, partitions=1) as context:
         for number, (_, _, log) in enumerate(chosen):
-            await write_raw(context, "d.0", [b"?"])  # of a session that is not open: nobody's doubt
+            await write_raw(context, "d.0", [b"?"])  # of a session that is not open: nobody's inconsistency
             await write_raw(context, f"d{number}.0", [relabelled(data, f"d{number}.0", now) for data in log])
             await write(context, f"h{number}.0", recorded(f"h{number}.0", now))
         async with reconstructing(context) as client:

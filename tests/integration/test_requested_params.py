@@ -120,7 +120,7 @@ async def test_wishes_and_removed_tools_are_in_the_log(tmp_path: Path, path: str
 
 
 @pytest.mark.parametrize(
-    ("sampling", "budget", "wish", "limit"),
+    ("sampling", "budget", "requested", "limit"),
     [
         (Sampling(max_tokens=5), None, 3, 5),
         (Sampling(), 4, 9, 4),
@@ -128,11 +128,13 @@ async def test_wishes_and_removed_tools_are_in_the_log(tmp_path: Path, path: str
     ],
     ids=["run", "budget", "context"],
 )
-async def test_limit_that_held_is_in_the_log(tmp_path: Path, sampling: Sampling, budget: int | None, wish: int | None, limit: int) -> None:
+async def test_limit_that_held_is_in_the_log(
+    tmp_path: Path, sampling: Sampling, budget: int | None, requested: int | None, limit: int
+) -> None:
     """The run's before the harness's; lowered to the budget; else all the context that is left."""
     async with gateway(tmp_path, SCRIPT, context=256) as hand:
         capability = await hand.start("s1", sampling=sampling, budgets=Budgets(tokens=budget))
-        asked = {} if wish is None else {"max_tokens": wish}
+        asked = {} if requested is None else {"max_tokens": requested}
         await posted(hand, capability, CHAT, {"model": "policy", "messages": [{"role": "user", "content": "hi"}], **asked})
         call = await opened(hand)
         assert call.max_tokens == (256 - call.prompt_tokens if limit is None else limit)

@@ -473,7 +473,7 @@ async def test_bug_that_an_output_finds_in_us_costs_no_session(tmp_path: Path, m
     def fail(*_: object) -> None:
         raise AttributeError
 
-    monkeypatch.setattr(type(harness_named("script")), "judge", fail)
+    monkeypatch.setattr(type(harness_named("script")), "exit_meaning", fail)
     async with bench(tmp_path) as b:
         await b.dispatch()
         exited = await b.until(HarnessExited)

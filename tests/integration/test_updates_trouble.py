@@ -225,7 +225,7 @@ async def test_a_group_of_the_version_on_its_way_waits_and_is_trained(tmp_path: 
 
 
 async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_path: Path) -> None:
-    """Whoever drives it, and however long ago it was staged: another bridge, or this one once it has taken it up again."""
+    """Whoever owns it, and however long ago it was staged: another bridge, or this one once it has taken it up again."""
 
     def staged(version: int) -> PolicyStaged:
         return PolicyStaged(policy="policy", version=version, location="/w", digest="d", staged_at=1.0)
@@ -320,19 +320,19 @@ async def test_before_a_gateway_has_said_which_policies_there_are_the_trainer_is
     assert "no gateway has said yet which policies there are" in said["error"]["message"]
 
 
-async def test_the_client_finds_the_bridge_that_drives_the_policy(tmp_path: Path, play: Play, folders: list[Path]) -> None:
-    """The fleet first lists a bridge that does not drive it. The error is that of the bridge that does, not the refusal of the other."""
+async def test_the_client_finds_the_bridge_that_owns_the_policy(tmp_path: Path, play: Play, folders: list[Path]) -> None:
+    """The fleet first lists a bridge that does not own it. The error is that of the bridge that does, not the refusal of the other."""
     engine = await play(Script())
     config = Config(state=str(tmp_path))
     async with open_parts(tmp_path, partitions=1) as opened, scheduler(opened.bus, tmp_path, again_seconds=0.01) as client:
         parts = structs.replace(opened, secrets=load_secrets(tmp_path))
         async with (
             open_service(config, parts) as idle,
-            open_service(config, parts) as driving,
+            open_service(config, parts) as owner,
             serving(idle.routes) as first,
-            serving(driving.routes) as second,
+            serving(owner.routes) as second,
         ):
-            running = asyncio.ensure_future(driving.run())
+            running = asyncio.ensure_future(owner.run())
             for name, address in (("a", first), ("b", second)):
                 beat = Heartbeat(instance_id=name, service="trainer_bridge", address=address, boot_id=name, at=time.time())
                 await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, name, beat)

@@ -29,7 +29,7 @@ from evener.proto.trajectories import (
 from evener.service.auth import Capability
 from evener.service.events import EventLog
 from evener.trainer_bridge.core import fold, outcome
-from evener.trainer_bridge.rules import Fate, PolicyVersions, judge
+from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
 
 T0 = 1_790_000_000.0
 """Unix seconds at which the sessions of tests are dispatched."""
@@ -196,7 +196,7 @@ def group(
     return tuple(scored(built(name, index, size=len(rewards), **options), reward=reward) for index, reward in enumerate(rewards))
 
 
-def judged(
+def decided(
     sessions: Iterable[TrajectoryScored], newest: int | None = None, *, unproven: Iterable[int] = (), now: float = T0 + 10.0
 ) -> GroupMerged | GroupFailed | None:
     """Return the end that the bridge gives to a group of these sessions. None: the group waits."""
@@ -205,13 +205,13 @@ def judged(
         read.setdefault(one.trajectory.spec.index, one)
         state = fold(state, one) or state
     assert state is not None
-    verdict = judge(state, PolicyVersions(newest, frozenset(unproven)))
-    return None if verdict.fate is Fate.WAIT else outcome(state, verdict, read, now)
+    decision = decision_for(state, PolicyVersions(newest, frozenset(unproven)))
+    return None if decision.fate is Fate.WAIT else outcome(state, decision, read, now)
 
 
 def ended(sessions: Iterable[TrajectoryScored], newest: int | None = None, *, now: float = T0 + 10.0) -> GroupMerged | GroupFailed:
     """Return the end of a group of these sessions, which does not wait."""
-    event = judged(sessions, newest, now=now)
+    event = decided(sessions, newest, now=now)
     assert event is not None
     return event
 

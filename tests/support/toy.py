@@ -39,7 +39,7 @@ from evener.tokens.history import History
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.place import Placed, place, settle
 from evener.tokens.rows import RULE, cut, digest
-from evener.tokens.session import SessionLog, verdict
+from evener.tokens.session import SessionLog, attempt_end
 from evener.tokens.trajectory import build
 
 START, END = 256, 257
@@ -318,7 +318,7 @@ class World:
         attempt = self.session.attempt
         told: dict[str, Any] = {"exit_code": exit_code, "unanswered": unanswered, "failures": failures}
         self.write(exited("t.0", attempt=attempt, at=200.0, start_id=f"s{attempt}", **told))
-        found = verdict(self.session, None)
+        found = attempt_end(self.session, None)
         assert found is not None
         end, detail = found
         made = cut(self.session, end)

@@ -219,7 +219,7 @@ class Client:
     ) -> PublishAnswer:
         """Load a folder of weights into the policy's engines as this version; return when the engines sample from it.
 
-        Every bridge is asked, because one of them drives the policy. All are asked again if a connection breaks or no engine answers; a
+        Every bridge is asked, because one of them owns the policy. All are asked again if a connection breaks or no engine answers; a
         version that was published meanwhile is not published twice. Raises RequestRefused with status 422 if the weights are wrong and the
         engines have the previous version again, 409 if the number is taken or an engine takes no weights, and 404 for an unknown policy.
         """
@@ -253,7 +253,7 @@ class Client:
         return await ask()
 
     async def _publish(self, policy: str, body: Publish) -> PublishAnswer:
-        """Ask each bridge once. Raises the refusal of one of them, otherwise the failure of the one that drives the policy."""
+        """Ask each bridge once. Raises the refusal of one of them, otherwise the failure of the one that owns the policy."""
         told: list[ClientError] = []
         for at in await self._instances("trainer_bridge"):
             try:

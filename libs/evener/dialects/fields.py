@@ -23,13 +23,13 @@ NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 Read = TypeVar("Read")
 
 
-class _Wished(Struct):
+class _StreamAndModel(Struct):
     stream: msgspec.Raw = msgspec.Raw(b"false")
     model: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_wishes: Final = msgspec.json.Decoder(_Wished)
+_hints: Final = msgspec.json.Decoder(_StreamAndModel)
 
 
 def refuse(path: str, why: str, *, reason: CallFailure = CallFailure.REFUSED) -> NoReturn:
@@ -84,11 +84,11 @@ def read_hints(body: bytes) -> RequestHints:
     try:
         plain = as_utf8(body)
         check_size(plain)
-        wished = _decoded(_wishes, plain)
-        model = read_json(bytes(wished.model))
+        found = _decoded(_hints, plain)
+        model = read_json(bytes(found.model))
     except (*NOT_JSON, RequestError):
         return RequestHints()
-    return RequestHints(stream=bytes(wished.stream) == b"true", model=model if isinstance(model, str) else "")
+    return RequestHints(stream=bytes(found.stream) == b"true", model=model if isinstance(model, str) else "")
 
 
 def read_json(text: str | bytes) -> Any:

@@ -138,7 +138,7 @@ def _tool(value: Any, path: str) -> OfferedTool:
 
 def _include_usage(value: Any, requested_params: dict[str, Any]) -> bool:
     options = as_object(value, "stream_options")
-    if more := {name: wish for name, wish in options.items() if wish is not None and name != "include_usage"}:
+    if more := {name: value for name, value in options.items() if value is not None and name != "include_usage"}:
         requested_params["stream_options"] = more
     return as_flag(options.get("include_usage"), "stream_options.include_usage")
 

@@ -25,7 +25,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent stops this one
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # it died before the wish was heard
+    if os.getppid() != int(parent):  # it died before that took effect
         return 1
     try:
         process = subprocess.Popen(argv, process_group=0, preexec_fn=_die_with_parent)  # noqa: PLW1509 (one thread)

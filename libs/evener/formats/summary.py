@@ -137,11 +137,15 @@ def _rewards(ended: Sequence[Outcome]) -> Rewards:
     return Rewards(mean=sum(given) / len(given) if given else None, per_group=per_group)
 
 
-def _tokens(books: Sequence[Accounting]) -> Tokens:
+def _tokens(accountings: Sequence[Accounting]) -> Tokens:
     excluded: Counter[str] = Counter()
-    for book in books:
-        excluded.update({reason.value: tokens for reason, tokens in book.excluded.items()})
-    return Tokens(sampled=sum(book.sampled for book in books), delivered=sum(book.delivered for book in books), excluded=dict(excluded))
+    for accounting in accountings:
+        excluded.update({reason.value: tokens for reason, tokens in accounting.excluded.items()})
+    return Tokens(
+        sampled=sum(accounting.sampled for accounting in accountings),
+        delivered=sum(accounting.delivered for accounting in accountings),
+        excluded=dict(excluded),
+    )
 
 
 def _seconds(ended: Sequence[Outcome]) -> dict[str, float]:

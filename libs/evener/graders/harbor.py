@@ -44,7 +44,7 @@ async def grade(context: GradingContext) -> Grade:
             await _grade(context, ref, Path(folder), left)
     finally:
         context.evidence.update(evidence_of(left))
-    return judge(left)
+    return grade_of(left)
 
 
 async def _grade(context: GradingContext, ref: TaskRef, folder: Path, left: grading.GradingOutcome) -> None:
@@ -76,7 +76,7 @@ def evidence_of(left: grading.GradingOutcome) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if content is not None}
 
 
-def judge(left: grading.GradingOutcome) -> Grade:
+def grade_of(left: grading.GradingOutcome) -> Grade:
     """Return the grade that the tests wrote. Raises GraderError, with the end of their output, if they wrote none."""
     try:
         return graded(_rewards(left))

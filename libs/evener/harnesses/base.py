@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from evener.harnesses.port import HarnessError, Judged, Probe
+from evener.harnesses.port import ExitMeaning, HarnessError, Probe
 from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks
 
@@ -34,8 +34,8 @@ class PlainHarness:
     def first_prompt_bytes(self, options: Mapping[str, str]) -> int:  # noqa: ARG002 - the port's
         return 0
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
-        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last_line(log))
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
+        return ExitMeaning(exit_code=exit_code, detail="" if exit_code == 0 else last_line(log))
 
 
 class Package(Protocol):

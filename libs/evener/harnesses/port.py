@@ -46,7 +46,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     """Files to write before the start, path (`/home/agent/...`) to content."""
 
 
-class Judged(Struct, frozen=True, kw_only=True):
+class ExitMeaning(Struct, frozen=True, kw_only=True):
     """What an exit means."""
 
     exit_code: int
@@ -104,7 +104,7 @@ class Harness(Protocol):
         """Return the program to start."""
         ...
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
         """Return what the exit means. `log` is the program's output, which may be cut in the middle."""
         ...
 

@@ -11,7 +11,7 @@ from evener.harnesses.port import Harness, HarnessError
 FOLDER: Final = Path(__file__).parent
 GROUP: Final = "evener.harnesses"
 """The group of entry points that name harnesses."""
-NEEDED: Final = (*Harness.__annotations__, "check", "first_prompt_bytes", "install", "launch", "judge")
+NEEDED: Final = (*Harness.__annotations__, "check", "first_prompt_bytes", "install", "launch", "exit_meaning")
 
 
 def own_names() -> tuple[str, ...]:

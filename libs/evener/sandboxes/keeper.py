@@ -52,7 +52,7 @@ def become(argv: list[str], prctl: Callable[[int, int], int], parent: int) -> No
     """Become the program. This runs in the child and never returns."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the wish was heard
+    if os.getppid() != parent:  # it died before that took effect
         os._exit(1)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):

@@ -13,7 +13,7 @@ PR_SET_PDEATHSIG = 1
 
 parent, *argv = sys.argv[1:]
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(parent):  # it died before the wish was heard
+if os.getppid() != int(parent):  # it died before that took effect
     sys.exit(1)
 try:
     os.execvp(argv[0], argv)  # noqa: S606 - no shell is wanted

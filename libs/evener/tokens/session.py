@@ -9,7 +9,7 @@ from typing import Final, Literal
 from evener.proto.arrays import length
 from evener.proto.blobs import Bulk
 from evener.proto.codec import AnyEvent, tag_of
-from evener.proto.reasons import CallFailure, TerminationReason, judge
+from evener.proto.reasons import CallFailure, TerminationReason, termination_of
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
@@ -222,7 +222,7 @@ def _follows(answered: Call, call: Call, failed: CallFailed) -> bool:
     return call.opened.request_id in answered.requests or answered.opened.opened_at >= failed.failed_at
 
 
-def verdict(session: SessionLog, budget: TerminationReason | None) -> tuple[TerminationReason, str] | None:
+def attempt_end(session: SessionLog, budget: TerminationReason | None) -> tuple[TerminationReason, str] | None:
     """Return why the current attempt or session ended, with the detail, or None while it continues.
 
     `budget` is the limit that the gateway enforced during the attempt, if any.
@@ -233,9 +233,9 @@ def verdict(session: SessionLog, budget: TerminationReason | None) -> tuple[Term
         return None
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt]
     failed, met = left.unanswered or last_failure(session), failures(calls, left)
-    end = judge(left.cause, left.exit_code, failed, budget, met)
+    end = termination_of(left.cause, left.exit_code, failed, budget, met)
     if end is TerminationReason.INFRASTRUCTURE and failed is not None and _is_recording(session):
-        end = judge(left.cause, left.exit_code, None, budget, met)
+        end = termination_of(left.cause, left.exit_code, None, budget, met)
         told = f"its last call had no answer ({failed}), and a recording cannot be run again"
         return end, "; ".join(filter(None, (why(end, calls, left), told)))
     return end, why(end, calls, left)

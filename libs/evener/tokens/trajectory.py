@@ -97,7 +97,7 @@ def _answer(session: SessionLog) -> str | None:
         return None
     try:
         message: dict[str, Any] = msgspec.json.decode(inline(session.forest.calls[segment.call_id].choices[segment.choice].message))
-    except NOT_AN_EVENT:  # damaged: its tokens are in doubt
+    except NOT_AN_EVENT:  # damaged: its tokens are inconsistent
         return None
     content = message.get("content") if isinstance(message, dict) else None
     return content if isinstance(content, str) else ""

@@ -1,6 +1,6 @@
 """Why calls, attempts and sessions end, why tokens are excluded, and what follows from an end.
 
-The gateway, which seals, and the scheduler, which starts attempts, use the same pure function: `judge`.
+The gateway, which seals, and the scheduler, which starts attempts, use the same pure function: `termination_of`.
 """
 
 from collections.abc import Collection
@@ -188,7 +188,7 @@ NOT_BY_ITSELF: Final[dict[ExitCause, TerminationReason]] = {
 """Exit causes that decide the termination reason alone: neither the exit code nor the calls matter."""
 
 
-def judge(
+def termination_of(
     cause: ExitCause,
     exit_code: int | None,
     last_call: CallFailure | None,

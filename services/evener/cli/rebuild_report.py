@@ -79,7 +79,7 @@ class RebuildReport:
         """Report one session, and write its files if requested. Raises NotWritten."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=rebuilt.number, total=rebuilt.total)
-        self._counts[_verdict(rebuilt)] += 1
+        self._counts[_compared(rebuilt)] += 1
         if rebuilt.trajectory is not None and self._out is not None:
             await asyncio.to_thread(_write, self._out, rebuilt.trajectory)
         if self._json:
@@ -100,16 +100,16 @@ class RebuildReport:
         return 1 if self._counts["different"] or self._counts["not built"] else 0
 
 
-def _verdict(rebuilt: Rebuilt) -> str:
+def _compared(rebuilt: Rebuilt) -> str:
     if rebuilt.problem is not None:
         return "not built"
     return {True: "equal", False: "different", None: "not compared"}[rebuilt.equal]
 
 
 def _line(rebuilt: Rebuilt) -> Text:
-    verdict = _verdict(rebuilt)
+    compared = _compared(rebuilt)
     text = Text(f"{rebuilt.session_id}  {rebuilt.rows} rows, {rebuilt.tokens} tokens, {rebuilt.trained} trained  {rebuilt.digest[:16]}  ")
-    text.append(verdict, {"equal": "green", "different": "red"}.get(verdict, "yellow"))
+    text.append(compared, {"equal": "green", "different": "red"}.get(compared, "yellow"))
     if rebuilt.equal is None:
         text.append(" (nothing recorded)" if rebuilt.recorded is None else " (recorded by another strategy)")
     elif rebuilt.differs:

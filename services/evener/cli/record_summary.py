@@ -12,7 +12,7 @@ from evener.proto.reasons import TerminationReason
 def line(view: SessionView, task: TaskView | None, exit_code: int) -> dict[str, Any]:
     """Return the last line of `evener record`. `task` None: the task's end was not seen."""
     told = view.told
-    books = told.accounting
+    accounting = told.accounting
     return {
         "session": view.session_id,
         "exit_code": exit_code,
@@ -20,8 +20,8 @@ def line(view: SessionView, task: TaskView | None, exit_code: int) -> dict[str, 
         "rewards": task.rewards if task is not None else (),
         "calls": len(view.calls),
         "rows": len(told.rows),
-        "tokens": books.sampled,
-        "excluded": books.excluded,
+        "tokens": accounting.sampled,
+        "excluded": accounting.excluded,
         "show": f"evener show {view.session_id}",
     }
 

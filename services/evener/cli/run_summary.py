@@ -54,11 +54,11 @@ def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
     tasks = tuple(views)
     ends: Counter[str] = Counter()
     excluded: Counter[str] = Counter()
-    books = [task.accounting for task in tasks if task.accounting is not None]
+    accountings = [task.accounting for task in tasks if task.accounting is not None]
     for task in tasks:
         ends.update({end.value: count for end, count in task.ends.items()})
-    for book in books:
-        excluded.update({reason.value: count for reason, count in book.excluded.items()})
+    for accounting in accountings:
+        excluded.update({reason.value: count for reason, count in accounting.excluded.items()})
     return RunSummary(
         run=run_id,
         tasks=len(tasks),
@@ -66,10 +66,10 @@ def summarize_run(run_id: str, views: Iterable[TaskView]) -> RunSummary:
         sessions=sum(task.samples for task in tasks),
         ends=dict(ends),
         rewards=spread([[reward for reward in task.rewards if reward is not None] for task in tasks]),
-        sampled=sum(book.sampled for book in books),
-        delivered=sum(book.delivered for book in books),
+        sampled=sum(accounting.sampled for accounting in accountings),
+        delivered=sum(accounting.delivered for accounting in accountings),
         excluded=dict(excluded),
-        calls_without_tools=sum(book.calls_without_tools for book in books),
+        calls_without_tools=sum(accounting.calls_without_tools for accounting in accountings),
     )
 
 

@@ -94,18 +94,18 @@ def _reward(view: ScoreView) -> str:
 
 def _trained(view: SessionView, score: ScoreView) -> str:
     """Return whether trainers got the session, and why not."""
-    use, books = score.use, view.told.accounting
+    use, accounting = score.use, view.told.accounting
     if use is None:
         return "not yet: its group has not ended"
     if not use.delivered:
         return f"no: its group was not delivered: {use.reason}"
     if use.excluded is not None:
         return f"no: it was excluded from its group: {use.excluded.value.replace('_', ' ')}"
-    if not books.delivered:
+    if not accounting.delivered:
         return f"no: {_reasons(view) or 'no token was sampled'}"
     if use.purpose is not Purpose.TRAIN:
         return f"no: it was kept for {use.purpose.value}"
-    return f"{books.delivered} tokens"
+    return f"{accounting.delivered} tokens"
 
 
 def _reasons(view: SessionView) -> str:

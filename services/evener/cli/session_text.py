@@ -49,20 +49,23 @@ def _last_failure(view: SessionView) -> str:
 def accounts(view: SessionView) -> RenderableType:
     """Return where every sampled token went, and every inconsistency."""
     told = view.told
-    books = told.accounting
-    excluded = ", ".join(f"{count} {reason.value}" for reason, count in books.excluded.items()) or "none"
+    accounting = told.accounting
+    excluded = ", ".join(f"{count} {reason.value}" for reason, count in accounting.excluded.items()) or "none"
     counts = {
-        "side": books.side_calls,
-        "failed": books.failed_calls,
-        "lost with their gateway": books.lost_calls,
+        "side": accounting.side_calls,
+        "failed": accounting.failed_calls,
+        "lost with their gateway": accounting.lost_calls,
     }
     kinds = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     shown: list[tuple[str, str | Text]] = [
-        ("tokens", f"{books.sampled} sampled = {books.delivered} in rows + {sum(books.excluded.values())} excluded: {excluded}"),
+        (
+            "tokens",
+            f"{accounting.sampled} sampled = {accounting.delivered} in rows + {sum(accounting.excluded.values())} excluded: {excluded}",
+        ),
         ("calls", f"{len(view.calls)}{f' ({kinds})' if kinds else ''}, in {len(told.rows)} rows"),
     ]
-    if books.resampled or books.reinstated:
-        shown.append(("of these", f"{books.resampled} tokens resampled, {books.reinstated} reinstated"))
+    if accounting.resampled or accounting.reinstated:
+        shown.append(("of these", f"{accounting.resampled} tokens resampled, {accounting.reinstated} reinstated"))
     shown += [("inconsistent", Text(inconsistency, "red")) for inconsistency in told.inconsistencies]
     return facts(shown)
 

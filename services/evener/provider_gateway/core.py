@@ -169,9 +169,9 @@ def stop(end: TerminationReason) -> RequestError:
     return RequestError(message, status=STOP_STATUS, kind=kind, reason=CallFailure.BUDGET)
 
 
-def answer_tokens(sampling: Sampling, wish: int | None, room: int) -> int:
+def answer_tokens(sampling: Sampling, requested: int | None, room: int) -> int:
     """Return the limit of an answer without budgets: the run's limit, otherwise the harness's, lowered to the room left."""
-    return min(room, sampling.max_tokens if sampling.max_tokens is not None else wish or room)
+    return min(room, sampling.max_tokens if sampling.max_tokens is not None else requested or room)
 
 
 def seed_of(sampling: Sampling, *path: str | int) -> Sampling:

@@ -42,7 +42,7 @@ from evener.service.tracing import context_of
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.mark import LowWater
 from evener.tokens.rows import RULE, cut, digest
-from evener.tokens.session import SessionLog, verdict
+from evener.tokens.session import SessionLog, attempt_end
 
 GROUP: Final = "provider-gateway"
 """The consumer group that divides the partitions, and whose offset in each is the low-water mark."""
@@ -197,7 +197,7 @@ class Partition(Struct, eq=False):
         await session.settled()
         await self.writer.commit(session, [])
         await self._fail_open_calls(session, CallFailure.CANCELLED, "the session ended")
-        found = verdict(session.log, enforced(session.log))
+        found = attempt_end(session.log, enforced(session.log))
         if found is None:
             return
         reason, detail = found
@@ -257,7 +257,7 @@ def _is_due(session: SessionRuntime) -> bool:
     state = session.log
     if state.sealed is not None or (state.attempt in state.ended and state.given_up is None):
         return False
-    return verdict(state, None) is not None
+    return attempt_end(state, None) is not None
 
 
 def _cut(session: SessionLog, reason: TerminationReason) -> tuple[bytes, str]:

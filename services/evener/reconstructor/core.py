@@ -86,7 +86,7 @@ class Replay:
 
 
 def pack(kept: Iterable[KeptRecord]) -> bytes:
-    """Return records as one blob: a msgpack array of [offset, milliseconds, event, doubt]."""
+    """Return records as one blob: a msgpack array of [offset, milliseconds, event, inconsistency]."""
     return msgspec.msgpack.encode(list(kept))
 
 

@@ -15,7 +15,7 @@ class SessionsReader:
         self._events = events
 
     async def fold(self, record: Record) -> Read | None:
-        """Fold in one record; return the session that it seals. Raises BadRecord after noting the doubt in its session."""
+        """Fold in one record; return the session that it seals. Raises BadRecord after noting the inconsistency in its session."""
         session_id = session_of(record)
         if self.replay.knows_sealed(session_id):
             return None

@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from evener.blobs.port import BlobError
 from evener.bus.port import Position
 from evener.client.views import RecordingView
-from evener.harnesses.port import Harness, Judged, LaunchContext
+from evener.harnesses.port import ExitMeaning, Harness, LaunchContext
 from evener.harnesses.provider import variables
 from evener.proto.ids import new_nonce, new_start_id
 from evener.proto.reasons import CallFailure, ExitCause
@@ -195,16 +195,16 @@ class AttemptRun:
         except asyncio.CancelledError:
             await asyncio.shield(process.end(grace_seconds=0))
             raise
-        judged = await self._judged(prepared.harness, code, process.log())
-        return Exit(cause=cause, exit_code=judged.exit_code, detail=one_line(judged.detail)), process.log()
+        meaning = await self._exit_meaning(prepared.harness, code, process.log())
+        return Exit(cause=cause, exit_code=meaning.exit_code, detail=one_line(meaning.detail)), process.log()
 
-    async def _judged(self, harness: Harness, code: int, output: bytes) -> Judged:
+    async def _exit_meaning(self, harness: Harness, code: int, output: bytes) -> ExitMeaning:
         """Return what an exit means: in a thread, for the agent may have printed a lot, and whatever it printed, the exit is reported."""
         try:
-            return await asyncio.to_thread(harness.judge, code, output)
+            return await asyncio.to_thread(harness.exit_meaning, code, output)
         except Exception as bug:  # what an output of the agent makes of an adapter must not cost its session
             log.exception("exit_not_judged", session_id=self._event.session_id, attempt=self._event.attempt)
-            return Judged(exit_code=code or 1, detail=f"what it printed could not be read ({type(bug).__name__}: {bug})")
+            return ExitMeaning(exit_code=code or 1, detail=f"what it printed could not be read ({type(bug).__name__}: {bug})")
 
     async def _record(self, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
         environment = variables(base_url, self._nonce, self._spec.policy)

@@ -16,7 +16,7 @@ from evener.proto.spec import Purpose, SessionSpec
 from evener.proto.state import GroupState, ScoredMember
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryBuilt, TrajectoryScored
-from evener.trainer_bridge.rules import Fate, Verdict
+from evener.trainer_bridge.rules import Fate, GroupDecision
 
 TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
 """The topic of a group's record, by purpose. Nothing that was evaluated or collected is ever trained."""
@@ -104,35 +104,35 @@ def collected(spec: SessionSpec) -> bool:
     return spec.purpose is Purpose.COLLECT and spec.grader.name == "none"
 
 
-def outcome(state: GroupState, verdict: Verdict, sessions: Sessions, now: float) -> Outcome:
-    """Return the record of a group that ends with a verdict of the rules. `now`: Unix seconds."""
-    instead = NOT_DELIVERED.get(verdict.fate)
-    members = tuple(_member(state, index, sessions.get(index), verdict.excluded.get(index, instead)) for index in range(state.size))
-    causes = _causes(sessions, verdict)
-    books = total(member.scored.trajectory.accounting for member in members if member.scored is not None)
-    common: dict[str, Any] = {**shared_fields(state, GroupMerged), "members": members, "accounting": books}
-    if verdict.fate is Fate.DELIVER:
+def outcome(state: GroupState, decision: GroupDecision, sessions: Sessions, now: float) -> Outcome:
+    """Return the record of a group that ends with a decision of the rules. `now`: Unix seconds."""
+    instead = NOT_DELIVERED.get(decision.fate)
+    members = tuple(_member(state, index, sessions.get(index), decision.excluded.get(index, instead)) for index in range(state.size))
+    causes = _causes(sessions, decision)
+    accounting = total(member.scored.trajectory.accounting for member in members if member.scored is not None)
+    common: dict[str, Any] = {**shared_fields(state, GroupMerged), "members": members, "accounting": accounting}
+    if decision.fate is Fate.DELIVER:
         return GroupMerged(**common, reason=f"excluded: {causes}" if causes else "", merged_at=now)
-    dropped_by = verdict.rule if verdict.fate is Fate.DROP else None
-    return GroupFailed(**common, reason=f"{verdict.reason}: {causes or 'none excluded'}", dropped_by=dropped_by, failed_at=now)
+    dropped_by = decision.rule if decision.fate is Fate.DROP else None
+    return GroupFailed(**common, reason=f"{decision.reason}: {causes or 'none excluded'}", dropped_by=dropped_by, failed_at=now)
 
 
 def without_rows(scored: TrajectoryScored, reason: ExclusionReason) -> TrajectoryScored:
     """Return the session without rows that could be trained. Its delivered tokens count as excluded."""
     trajectory = scored.trajectory
-    books = trajectory.accounting
-    if books.delivered:
-        moved = {**books.excluded, reason: books.excluded.get(reason, 0) + books.delivered}
-        books = replace(books, delivered=0, excluded=moved)
-    return replace(scored, trajectory=replace(trajectory, rows=(), versions=(), accounting=books))
+    accounting = trajectory.accounting
+    if accounting.delivered:
+        moved = {**accounting.excluded, reason: accounting.excluded.get(reason, 0) + accounting.delivered}
+        accounting = replace(accounting, delivered=0, excluded=moved)
+    return replace(scored, trajectory=replace(trajectory, rows=(), versions=(), accounting=accounting))
 
 
-def total(books: Iterable[Accounting]) -> Accounting:
+def total(accountings: Iterable[Accounting]) -> Accounting:
     """Return the sum of several accountings. It balances if each of them does."""
     counts, reasons = Counter[str](), Counter[ExclusionReason]()
-    for book in books:
-        counts.update({field: getattr(book, field) for field in Accounting.__struct_fields__ if field != "excluded"})
-        reasons.update(book.excluded)
+    for accounting in accountings:
+        counts.update({field: getattr(accounting, field) for field in Accounting.__struct_fields__ if field != "excluded"})
+        reasons.update(accounting.excluded)
     return Accounting(**counts, excluded=dict(sorted(reasons.items())))
 
 
@@ -153,9 +153,9 @@ def _member(state: GroupState, index: int, scored: TrajectoryScored | None, reas
     )
 
 
-def _causes(sessions: Sessions, verdict: Verdict) -> str:
+def _causes(sessions: Sessions, decision: GroupDecision) -> str:
     """Return a sentence part for the group's reason: how many sessions were excluded for which cause."""
-    causes = Counter(_cause(sessions.get(index), reason) for index, reason in verdict.excluded.items())
+    causes = Counter(_cause(sessions.get(index), reason) for index, reason in decision.excluded.items())
     return ", ".join(f"{count} {cause}" for cause, count in sorted(causes.items()))
 
 

@@ -37,7 +37,7 @@ from evener.service.tracing import context_of, nanoseconds
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.core import TOPIC_OF, Outcome, as_read, close, complete, fold, outcome
 from evener.trainer_bridge.policies import Policies
-from evener.trainer_bridge.rules import Fate, PolicyVersions, judge
+from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
 
 GROUP: Final = "trainer-bridge"
 COMMIT: Final = Backoff(0.2, 10.0)
@@ -141,23 +141,23 @@ class Merging:
             self._metrics.tokens_excluded.labels(ExclusionReason.LATE.value).inc(scored.trajectory.accounting.delivered)
             batch.changed[group] = state
         else:
-            batch.changed[group] = await self._judged(state, batch, now)
+            batch.changed[group] = await self._decided(state, batch, now)
 
-    async def _judged(self, state: GroupState, batch: MergeBatch, now: float) -> GroupState:
+    async def _decided(self, state: GroupState, batch: MergeBatch, now: float) -> GroupState:
         """Return an open group after its rules were asked: it is still open, or it has ended and its record is in the batch."""
         versions = PolicyVersions(self._policies.newest(state.policy), self._policies.unproven_versions(state.policy))
-        if judge(state, versions).fate is Fate.WAIT:
+        if decision_for(state, versions).fate is Fate.WAIT:
             return state
         arrived = batch.arrived[state.group_id]
         found = await asyncio.gather(*(self._session(state, member, arrived) for member in state.scored))
         sessions = {member.index: scored for member, scored in zip(state.scored, found, strict=True)}
         state = as_read(state, sessions)
-        verdict = judge(state, versions)
-        if verdict.fate is Fate.WAIT:  # a session was lost since it was scored
+        decision = decision_for(state, versions)
+        if decision.fate is Fate.WAIT:  # a session was lost since it was scored
             return state
         topic = TOPIC_OF[state.purpose]
         offset = await self._bus.end(topic, self._partition) + sum(TOPIC_OF[event.purpose] is topic for event in batch.ended)
-        batch.ended.append(outcome(state, verdict, sessions, now))
+        batch.ended.append(outcome(state, decision, sessions, now))
         return close(state, now, offset)
 
     async def _session(self, state: GroupState, member: ScoredMember, arrived: dict[int, TrajectoryScored]) -> TrajectoryScored | None:

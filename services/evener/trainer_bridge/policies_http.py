@@ -25,7 +25,7 @@ from evener.service.published import Version
 from evener.trainer_bridge.canary import CanaryFailed
 from evener.trainer_bridge.engines import PolicyEngines
 from evener.trainer_bridge.policies import Policies, VersionRefused
-from evener.trainer_bridge.rollout import NotDriving, NotUpdatable, PolicyUnknown, Publisher
+from evener.trainer_bridge.rollout import NotUpdatable, PolicyNotOwned, PolicyUnknown, Publisher
 from evener.trainer_bridge.weights import WeightsRefused
 
 REFUSED: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
@@ -54,7 +54,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, 
             # a trainer that hangs up does not leave an update half done
             answer = await asyncio.shield(asyncio.ensure_future(publisher.publish(name, replace(body, path=path))))
         except (Recoverable, Fenced) as later:  # fenced: another bridge publishes now
-            elsewhere = "policy" if isinstance(later, NotDriving) else None
+            elsewhere = "policy" if isinstance(later, PolicyNotOwned) else None
             return error_response(503, str(later), elsewhere, headers={"retry-after": "1"})
         except EvenerError as refused:
             status, field = next(((status, field) for kind, status, field in REFUSED if isinstance(refused, kind)), (500, None))

@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class Reconciler:
-    """Checks the engines of the policies that this bridge drives."""
+    """Checks the engines of the policies that this bridge owns."""
 
     def __init__(self, policies: Policies, engines: PolicyEngines, publisher: Publisher, gate: RolloutGate) -> None:
         self._policies = policies
@@ -41,7 +41,7 @@ class Reconciler:
         """Check every policy that is not being checked already. Then wait for the interval, or until an engine joins."""
         locks = self._gate.locks
         for policy in self._policies.policies():  # engines of others may have versions from elsewhere
-            if self._gate.drives(policy) and not locks[policy].locked():
+            if self._gate.owns(policy) and not locks[policy].locked():
                 tasks.create_task(self._look_after(policy))
         if not any(lock.locked() for lock in locks.values()):
             await self._engines.clean()

@@ -65,8 +65,8 @@ class FleetUnknown(Recoverable):
     """Start a gateway, or wait until it has announced its policies."""
 
 
-class NotDriving(Recoverable):
-    """Another bridge drives this policy, or this one has just started. Ask again, or ask the other bridge."""
+class PolicyNotOwned(Recoverable):
+    """Another bridge owns this policy, or this one has just started. Ask again, or ask the other bridge."""
 
 
 class NoEngineReached(Recoverable):
@@ -80,11 +80,11 @@ class NotUpdatable(EvenerError):
 class RolloutGate:
     """Knows which rollouts are under way. Each policy has one at a time, and no group of the policy is delivered meanwhile."""
 
-    def __init__(self, policies: Policies, drives: Callable[[str], bool], load_seconds: float) -> None:
-        """`drives`: whether this bridge drives a policy now. `load_seconds`: how long an engine may take for an update."""
-        self.drives: Final = drives
+    def __init__(self, policies: Policies, owns: Callable[[str], bool], load_seconds: float) -> None:
+        """`owns`: whether this bridge owns a policy now. `load_seconds`: how long an engine may take for an update."""
+        self.owns: Final = owns
         self.locks: Final[defaultdict[str, asyncio.Lock]] = defaultdict(asyncio.Lock)
-        """Policy to the lock that is held by whoever drives its engines."""
+        """Policy to the lock that is held by whoever updates its engines."""
         self._policies = policies
         self._load_seconds = load_seconds
         self._ends: dict[str, asyncio.Event] = {}
@@ -130,7 +130,7 @@ class RolloutGate:
 
 
 class Publisher:
-    """Publishes versions of the policies that this bridge drives."""
+    """Publishes versions of the policies that this bridge owns."""
 
     def __init__(self, policies: Policies, engines: PolicyEngines, gate: RolloutGate, metrics: Metrics) -> None:
         self._policies = policies
@@ -141,12 +141,12 @@ class Publisher:
     async def publish(self, policy: str, asked: Publish) -> PublishAnswer:
         """Publish a version, unless it is published already.
 
-        Raises PolicyUnknown, VersionRefused, WeightsRefused, CanaryFailed, NotUpdatable, NotDriving, NoEngineReached, EngineError, and the
-        errors of a commit.
+        Raises PolicyUnknown, VersionRefused, WeightsRefused, CanaryFailed, NotUpdatable, PolicyNotOwned, NoEngineReached, EngineError, and
+        the errors of a commit.
         """
-        if not self._gate.drives(policy):
+        if not self._gate.owns(policy):
             msg = f"policy {policy} is not this bridge's now"
-            raise NotDriving(msg)
+            raise PolicyNotOwned(msg)
         await self._engines.refresh()
         self._check_policy(policy)
         async with self._gate.locks[policy], self._policies.writer(policy) as write:

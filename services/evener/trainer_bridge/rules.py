@@ -27,7 +27,7 @@ class Fate(StrEnum):
     """Its sessions could be used, but its run does not want the group."""
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class GroupDecision(Struct, frozen=True, kw_only=True):
     """The result of all rules for a group."""
 
     fate: Fate
@@ -39,8 +39,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The scored members that are excluded, by index."""
 
 
-WAIT: Final = Verdict(fate=Fate.WAIT)
-DELIVER: Final = Verdict(fate=Fate.DELIVER)
+WAIT: Final = GroupDecision(fate=Fate.WAIT)
+DELIVER: Final = GroupDecision(fate=Fate.DELIVER)
 
 
 class PolicyVersions(Struct, frozen=True):
@@ -78,7 +78,7 @@ class MemberRule(Protocol):
 class GroupRule(Protocol):
     """Decides what happens to a group. None: this rule does not apply, and the next rule is asked."""
 
-    def __call__(self, group: OpenGroup, /) -> Verdict | None: ...
+    def __call__(self, group: OpenGroup, /) -> GroupDecision | None: ...
 
 
 def unproven(member: ScoredMember, _: GroupOptions, versions: PolicyVersions) -> bool:
@@ -93,21 +93,21 @@ def stale(member: ScoredMember, options: GroupOptions, versions: PolicyVersions)
     return min(member.versions) < versions.newest - options.max_staleness
 
 
-def no_start(group: OpenGroup) -> Verdict | None:
+def no_start(group: OpenGroup) -> GroupDecision | None:
     """Fail a group with a session that could not start: another group of the task would fail in the same way."""
     if not any(member.fails_group for member in group.scored):
         return None
     return _failed(group) if group.complete else WAIT
 
 
-def min_usable(group: OpenGroup) -> Verdict | None:
+def min_usable(group: OpenGroup) -> GroupDecision | None:
     """Fail a complete group that has fewer than `min_usable` usable members."""
     if len(group.usable) >= (group.options.min_usable or 1):
         return None
     return _failed(group) if group.complete else WAIT
 
 
-def zero_variance(group: OpenGroup) -> Verdict | None:
+def zero_variance(group: OpenGroup) -> GroupDecision | None:
     """Drop a complete group whose usable members all have the same reward: its advantages are all 0.
 
     With an early delivery, the group waits for a different reward first.
@@ -117,16 +117,16 @@ def zero_variance(group: OpenGroup) -> Verdict | None:
         return None
     if not group.complete:
         return WAIT
-    return Verdict(fate=Fate.DROP, reason=f"zero variance: all {len(group.usable)} usable rewards are {rewards.pop()}")
+    return GroupDecision(fate=Fate.DROP, reason=f"zero variance: all {len(group.usable)} usable rewards are {rewards.pop()}")
 
 
-def deliver_early(group: OpenGroup) -> Verdict | None:
+def deliver_early(group: OpenGroup) -> GroupDecision | None:
     """Deliver a group as soon as `deliver_early_at` of its members are usable."""
-    early_at = group.options.deliver_early_at
-    return DELIVER if early_at is not None and len(group.usable) >= early_at else None
+    enough = group.options.deliver_early_at
+    return DELIVER if enough is not None and len(group.usable) >= enough else None
 
 
-def complete(group: OpenGroup) -> Verdict | None:
+def complete(group: OpenGroup) -> GroupDecision | None:
     """Deliver a group whose N members were all scored."""
     return DELIVER if group.complete else None
 
@@ -147,14 +147,14 @@ GROUP_RULES: Final[dict[str, GroupRule]] = {
 """The group rules, in the order in which they are asked. The first rule that decides is followed. A group without a decision waits."""
 
 
-def judge(state: GroupState, versions: PolicyVersions) -> Verdict:
-    """Return the verdict of the rules for a group that has not ended."""
+def decision_for(state: GroupState, versions: PolicyVersions) -> GroupDecision:
+    """Return the decision of the rules for a group that has not ended."""
     excluded = {member.index: reason for member in state.scored if (reason := _excluded(member, state.options, versions)) is not None}
     usable = tuple(member for member in state.scored if member.index not in excluded)
     group = OpenGroup(options=state.options, size=state.size, scored=state.scored, usable=usable)
-    decided = ((name, verdict) for name, rule in GROUP_RULES.items() if (verdict := rule(group)) is not None)
-    name, verdict = next(decided, ("", WAIT))
-    return replace(verdict, rule=name, excluded=excluded)
+    decided = ((name, decision) for name, rule in GROUP_RULES.items() if (decision := rule(group)) is not None)
+    name, decision = next(decided, ("", WAIT))
+    return replace(decision, rule=name, excluded=excluded)
 
 
 def _excluded(member: ScoredMember, options: GroupOptions, versions: PolicyVersions) -> ExclusionReason | None:
@@ -163,6 +163,6 @@ def _excluded(member: ScoredMember, options: GroupOptions, versions: PolicyVersi
     return next((reason for reason, rule in MEMBER_RULES.items() if rule(member, options, versions)), None)
 
 
-def _failed(group: OpenGroup) -> Verdict:
+def _failed(group: OpenGroup) -> GroupDecision:
     reason = f"{len(group.usable)} of {group.size} sessions usable, {group.options.min_usable or 1} needed"
-    return Verdict(fate=Fate.FAIL, reason=reason)
+    return GroupDecision(fate=Fate.FAIL, reason=reason)

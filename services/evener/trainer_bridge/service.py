@@ -34,7 +34,7 @@ class TrainerBridge:
         self.policies = Policies(context.bus, events)
         told = metrics(context.registry)
         self.engines = PolicyEngines(context.bus, events, told, load_seconds=config.load_seconds)
-        self.gate = RolloutGate(self.policies, self.drives, config.load_seconds)
+        self.gate = RolloutGate(self.policies, self.owns, config.load_seconds)
         self.publisher = Publisher(self.policies, self.engines, self.gate, told)
         self.reconciler = Reconciler(self.policies, self.engines, self.publisher, self.gate)
         self._serving: dict[int, asyncio.Lock] = {}
@@ -52,8 +52,8 @@ class TrainerBridge:
             tasks.create_task(self.reconciler.run())
             tasks.create_task(own_partitions(self._context.bus, GROUP, Topic.SCORED, self.serve, keep=True))
 
-    def drives(self, policy: str) -> bool:
-        """Return whether this instance drives a policy's engines: it owns the partition of the policy's name."""
+    def owns(self, policy: str) -> bool:
+        """Return whether this instance owns a policy: it owns the partition of the policy's name."""
         return self._context.bus.partition_of(Topic.SCORED, policy) in self._serving and not self._stopping.is_set()
 
     async def serve(self, partition: int) -> None:

@@ -67,14 +67,22 @@ def judged_by_exit(cause: ExitCause, code: int | None, *_: object) -> Terminatio
 
 
 PLANTED: Final[dict[str, tuple[Callable[[World], TrajectoryBuilt], tuple[object, str, Any], str]]] = {
-    "refused": (refused, (folding, "judge", judged_by_exit), "I7: a call of it was refused: stop: not served"),
+    "refused": (refused, (folding, "termination_of", judged_by_exit), "I7: a call of it was refused: stop: not served"),
     "refused after placing": (
         refused_after_placing,
-        (folding, "judge", judged_by_exit),
+        (folding, "termination_of", judged_by_exit),
         "I7: a call of it was refused: messages[0].content[0]",
     ),
-    "unanswered": (unanswered, (folding, "judge", judged_by_exit), "I7: its last request had no answer for a reason of ours: overloaded"),
-    "engine lost": (engine_lost, (folding, "judge", judged_by_exit), "I7: its last call failed for a reason of ours: engine_unreachable"),
+    "unanswered": (
+        unanswered,
+        (folding, "termination_of", judged_by_exit),
+        "I7: its last request had no answer for a reason of ours: overloaded",
+    ),
+    "engine lost": (
+        engine_lost,
+        (folding, "termination_of", judged_by_exit),
+        "I7: its last call failed for a reason of ours: engine_unreachable",
+    ),
     "nothing sampled": (silent, (core, "nothing_sampled", lambda _: False), "I7: its agent sampled nothing"),
 }
 """What happens, the defence that is switched off, and what the audit says."""

@@ -2,14 +2,14 @@
 
 import pytest
 from msgspec import structs
-from tests.support.builders import T0, built, calls, ended, group, judged, scored
+from tests.support.builders import T0, built, calls, decided, ended, group, scored
 
 from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.spec import GraderSpec, Purpose
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, TrajectoryScored
 from evener.trainer_bridge.core import TOPIC_OF, as_read, close, complete, fold, member_of
-from evener.trainer_bridge.rules import Fate, PolicyVersions, judge
+from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
 
 
 def test_whole_group_is_merged_with_every_session_by_index() -> None:
@@ -24,7 +24,7 @@ def test_whole_group_is_merged_with_every_session_by_index() -> None:
 
 
 def test_group_waits_for_its_last_session() -> None:
-    assert judged(group()[:3]) is None
+    assert decided(group()[:3]) is None
 
 
 def test_repeated_session_changes_nothing() -> None:
@@ -100,7 +100,7 @@ def test_group_is_delivered_early_and_stragglers_do_not_open_it_again() -> None:
 
 
 def test_early_delivery_counts_usable_sessions_only() -> None:
-    assert judged(group((1.0, None, None, 1.0), deliver_early_at=2)[:3]) is None
+    assert decided(group((1.0, None, None, 1.0), deliver_early_at=2)[:3]) is None
 
 
 @pytest.mark.parametrize(("newest", "stale"), [(None, False), (5, False), (6, True)])
@@ -129,11 +129,11 @@ def test_session_whose_record_is_gone_when_its_group_ends_is_excluded() -> None:
     sessions = group((1.0, 0.0, 1.0), min_usable=3)
     state = fold(fold(fold(None, sessions[0]), sessions[1]), sessions[2])
     assert state is not None
-    assert judge(state, PolicyVersions()).fate is Fate.DELIVER
+    assert decision_for(state, PolicyVersions()).fate is Fate.DELIVER
     state = as_read(state, {0: sessions[0], 1: None, 2: sessions[2]})
 
-    verdict = judge(state, PolicyVersions())
-    assert (verdict.fate, verdict.excluded) == (Fate.FAIL, {1: ExclusionReason.DEAD_LETTER})
+    decision = decision_for(state, PolicyVersions())
+    assert (decision.fate, decision.excluded) == (Fate.FAIL, {1: ExclusionReason.DEAD_LETTER})
 
 
 def test_state_of_a_group_does_not_grow_with_its_trajectories() -> None:

@@ -12,7 +12,7 @@ from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.state import GroupState
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
 from evener.trainer_bridge.core import Outcome, close, complete, fold, outcome
-from evener.trainer_bridge.rules import Fate, PolicyVersions, judge
+from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
 
 ENDS = st.sampled_from(
     [
@@ -75,9 +75,9 @@ def played(
         if after is None:
             continue
         state = after
-        if state.ended_at is None and (verdict := judge(state, PolicyVersions(newest))).fate is not Fate.WAIT:
+        if state.ended_at is None and (decision := decision_for(state, PolicyVersions(newest))).fate is not Fate.WAIT:
             read = {member.index: sessions[member.index] for member in state.scored}
-            ended.append(outcome(state, verdict, read, float(step)))
+            ended.append(outcome(state, decision, read, float(step)))
             state = close(state, float(step), step)
     return ended, state
 

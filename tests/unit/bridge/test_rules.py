@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from tests.support.builders import ended, group, judged
+from tests.support.builders import decided, ended, group
 
 from evener.proto.reasons import ExclusionReason
 from evener.proto.spec import GroupOptions, Purpose
 from evener.proto.state import GroupState, ScoredMember
 from evener.proto.trajectories import GroupFailed, GroupMerged
-from evener.trainer_bridge.rules import GROUP_RULES, MEMBER_RULES, Fate, OpenGroup, PolicyVersions, judge
+from evener.trainer_bridge.rules import GROUP_RULES, MEMBER_RULES, Fate, OpenGroup, PolicyVersions, decision_for
 
 VERSIONS = PolicyVersions(newest=5, unproven=frozenset({4}))
 
@@ -20,8 +20,8 @@ def member(index: int, reward: float | None = 1.0, **given: Any) -> ScoredMember
 
 def fate(*members: ScoredMember, size: int = 4, **options: Any) -> tuple[Fate, str]:
     """Return what becomes of a group of which these members were scored, and by which rule."""
-    verdict = judge(state(*members, size=size, **options), VERSIONS)
-    return verdict.fate, verdict.rule
+    decision = decision_for(state(*members, size=size, **options), VERSIONS)
+    return decision.fate, decision.rule
 
 
 def state(*members: ScoredMember, size: int = 4, **options: Any) -> GroupState:
@@ -85,14 +85,14 @@ def test_member_is_excluded_for_the_oldest_and_for_unproven_versions(
     versions: tuple[int, ...], max_staleness: int | None, excluded: ExclusionReason | None
 ) -> None:
     """Version 5 is the newest, version 4 was rolled back."""
-    verdict = judge(state(member(0, versions=versions), max_staleness=max_staleness), VERSIONS)
-    assert verdict.excluded.get(0) is excluded
+    decision = decision_for(state(member(0, versions=versions), max_staleness=max_staleness), VERSIONS)
+    assert decision.excluded.get(0) is excluded
 
 
 def test_what_excluded_a_member_first_is_its_reason() -> None:
     """An ungraded session stays ungraded, whatever the versions of its tokens."""
     old = member(0, None, excluded=ExclusionReason.UNGRADED, versions=(1,))
-    assert judge(state(old, max_staleness=0), VERSIONS).excluded == {0: ExclusionReason.UNGRADED}
+    assert decision_for(state(old, max_staleness=0), VERSIONS).excluded == {0: ExclusionReason.UNGRADED}
 
 
 def test_staleness_is_heeded_by_every_other_rule() -> None:
@@ -118,7 +118,7 @@ def test_group_without_variance_is_dropped_with_its_rewards_reason_and_tokens() 
 
 def test_early_delivery_waits_for_a_reward_that_differs() -> None:
     sessions = group((1.0, 1.0, 0.0, 1.0), drop_zero_variance=True, deliver_early_at=2)
-    assert judged(sessions[:2]) is None
+    assert decided(sessions[:2]) is None
     assert isinstance(ended(sessions[:3]), GroupMerged)
 
 

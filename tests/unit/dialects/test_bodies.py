@@ -113,7 +113,7 @@ def test_other_encodings_of_unicode_are_read(encoding: str, monkeypatch: pytest.
     assert read_hints(text.encode(encoding)) == RequestHints(stream=True, model="😀é")
 
 
-@pytest.mark.parametrize("wished", ['{"stream": 1}', '{"stream": null}', '{"stream": "true"}', '{"model": 5}', "[1]", "{", "", "\xff"])
-def test_wish_that_cannot_be_read_is_none(wished: str) -> None:
+@pytest.mark.parametrize("body", ['{"stream": 1}', '{"stream": null}', '{"stream": "true"}', '{"model": 5}', "[1]", "{", "", "\xff"])
+def test_hint_that_cannot_be_read_is_none(body: str) -> None:
     """The gateway refuses it."""
-    assert read_hints(wished.encode("latin-1")) == RequestHints()
+    assert read_hints(body.encode("latin-1")) == RequestHints()

@@ -100,6 +100,6 @@ def test_pi_is_told_the_models_context_and_the_length_of_its_answers(
 )
 def test_pis_exit_is_judged_by_its_last_stop_reason(exit_code: int, log: bytes, judged: tuple[int, str]) -> None:
     """Its own exit code is 0 also when the model call failed for good."""
-    found = harness("pi").judge(exit_code, log)
+    found = harness("pi").exit_meaning(exit_code, log)
 
     assert (found.exit_code, found.detail) == judged

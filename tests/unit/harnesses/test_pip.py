@@ -1,4 +1,4 @@
-"""Harnesses from PyPI: bundles that appear whole or not at all, launches from data, exits judged."""
+"""Harnesses from PyPI: bundles that appear whole or not at all, launches from data, and what exits mean."""
 
 from pathlib import Path
 
@@ -142,7 +142,7 @@ def test_openhands_gets_its_driver_and_its_limits() -> None:
 )
 def test_a_failure_is_told_in_its_own_words(name: str, log: bytes, detail: str) -> None:
     """People read it in `evener show`."""
-    judged = harness(name).judge(1, log)
+    meaning = harness(name).exit_meaning(1, log)
 
-    assert (judged.exit_code, judged.detail) == (1, detail)
-    assert harness(name).judge(0, log).exit_code == 0
+    assert (meaning.exit_code, meaning.detail) == (1, detail)
+    assert harness(name).exit_meaning(0, log).exit_code == 0

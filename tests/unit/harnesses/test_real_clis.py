@@ -204,7 +204,7 @@ def test_wrong_options_are_named(name: str, options: dict[str, str], message: st
 )
 def test_an_exit_is_judged_by_the_last_event(name: str, exit_code: int, log: bytes, judged: tuple[int, str]) -> None:
     """Exit codes lie."""
-    found = harness(name).judge(exit_code, log)
+    found = harness(name).exit_meaning(exit_code, log)
 
     assert (found.exit_code, found.detail) == judged
 
@@ -214,7 +214,7 @@ def test_an_exit_is_judged_by_the_last_event(name: str, exit_code: int, log: byt
 def test_an_exit_is_judged_whatever_was_printed(name: str, error: bytes) -> None:
     """An agent's tools print to the same output, and programs change their forms."""
     for kind in (b"result", b"turn.failed"):
-        found = harness(name).judge(0, b'{"type":"' + kind + b'","is_error":true,"error":' + error + b',"result":' + error + b"}")
+        found = harness(name).exit_meaning(0, b'{"type":"' + kind + b'","is_error":true,"error":' + error + b',"result":' + error + b"}")
         assert (found.exit_code, type(found.detail)) == (1, str)
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from evener.proto.reasons import END_POLICY, FAULTS, INFRASTRUCTURE, CallFailure, ExitCause, Fault, TerminationReason, judge
+from evener.proto.reasons import END_POLICY, FAULTS, INFRASTRUCTURE, CallFailure, ExitCause, Fault, TerminationReason, termination_of
 
 OURS = {
     TerminationReason.INFRASTRUCTURE,
@@ -35,8 +35,8 @@ def test_end_by_a_fault_of_ours_is_neither_graded_nor_trained(end: TerminationRe
 @pytest.mark.parametrize(("cause", "code"), list(itertools.product((ExitCause.EXITED, ExitCause.AGENT_TIME), (0, 1, None))))
 def test_no_exit_makes_a_fault_of_ours_the_agents(failure: CallFailure, cause: ExitCause, code: int | None) -> None:
     """As the last call's failure, and as one that the harness got over."""
-    last = judge(cause, code, failure, None, {failure})
-    earlier = judge(cause, code, None, None, {failure})
+    last = termination_of(cause, code, failure, None, {failure})
+    earlier = termination_of(cause, code, None, None, {failure})
     match FAULTS[failure]:
         case Fault.OURS:
             assert (last, END_POLICY[last].run_again) == (TerminationReason.INFRASTRUCTURE, True)

@@ -198,11 +198,13 @@ def test_request_that_was_accepted_before_is_known_by_its_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "wish", "expected"), [(None, None, 100), (None, 30, 30), (20, 30, 20), (None, 32_000, 100), (500, 1, 100)]
+    ("limit", "requested", "expected"), [(None, None, 100), (None, 30, 30), (20, 30, 20), (None, 32_000, 100), (500, 1, 100)]
 )
-def test_answer_is_limited_by_the_run_else_by_the_wish_and_always_by_the_room(limit: int | None, wish: int | None, expected: int) -> None:
-    """A wish beyond the context is lowered, not refused."""
-    assert answer_tokens(Sampling(max_tokens=limit), wish, 100) == expected
+def test_answer_is_limited_by_the_run_else_by_what_is_requested_and_always_by_the_room(
+    limit: int | None, requested: int | None, expected: int
+) -> None:
+    """A limit beyond the context is lowered, not refused."""
+    assert answer_tokens(Sampling(max_tokens=limit), requested, 100) == expected
 
 
 def test_logprobs_are_trusted_only_for_settings_that_the_check_proved() -> None:

@@ -55,7 +55,7 @@ def told(trajectory: TrajectoryBuilt) -> tuple[object, ...]:
 CERTAIN: Final = trained(WHOLE)
 
 
-def test_undamaged_session_has_no_doubt_and_much_to_lose() -> None:
+def test_undamaged_session_has_no_inconsistency_and_much_to_lose() -> None:
     """The other tests of this file would say little otherwise."""
     assert WHOLE.inconsistencies == ()
     assert len(WHOLE.rows) > 5

@@ -9,7 +9,7 @@ from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import SessionGivenUp
 from evener.proto.spec import HarnessSpec, Purpose
 from evener.tokens.rows import cut
-from evener.tokens.session import verdict
+from evener.tokens.session import attempt_end
 
 RECORDED = HarnessSpec(name="none", sandbox="none")
 
@@ -45,7 +45,7 @@ def test_collected_session_that_was_given_up_keeps_its_rows(purpose: Purpose, ex
     world.ask([user("go")], "abcdefghij")
     end = TerminationReason.ATTEMPTS_USED_UP
     world.write(SessionGivenUp(session_id="t.0", attempt=1, termination_reason=end, given_up_at=1.0, spec=world.spec))
-    found = verdict(world.session, None)
+    found = attempt_end(world.session, None)
 
     assert found == (end, "")
     assert cut(world.session, end).accounting.excluded == excluded

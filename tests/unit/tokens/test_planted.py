@@ -87,7 +87,7 @@ FAULTS: dict[str, Plant] = {
         forest.Call, "undelivered", lambda _: property(lambda self: bool(self.left))
     ),
     "an aborted answer is trained": changed(rows._Reasons, "of_segment", lambda of: lambda self, segment: _unaborted(of(self, segment))),
-    "an orphan counts as a doubt": changed(rows, "ExclusionReason", _renamed),
+    "an orphan counts as inconsistent": changed(rows, "ExclusionReason", _renamed),
     "further answers of a call are orphans": changed(
         rows._Reasons,
         "of_segment",

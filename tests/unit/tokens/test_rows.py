@@ -16,7 +16,7 @@ from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.templates.port import Message
 from evener.tokens.conversation import conversation
 from evener.tokens.rows import cut
-from evener.tokens.session import SessionLog, verdict
+from evener.tokens.session import SessionLog, attempt_end
 from evener.tokens.trajectory import build
 
 CALL = 'let me see<call>{"cmd": "there in the hen"}'
@@ -245,8 +245,8 @@ def test_later_calls_never_change_earlier_segments() -> None:
         contexts = {c.call_id: world.session.forest.context(c).tolist() for c in world.session.forest.in_order()}
 
 
-def test_missing_call_opened_is_a_named_doubt_and_counts_its_tokens() -> None:
-    """A hole in the log: what is certain is delivered, the rest is counted as doubt."""
+def test_missing_call_opened_is_a_named_inconsistency_and_counts_its_tokens() -> None:
+    """A hole in the log: what is certain is delivered, the rest is counted as inconsistent."""
     world = World()
     messages = [user("there")]
     messages.append(world.ask(messages, CALL))
@@ -309,7 +309,7 @@ def test_answer_comes_back_changed(quirks: Quirks, change: object, by: MatchedBy
 
 
 def test_token_without_logprob_or_version_is_masked_with_its_reason() -> None:
-    """A doubt about one token masks that token, not its neighbours."""
+    """An inconsistency of one token masks that token, not its neighbours."""
     world = World()
     world.ask([user("go")], "abcd")
     closed = world.session.forest.calls["c1"].closed
@@ -364,10 +364,10 @@ def test_giving_up_ends_its_own_attempt_whichever_was_written_first(order: tuple
     for at in order:
         session.apply((start, gone)[at], offset=at, record_at=100.0)
 
-    assert verdict(session, None) == (TerminationReason.DEADLINE, "")
+    assert attempt_end(session, None) == (TerminationReason.DEADLINE, "")
     assert not session.accepts("s1")
     session.apply(msgspec.structs.replace(start, attempt=2, start_id="s2"), offset=3, record_at=100.0)
-    assert verdict(session, None) is None
+    assert attempt_end(session, None) is None
     assert session.accepts("s2")
 
 

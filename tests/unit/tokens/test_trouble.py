@@ -1,4 +1,4 @@
-"""How an attempt's verdict is told: what of ours it met, and why nothing was sampled."""
+"""How an attempt's end is told: what of ours it met, and why nothing was sampled."""
 
 import pytest
 from msgspec import structs
@@ -6,7 +6,7 @@ from tests.support.toy import World, user
 
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.sessions import Failures, HarnessExited
-from evener.tokens.session import SessionLog, verdict
+from evener.tokens.session import SessionLog, attempt_end
 
 
 def left(world: World, *, code: int = 0, unanswered: CallFailure | None = None, failures: tuple[Failures, ...] = ()) -> SessionLog:
@@ -32,12 +32,12 @@ def failed(reason: CallFailure, detail: str = "told so") -> tuple[Failures, ...]
 
 
 def test_harness_that_made_no_call_is_said_to_have_made_none() -> None:
-    assert verdict(left(World(), code=1), None) == (TerminationReason.HARNESS_FAILED, "its harness made no model call; its last words")
+    assert attempt_end(left(World(), code=1), None) == (TerminationReason.HARNESS_FAILED, "its harness made no model call; its last words")
 
 
 def test_first_prompt_that_does_not_fit_is_named_with_its_numbers() -> None:
     told = failed(CallFailure.CONTEXT_OVERFLOW, "this model's maximum context length is 4096 tokens; the messages have 9000")
-    found = verdict(left(World(), code=1, failures=told), None)
+    found = attempt_end(left(World(), code=1, failures=told), None)
     assert found is not None
     assert found[1].startswith("its first prompt did not fit the context: this model's maximum context length is 4096 tokens")
 
@@ -45,7 +45,7 @@ def test_first_prompt_that_does_not_fit_is_named_with_its_numbers() -> None:
 def test_context_that_overflows_after_an_answer_is_the_agents_and_needs_no_words() -> None:
     world = World()
     world.ask([user("hi")], "hello")
-    found = verdict(left(world, code=1, failures=failed(CallFailure.CONTEXT_OVERFLOW)), None)
+    found = attempt_end(left(world, code=1, failures=failed(CallFailure.CONTEXT_OVERFLOW)), None)
     assert found == (TerminationReason.HARNESS_FAILED, "its last words")
 
 
@@ -54,7 +54,7 @@ def test_refused_call_is_named_whatever_came_after_it(*, answered: bool) -> None
     world = World()
     if answered:
         world.ask([user("hi")], "hello")
-    assert verdict(left(world, failures=failed(CallFailure.REFUSED, "stop: not served")), None) == (
+    assert attempt_end(left(world, failures=failed(CallFailure.REFUSED, "stop: not served")), None) == (
         TerminationReason.REFUSED,
         "stop: not served",
     )
@@ -62,7 +62,7 @@ def test_refused_call_is_named_whatever_came_after_it(*, answered: bool) -> None
 
 def test_fault_of_ours_is_told_with_the_end_that_it_makes() -> None:
     told = failed(CallFailure.OVERLOADED, "no gateway admits the call now (http://g: status 401: wrong key)")
-    found = verdict(left(World(), code=1, unanswered=CallFailure.OVERLOADED, failures=told), None)
+    found = attempt_end(left(World(), code=1, unanswered=CallFailure.OVERLOADED, failures=told), None)
     assert found == (TerminationReason.INFRASTRUCTURE, "its last words; no gateway admits the call now (http://g: status 401: wrong key)")
 
 
@@ -73,7 +73,7 @@ def test_request_that_was_refused_and_answered_when_it_was_sent_again_was_not_re
     world.fail(opened, CallFailure.REFUSED)
     placed, again = world.open([user("hi")])
     world.close(placed, structs.replace(again, request_id=opened.request_id, try_number=2), ["hello"])
-    assert verdict(left(world), None) == (TerminationReason.FINISHED, "its last words")
+    assert attempt_end(left(world), None) == (TerminationReason.FINISHED, "its last words")
 
 
 @pytest.mark.parametrize(("code", "end"), [(0, TerminationReason.FINISHED), (1, TerminationReason.INFRASTRUCTURE)])
@@ -83,7 +83,7 @@ def test_call_that_failed_beside_an_answered_one_may_be_why_its_harness_failed(c
     placed, title = world.open([user("Title of: hi")])
     world.fail(world.open([user("hi")])[1], CallFailure.ENGINE_UNREACHABLE)
     world.close(placed, title, ["A title"])
-    found = verdict(left(world, code=code), None)
+    found = attempt_end(left(world, code=code), None)
     assert found is not None
     assert found[0] is end
 
@@ -93,4 +93,4 @@ def test_harness_that_went_on_after_a_failed_call_failed_by_itself() -> None:
     world = World()
     world.fail(world.open([user("hi")])[1], CallFailure.ENGINE_UNREACHABLE)
     world.ask([user("hi")], "hello")
-    assert verdict(left(world, code=1), None) == (TerminationReason.HARNESS_FAILED, "its last words")
+    assert attempt_end(left(world, code=1), None) == (TerminationReason.HARNESS_FAILED, "its last words")

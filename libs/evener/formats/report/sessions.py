@@ -72,7 +72,7 @@ def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[Ses
     for event in outcomes:
         for member in event.members:
             trajectory = member.scored.trajectory if member.scored else None
-            books = trajectory.accounting if trajectory else None
+            accounting = trajectory.accounting if trajectory else None
             yield SessionLine(
                 session_id=member.session_id,
                 anchor=anchors.get(member.session_id),
@@ -80,8 +80,8 @@ def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[Ses
                 detail=trajectory.detail if trajectory else "",
                 reward=NO_NUMBER if member.reward is None else number(member.reward),
                 calls=len(trajectory.calls) if trajectory else 0,
-                sampled=books.sampled if books else 0,
-                delivered=books.delivered if books else 0,
+                sampled=accounting.sampled if accounting else 0,
+                delivered=accounting.delivered if accounting else 0,
                 why_not=_why_not(event, member),
             )
 
@@ -93,7 +93,7 @@ def _why_not(event: Outcome, member: Member) -> str:
     if member.excluded is not None:
         reason = member.excluded.value.replace("_", " ")
         return f"{reason}: {member.scored.ungraded}" if member.scored and member.scored.ungraded else reason
-    books = member.scored.trajectory.accounting if member.scored else None
-    if books is None or books.delivered:
+    accounting = member.scored.trajectory.accounting if member.scored else None
+    if accounting is None or accounting.delivered:
         return ""
-    return ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in books.excluded.items()) or "no token was sampled"
+    return ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in accounting.excluded.items()) or "no token was sampled"

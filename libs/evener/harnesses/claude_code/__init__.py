@@ -14,7 +14,7 @@ from typing import Final
 
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 
@@ -84,13 +84,13 @@ class ClaudeCode(PackagedHarness):
             },
         )
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
         """Return what the last event says: Claude Code exits with 0 after some failures too."""
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and not last.get("is_error"):
-            return Judged(exit_code=0)
+            return ExitMeaning(exit_code=0)
         said = told(last, "result") or told(last, "subtype")
-        return Judged(exit_code=exit_code or 1, detail=(said or last_line(log))[-500:])
+        return ExitMeaning(exit_code=exit_code or 1, detail=(said or last_line(log))[-500:])
 
 
 def _tools(options: Mapping[str, str]) -> tuple[str, ...]:

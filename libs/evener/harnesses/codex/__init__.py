@@ -17,7 +17,7 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
@@ -54,12 +54,12 @@ class Codex(PackagedHarness):
             files={f"{HOME}/{CONFIG}/config.toml": _config(context).encode()},
         )
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
         """Return what the last event says, which is a failed turn if there was one."""
         last = last_event(log, "turn.completed", "turn.failed")
         if exit_code == 0 and last is not None and last["type"] == "turn.completed":
-            return Judged(exit_code=0)
-        return Judged(exit_code=exit_code or 1, detail=told(last, "error", "message") or last_line(log))
+            return ExitMeaning(exit_code=0)
+        return ExitMeaning(exit_code=exit_code or 1, detail=told(last, "error", "message") or last_line(log))
 
 
 def _config(context: LaunchContext) -> str:

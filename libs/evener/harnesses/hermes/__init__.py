@@ -16,7 +16,7 @@ import msgspec
 
 from evener.harnesses import pip
 from evener.harnesses.base import PackagedHarness
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_found
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
@@ -79,9 +79,9 @@ class Hermes(PackagedHarness):
             files={f"{HOME}/{CONFIG}/{name}": msgspec.json.encode(content) for name, content in files.items()},
         )
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
         """Return what the exit code says."""
-        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last_found(ERROR, log))
+        return ExitMeaning(exit_code=exit_code, detail="" if exit_code == 0 else last_found(ERROR, log))
 
 
 def _config(context: LaunchContext) -> dict[str, Any]:

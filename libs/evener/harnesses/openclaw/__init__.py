@@ -17,7 +17,7 @@ import msgspec
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
 from evener.harnesses.models_json import provider
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_found
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
@@ -59,9 +59,9 @@ class OpenClaw(PackagedHarness):
             },
         )
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
         """Return what the exit code says. The reason is what the provider said, which is in the log; the program's last words say less."""
-        return Judged(exit_code=exit_code, detail="" if exit_code == 0 else last_found(RAW_ERROR, log))
+        return ExitMeaning(exit_code=exit_code, detail="" if exit_code == 0 else last_found(RAW_ERROR, log))
 
 
 def _config(context: LaunchContext) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import msgspec
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
 from evener.harnesses.models_json import APIS, provider
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_found
 from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
@@ -69,12 +69,12 @@ class Pi(PackagedHarness):
             files={f"{HOME}/{CONFIG}/models.json": msgspec.json.encode({"providers": {PROVIDER: relay}})},
         )
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
         """Return what the last stop reason says: in JSON mode Pi exits with 0 even if the model call failed for good."""
         reasons = STOP_REASON.findall(log)
         if exit_code == 0 and reasons and reasons[-1] not in FAILED:
-            return Judged(exit_code=0)
-        return Judged(exit_code=exit_code or 1, detail=last_found(ERROR_MESSAGE, log))
+            return ExitMeaning(exit_code=0)
+        return ExitMeaning(exit_code=exit_code or 1, detail=last_found(ERROR_MESSAGE, log))
 
 
 def _tools(options: Mapping[str, str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
-from evener.harnesses.port import Judged, Launch, LaunchContext, Probe
+from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.sandboxes.port import HOME
@@ -71,13 +71,13 @@ class QwenCode(PackagedHarness):
             files={f"{HOME}/.qwen/settings.json": msgspec.json.encode(_settings(options))},
         )
 
-    def judge(self, exit_code: int, log: bytes) -> Judged:
+    def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
         """Return what the last event says."""
         last = last_event(log, "result")
         if exit_code == 0 and last is not None and not last.get("is_error"):
-            return Judged(exit_code=0)
+            return ExitMeaning(exit_code=0)
         said = told(last, "error", "message") or told(last, "result")
-        return Judged(exit_code=exit_code or 1, detail=(said or last_line(log))[-500:])
+        return ExitMeaning(exit_code=exit_code or 1, detail=(said or last_line(log))[-500:])
 
 
 def _provider(context: LaunchContext, auth: str) -> dict[str, str]:

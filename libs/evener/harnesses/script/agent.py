@@ -27,8 +27,8 @@ WRITE_FILE = {"name": "write_file", "description": "Write a file in the working 
 
 def ask(messages: list[Message]) -> Message:
     """Return the model's next message. A request that fails for a transient reason is sent again unchanged."""
-    wish: Message = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "stream": STREAM}
-    body = json.dumps(wish | ({"tools": [{"type": "function", "function": WRITE_FILE}]} if TOOLS else {})).encode()
+    request: Message = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "stream": STREAM}
+    body = json.dumps(request | ({"tools": [{"type": "function", "function": WRITE_FILE}]} if TOOLS else {})).encode()
     failed: object = None
     for tried in range(TRIES):
         pause = RETRY_SECONDS * 2**tried
