@@ -533,6 +533,8 @@ async def test_what_is_no_model_call_is_answered_here(gateway: FramesGateway) ->
         async with agent.http.head(f"{agent.url}/api/hello") as response:
             assert response.status == 200
         async with agent.post(path="/v1/embeddings") as response:
-            assert (response.status, (await response.json())["error"]["type"]) == (404, "not_found_error")
+            told = (await response.json())["error"]
+            assert (response.status, told["type"]) == (404, "not_found_error")
+            assert "POST /v1/embeddings is not served; these are: POST /v1/chat/completions, " in told["message"]
 
     assert gateway.seen == []

@@ -40,6 +40,8 @@ class AnthropicMessages:
 
     name = "anthropic_messages"
     history = "messages"
+    endpoint = "/v1/messages"
+    key_header = "x-api-key"
 
     def serves(self, path: str) -> bool:
         return _plain(path) in PATHS | COUNTING_PATHS

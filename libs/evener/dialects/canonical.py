@@ -171,6 +171,10 @@ class Dialect(Protocol):
     name: str
     history: str
     """The field of a request that holds its messages."""
+    endpoint: str
+    """The path to which its clients POST, for people."""
+    key_header: str
+    """The header, in lower case, in which its clients send their key."""
 
     def serves(self, path: str) -> bool:
         """Return whether this path asks for answers in this dialect. The path may lack its version prefix and may have a query."""

@@ -26,6 +26,7 @@ from evener.dialects.canonical import (
 )
 from evener.dialects.fields import refuse
 from evener.dialects.google_generate_request import parse_request
+from evener.dialects.models import GOOGLE_HEADER
 from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
 
@@ -50,6 +51,8 @@ class GoogleGenerate:
 
     name = "google_generate"
     history = "contents"
+    endpoint = "/v1beta/models/MODEL:generateContent"
+    key_header = GOOGLE_HEADER
 
     def serves(self, path: str) -> bool:
         return _match(path) is not None

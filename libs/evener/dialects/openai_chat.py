@@ -36,6 +36,8 @@ class OpenAIChat:
 
     name = "openai_chat"
     history = "messages"
+    endpoint = "/v1/chat/completions"
+    key_header = "authorization"
 
     def serves(self, path: str) -> bool:
         return path.partition("?")[0].strip("/") in PATHS

@@ -27,6 +27,8 @@ class OpenAIResponses:
 
     name = "openai_responses"
     history = "input"
+    endpoint = "/v1/responses"
+    key_header = "authorization"
 
     def __init__(self) -> None:
         self._parser = ResponsesParser()

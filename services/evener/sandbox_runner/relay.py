@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from evener.dialects.canonical import Dialect, RequestError
 from evener.dialects.models import models_answer
-from evener.dialects.registry import dialect_for
+from evener.dialects.registry import DIALECTS, dialect_for
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure
 from evener.proto.sessions import Failures
@@ -32,7 +32,7 @@ from evener.service.telemetry import Metrics
 
 PREFIX: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
 """A name in the base URL: the key, for a harness that sends none of the usual headers. Any other name is ignored."""
-KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
+KEY_HEADERS: Final = frozenset(dialect.key_header for dialect in DIALECTS)
 BEARER: Final = re.compile(r"^bearer +", re.IGNORECASE)
 NOT_PASSED_ON: Final = frozenset(
     {
@@ -53,7 +53,10 @@ MOST_DETAIL: Final = 500
 MODEL_CALLS: Final = re.compile(
     r"/(completions|embeddings|responses(/compact)?|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
 )
-"""Paths at which some provider has a model answer. Other posts of a harness (telemetry, logins) are not needed for its work."""
+"""Paths at which some provider has a model answer, whether or not a dialect serves them.
+
+A harness can do its work without an answer to its other posts (telemetry, logins).
+"""
 
 log = structlog.get_logger()
 
@@ -246,7 +249,7 @@ class Relay:
                 return _not_served(HTTPStatus.UPGRADE_REQUIRED, "websockets are not served; POST instead")
         if request.method == "HEAD" and path == "/api/hello":
             return web.Response()
-        message = f"{request.method} {path} is not served; POST /v1/chat/completions, /v1/responses, /v1/messages and Google's are"
+        message = f"{request.method} {path} is not served; these are: POST {', '.join(dialect.endpoint for dialect in DIALECTS)}"
         if request.method == "POST" and MODEL_CALLS.search(path) and self._is_key(request, name):
             self._report.failed(CallFailure.REFUSED, message)
         return _not_served(HTTPStatus.NOT_FOUND, message)
