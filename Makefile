@@ -13,8 +13,8 @@ HARNESS ?= script
 SAMPLES ?= 4
 STORMS ?= 20
 FUZZ_EXAMPLES ?= 20000
-# Tests wait more than they work: three at a time keep two cores busy.
-WORKERS ?= 3
+# Tests wait more than they work: four at a time keep two cores busy.
+WORKERS ?= 4
 
 # The first Python that will do.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -32,10 +32,10 @@ demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge grou
 
 ##@ Check
 .PHONY: test test-all lint unit
-test: $(READY) ## Check style, types and imports, and run the tests beside that (10 minutes on 2 cores)
+test: $(READY) ## Check style, types and imports, and run the tests beside that (9 minutes on 2 idle cores)
 	$(MAKE) --no-print-directory --jobs=2 lint unit
 
-unit: $(READY) ## Run the tests alone (WORKERS=3 at a time)
+unit: $(READY) ## Run the tests alone (WORKERS=4 at a time)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow and not vllm"
 
 test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB at first use)
@@ -59,7 +59,7 @@ bench-tokens: $(READY) ## Measure rebuilding sessions, placing calls, and what a
 drift: $(READY) ## Count the sampled tokens that tokenizing the history again would get wrong (2 minutes idle; 28 MB at first use)
 	$(BIN)/python -m proofs.bench.drift
 
-bench-gateway: $(READY) ## Measure what gateway and relay add to a call and what a call costs, beside peers (about 15 minutes; Kafka: Java, Maven)
+bench-gateway: $(READY) ## Measure what gateway and relay add to a call and what a call costs, beside peers (14 minutes; Kafka: Java, Maven)
 	$(BIN)/python -m proofs.bench.gateway
 
 merge-effect: $(READY) ## Measure what sessions of real CLIs cost to train: rows per call against trees (6 minutes; npm, Python 3.12)
