@@ -39,7 +39,7 @@ from evener.tokens.trajectory import build
 
 TEMPERATURES: Final = (0.7, 1.0, 1.5)
 SESSIONS, ANSWERS, MOST_TOKENS = 6, 6, 48
-"""At each temperature; in each session; in each answer."""
+"""The number of sessions at each temperature, of answers in each session, and the most tokens of an answer."""
 SEED: Final = 7
 QUIRKS: Final = Quirks(tolerances=(Tolerance.NUMBERS_LOOSE,))
 """What a client in JavaScript does to a history at the least."""
@@ -84,7 +84,7 @@ class Conversation(Served):
         self.tools = tools
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": asked}]
         self.ledger: dict[str, tuple[Ids, Ids]] = {}
-        """By call: what the engine was given, and what it sampled."""
+        """The ids that the engine was given, and those that it sampled, by call."""
         self.drift = Drift(sessions=1)
 
     def asks(self) -> CanonicalRequest:

@@ -20,7 +20,7 @@ from evener.tokens.forest import Ids
 
 Variant = Literal["plain", "compact", "reordered", "escaped", "white space", "exponent"]
 VARIANTS: Final[tuple[Variant, ...]] = ("plain", "compact", "reordered", "escaped", "white space", "exponent")
-"""As the template writes it; without spaces; keys in another order; ASCII; newlines or spaces that the template does not write; 1e3."""
+"""How arguments are spelled: as the template does; without spaces; keys in another order; ASCII; other white space; numbers like 1e3."""
 TOOL: Final = "write"
 OPTIONS: Final = {"path": {"type": "string"}, "limit": {"type": "number"}, "as": {"type": "object"}}
 TOOLS: Final = [

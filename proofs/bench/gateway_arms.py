@@ -49,7 +49,7 @@ class Size(Struct, frozen=True, kw_only=True):
     seconds: float
     """The length of each turn in a round."""
     calls: int
-    """For the CPU of a call."""
+    """The number of calls over which the CPU of one is measured."""
     per_second: float = 50.0
     sessions: int = 2_000
 

@@ -46,7 +46,7 @@ class Taken(Struct, frozen=True):
 
     @property
     def answer_id(self) -> str | None:
-        """By which the log knows the answer; None: it has none."""
+        """The id by which the log knows the answer. None: there is no answer."""
         found = ANSWER_ID.search(self.body)
         return None if found is None else found[1].decode()
 

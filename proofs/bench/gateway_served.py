@@ -51,7 +51,7 @@ class Commits(Struct, frozen=True, kw_only=True):
     """Bare commits: as many records each as there are sizes, with nothing but the bus around them."""
 
     sizes: list[int]
-    """Bytes."""
+    """The size of each record of a commit, in bytes."""
     per_second: float
     seconds: float
 

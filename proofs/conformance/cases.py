@@ -53,7 +53,7 @@ SUMMARISE: Final = rf"(?s)^(?!.*{SAYS}).*(?:{'|'.join(ASKED)})|</untrusted-text>
 
 
 class Where(Enum):
-    """In what kind of Evener a case runs."""
+    """The kind of Evener in which a case runs."""
 
     ONE_PROCESS = "one process, the embedded bus"
     NO_QUEUE = "the same, and no call may wait for an engine"
@@ -79,7 +79,7 @@ class Case(Struct, frozen=True, kw_only=True):
     answer_tokens: int = 1024
     limit_seconds: float = 300.0
     only_when_asked: bool = False
-    """With SLOW=1: it takes minutes in which nothing is computed."""
+    """Whether it runs only with SLOW=1, because it takes minutes in which nothing is computed."""
 
 
 def calls_of(setup: SetUp) -> list[ToolCall]:

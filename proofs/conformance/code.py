@@ -21,4 +21,4 @@ def digest(root: Path = ROOT) -> str:
 
 
 CODE: Final = digest()
-"""As this process found it at its start."""
+"""The digest of the code that this process found at its start."""

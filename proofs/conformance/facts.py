@@ -74,7 +74,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     calls: int
     """Answered, side calls included."""
     sampled: int
-    """Tokens."""
+    """The number of sampled tokens."""
     detail: str
     """The detail of its end."""
     unlike: tuple[str, ...]

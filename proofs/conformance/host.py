@@ -35,7 +35,7 @@ REFUSALS: Final[Mapping[str, Mapping[int, tuple[int, str]]]] = {
     "refused": {2: (429, "rate_limit_error"), 4: (503, "overloaded_error")},
     "overloaded": {},
 }
-"""By how a session's id begins: the number of a request, from 1, to status and kind of its refusal."""
+"""Which requests are refused, by the beginning of the session's id: the request's number, from 1, to status and kind of the refusal."""
 WATCHED: Final = "quiet"
 RETRY_AFTER: Final = "retry-after"
 RETRY_AFTER_SECONDS: Final = 1

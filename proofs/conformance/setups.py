@@ -53,9 +53,9 @@ class SetUp(Struct, frozen=True, kw_only=True):
     lacks: dict[str, str] = {}
     """Cases that it cannot have, and why: for the table. `sub_agent` and `compaction` stand here or above."""
     expected: dict[str, Facts] = {}
-    """By case, where it differs from `EXPECTED`."""
+    """What a case must show, by case, if that differs from `EXPECTED`."""
     notes: dict[str, str] = {}
-    """By case: why, for the table."""
+    """Why a case shows what it does, by case, for the table."""
 
     def __post_init__(self) -> None:
         """Hold what is said of the two cases that some lack against each other."""

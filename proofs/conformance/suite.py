@@ -53,7 +53,7 @@ class Run(Struct, frozen=True, kw_only=True):
     """Share of the rows."""
     calls: int = 0
     sampled: int = 0
-    """Tokens."""
+    """The number of sampled tokens."""
     exit_code: int | None = None
     end: str | None = None
     note: str = ""

@@ -13,7 +13,7 @@ OPTIONS: Final = ("-f", "-qq", "--seccomp-bpf", "-s", "0", "-e", "trace=connect,
 ADDRESS: Final = re.compile(r'sin6?_port=htons\((?P<port>\d+)\)[^"]*(?:inet_pton\(AF_INET6, )?"(?P<address>[0-9a-fA-F:.]+)"')
 DNS_PORT: Final = 53
 RESOLVER: Final = "systemd/resolve"
-"""In the path of a socket by which names are looked up, too."""
+"""A part of the path of the socket by which names can be looked up, too."""
 
 
 class NotCheckedError(Exception):

@@ -57,7 +57,7 @@ POLL_SECONDS: Final = 0.05
 STOP_METRIC: Final = "evener_loop_longest_stop_seconds"
 BEAT_SECONDS: Final = 5.0
 LAST_SECONDS: Final = 2.0
-"""For the exit of a session whose input has failed."""
+"""How long the exit of a session whose input has failed is waited for."""
 NEST: Final = "NEST THE CALL"
 NESTED: Final = 150
 """Levels of the tool call that the engine says then: more than a parser of JSON may follow."""

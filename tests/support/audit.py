@@ -73,7 +73,7 @@ class Answered(Struct, frozen=True, kw_only=True):
 
     answer_id: str
     message: dict[str, Any]
-    """As received: a message of OpenAI Chat."""
+    """The message of OpenAI Chat that was received."""
     body_digest: str
     """The digest of the request."""
     tried: int

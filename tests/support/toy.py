@@ -144,7 +144,7 @@ class World:
         self.changed = True
         """What the harness sent may differ from what is fed, within its tolerances or by noise."""
         self.asked: dict[str, tuple[list[Message], Sequence[Message]]] = {}
-        """By call: its messages as sent, and its tools."""
+        """The messages of each call as they were sent, and its tools, by call."""
         self.start(1)
 
     def write(self, event: AnyEvent) -> None:

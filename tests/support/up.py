@@ -23,7 +23,7 @@ LOG: Final = "up.log"
 
 
 class Up:
-    """At most one process at a time."""
+    """An `evener up` that can be started again. It has at most one process at a time."""
 
     def __init__(self, state: Path, port: int, options: Mapping[str, str | float], program: Sequence[str]) -> None:
         self.url = f"http://127.0.0.1:{port}"

@@ -29,9 +29,9 @@ class KafkaTimings(Struct, frozen=True, kw_only=True):
     """How long a broker is waited for."""
 
     send_seconds: float = 10.0
-    """For the records of a send outside transactions."""
+    """The time limit for the records of a send outside transactions."""
     acknowledge_seconds: float = 8.0
-    """For the records of a transaction; less than the transaction's own time."""
+    """The time limit for the records of a transaction; less than the transaction's own."""
 
 
 TIMINGS: Final = KafkaTimings()

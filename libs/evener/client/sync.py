@@ -1,9 +1,11 @@
 """The client without asyncio, for trainers that have no event loop: it runs in a thread of its own.
 
-with connect(url, token) as evener:
-for group in (groups := evener.groups(start=position)):
-...
-evener.publish("policy", version, folder)
+    with connect(url, token) as evener:
+        for group in (groups := evener.groups(start=position)):
+            ...
+            evener.publish("policy", version, folder)
+
+`wait` runs any other method of `Client`: `evener.wait(evener.client.submit(options))`.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ RANKS: Final = (1, 4, TOP)
 """The counted events: the drawn id was among this many most likely ones."""
 FALSE_ALARM: Final = 1e-6
 TOLERANCE: Final = 0.15
-"""In nats. Quantised kernels differ by this much between a cached and a computed prefix."""
+"""The largest accepted difference of logprobs, in nats. Quantised kernels differ by this much between a cached and a computed prefix."""
 OTHER_TEMPERATURE: Final = 2.0
 ALIGNED_TOKENS: Final = 6
 CHECK_SECONDS: Final = 120.0
