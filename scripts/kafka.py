@@ -2,7 +2,8 @@
 
 `run` stays in the foreground and prints the bootstrap address when the broker accepts connections; the broker ends with it.
 `start` does that in the background, `stop` ends it, `status` prints its address. Maven brings the broker at first use, into the
-user's cache folder. Needs Java and Maven. For tests and trials: it forgets everything when it ends.
+user's cache folder. Needs Java and Maven. For tests and trials: it forgets everything when it ends. `run --settings FILE` adds to the
+broker's properties, in which $BROKER and $CONTROLLER stand for the ports; `--scram TEXT` adds a user as Kafka's storage tool writes one.
 """
 
 import argparse
@@ -18,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from string import Template
 from typing import Final, NoReturn
 
 VERSION: Final = "4.1.0"
@@ -92,18 +94,20 @@ def properties(folder: Path, broker: int, controller: int) -> str:
 
 
 @contextmanager
-def broker() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def broker(settings: str = "", users: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run a broker; yield its process and its address. It dies with this process, however that ends."""
     jars = fetch_broker()
     folder = Path(tempfile.mkdtemp(prefix="evener-kafka-"))
     port, controller = free_ports(2)
     config = folder / "server.properties"
-    config.write_text(properties(folder, port, controller))
+    config.write_text(properties(folder, port, controller) + Template(settings).safe_substitute(BROKER=port, CONTROLLER=controller))
     cluster = base64.urlsafe_b64encode(b"e" + secrets.token_bytes(15)).decode().rstrip("=")  # one that began with "-" would be an option
     java = ["java", *JAVA_OPTIONS, "-cp", f"{jars}/*"]
     log = folder / "broker.log"
     with log.open("wb") as out:
         format_command = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)]
+        for user in users:
+            format_command += ["--add-scram", user]
         if subprocess.run(format_command, stdout=out, stderr=out, check=False).returncode:
             fail(f"the storage was not formatted:\n{log.read_text()[-2000:]}")
         server = [*java, "kafka.Kafka", str(config)]
@@ -146,7 +150,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run(*, with_parent: bool) -> None:
+def run(settings: Path | None, users: Sequence[str], *, with_parent: bool) -> None:
     """Run a broker in the foreground until it or this process is ended."""
     parent = os.getppid()
     if with_parent:
@@ -154,7 +158,7 @@ def run(*, with_parent: bool) -> None:
         if os.getppid() != parent:
             return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with broker() as (process, address):
+    with broker("" if settings is None else settings.read_text(), users) as (process, address):
         print(address, flush=True)
         process.wait()
 
@@ -208,9 +212,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "start", "stop", "status"])
     parser.add_argument("--with-parent", action="store_true", help="end `run` when the process that started it ends")
+    parser.add_argument("--settings", type=Path, help="a file of further properties of a broker that is `run`")
+    parser.add_argument("--scram", action="append", default=[], help="a user of a broker that is `run`: SCRAM-SHA-512=[name=N,password=P]")
     given = parser.parse_args()
     if given.command == "run":
-        run(with_parent=given.with_parent)
+        run(given.settings, given.scram, with_parent=given.with_parent)
     else:
         {"start": start, "stop": stop, "status": status}[given.command]()
 

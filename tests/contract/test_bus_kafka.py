@@ -22,6 +22,8 @@ from aiokafka.errors import InvalidTimestampError
 from evener.bus import kafka_producer
 from evener.bus.kafka import KafkaBus, open_kafka
 from evener.bus.kafka_client import Cluster, KafkaTimings, discard, start_producer
+from evener.bus.kafka_login import client_options
+from evener.bus.kafka_security import OPEN
 from evener.bus.port import BusUnreachable, Fenced, GroupOffset, NotCommitted, Outgoing, Position, RecordTooLarge
 from evener.proto.topics import TOPICS, Topic
 
@@ -122,7 +124,9 @@ async def test_take_over_while_a_producer_is_replaced_fences_the_replaced_one(
 
 async def test_open_transaction_of_a_dead_producer_hides_but_does_not_hang(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
     """Reading to the end stops before it; when it has been ended, later records appear and its own never do."""
-    cluster = Cluster(servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset())
+    cluster = Cluster(
+        servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset(), options=client_options(kafka_servers, OPEN)
+    )
     dead = await start_producer(cluster, "somebody", 60_000)
     await bus.send([record(b"before")])
     await dead.begin_transaction()
@@ -141,7 +145,9 @@ async def test_open_transaction_of_a_dead_producer_hides_but_does_not_hang(bus: 
 
 async def test_take_over_aborts_what_the_earlier_holder_left_open(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
     """Half of a transaction of a killed owner is never read, and its successor does not wait for a time-out."""
-    cluster = Cluster(servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset())
+    cluster = Cluster(
+        servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset(), options=client_options(kafka_servers, OPEN)
+    )
     killed = await start_producer(cluster, "gateway-0", 60_000)
     await killed.begin_transaction()
     await killed.send_and_wait(prefix + CALLS, value=b"half", key=b"s1", partition=0)

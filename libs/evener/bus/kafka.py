@@ -7,7 +7,7 @@ counts when two have it.
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -15,10 +15,12 @@ from aiokafka.admin import AIOKafkaAdminClient
 from evener.bus import kafka_group, kafka_reader
 from evener.bus.kafka_client import REQUEST_MS, TIMINGS, Cluster, KafkaTimings, asking, reaching, start_producer, started
 from evener.bus.kafka_group import GroupOffsets
+from evener.bus.kafka_login import client_options, refusal
 from evener.bus.kafka_producer import TRANSACTION_MS, KafkaProducer
+from evener.bus.kafka_security import OPEN, KafkaSecurity
 from evener.bus.kafka_sender import Sender
 from evener.bus.kafka_topics import make_topics
-from evener.bus.port import GroupOffset, Membership, Outgoing, Position, Record
+from evener.bus.port import BusUnreachable, GroupOffset, Membership, Outgoing, Position, Record
 from evener.bus.records import check, partition_for
 from evener.proto.topics import TOPICS, Topic, TopicSpec
 
@@ -32,21 +34,36 @@ async def open_kafka(
     partitions: int = 4,
     prefix: str = "",
     *,
+    security: KafkaSecurity = OPEN,
     timings: KafkaTimings = TIMINGS,
 ) -> AsyncIterator["KafkaBus"]:
-    """Open the bus at `servers` (host:port,...) and create its topics. Raises BusUnreachable, BusError, ConfigError."""
+    """Open the bus at `servers` (host:port,...) and create its topics. Raises BusUnreachable, LoginRefused, BusError, ConfigError."""
     async with AsyncExitStack() as stack:
-        admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=REQUEST_MS)
-        stack.push_async_callback(admin.close)
+        options = client_options(servers, security)
+        admin = await stack.enter_async_context(open_admin(options))
         with asking(servers, "topics"):
-            await started(admin)
             made = await make_topics(admin, prefix, topics, partitions)
         compacted = frozenset(str(spec.name) for spec in topics.values() if spec.compacted)
-        cluster = Cluster(servers=servers, prefix=prefix, partitions=made, compacted=compacted, timings=timings)
+        cluster = Cluster(servers=servers, prefix=prefix, partitions=made, compacted=compacted, options=options, timings=timings)
         lookup = await stack.enter_async_context(kafka_reader.open_consumer(cluster))
         bus = KafkaBus(cluster, admin, lookup, stack)
         stack.push_async_callback(bus.aclose)
         yield bus
+
+
+@asynccontextmanager
+async def open_admin(options: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Open the client for questions about the cluster, by the options of all clients. Raises BusUnreachable, LoginRefused."""
+    admin = AIOKafkaAdminClient(**options, request_timeout_ms=REQUEST_MS)
+    try:
+        try:
+            with asking(options["bootstrap_servers"], "the cluster"):
+                await started(admin)
+        except BusUnreachable as unreachable:
+            raise await refusal(options) or unreachable from unreachable
+        yield admin
+    finally:
+        await admin.close()
 
 
 class KafkaBus:

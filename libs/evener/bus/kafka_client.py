@@ -46,6 +46,8 @@ class Cluster(Struct, frozen=True, kw_only=True):
     partitions: dict[str, int]
     """Topic (without the prefix) to its number of partitions."""
     compacted: frozenset[str]
+    options: dict[str, Any]
+    """The options that all clients share: how they connect, and as whom."""
     timings: KafkaTimings = TIMINGS
 
     def place(self, topic: str, partition: int) -> TopicPartition:
@@ -95,7 +97,7 @@ async def started(client: AIOKafkaConsumer | AIOKafkaProducer | AIOKafkaAdminCli
 async def start_producer(cluster: Cluster, transactional_id: str | None = None, timeout_ms: int = REQUEST_MS) -> AIOKafkaProducer:
     """Start an idempotent producer; with an id, a transactional one that fences the earlier holder. Raises BusUnreachable."""
     producer = AIOKafkaProducer(
-        bootstrap_servers=cluster.servers,
+        **cluster.options,
         acks="all",
         enable_idempotence=True,
         transactional_id=None if transactional_id is None else cluster.prefix + transactional_id,

@@ -20,7 +20,7 @@ IDLE_MS: Final = 3_600_000
 async def open_consumer(cluster: Cluster, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
     """Start a consumer that sees committed records only. Raises BusUnreachable."""
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=cluster.servers,
+        **cluster.options,
         isolation_level="read_committed",
         auto_offset_reset="earliest",
         enable_auto_commit=False,

@@ -22,6 +22,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from evener.bus.kafka_security import OPEN, KafkaSecurity
 from evener.client.client import AGAIN_SECONDS, MAX_AGAIN, Client
 from evener.client.errors import ClientError, Unavailable, Unreachable
 from evener.client.run_end import TaskEnd, check_delivered, until_over
@@ -114,10 +115,12 @@ class Groups:
         follow: bool | None = None,
         on_failed: Callable[[GroupFailed], object] = log_failed,
         blobs: str = "",
+        security: KafkaSecurity = OPEN,
     ) -> None:
         """`source`: a client, or `kafka://HOST:PORT[,...][?prefix=NAME]`, with the deployment's blob store in `blobs`.
 
-        `start`: a saved `position`; None: the beginning of the log. `run_id`, `policy`: yield only groups of this run, of this policy.
+        `security`: the TLS and the login of connections to Kafka. `start`: a saved `position`; None: the beginning of the log. `run_id`,
+        `policy`: yield only groups of this run, of this policy.
         `follow`: True: continue for ever; False: stop at the end of the log; None: with a `run_id`, stop when all submitted tasks of the
         run have ended, otherwise continue for ever. `on_failed`: called for each group that failed or was dropped. Raises ClientError for
         another source.
@@ -137,6 +140,7 @@ class Groups:
         self._on_failed = on_failed
         self._others: set[str] = set()
         self._blobs = blobs
+        self._security = security
 
     async def __aiter__(self) -> AsyncGenerator[Group, None]:
         """Yield groups. Raises ClientError, BusError; RequestRefused or PositionUnknown for a position of another log.
@@ -192,7 +196,7 @@ class Groups:
             return await until_over(self._source, run_id)
         from evener.client.groups_kafka import until_over_by_kafka  # noqa: PLC0415 - aiokafka and more, for those alone who use it
 
-        return await until_over_by_kafka(self._source, self._blobs, run_id)
+        return await until_over_by_kafka(self._source, self._security, self._blobs, run_id)
 
     def _frames(self, *, follow: bool) -> AsyncGenerator[Delivered, None]:
         """Yield records from the position on. `follow`: for ever, otherwise to the end of the log."""
@@ -200,7 +204,7 @@ class Groups:
             return self._from_http(self._source, follow=follow)
         from evener.client.groups_kafka import delivered_by_kafka  # noqa: PLC0415 - aiokafka and more, for those alone who use it
 
-        return delivered_by_kafka(self._source, self._blobs, self._at(), follow=follow)
+        return delivered_by_kafka(self._source, self._security, self._blobs, self._at(), follow=follow)
 
     async def _from_http(self, client: Client, *, follow: bool) -> AsyncGenerator[Delivered, None]:
         failures = 0

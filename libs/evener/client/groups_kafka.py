@@ -3,13 +3,14 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 
-from aiokafka.admin import AIOKafkaAdminClient
 from msgspec import structs
 
 from evener.blobs.open import open_blobs
 from evener.blobs.waited import TIMINGS, Waited
-from evener.bus.kafka import open_kafka
-from evener.bus.kafka_client import REQUEST_MS, asking, started
+from evener.bus.kafka import open_admin, open_kafka
+from evener.bus.kafka_client import asking
+from evener.bus.kafka_login import client_options
+from evener.bus.kafka_security import KafkaSecurity
 from evener.bus.open import KAFKA
 from evener.bus.port import Bus, BusError, Record
 from evener.client.run_end import TaskEnd, is_over
@@ -22,9 +23,11 @@ from evener.service.delivered import check_position, delivered
 from evener.service.events import EventLog
 
 
-async def delivered_by_kafka(url: str, blobs: str, position: Mapping[int, int], *, follow: bool) -> AsyncGenerator[Delivered, None]:
+async def delivered_by_kafka(
+    url: str, security: KafkaSecurity, blobs: str, position: Mapping[int, int], *, follow: bool
+) -> AsyncGenerator[Delivered, None]:
     """Yield groups from a position. Raises ConfigError, BusError, PositionUnknown."""
-    async with _bus(url, blobs, Topic.MERGED) as bus:
+    async with _bus(url, security, blobs, Topic.MERGED) as bus:
         await check_position(bus, position)
         events = EventLog(bus, Waited(open_blobs(blobs), TIMINGS.answer_seconds))
         async with aclosing(delivered(bus, events, position, follow=follow)) as frames:
@@ -32,9 +35,9 @@ async def delivered_by_kafka(url: str, blobs: str, position: Mapping[int, int], 
                 yield frame
 
 
-async def until_over_by_kafka(url: str, blobs: str, run_id: str) -> list[TaskEnd]:
+async def until_over_by_kafka(url: str, security: KafkaSecurity, blobs: str, run_id: str) -> list[TaskEnd]:
     """Wait until all tasks of a run in `tasks` have ended; return them. Raises ConfigError, BusError."""
-    async with _bus(url, blobs, Topic.TASKS) as bus:
+    async with _bus(url, security, blobs, Topic.TASKS) as bus:
         tasks = _Tasks(EventLog(bus, open_blobs(blobs)), run_id)
         at = await bus.beginning(Topic.TASKS, 0)
         async for record in bus.read(Topic.TASKS, 0, at):
@@ -73,26 +76,22 @@ class _Tasks:
 
 
 @asynccontextmanager
-async def _bus(url: str, blobs: str, topic: Topic) -> AsyncIterator[Bus]:
+async def _bus(url: str, security: KafkaSecurity, blobs: str, topic: Topic) -> AsyncIterator[Bus]:
     """Open one topic of a deployment's bus. Raises ConfigError, BusError."""
     named = KAFKA.fullmatch(url)
     if named is None or not blobs:
         msg = f"bus {url!r} with blobs {blobs!r}: write kafka://HOST:PORT[,HOST:PORT][?prefix=NAME], and where the deployment's blobs are"
         raise ConfigError(msg)
     servers, prefix = named["servers"], named["prefix"] or ""
-    count = await _partitions(servers, prefix + topic)
-    async with open_kafka(servers, {topic: TOPICS[topic]}, count, prefix) as bus:
+    count = await _partitions(servers, security, prefix + topic)
+    async with open_kafka(servers, {topic: TOPICS[topic]}, count, prefix, security=security) as bus:
         yield bus
 
 
-async def _partitions(servers: str, topic: str) -> int:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=REQUEST_MS)
-    try:
+async def _partitions(servers: str, security: KafkaSecurity, topic: str) -> int:
+    async with open_admin(client_options(servers, security)) as admin:
         with asking(servers, f"partitions of {topic}"):
-            await started(admin)
             described = await admin.describe_topics()  # asking for one by name would make it
-    finally:
-        await admin.close()
     found = next((len(one["partitions"]) for one in described if one["topic"] == topic), 0)
     if not found:
         msg = f"there is no topic {topic} at {servers}: start the services first"

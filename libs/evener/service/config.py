@@ -7,9 +7,16 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from evener.bus.kafka_security import KafkaSecurity, Mechanism
+from evener.proto.errors import ConfigError
+
+PREFIX: Final = "EVENER_"
+"""What the names of environment variables begin with."""
 SECTIONS: Final = ("up", "scheduler", "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
 """The tables of a configuration file. One file serves all processes of a deployment."""
-SECRET: Final = frozenset({"operator_token", "capability_key"})
+SECRET: Final = frozenset({"operator_token", "capability_key", "kafka_password"})
+"""Keys whose values are not shown. Each may be `file:PATH`, for the first line of a file, such as a mounted secret."""
+FROM_FILE: Final = "file:"
 
 
 def default_state() -> str:
@@ -27,6 +34,22 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The bus: `embedded:FOLDER` (one process) or `kafka://HOST:PORT`, optionally with `?prefix=NAME` before the names of all topics."""
     blobs: str = "{state}/blobs"
     """The blob store: a folder, `memory://`, or `s3://BUCKET/PREFIX`."""
+    kafka_tls: bool = False
+    """Whether connections to Kafka are TLS."""
+    kafka_ca_file: str | None = None
+    """The PEM file of the authorities that sign the brokers' certificates. None: those of the system."""
+    kafka_certificate_file: str | None = None
+    """The PEM file of the certificate that is shown to brokers. None: none is."""
+    kafka_key_file: str | None = None
+    """The PEM file of its key. None: the key is in the certificate's file."""
+    kafka_sasl_mechanism: Mechanism | None = None
+    """How this process logs in to Kafka. None: it does not."""
+    kafka_username: str | None = None
+    """The user of PLAIN and SCRAM."""
+    kafka_password: str | None = None
+    """The user's password."""
+    kafka_token_file: str | None = None
+    """The file of the bearer token of OAUTHBEARER. It is read for each connection: somebody else renews it."""
     partitions: Annotated[int, Meta(ge=1, le=1024)] = 4
     """The number of partitions of a new bus."""
     host: str = "127.0.0.1"
@@ -47,11 +70,35 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The secret that signs the capabilities of sessions. None: drawn at first start and kept in the state folder."""
 
     def __post_init__(self) -> None:
-        """Replace `{state}` by the state folder."""
+        """Replace `{state}` by the state folder, and `file:PATH` in secrets by what the file holds. Raises ConfigError."""
         state = str(Path(self.state).expanduser().absolute())
         structs.force_setattr(self, "state", state)
         for name in ("bus", "blobs"):
             structs.force_setattr(self, name, getattr(self, name).replace("{state}", state))
+        for name in SECRET:
+            structs.force_setattr(self, name, secret_of(getattr(self, name)))
+        self.kafka_security  # noqa: B018 - it refuses keys that contradict each other
+
+    @property
+    def kafka_security(self) -> KafkaSecurity:
+        """The TLS and login of connections to Kafka."""
+        return KafkaSecurity(**{name: getattr(self, f"kafka_{name}") for name in KafkaSecurity.__struct_fields__})
+
+
+def secret_of(given: str | None) -> str | None:
+    """Return a secret as it was given, or the first line of the file that it names. Raises ConfigError."""
+    if given is None or not given.startswith(FROM_FILE):
+        return given
+    path = Path(given.removeprefix(FROM_FILE)).expanduser()
+    try:
+        lines = path.read_text().strip().splitlines()
+    except (OSError, UnicodeDecodeError) as cause:
+        msg = f"cannot read the secret in {path}: {getattr(cause, 'strerror', None) or cause}"
+        raise ConfigError(msg) from cause
+    if not lines:
+        msg = f"{path} is empty, and a secret should be in it"
+        raise ConfigError(msg)
+    return lines[0].strip()
 
 
 SHARED: Final = ServiceConfig.__struct_fields__

@@ -22,11 +22,11 @@ from msgspec import NODEFAULT, structs
 from evener.proto.docs import field_docs
 from evener.proto.errors import ConfigError
 from evener.proto.names import unknown
-from evener.service.config import SECTIONS, SHARED, ServiceConfig
+from evener.service.config import PREFIX, SECTIONS, SHARED, ServiceConfig
 from evener.service.config_text import show_config, toml
+from evener.service.service_links import service_links
 from evener.service.text_values import from_text
 
-PREFIX: Final = "EVENER_"
 NOT_KEYS: Final = frozenset({"EVENER_CONFIG", "EVENER_FAULTS", "EVENER_URL"})
 """Variables that are no keys: the configuration file, injected faults, and the URL at which the command line finds a running Evener."""
 PARAMETERS: Final = Group("Options", sort_key=0)
@@ -158,8 +158,9 @@ def _of_file(path: Path) -> Table:
 def _of_environ(environ: Mapping[str, str]) -> Table:
     """Return `EVENER_<KEY>` and `EVENER_<SECTION>_<KEY>` as a file would have them."""
     table: Table = {}
+    passed_over = NOT_KEYS | service_links(environ, PREFIX)
     for variable, text in environ.items():
-        if variable.startswith(PREFIX) and variable not in NOT_KEYS:
+        if variable.startswith(PREFIX) and variable not in passed_over:
             key = variable.removeprefix(PREFIX).lower()
             section = next((name for name in SECTIONS if key.startswith(f"{name}_")), None)
             inside = table if section is None else table.setdefault(section, {})

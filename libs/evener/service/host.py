@@ -23,7 +23,7 @@ from evener.bus.open import open_bus
 from evener.proto.ids import new_id
 from evener.runtime import faults
 from evener.service.auth import load_secrets
-from evener.service.config import ServiceConfig
+from evener.service.config import PREFIX, ServiceConfig
 from evener.service.context import ServiceContext
 from evener.service.exits import complain
 from evener.service.health import health_routes
@@ -31,6 +31,7 @@ from evener.service.listener import Mounts, Server, address_of, bind, listen
 from evener.service.loop_watch import watch_loop
 from evener.service.neighbours import Neighbours
 from evener.service.replay import replay_routes
+from evener.service.service_links import service_links
 from evener.service.store import Store
 from evener.service.supervisor import Supervisor, Wanted, not_open
 from evener.service.telemetry import metrics, set_up_logs
@@ -57,6 +58,8 @@ def run_process(config: ServiceConfig, wanted: Sequence[Wanted], *, beside: Sequ
     """Run services in this process until a signal ends it; return the exit code."""
     faults.arm(os.environ.get("EVENER_FAULTS", ""))
     set_up_logs(config.log_level)
+    if links := service_links(os.environ, PREFIX):
+        log.debug("service_links_ignored", variables=sorted(links))
     set_up_traces(wanted[0].name if len(wanted) == 1 else "up", config.instance)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_services(config, wanted, beside=beside, state_file=state_file, opened=_spare_collector))
@@ -111,7 +114,7 @@ async def _open_context(
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics(registry)  # all series are there from the start
-    bus = await stack.enter_async_context(open_bus(config.bus, partitions=config.partitions))
+    bus = await stack.enter_async_context(open_bus(config.bus, partitions=config.partitions, security=config.kafka_security))
     blobs, boot_id = open_blobs(config.blobs), new_id("b")
     store = Store(blobs, boot_id)
     await store.look()

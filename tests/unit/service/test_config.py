@@ -177,3 +177,67 @@ def test_state_folder_follows_the_desktop_convention(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     assert scheduler().state == str(tmp_path / "evener")
+
+
+def test_variables_of_kubernetes_services_are_no_keys() -> None:
+    """A Service named `evener`, or `evener-scheduler`, sets variables in every pod that look like ours, some with a key's very name."""
+    links = {
+        "EVENER_SERVICE_HOST": "10.0.0.11",
+        "EVENER_SERVICE_PORT": "80",
+        "EVENER_SERVICE_PORT_HTTP": "80",
+        "EVENER_PORT": "tcp://10.0.0.11:80",
+        "EVENER_PORT_80_TCP": "tcp://10.0.0.11:80",
+        "EVENER_PORT_80_TCP_PROTO": "tcp",
+        "EVENER_PORT_80_TCP_PORT": "80",
+        "EVENER_PORT_80_TCP_ADDR": "10.0.0.11",
+        "EVENER_SCHEDULER_SERVICE_HOST": "10.0.0.12",
+        "EVENER_SCHEDULER_PORT": "tcp://10.0.0.12:80",
+        "EVENER_PROVIDER_GATEWAY_HEADLESS_PORT_80_TCP_ADDR": "10.0.0.13",
+    }
+
+    assert scheduler(**links) == scheduler()
+    assert scheduler(**links | {"EVENER_PORT": "80"}).port == 80
+    with pytest.raises(ConfigError, match="unknown key 'prot' in the environment"):
+        scheduler(**links, EVENER_PROT="80")
+    with pytest.raises(ConfigError, match="port"):
+        scheduler(EVENER_PORT="tcp:/10.0.0.11:80")
+
+
+def test_secret_is_read_from_the_file_that_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As platforms mount secrets. What is printed of the configuration shows neither."""
+    file = tmp_path / "key"
+    file.write_text("hush\nand more\n")
+
+    assert scheduler("--capability-key", f"file:{file}").capability_key == "hush"
+    with pytest.raises(SystemExit):
+        scheduler("--capability-key", f"file:{file}", "--print-config")
+    assert "hush" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("content", "told"), [(None, "cannot read the secret in .*: No such file"), ("\n", "is empty")])
+def test_secret_that_cannot_be_read_is_told_with_its_file(tmp_path: Path, content: str | None, told: str) -> None:
+    """An empty or missing secret must not become a key that anybody could guess."""
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_text(content)
+
+    with pytest.raises(ConfigError, match=told):
+        scheduler("--capability-key", f"file:{file}")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kafka_ca_file": "ca.pem"}, "kafka_tls"),
+        ({"kafka_tls": "true", "kafka_key_file": "key.pem"}, "kafka_certificate_file"),
+        ({"kafka_username": "ann", "kafka_password": "p"}, "no kafka_sasl_mechanism"),
+        ({"kafka_sasl_mechanism": "SCRAM-SHA-512", "kafka_username": "ann"}, "kafka_password"),
+        ({"kafka_sasl_mechanism": "OAUTHBEARER"}, "kafka_token_file"),
+    ],
+)
+def test_half_of_a_login_to_kafka_is_refused(given: dict[str, str], told: str) -> None:
+    """It names the key that is missing, instead of connecting without the protection that somebody meant."""
+    argv = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", *([value] if value != "true" else []))]
+
+    with pytest.raises(ConfigError, match=told):
+        scheduler(*argv)
