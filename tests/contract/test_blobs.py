@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from obstore.store import S3Store
+from prometheus_client import CollectorRegistry
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError, Blobs, NotRead, NotStored
 from evener.blobs.store import SHORT_BYTES, ObjectBlobs, path_of, ref_of
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import ConfigError
+from evener.service.measured_blobs import MeasuredBlobs
+from evener.service.telemetry import metrics
 
 
 class BlobsContract(abc.ABC):
@@ -81,6 +84,12 @@ class TestLocalBlobs(BlobsContract):
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(BlobError, match="blob folder"):
             open_blobs(str(tmp_path / "file" / "blobs"))
+
+
+class TestMeasuredBlobs(BlobsContract):
+    @pytest.fixture
+    def blobs(self, tmp_path: Path) -> Blobs:
+        return MeasuredBlobs(open_blobs(str(tmp_path / "blobs")), metrics(CollectorRegistry()))
 
 
 class TestMemoryBlobs(BlobsContract):

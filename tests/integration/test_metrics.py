@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.engines import smollm
 from tests.support.together import submit, together
 
+from evener.cli.up import SERVICES
 from evener.client.client import Client
 from evener.engines.scripted import Rule, Script, scripted_engine
 from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
@@ -24,6 +25,7 @@ WHILE_IT_RUNS: Final = {
     "evener_harnesses_running": 2,
     "evener_calls_open": 2,
     "evener_calls_waiting": 1,
+    'evener_engine_calls{engine="e1",policy="policy"}': 1,
 }
 AFTER_IT: Final = {
     **dict.fromkeys(WHILE_IT_RUNS, 0),
@@ -43,6 +45,14 @@ AFTER_IT: Final = {
     'evener_grading_seconds_count{grader="harbor"}': 3,
     'evener_groups_total{purpose="train",result="merged"}': 1,
     "evener_tokens_delivered_total": 33,
+    **{f'evener_fleet_instances{{service="{service}",state="alive"}}': 1 for service in SERVICES},
+    "evener_fleet_places": 2,
+    "evener_fleet_partitions_unserved": 0,
+    'evener_fleet_engines{state="joined"}': 1,
+    'evener_engine_answers{engine="e1",policy="policy"}': 1,
+    'evener_engine_limit{engine="e1",policy="policy"}': 1,
+    'evener_engine_version{engine="e1",policy="policy"}': 0,
+    "evener_blob_store_usable": 1,
 }
 
 
@@ -77,4 +87,6 @@ async def test_metrics_tell_what_happens_and_what_happened(tmp_path: Path) -> No
         await until(context.registry, WHILE_IT_RUNS)
         engine.go(times=None)
         await until(context.registry, AFTER_IT)
-        assert values(context.registry)["evener_commit_seconds_count"] > 3
+        found = values(context.registry)
+        assert found["evener_commit_seconds_count"] > 3
+        assert min(found[f'evener_blob_seconds_count{{request="{request}"}}'] for request in ("put", "get", "has")) > 0

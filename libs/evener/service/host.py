@@ -28,13 +28,15 @@ from evener.service.context import ServiceContext
 from evener.service.exits import complain
 from evener.service.health import health_routes
 from evener.service.listener import Mounts, Server, address_of, bind, listen
+from evener.service.logs import RouteOf, set_up_logs
 from evener.service.loop_watch import watch_loop
+from evener.service.measured_blobs import MeasuredBlobs
 from evener.service.neighbours import Neighbours
 from evener.service.replay import replay_routes
 from evener.service.service_links import service_links
 from evener.service.store import Store
 from evener.service.supervisor import Supervisor, Wanted, not_open
-from evener.service.telemetry import metrics, set_up_logs
+from evener.service.telemetry import metrics
 from evener.service.tracing import set_up_traces
 
 CLOSE_SECONDS: Final = 15.0
@@ -57,10 +59,11 @@ class RunningUp(Struct, frozen=True, kw_only=True):
 def run_process(config: ServiceConfig, wanted: Sequence[Wanted], *, beside: Sequence[Beside] = (), state_file: bool = False) -> int:
     """Run services in this process until a signal ends it; return the exit code."""
     faults.arm(os.environ.get("EVENER_FAULTS", ""))
-    set_up_logs(config.log_level)
+    name = wanted[0].name if len(wanted) == 1 else "up"
+    set_up_logs(config.log_level, service=name, instance=config.instance)
     if links := service_links(os.environ, PREFIX):
         log.debug("service_links_ignored", variables=sorted(links))
-    set_up_traces(wanted[0].name if len(wanted) == 1 else "up", config.instance)
+    set_up_traces(name, config.instance)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_services(config, wanted, beside=beside, state_file=state_file, opened=_spare_collector))
     return 0
@@ -113,10 +116,11 @@ async def _open_context(
     secrets = load_secrets(state, operator_token=config.operator_token, capability_key=config.capability_key)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    metrics(registry)  # all series are there from the start
+    measured = metrics(registry)  # all series are there from the start
     bus = await stack.enter_async_context(open_bus(config.bus, partitions=config.partitions, security=config.kafka_security))
-    blobs, boot_id = open_blobs(config.blobs), new_id("b")
+    blobs, boot_id = MeasuredBlobs(open_blobs(config.blobs), measured), new_id("b")
     store = Store(blobs, boot_id)
+    measured.blob_store_usable.set_function(lambda: store.usable)
     await store.look()
     context = ServiceContext(
         bus=bus,
@@ -139,7 +143,7 @@ def _routes(context: ServiceContext, supervisors: Sequence[Supervisor]) -> list[
     routes = [*health_routes(context.bus, context.registry, conditions, context.store_usable), *replay_routes(context.bus, context.secrets)]
     for supervisor in supervisors:
         if supervisor.service is not None:
-            routes += supervisor.service.routes
+            routes += [RouteOf(supervisor.name, route) for route in supervisor.service.routes]
     return routes
 
 

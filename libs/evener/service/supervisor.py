@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
+from structlog.contextvars import bind_contextvars
 
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import Heartbeat
@@ -78,6 +79,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep the service running until cancelled. Raises what its first opening raises, CrashLoop (neither if Recoverable), Hopeless."""
+        bind_contextvars(service=self.name)  # this runs in a task of its own, as do all that it starts
         crashes = 0
         while True:
             began = time.monotonic()
@@ -94,6 +96,7 @@ class Supervisor:
 
     async def drain(self) -> None:
         """Ask the service to stop taking work, and to finish or hand back what is open. `fleet` learns of it at once, and of the end."""
+        bind_contextvars(service=self.name)
         self._stopping = True
         service = self.service
         if service is not None:
@@ -139,7 +142,7 @@ class Supervisor:
         try:
             await self._events.send(Topic.FLEET, beat.instance_id, beat)
         except EvenerError as error:
-            log.warning("heartbeat_not_sent", service=self.name, error=str(error))
+            log.warning("heartbeat_not_sent", error=str(error))
 
     def _show(self, service: Service | None) -> None:
         self.service = service
@@ -149,7 +152,7 @@ class Supervisor:
         self.trouble = str(error)
         self._changed()
         metrics(self._context.registry).crashes.labels(self.name).inc()
-        log.error("service_crashed", service=self.name, crashes=crashes, error=str(error), exc_info=not isinstance(error, EvenerError))
+        log.error("service_crashed", crashes=crashes, error=str(error), exc_info=not isinstance(error, EvenerError))
         if crashes >= MAX_RAPID_CRASHES and not isinstance(error, Recoverable):  # a full disk gets room again
             msg = f"{self.name} failed {crashes} times in a row, last: {type(error).__name__}: {error}"
             raise CrashLoop(msg) from error

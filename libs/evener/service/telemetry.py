@@ -1,39 +1,14 @@
-"""The logs and metrics of a process.
+"""The metrics of a process, in one typed registry."""
 
-Logs are events with fields on stderr: JSON lines, or coloured text on a terminal. Metrics have one typed registry, below.
-"""
-
-import logging
-import os
-import sys
-from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Final, TextIO, cast
+from typing import Final
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from structlog.typing import Processor
 
 CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 COMMIT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+BLOB_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 STOP_SECONDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-
-
-class LogStream:
-    """A text stream for logs. What cannot be written, as on a full disk, is lost: logging must never stop a service."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        """Write, if possible."""
-        with suppress(OSError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        """Flush, if possible."""
-        with suppress(OSError):
-            self._stream.flush()
 
 
 class Metrics:
@@ -55,6 +30,12 @@ class Metrics:
             "evener_loop_longest_stop_cpu_seconds",
             "The CPU time of the process during that longest block. It is far less than the block if the machine was too busy.",
         )
+        self.blob_seconds = histogram(
+            "evener_blob_seconds", "Time of a request to the blob store that succeeded: put, get or has.", ["request"], buckets=BLOB_SECONDS
+        )
+        self.blob_failures = counter("evener_blob_failures_total", "Requests to the blob store that failed.", ["request"])
+        self.blob_bytes = counter("evener_blob_bytes_total", "Bytes that were put into the blob store, or fetched from it.", ["request"])
+        self.blob_store_usable = gauge("evener_blob_store_usable", "Whether the blob store could be used when it was last checked: 1 or 0.")
         # scheduler
         self.tasks_ended = counter("evener_tasks_ended_total", "Tasks that ended.", ["outcome"])
         self.sessions_waiting = gauge("evener_sessions_waiting", "Sessions that wait for a runner.")
@@ -64,6 +45,14 @@ class Metrics:
             "Attempts that ended without a result. The reason is that of the record, or lease_expired.",
             ["reason"],
         )
+        self.fleet_instances = gauge(
+            "evener_fleet_instances",
+            "Instances of a service: alive, stopping, or silent, which is without a heartbeat for a lease.",
+            ["service", "state"],
+        )
+        self.fleet_places = gauge("evener_fleet_places", "Sessions that the living runners can hold together.")
+        self.fleet_partitions_unserved = gauge("evener_fleet_partitions_unserved", "Partitions of sessions that no living gateway serves.")
+        self.fleet_engines = gauge("evener_fleet_engines", "Engines of the fleet: joined or draining.", ["state"])
         # sandbox-runner
         self.harnesses_running = gauge("evener_harnesses_running", "Harnesses and recordings that run.")
         self.harness_exits = counter("evener_harness_exits_total", "Harnesses that ended.", ["cause"])
@@ -89,6 +78,14 @@ class Metrics:
             "evener_answers_continued_total", "Answers that were continued after an engine had ended them early."
         )
         self.partitions_owned = gauge("evener_partitions_owned", "Partitions of sessions that this gateway serves.")
+        self.engine_answers = gauge(
+            "evener_engine_answers", "Whether an engine answers this gateway: 1 or 0. A frozen engine has no policy.", ["engine", "policy"]
+        )
+        self.engine_calls = gauge("evener_engine_calls", "Answers that an engine samples for this gateway.", ["engine", "policy"])
+        self.engine_limit = gauge(
+            "evener_engine_limit", "Answers that an engine may sample for this gateway at a time.", ["engine", "policy"]
+        )
+        self.engine_version = gauge("evener_engine_version", "The policy version that an engine reports.", ["engine", "policy"])
         # reconstructor
         self.trajectories = counter("evener_trajectories_total", "Trajectories built.", ["termination_reason"])
         self.rows = counter("evener_rows_total", "Rows built.", ["fidelity"])
@@ -112,30 +109,3 @@ class Metrics:
 def metrics(registry: CollectorRegistry) -> Metrics:
     """Return the one `Metrics` of a registry."""
     return Metrics(registry)
-
-
-def set_up_logs(level: str) -> None:
-    """Send structlog's events and the log lines of libraries to stderr: JSON lines, or text on a terminal."""
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    # Tracebacks without local variables: those may hold secrets.
-    plain = structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ, exception_formatter=structlog.dev.plain_traceback)
-    lines: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    renderers: list[Processor] = [plain] if sys.stderr.isatty() else lines
-    stream = cast("TextIO", LogStream(sys.stderr))
-    structlog.configure(
-        processors=[*shared, *renderers],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(stream),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers]
-        )
-    )
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

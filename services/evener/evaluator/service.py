@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
+from structlog.contextvars import bound_contextvars
 
 from evener.bus.offsets import Contiguous
 from evener.bus.port import GroupOffset, Position, Record
@@ -99,7 +100,10 @@ class Evaluator:
 
     async def _finish(self, partition: PartitionProgress, record: Record) -> None:
         try:
-            with tracer.start_as_current_span("grade", context=context_of(record), kind=SpanKind.CONSUMER) as span:
+            with (
+                bound_contextvars(session_id=_session_of(record)),
+                tracer.start_as_current_span("grade", context=context_of(record), kind=SpanKind.CONSUMER) as span,
+            ):
                 scored = await self._scored(record)
                 if scored is not None:
                     await point("evaluator.graded")
@@ -117,8 +121,7 @@ class Evaluator:
             trajectory = checked(await self._events.light(record), TrajectoryBuilt)
         except BadRecord as bad:  # its session counts as ungraded, so that its group ends
             await self._events.dead_letter(GROUP, record, str(bad))
-            session = (header(record, HEADER_SESSION) or record.key.encode()).decode(errors="replace")
-            return await lost_session(self._context.bus, session, str(bad))
+            return await lost_session(self._context.bus, _session_of(record), str(bad))
         return await self._gradings.scored(trajectory, f"{record.partition}-{record.offset}")
 
     async def _commit_for_ever(self, partition: PartitionProgress) -> None:
@@ -132,6 +135,11 @@ class Evaluator:
             return
         await self._context.bus.commit_offsets([GroupOffset(GROUP, Position(Topic.BUILT, partition.number, offset))])
         partition.committed = offset
+
+
+def _session_of(record: Record) -> str:
+    """Return the session of a record, also of one that cannot be read."""
+    return (header(record, HEADER_SESSION) or record.key.encode()).decode(errors="replace")
 
 
 def _tell(span: Span, scored: TrajectoryScored) -> None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
+from structlog.contextvars import bound_contextvars
 
 from evener.blobs.port import BlobError
 from evener.bus.port import BusError, Fenced
@@ -134,6 +135,7 @@ class InflightCall:
         attributes = {"evener.session.id": self._session.session_id, "evener.request.id": self._request.request_id}
         with (
             ExitStack() as held,
+            bound_contextvars(session_id=self._session.session_id),
             self._services.metrics.calls_open.track_inprogress(),
             tracer.start_as_current_span("call", context=self._request.trace, kind=SpanKind.SERVER, attributes=attributes) as span,
         ):

@@ -19,10 +19,12 @@ from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, PolicyP
 from evener.proto.topics import Topic
 from evener.provider_gateway.engine_handle import EngineHandle, RegisteredEngine
 from evener.provider_gateway.engine_scheduler import EngineScheduler
+from evener.provider_gateway.engine_series import shown_engine
 from evener.provider_gateway.pauses import Pauses
 from evener.provider_gateway.timings import GatewayTimings
 from evener.service.events import EventLog
 from evener.service.published import Published, proven_label
+from evener.service.telemetry import Metrics
 from evener.templates.port import Renderer
 
 TELL_SECONDS: Final = 30.0
@@ -54,6 +56,7 @@ class EnginePool:
         scheduler: EngineScheduler,
         *,
         required: str | None,
+        metrics: Metrics,
         timings: GatewayTimings,
     ) -> None:
         self._bus = bus
@@ -62,6 +65,7 @@ class EnginePool:
         self._renderers = renderers
         self._scheduler = scheduler
         self._required = required
+        self._metrics = metrics
         self._timings = timings
         self._required_refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._registered: dict[str, tuple[RegisteredEngine, asyncio.Task[None]]] = {}
@@ -132,7 +136,9 @@ class EnginePool:
             async with aclosing(open_engine(joined)) as engine, aclosing(Pauses(open_weights(joined))) as pauses:
                 facts, rule, unfit = await self._check(registered, engine)
                 log.info("engine_joined", engine_id=joined.engine_id, kind=joined.kind, policy=joined.policy, version=facts.version)
-                await self._serve(EngineHandle(registered, engine, facts, rule, pauses, unfit=unfit))
+                handle = EngineHandle(registered, engine, facts, rule, pauses, unfit=unfit)
+                with shown_engine(handle, self._metrics):
+                    await self._serve(handle)
         except EvenerError as refused:
             self._refuse(registered, str(refused))
 

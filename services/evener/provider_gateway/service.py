@@ -49,8 +49,8 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     instance_id = f"{context.instance_id}-{SERVICE}"
     scheduler = EngineScheduler(queue=config.queue, patience_seconds=config.transparent_retry_seconds)
     renderers = {name: policy.renderer for name, policy in policies.items()}
-    pool = EnginePool(context.bus, events, renderers, scheduler, required=config.required_engine, timings=timings)
     measured = metrics(context.registry)
+    pool = EnginePool(context.bus, events, renderers, scheduler, required=config.required_engine, metrics=measured, timings=timings)
     measured.calls_waiting.set_function(lambda: scheduler.waiting)
     partitions = OwnedPartitions(context.bus, EventLog(context.bus, blobs, measured), measured, instance_id)
     services = CallServices(

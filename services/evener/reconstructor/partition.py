@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
+from structlog.contextvars import bound_contextvars
 
 from evener.bus.port import GroupOffset, Position, Record
 from evener.proto.codec import BadRecord
@@ -71,7 +72,10 @@ class Replayer:
                 continue
             if sealed is not None and record.offset >= built:
                 await point("reconstructor.sealed_read")
-                with tracer.start_as_current_span("build", context=context_of(record), kind=SpanKind.CONSUMER) as span:
+                with (
+                    bound_contextvars(session_id=sealed.session.session_id),
+                    tracer.start_as_current_span("build", context=context_of(record), kind=SpanKind.CONSUMER) as span,
+                ):
                     await self._build(sealed, record, span)
                 new = True
         return new

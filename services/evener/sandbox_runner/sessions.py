@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
+from structlog.contextvars import bound_contextvars
 
 from evener.blobs.port import BlobError
 from evener.bus.port import Position
@@ -93,7 +94,10 @@ class AttemptRun:
     async def run(self) -> None:
         """Run the attempt to its end. Raises what no event can report; then the lease ends the attempt."""
         began = nanoseconds(self._event.dispatched_at)
-        with tracer.start_as_current_span("attempt", context=self._trace_context, kind=SpanKind.CONSUMER, start_time=began) as span:
+        with (
+            bound_contextvars(session_id=self._event.session_id, attempt=self._event.attempt),
+            tracer.start_as_current_span("attempt", context=self._trace_context, kind=SpanKind.CONSUMER, start_time=began) as span,
+        ):
             span.set_attribute("evener.session.id", self._event.session_id)
             span.set_attribute("evener.attempt", self._event.attempt)
             span.set_attribute("evener.harness", self._spec.harness.name)

@@ -24,6 +24,7 @@ from evener.scheduler.admission import admit
 from evener.scheduler.config import Config
 from evener.scheduler.core import HELD, Draft, TaskDiffers, Write, given_up, is_open
 from evener.scheduler.fleet_reader import FleetReader
+from evener.scheduler.fleet_series import hide_fleet, show_fleet
 from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Item, PendingCommand, fail, follow
 from evener.scheduler.watch import Watch
 from evener.service.context import ServiceContext
@@ -84,6 +85,7 @@ class TaskWriter:
                         tasks.create_task(follow(self._inbox, self._bus, self._events, group=self._group, topic=topic, partition=partition))
         finally:
             self.stop()
+            hide_fleet(self._metrics)
             await asyncio.shield(producer.aclose())
 
     def stop(self) -> None:
@@ -142,6 +144,7 @@ class TaskWriter:
         ticked = any(isinstance(item, ClockTick) for item in items)
         if ticked:
             await self._look_at_time(draft)
+            show_fleet(self._metrics, self.fleet.fleet, partitions=self._bus.partitions_of(Topic.SESSIONS), now=time.monotonic())
         self._admit(draft)
         if draft.changed or (ticked and self._offsets):
             await self._commit(producer, draft)

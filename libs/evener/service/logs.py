@@ -1,0 +1,104 @@
+"""The logs of a process: events with fields on stderr, as JSON lines, or as coloured text on a terminal.
+
+Every line names the service and the instance that it is about, and within a span its trace. A task that works for one session binds
+`session_id` by `structlog.contextvars.bound_contextvars`, so that lines of libraries carry it too.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TextIO, cast
+
+import structlog
+from opentelemetry import trace
+from starlette.datastructures import URLPath
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+
+class LogStream:
+    """A text stream for logs. What cannot be written, as on a full disk, is lost: logging must never stop a service."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write, if possible."""
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush, if possible."""
+        with suppress(OSError):
+            self._stream.flush()
+
+
+class RouteOf(BaseRoute):
+    """A route of a service. What is logged while it answers names the service, also where six services share a process."""
+
+    def __init__(self, service: str, route: BaseRoute) -> None:
+        self._service = service
+        self._route = route
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return self._route.matches(scope)
+
+    def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
+        return self._route.url_path_for(name, **path_params)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with bound_contextvars(service=self._service):
+            await self._route.handle(scope, receive, send)
+
+
+def set_up_logs(level: str, *, service: str, instance: str) -> None:
+    """Send structlog's events and the log lines of libraries to stderr: JSON lines, or text on a terminal.
+
+    Each line carries the service and the instance that it is about: those of this process, unless the task that logs has bound others.
+    """
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        partial(_name_process, {"service": service, "instance": instance}),
+        _name_trace,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Tracebacks without local variables: those may hold secrets.
+    plain = structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ, exception_formatter=structlog.dev.plain_traceback)
+    lines: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    renderers: list[Processor] = [plain] if sys.stderr.isatty() else lines
+    stream = cast("TextIO", LogStream(sys.stderr))
+    structlog.configure(
+        processors=[*shared, *renderers],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers]
+        )
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+def _name_process(names: Mapping[str, str], _: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """Say of which service and instance a line is, unless it says so itself."""
+    for key, value in names.items():
+        line.setdefault(key, value)
+    return line
+
+
+def _name_trace(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """Say in which trace and span a line was written, by the names that OpenTelemetry gives them in logs."""
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        line.setdefault("trace_id", trace.format_trace_id(span.trace_id))
+        line.setdefault("span_id", trace.format_span_id(span.span_id))
+    return line

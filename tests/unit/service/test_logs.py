@@ -1,0 +1,121 @@
+"""The lines of a process's log."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from structlog.contextvars import bound_contextvars
+from tests.support.service_context import serving
+
+from evener.service.exits import complain
+from evener.service.logs import RouteOf, set_up_logs
+
+FULL = Path("/dev/full")
+
+
+@pytest.fixture
+def _logging() -> Iterator[None]:
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:], logging.root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def _fail(secret: str) -> None:
+    msg = f"wrong key of {len(secret)} letters"
+    raise ValueError(msg)
+
+
+@pytest.mark.usefixtures("_logging")
+def test_log_lines_are_json_without_local_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    """A traceback must not carry what its frames held."""
+    set_up_logs("info", service="scheduler", instance="s-1")
+    try:
+        _fail("hu" + "sh")
+    except ValueError:
+        structlog.get_logger().error("crashed", session_id="t.0", exc_info=True)
+    structlog.get_logger().debug("not told")
+    logging.getLogger("aiokafka").warning("from a library")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+
+    assert (first["event"], first["session_id"], first["level"]) == ("crashed", "t.0", "error")
+    assert "ValueError: wrong key of 4 letters" in first["exception"]
+    assert "hush" not in json.dumps(first)
+    assert (second["event"], second["level"]) == ("from a library", "warning")
+    assert sys.stderr.isatty() is False
+
+
+@pytest.mark.usefixtures("_logging")
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+def test_log_on_a_full_disk_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines are lost, the services go on."""
+    sink = os.fdopen(os.open(FULL, os.O_WRONLY), "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", sink)
+    set_up_logs("info", service="scheduler", instance="s-1")
+    structlog.get_logger().error("crashed")
+    logging.getLogger("aiokafka").warning("from a library")
+    complain("the end")
+    with pytest.raises(OSError, match="No space left"):
+        sink.close()
+
+
+@pytest.mark.usefixtures("_logging")
+def test_every_line_names_its_service_instance_session_and_trace(
+    capsys: pytest.CaptureFixture[str], tracer_provider: TracerProvider
+) -> None:
+    """Lines of libraries too. What a line says itself counts more."""
+    set_up_logs("info", service="up", instance="host-1")
+    with (
+        bound_contextvars(service="evaluator", session_id="t.0"),
+        tracer_provider.get_tracer("test").start_as_current_span("grade") as span,
+    ):
+        structlog.get_logger().info("graded")
+        logging.getLogger("aiokafka").warning("from a library")
+        structlog.get_logger().info("repeated", session_id="t.1")
+    structlog.get_logger().info("outside")
+    graded, library, repeated, outside = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    named = {
+        "service": "evaluator",
+        "instance": "host-1",
+        "session_id": "t.0",
+        "trace_id": trace.format_trace_id(span.get_span_context().trace_id),
+        "span_id": trace.format_span_id(span.get_span_context().span_id),
+    }
+
+    assert named.items() <= graded.items()
+    assert named.items() <= library.items()
+    assert repeated["session_id"] == "t.1"
+    assert {"service": "up", "instance": "host-1"}.items() <= outside.items()
+    assert not {"session_id", "trace_id", "span_id"} & outside.keys()
+
+
+@pytest.mark.usefixtures("_logging")
+async def test_lines_of_a_request_name_the_service_that_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Six services share the listener of `evener up`."""
+    set_up_logs("info", service="up", instance="host-1")
+
+    async def hello(_: Request) -> Response:
+        structlog.get_logger().info("asked")
+        return Response()
+
+    async with serving([RouteOf("scheduler", Route("/hello", hello))]) as url, aiohttp.ClientSession(url) as client:
+        async with client.get("/hello") as answer:
+            assert answer.status == 200
+        async with client.post("/hello") as answer:
+            assert answer.status == 405
+        async with client.get("/elsewhere") as answer:
+            assert answer.status == 404
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+    assert [line["service"] for line in lines if line["event"] == "asked"] == ["scheduler"]
