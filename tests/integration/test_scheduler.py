@@ -9,19 +9,20 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from msgspec import structs
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext
 from prometheus_client import CollectorRegistry
-from tests.support.outside import Outside, closed_port, scheduler, until
-from tests.support.service_context import MISSING, RUBBISH
+from tests.support.outside import Outside, closed_port, eventually, scheduler, until
+from tests.support.service_context import MISSING, RUBBISH, open_parts, operator
 from tests.support.spans import Spans
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, Header, Outgoing, Record
 from evener.client.client import Client
-from evener.client.errors import RequestRefused, TokenRefused, Unreachable
-from evener.client.views import EngineRequest, Submission
+from evener.client.errors import RequestRefused, TokenRefused, Unavailable, Unreachable
+from evener.client.views import ACTIVE_HEADER, EngineRequest, Submission
 from evener.proto.codec import tag_of
 from evener.proto.fleet import DeadLetter
 from evener.proto.reasons import TerminationReason
@@ -31,6 +32,9 @@ from evener.proto.state import Stage
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.runtime.faults import arm
+from evener.scheduler.config import Config
+from evener.scheduler.fleet_reader import FleetReader
+from evener.scheduler.service import open_service
 from evener.service.auth import TOKEN_FILE
 from evener.service.events import header
 from evener.service.tracing import context_of
@@ -146,14 +150,39 @@ async def test_next_scheduler_goes_on_where_the_last_one_died(bus: Bus, outside:
     assert len(await outside.read(Topic.TASKS, TaskEnded)) == 1
 
 
-async def test_scheduler_that_was_taken_over_can_write_nothing_more(bus: Bus, tmp_path: Path) -> None:
-    """Two of one name: the later one fences the earlier."""
-    async with scheduler(bus, tmp_path) as zombie, scheduler(bus, tmp_path) as client:
+async def test_fenced_scheduler_writes_nothing_more_and_goes_on_where_the_other_stopped(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """Somebody else took its transactional id: it refuses what it cannot commit, then takes over again, for it is still assigned."""
+    async with scheduler(bus, tmp_path) as client:
         await submit(client)
-        with pytest.raises(Exception, match="taken over"):
-            await zombie.submit(options(), task=PACKED.ref, task_id="u")
+        await (await bus.producer("scheduler-main")).aclose()
+        with pytest.raises(Unavailable):
+            await client.submit(options(), task=PACKED.ref, task_id="u")
+        assert [event.task_id for event in await outside.read(Topic.TASKS, TaskSubmitted)] == ["t"]
 
-        assert [view.task_id for view in await client.tasks()] == ["t"]
+        await client.patiently(lambda: client.submit(options(), task=PACKED.ref, task_id="u"))
+        assert {view.task_id for view in await client.tasks()} == {"t", "u"}
+
+
+async def test_scheduler_that_drains_refuses_what_waits_and_what_comes(bus: Bus, tmp_path: Path) -> None:
+    """503 with Retry-After, and a moment: another one takes over."""
+    async with open_parts(tmp_path / "parts") as parts:
+        context = structs.replace(parts, bus=bus)
+        async with open_service(Config(state=str(tmp_path), bus="unused"), context) as service, operator(service.routes) as http:
+            running = asyncio.ensure_future(service.run())
+            await eventually(lambda: service.ready() == {"active": True})
+            await service.drain()
+            async with http.get("/tasks") as answer:
+                assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+                assert answer.headers[ACTIVE_HEADER] == ""
+            assert service.heartbeat().stopping
+            assert not service.heartbeat().active
+            assert not running.done()
+            async with open_service(Config(state=str(tmp_path), bus="unused"), context) as successor:
+                next_one = asyncio.ensure_future(successor.run())
+                await eventually(lambda: successor.ready() == {"active": True})
+            for task in (running, next_one):
+                task.cancel()
+            await asyncio.gather(running, next_one, return_exceptions=True)
 
 
 async def test_schedulers_of_two_names_do_not_touch_each_others_tasks(bus: Bus, outside: Outside, tmp_path: Path) -> None:
@@ -204,6 +233,30 @@ async def test_attempt_in_its_runners_heartbeats_is_never_lost(bus: Bus, outside
         async with outside.beating(running=held):
             await asyncio.sleep(2)
             assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+
+
+async def test_dead_instance_leaves_the_fleet_and_comes_back_with_its_next_heartbeat(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+    """Its last heartbeat is deleted from the log too. Who lives on stays."""
+
+    async def shown(client: Client) -> set[str]:
+        return {one.instance_id for one in (await client.fleet()).instances}
+
+    await outside.beat("dead")
+    async with open_parts(tmp_path / "parts") as parts:
+        config = Config(state=str(tmp_path), bus="unused", tick_seconds=0.05, forget_seconds=2.0)
+        reader = FleetReader(config, structs.replace(parts, bus=bus))
+        await reader.start()
+        async with outside.beating("alive"), scheduler(bus, tmp_path) as client:
+            following = asyncio.ensure_future(reader.follow(lambda: None))
+            await until(lambda: shown(client), lambda names: names == {"dead", "alive"})
+            while "dead" in reader.fleet.heartbeats:
+                await reader.forget_the_dead()
+                await asyncio.sleep(0.05)
+            await until(lambda: shown(client), lambda names: names == {"alive"})
+            assert "dead" not in await bus.last_values(Topic.FLEET, 0)
+            await outside.beat("dead")
+            await until(lambda: shown(client), lambda names: names == {"dead", "alive"})
+            following.cancel()
 
 
 async def test_paused_process_takes_nobody_for_lost(bus: Bus, outside: Outside, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ SCRIPT: Final = Script(
 )
 SLOW: Final = Script(default=Rule(say="It is seven, or so I think.", per_token_ms=2000))
 CONDITIONS: Final = {
-    "scheduler": {"took_over"},
+    "scheduler": {"active"},
     "sandbox_runner": {"taking"},
     "provider_gateway": {"engine", "partitions"},
     "reconstructor": {"partitions"},

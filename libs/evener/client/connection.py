@@ -1,14 +1,15 @@
 """HTTP requests to Evener's control endpoints, with the operator's token, and with an error for every failure."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
+from msgspec import Struct
 
-from evener.client.errors import ClientError, Elsewhere, RequestRefused, TokenRefused, Unavailable, Unreachable
-from evener.client.views import ProblemAnswer
+from evener.client.errors import ClientError, Elsewhere, RequestRefused, StandsBy, TokenRefused, Unavailable, Unreachable
+from evener.client.views import ACTIVE_HEADER, ProblemAnswer
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
@@ -22,10 +23,13 @@ Query = Mapping[str, object]
 
 
 class Connection:
-    """A pool of connections to one deployment."""
+    """A pool of connections to one deployment. Requests to its scheduler go to the active one of those that stand by for each other."""
 
     def __init__(self, url: str, token: str) -> None:
-        self.url = url.rstrip("/")
+        """`url`: the scheduler's base URL, or several, separated by commas, of schedulers of the same name."""
+        self._given = tuple(each.strip().rstrip("/") for each in url.split(","))
+        self.url = self._given[0]
+        """The base URL of the scheduler that answered last."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
         self._session = aiohttp.ClientSession(timeout=timeout, headers={"authorization": f"Bearer {token}"}, read_bufsize=2**20)
 
@@ -68,29 +72,83 @@ class Connection:
         query: Query | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open an answer of status 200 to 299. Raises ClientError, also for a failure while the answer is read."""
-        base = at or self.url
-        params = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        headers = {"accept": accept}
-        try:
-            async with self._session.request(method, base + path, data=body, params=params, headers=headers) as response:
-                if response.status >= 300:  # noqa: PLR2004 - HTTP
-                    raise refusal(response.status, await response.read(), f"{method} {base}{path}")
+        asked = _Request(
+            method=method,
+            path=path,
+            body=body,
+            headers={"accept": accept},
+            params={name: str(value) for name, value in (query or {}).items() if value is not None},
+        )
+        async with AsyncExitStack() as stack:
+            base, response = await self._of_the_active(stack, asked) if at is None else (at, await self._opened(stack, asked, at))
+            with _breaks(base):
                 yield response
-        except aiohttp.ClientConnectorError as cause:
-            msg = f"no evener is running at {base}"
-            raise Unreachable(msg) from cause
-        except (aiohttp.ClientError, TimeoutError) as cause:
-            msg = f"the connection to {base} broke: {cause or type(cause).__name__}"
-            raise Unavailable(msg) from cause
+
+    async def _of_the_active(self, stack: AsyncExitStack, asked: "_Request") -> tuple[str, aiohttp.ClientResponse]:
+        """Return the answer of the active scheduler with its base URL: of the last one, one that a standby names, or one that was given."""
+        waiting, tried = [self.url, *self._given], set[str]()
+        failed: ClientError | None = None
+        while waiting:
+            base = waiting.pop(0)
+            if base in tried:
+                continue
+            tried.add(base)
+            try:
+                response = await self._opened(stack, asked, base)
+            except StandsBy as elsewhere:
+                failed = elsewhere
+                waiting[:0] = [elsewhere.active] if elsewhere.active else []
+            except Unreachable as unreachable:
+                failed = failed or unreachable
+            else:
+                self.url = base
+                return base, response
+        assert failed is not None  # noqa: S101 - there is at least one URL
+        raise failed
+
+    async def _opened(self, stack: AsyncExitStack, asked: "_Request", base: str) -> aiohttp.ClientResponse:
+        """Return an answer of status 200 to 299, which is closed with `stack`. Raises ClientError."""
+        async with AsyncExitStack() as opening:
+            with _breaks(base):
+                request = self._session.request(
+                    asked.method, base + asked.path, data=asked.body, params=asked.params, headers=asked.headers
+                )
+                response = await opening.enter_async_context(request)
+                if response.status < 300:  # noqa: PLR2004 - HTTP
+                    stack.push_async_exit(opening.pop_all())
+                    return response
+                what, said = f"{asked.method} {base}{asked.path}", await response.read()
+        if (active := response.headers.get(ACTIVE_HEADER)) is not None:
+            raise StandsBy(_problem(said, what, response.status)[0], active or None)
+        raise refusal(response.status, said, what)
+
+
+class _Request(Struct, frozen=True, kw_only=True):
+    """A request, but for the instance that it goes to."""
+
+    method: str
+    path: str
+    body: bytes | None
+    headers: dict[str, str]
+    params: dict[str, str]
+
+
+@contextmanager
+def _breaks(base: str) -> Iterator[None]:
+    """Name what breaks in this block after the instance at `base`."""
+    try:
+        yield
+    except aiohttp.ClientConnectorError as cause:
+        msg = f"no evener is running at {base}"
+        raise Unreachable(msg) from cause
+    except (aiohttp.ClientError, TimeoutError) as cause:
+        msg = f"the connection to {base} broke: {cause or type(cause).__name__}"
+        raise Unavailable(msg) from cause
 
 
 def refusal(status: int, body: bytes, doing: str) -> ClientError:
     """Return the error for an answer of status 300 and above."""
-    try:
-        problem = _problems.decode(body).error
-        what, field = problem.message, problem.field
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        what, field = f"{doing} was answered with status {status}", None
+    what, field = _problem(body, doing, status)
     match status:
         case 401:
             return TokenRefused(f"{doing} refuses the token")
@@ -100,3 +158,12 @@ def refusal(status: int, body: bytes, doing: str) -> ClientError:
             return ClientError(what)
         case _:
             return RequestRefused(f"{field}: {what}" if field and field not in what else what, status=status, field=field)
+
+
+def _problem(body: bytes, doing: str, status: int) -> tuple[str, str | None]:
+    """Return what the body of such an answer says, and the field that it names."""
+    try:
+        problem = _problems.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return f"{doing} was answered with status {status}", None
+    return problem.message, problem.field

@@ -19,6 +19,15 @@ class Elsewhere(Unavailable):
     """Another instance of the service answers this, now or soon. Ask the other instances, then try again."""
 
 
+class StandsBy(Elsewhere):
+    """The scheduler that answered is not the active one. Name all schedulers, or try again in a moment: another is about to take over."""
+
+    def __init__(self, what: str, active: str | None) -> None:
+        super().__init__(what)
+        self.active = active
+        """The base URL of the active scheduler. None: the one that answered knows none."""
+
+
 class TokenRefused(ClientError):
     """Give the operator's token: EVENER_OPERATOR_TOKEN, or the file `operator-token` in the state folder of the running Evener."""
 

@@ -1,6 +1,6 @@
 """The JSON bodies of the HTTP endpoints' requests and answers."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,9 @@ from evener.proto.spec import Purpose, TaskRef
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOptions, TaskOutcome
 from evener.proto.trajectories import Accounting
+
+ACTIVE_HEADER: Final = "evener-active"
+"""The header of a 503 by a scheduler that is not the active one: the base URL of that one. Empty: none is known."""
 
 
 class Submission(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -84,11 +87,15 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     alive: bool
     """Whether a heartbeat arrived within a lease."""
     stopping: bool
+    active: bool
+    """Whether this is the active one of the schedulers of its name."""
     address: str | None
     capacity: int
     running: tuple[Running, ...]
     harnesses: tuple[str, ...]
     partitions: tuple[int, ...]
+    quarantined_seconds: float | None
+    """How long a runner that lost sandboxes in a row still gets no sessions. 0: it gets one at a time. None: it is not quarantined."""
 
 
 class EngineView(Struct, frozen=True, kw_only=True):
@@ -138,6 +145,8 @@ class Problem(Struct, frozen=True, kw_only=True):
 
     message: str
     field: str | None = None
+    active: str | None = None
+    """The base URL of the active scheduler, which answers this. None: this one does, or none is known."""
 
 
 class ProblemAnswer(Struct, frozen=True, kw_only=True):

@@ -53,6 +53,9 @@ class Metrics:
         self.fleet_places = gauge("evener_fleet_places", "Sessions that the living runners can hold together.")
         self.fleet_partitions_unserved = gauge("evener_fleet_partitions_unserved", "Partitions of sessions that no living gateway serves.")
         self.fleet_engines = gauge("evener_fleet_engines", "Engines of the fleet: joined or draining.", ["state"])
+        self.runners_quarantined = gauge(
+            "evener_runners_quarantined", "Runners that get no sessions, or one at a time, because they lost sandboxes in a row."
+        )
         # sandbox-runner
         self.harnesses_running = gauge("evener_harnesses_running", "Harnesses and recordings that run.")
         self.harness_exits = counter("evener_harness_exits_total", "Harnesses that ended.", ["cause"])

@@ -37,6 +37,10 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """The partitions of `sessions` that a gateway owns and serves."""
     policies: tuple[str, ...] = ()
     """The policies that a gateway can render for."""
+    scheduler: str = ""
+    """The name of a scheduler. All of one name share the work: one is active, the others stand by."""
+    active: bool = False
+    """Whether this is the active scheduler of its name."""
     key: str = ""
     """A fingerprint of the capability key, which is the same for all processes of a deployment. Empty: an older process wrote this."""
     probe: BlobRef | None = None

@@ -34,6 +34,10 @@ class SessionState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 0
     """The last attempt that was dispatched, or the earlier one that sealed the session. 0: none was dispatched."""
     runner_id: str | None = None
+    failed_on: tuple[str, ...] = ()
+    """The runners at which attempts were lost. A further attempt goes to another one, if there is one."""
+    handed_back: int = 0
+    """The number of attempts that their runner handed back because it was stopped. They do not count as lost."""
     dispatched_at: float | None = None
     first_dispatched_at: float | None = None
     termination_reason: TerminationReason | None = None

@@ -67,8 +67,8 @@ class UpEnded(EvenerError):
 async def connect(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *, sampling: bool = False) -> AsyncIterator[Client]:
     """Yield a client of the Evener at EVENER_URL, or of the one running on this state folder, or of one started for this block.
 
-    `up` is called for the options of a started Evener. `sampling`: the command needs an engine, so a warning on stderr says what a running
-    Evener lacks.
+    EVENER_URL may name several schedulers that stand by for each other, separated by commas. `up` is called for the options of a started
+    Evener. `sampling`: the command needs an engine, so a warning on stderr says what a running Evener lacks.
     """
     folder = state_folder(state)
     if url := os.environ.get("EVENER_URL"):
@@ -145,8 +145,8 @@ async def _lacks(url: str) -> str:
 
 
 def _check_url(url: str) -> None:
-    if not url.startswith(("http://", "https://")):
-        msg = f"EVENER_URL is {url!r}, not the base URL of an Evener, such as http://127.0.0.1:8700"
+    if not all(each.strip().startswith(("http://", "https://")) for each in url.split(",")):
+        msg = f"EVENER_URL is {url!r}, not the base URL of an Evener, such as http://127.0.0.1:8700, or several, separated by commas"
         raise ConfigError(msg)
 
 

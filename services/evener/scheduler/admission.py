@@ -4,7 +4,7 @@ Each free place goes to the run that holds the fewest places; among equals, to t
 keep another from starting.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -13,7 +13,7 @@ from evener.proto.state import SessionState, Stage, TaskState
 from evener.scheduler.core import HELD, Draft, may_start_at
 
 ELSEWHERE_SECONDS: Final = 600.0
-"""How long a further attempt waits for a place at another runner than the last one's, whose places may be taken for ever."""
+"""How long a further attempt waits for a place at a runner where none was lost: the places there may be taken for ever."""
 
 
 class RunnerCapacity:
@@ -31,14 +31,14 @@ class RunnerCapacity:
         """Return whether a runner has a free place."""
         return any(free > 0 for free in self._free.values())
 
-    def take(self, harness: str, *, after: str | None = None) -> Heartbeat | None:
+    def take(self, harness: str, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
         """Take a place at the runner with the most free places that can run the harness; return the runner. None: there is none.
 
-        `after` is the runner of the previous attempt, if any. A free place at another runner is preferred, and waited for: a runner that
+        `failed_on` are the runners that lost earlier attempts. A free place at another runner is preferred, and waited for: a runner that
         fails at once, and therefore always has free places, would otherwise get all attempts of all sessions.
         """
         able = [runner for runner in self._runners.values() if not runner.harnesses or harness in runner.harnesses]
-        others = [runner for runner in able if runner.instance_id != after and runner.capacity]
+        others = [runner for runner in able if runner.instance_id not in failed_on and runner.capacity]
         runner = max(others or able, key=lambda runner: self._free[runner.instance_id], default=None)
         if runner is None or self._free[runner.instance_id] <= 0:
             return None
@@ -54,7 +54,7 @@ class Queue:
         self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
         """The number of the run's sessions that hold a place."""
         self._waiting = (
-            (task.submitted.options.harness.name, session.session_id, session.runner_id if now < _anywhere_at(session) else None)
+            (task.submitted.options.harness.name, session.session_id, session.failed_on if now < _anywhere_at(session) else ())
             for task in tasks
             for session in task.sessions
             if session.stage is Stage.QUEUED and may_start_at(session) <= now
@@ -62,8 +62,8 @@ class Queue:
 
     def take(self, slots: RunnerCapacity) -> tuple[str, Heartbeat] | None:
         """Take a place for the first session that can have one; return the session with its runner. None: no session can have one."""
-        for harness, session_id, after in self._waiting:
-            if (runner := slots.take(harness, after=after)) is not None:
+        for harness, session_id, failed_on in self._waiting:
+            if (runner := slots.take(harness, failed_on=failed_on)) is not None:
                 self.held += 1
                 return session_id, runner
         return None
@@ -89,7 +89,7 @@ def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *
 
 
 def _anywhere_at(session: SessionState) -> float:
-    """Return the time from which a queued session may go to any runner, including that of the previous attempt."""
+    """Return the time from which a queued session may go to any runner, including those that lost its attempts."""
     return may_start_at(session) + ELSEWHERE_SECONDS
 
 

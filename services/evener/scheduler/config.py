@@ -11,8 +11,14 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Tasks, leases and admission."""
 
     name: str = "main"
-    """The name of this scheduler. A scheduler that starts under the same name continues where the last one stopped."""
+    """The name of this scheduler. Of several of one name one is active, the others stand by, and the next continues where it stopped."""
     lease_seconds: Annotated[float, Meta(ge=1)] = 10.0
     """An attempt is lost when its runner's heartbeats have not mentioned it for this time. Heartbeats come every 2 seconds."""
     tick_seconds: Annotated[float, Meta(gt=0)] = 1.0
     """How often leases and deadlines are checked."""
+    quarantine_losses: Annotated[int, Meta(ge=1)] = 3
+    """A runner that loses the sandboxes of this many sessions in a row gets none for a while, then one at a time until one has run."""
+    quarantine_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """How long it gets none at first. Each further pause is twice as long, up to 15 minutes."""
+    forget_seconds: Annotated[float, Meta(ge=60)] = 600.0
+    """An instance that sent no heartbeat for this time leaves `fleet`. One that comes back is there with its next heartbeat."""

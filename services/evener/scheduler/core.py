@@ -57,6 +57,18 @@ class Write(Struct, frozen=True):
     """The trace context of its task."""
 
 
+class EndedAttempt(Struct, frozen=True, kw_only=True):
+    """An attempt that has ended, and where."""
+
+    session_id: str
+    runner_id: str
+    reason: str
+    """A TerminationReason, or LEASE_EXPIRED."""
+    detail: str
+    lost: bool
+    """Whether it ended without a result."""
+
+
 class TaskDiffers(Exception):
     """The task id is taken by a task with other content."""
 
@@ -74,8 +86,8 @@ class Draft:
         self.writes: list[Write] = []
         self.given_up: list[SessionGivenUp] = []
         """What to tell the partitions' owners after the commit."""
-        self.attempts_lost: list[str] = []
-        """The reason of each lost attempt: a TerminationReason, or LEASE_EXPIRED."""
+        self.ended: list[EndedAttempt] = []
+        """The attempts that have ended, as far as a runner had them."""
 
     def task(self, task_id: str) -> TaskState | None:
         """Return the task as this draft leaves it."""
@@ -173,8 +185,15 @@ class Draft:
         task, index = self._session(session_id)
         if task is None or task.sessions[index].attempt != attempt or task.sessions[index].stage not in HELD:
             return
-        self.attempts_lost.append(reason)
-        self._move(task, index, Stage.QUEUED, detail=cut(detail))
+        session = task.sessions[index]
+        self._note_end(session, reason, detail, lost=True)
+        if reason == TerminationReason.STOPPED:
+            self._move(task, index, Stage.QUEUED, detail=cut(detail), handed_back=session.handed_back + 1)
+            attempt -= session.handed_back + 1
+        else:
+            failed_on = dict.fromkeys((*session.failed_on, session.runner_id or ""))
+            self._move(task, index, Stage.QUEUED, detail=cut(detail), failed_on=tuple(failed_on))
+            attempt -= session.handed_back
         if task.outcome is not None:
             self._give_up(task.submitted.task_id, index, TerminationReason.CANCELLED, "its group had ended")
         elif attempt >= task.submitted.options.budgets.attempts:
@@ -189,9 +208,16 @@ class Draft:
         if event.attempt < attempt and session.stage in HELD:
             self._cancel(task, session, f"attempt {event.attempt} was sealed")
             attempt = event.attempt  # a higher one that a runner lists still takes its place
+        else:
+            self._note_end(session, event.termination_reason, event.detail, lost=False)
         self._move(task, index, Stage.SEALED, attempt=attempt, termination_reason=event.termination_reason, detail=cut(event.detail))
         if END_POLICY[event.termination_reason].fails_task:
             self._give_up_all(task.submitted.task_id, frozenset({Stage.QUEUED}), event.termination_reason, event.detail)
+
+    def _note_end(self, session: SessionState, reason: str, detail: str, *, lost: bool) -> None:
+        if session.stage in HELD and session.runner_id is not None:
+            ended = EndedAttempt(session_id=session.session_id, runner_id=session.runner_id, reason=reason, detail=cut(detail), lost=lost)
+            self.ended.append(ended)
 
     def _group_ended(self, event: GroupMerged | GroupFailed) -> None:
         task = self.task(event.task_id)

@@ -37,6 +37,15 @@ class Fleet:
             case _:
                 pass
 
+    def forget(self, instance_id: str) -> None:
+        """Drop an instance that was deleted from `fleet`."""
+        self.heartbeats.pop(instance_id, None)
+        self.heard_at.pop(instance_id, None)
+
+    def silent_since(self, at: float, *, began_at: float) -> list[str]:
+        """Return the instances that were not heard after a time. One of which an old heartbeat alone is known was heard at `began_at`."""
+        return [instance_id for instance_id in self.heartbeats if self.heard_at.get(instance_id, began_at) < at]
+
     def alive(self, instance_id: str, *, now: float) -> bool:
         """Return whether the instance was heard within a lease."""
         return now - self.heard_at.get(instance_id, float("-inf")) < self._lease_seconds

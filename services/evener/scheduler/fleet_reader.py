@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from evener.bus.port import Record
+from evener.bus.port import Outgoing, Record
 from evener.proto.codec import AnyEvent, BadRecord, decode
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.topics import Topic
@@ -26,13 +26,14 @@ class FleetReader:
         self._boot_id = context.boot_id
         """The boot id of this process, whose own records are not old."""
         self._next = 0
+        self._began_at = time.monotonic()
         self._looked_at = time.monotonic()
         self.leases = Leases(seconds=config.lease_seconds, began_at=self._looked_at)
 
     async def start(self) -> None:
         """Read `fleet` to its end. Leases run from now on."""
         self._next = await self._bus.end(Topic.FLEET, 0)
-        self._looked_at = time.monotonic()
+        self._began_at = self._looked_at = time.monotonic()
         for record in (await self._bus.last_values(Topic.FLEET, 0)).values():
             event = _event(record)
             ours = isinstance(event, Heartbeat) and event.boot_id == self._boot_id
@@ -60,8 +61,19 @@ class FleetReader:
             self._read(record)
         return self.leases.expired(held, now=now)
 
+    async def forget_the_dead(self) -> None:
+        """Delete instances that were not heard for long from `fleet`. An instance that lives on beats again. Raises NotCommitted."""
+        dead = self.fleet.silent_since(time.monotonic() - self._config.forget_seconds, began_at=self._began_at)
+        if dead:
+            await self._bus.send([Outgoing(topic=Topic.FLEET, key=instance_id, value=None) for instance_id in dead])
+        for instance_id in dead:
+            log.info("instance_forgotten", instance_id=instance_id)
+            self.fleet.forget(instance_id)
+
     def _read(self, record: Record) -> None:
         now, event = time.monotonic(), _event(record)
+        if record.value is None:
+            self.fleet.forget(record.key)
         self.fleet.read(event, now=now)
         self._next = max(self._next, record.offset + 1)
         if isinstance(event, Heartbeat):

@@ -17,7 +17,17 @@ from starlette.routing import BaseRoute, Route
 
 from evener.blobs.port import BlobError, Blobs
 from evener.bus.port import BusError
-from evener.client.views import EngineRequest, EngineView, FleetView, InstanceView, Submission, TaskList
+from evener.client.views import (
+    ACTIVE_HEADER,
+    EngineRequest,
+    EngineView,
+    FleetView,
+    InstanceView,
+    Problem,
+    ProblemAnswer,
+    Submission,
+    TaskList,
+)
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.fields import shared_fields
@@ -27,7 +37,7 @@ from evener.proto.prepared import Converter
 from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
 from evener.scheduler.core import TaskDiffers
-from evener.scheduler.fleet import Fleet
+from evener.scheduler.membership import NotActive, Scheduler
 from evener.scheduler.submission import SubmissionRefused, check, check_archive, check_policies, parse
 from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.auth import Handler, Secrets, operator_route
@@ -53,10 +63,15 @@ _engine_requests: Final = Converter(EngineRequest)
 class SchedulerEndpoints:
     """The handlers of the routes."""
 
-    def __init__(self, writer: TaskWriter, blobs: Blobs, events: EventLog) -> None:
-        self._writer = writer
+    def __init__(self, scheduler: Scheduler, blobs: Blobs, events: EventLog) -> None:
+        self._scheduler = scheduler
         self._blobs = blobs
         self._events = events
+
+    @property
+    def _writer(self) -> TaskWriter:
+        """The writer of the tasks. Raises NotActive unless this scheduler is the active one."""
+        return self._scheduler.writer
 
     def routes(self, secrets: Secrets) -> Sequence[BaseRoute]:
         """Return all routes. Each requires the operator's token."""
@@ -140,7 +155,7 @@ class SchedulerEndpoints:
 
     async def fleet(self, _request: Request) -> Response:
         """Answer with the instances and engines."""
-        return json_response(fleet_view(self._writer.fleet.fleet, now=time.monotonic()))
+        return json_response(fleet_view(self._writer, now=time.monotonic()))
 
     async def join_engine(self, request: Request) -> Response:
         """Register an engine."""
@@ -166,10 +181,11 @@ class SchedulerEndpoints:
         await asyncio.to_thread(check_archive, await self._blobs.get(archive), submission.options)
 
     async def _tell(self, event: EngineJoined | EngineDraining | EngineLeft) -> Response:
+        writer = self._writer
         await self._events.send(Topic.FLEET, event.engine_id, event)
-        fleet, now = self._writer.fleet.fleet, time.monotonic()
-        fleet.read(event, now=now)
-        return json_response(fleet_view(fleet, now=now))
+        now = time.monotonic()
+        writer.fleet.fleet.read(event, now=now)
+        return json_response(fleet_view(writer, now=now))
 
     def _known_engine(self, request: Request) -> str:
         engine_id: str = request.path_params["engine_id"]
@@ -190,11 +206,18 @@ class NotFound(EvenerError):
     """GET /tasks and GET /fleet list what there is."""
 
 
-def fleet_view(fleet: Fleet, *, now: float) -> FleetView:
+def fleet_view(writer: TaskWriter, *, now: float) -> FleetView:
     """Return the fleet as clients see it."""
-    beats = sorted(fleet.heartbeats.items())
+    fleet = writer.fleet.fleet
     return FleetView(
-        instances=tuple(InstanceView(**shared_fields(beat, InstanceView), alive=fleet.alive(name, now=now)) for name, beat in beats),
+        instances=tuple(
+            InstanceView(
+                **shared_fields(beat, InstanceView),
+                alive=fleet.alive(instance_id, now=now),
+                quarantined_seconds=writer.quarantine.seconds_left(instance_id, now=now),
+            )
+            for instance_id, beat in sorted(fleet.heartbeats.items())
+        ),
         engines=tuple(_engine(event) for _, event in sorted(fleet.engines.items())),
     )
 
@@ -220,12 +243,20 @@ def _answered(handler: Handler) -> Handler:
             return error_response(400, str(refused.args[0]), refused.field)
         except NotFound as missing:
             return error_response(404, str(missing.args[0]))
+        except NotActive as elsewhere:
+            return _elsewhere(elsewhere)
         except NotServing as error:
             return error_response(503, str(error.args[0]), headers=RETRY)
         except (BusError, BlobError) as error:
             return error_response(503, str(error), headers=RETRY)
 
     return endpoint
+
+
+def _elsewhere(error: NotActive) -> Response:
+    """Return the answer of a scheduler that is not the active one: the address of that one in the body and in a header."""
+    body = ProblemAnswer(error=Problem(message=str(error.args[0]), active=error.address))
+    return json_response(body, 503, headers={**RETRY, ACTIVE_HEADER: error.address or ""})
 
 
 def _sha256(data: bytes) -> str:

@@ -26,6 +26,7 @@ from evener.scheduler.core import HELD, Draft, TaskDiffers, Write, given_up, is_
 from evener.scheduler.fleet_reader import FleetReader
 from evener.scheduler.fleet_series import hide_fleet, show_fleet
 from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Item, PendingCommand, fail, follow
+from evener.scheduler.quarantine import Quarantine
 from evener.scheduler.watch import Watch
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog, header
@@ -54,6 +55,7 @@ class TaskWriter:
         self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
         self._metrics = metrics(context.registry)
         self.fleet = FleetReader(config, context)
+        self.quarantine = Quarantine(losses=config.quarantine_losses, seconds=config.quarantine_seconds)
         self._group = f"scheduler-{config.name}"
         self._inbox = Inbox()
         self._open: dict[str, None] = {}
@@ -145,6 +147,7 @@ class TaskWriter:
         if ticked:
             await self._look_at_time(draft)
             show_fleet(self._metrics, self.fleet.fleet, partitions=self._bus.partitions_of(Topic.SESSIONS), now=time.monotonic())
+        self.quarantine.read(draft.ended, self.fleet.fleet.runners(now=time.monotonic()), now=time.monotonic())
         self._admit(draft)
         if draft.changed or (ticked and self._offsets):
             await self._commit(producer, draft)
@@ -163,9 +166,11 @@ class TaskWriter:
             log.warning("attempt_lost", session_id=lost.session_id, attempt=lost.attempt)
             draft.lost(lost.session_id, lost.attempt)
         draft.deadlines(self._open)
+        await self.fleet.forget_the_dead()
 
     def _admit(self, draft: Draft) -> None:
-        runners = self.fleet.fleet.runners(now=time.monotonic())
+        monotonic = time.monotonic()
+        runners = self.quarantine.limited(self.fleet.fleet.runners(now=monotonic), now=monotonic)
         task_ids = {**self._open, **dict.fromkeys(draft.changed)}
         admit(draft, task_ids, runners, now=time.time(), lease_seconds=self._config.lease_seconds)
 
@@ -203,8 +208,10 @@ class TaskWriter:
             if isinstance(event, TaskEnded):
                 self._metrics.tasks_ended.labels(event.outcome).inc()
                 log.info("task_ended", task_id=event.task_id, outcome=event.outcome, reason=event.reason)
-        for reason in draft.attempts_lost:
-            self._metrics.attempts_lost.labels(reason).inc()
+        for attempt in draft.ended:
+            if attempt.lost:
+                self._metrics.attempts_lost.labels(attempt.reason).inc()
+        self._metrics.runners_quarantined.set(self.quarantine.count())
         self._metrics.sessions_waiting.set(sum(1 for _ in self._in_stage(Stage.QUEUED)))
         self._metrics.sessions_running.set(sum(1 for stage in HELD for _ in self._in_stage(stage)))
 

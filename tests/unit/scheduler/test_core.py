@@ -16,7 +16,7 @@ from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose
 from evener.proto.state import SessionState, Stage, TaskState
 from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member
-from evener.scheduler.core import HELD, NEXT, Draft, TaskDiffers, may_start_at
+from evener.scheduler.core import HELD, LEASE_EXPIRED, NEXT, Draft, TaskDiffers, may_start_at
 from evener.scheduler.http import MAX_BODY_BYTES
 
 OPTIONS = TaskOptions(samples=2, harness=HarnessSpec(name="script"), grader=GraderSpec(name="answer", options={"expected": "42"}))
@@ -198,6 +198,35 @@ def test_attempt_that_ended_is_run_again_until_the_budget_is_spent() -> None:
     (given_up,) = draft.given_up
     assert (given_up.session_id, given_up.attempt, given_up.termination_reason) == ("t.0", 2, TerminationReason.ATTEMPTS_USED_UP)
     assert world.count(SessionDispatched) == 2
+
+
+def test_attempt_that_its_runner_hands_back_does_not_count() -> None:
+    """Runners are stopped for reasons of their own, as often as they are replaced."""
+    world = World(submitted(budgets=Budgets(attempts=2)))
+    handed_back = [structs.replace(attempt_ended(attempt=attempt), termination_reason=TerminationReason.STOPPED) for attempt in (1, 2, 4)]
+    for attempt, end in enumerate((*handed_back[:2], attempt_ended(attempt=3), handed_back[2]), start=1):
+        world.dispatch()
+        world.read(started(attempt=attempt), end)
+        assert world.stage() is Stage.QUEUED
+    world.dispatch()
+    world.read(started(attempt=5), attempt_ended(attempt=5))
+
+    assert world.session().termination_reason is TerminationReason.ATTEMPTS_USED_UP
+
+
+def test_runners_that_lost_attempts_are_remembered() -> None:
+    """A runner that was stopped and handed its attempt back is none of them."""
+    world = World(submitted(budgets=Budgets(attempts=9)))
+    for attempt, (runner_id, end) in enumerate(
+        (("a", TerminationReason.SANDBOX_LOST), ("b", TerminationReason.STOPPED), ("c", TerminationReason.SANDBOX_LOST)), start=1
+    ):
+        world.dispatch(runner_id=runner_id)
+        world.read(structs.replace(attempt_ended(attempt=attempt), termination_reason=end))
+    world.dispatch(runner_id="a")
+    draft = world.commit(world.draft_of(lambda draft: draft.lost("t.0", 4)))
+
+    assert world.session().failed_on == ("a", "c")
+    assert [(end.runner_id, end.reason) for end in draft.ended] == [("a", LEASE_EXPIRED)]
 
 
 def test_end_of_an_earlier_attempt_does_not_touch_the_running_one() -> None:

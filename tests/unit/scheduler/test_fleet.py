@@ -74,6 +74,18 @@ def test_further_attempt_waits_for_another_runner_than_the_one_that_failed() -> 
     assert dispatched(known, runner("hole"), now=10.0) == [("t.1", "hole")]  # there is no other
 
 
+def test_further_attempt_goes_to_none_of_the_runners_that_lost_one() -> None:
+    """Two that fail at once would otherwise pass a session to and fro until its attempts are used up."""
+    known = tasks(t=1)
+    assert dispatched(known, runner("one"), now=1.0) == [("t.0", "one")]
+    again(known, "t.0")
+    assert dispatched(known, runner("one"), runner("two"), now=10.0) == [("t.0", "two")]
+    again(known, "t.0", attempt=2)
+    full = runner("three", capacity=1, running=(Running(session_id="of-another-scheduler.0", attempt=1),))
+    assert dispatched(known, runner("one", 8), runner("two", 8), full, now=20.0) == []
+    assert dispatched(known, runner("one", 8), runner("two", 8), runner("three"), now=20.0) == [("t.0", "three")]
+
+
 def test_further_attempt_does_not_wait_for_ever_for_another_runner() -> None:
     """A recording may hold that one's only place for days."""
     known = tasks(t=1)
