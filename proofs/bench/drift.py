@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct, structs
 from proofs.bench.drift_spelling import FAMILIES, TOOLS, VARIANTS, Sampled, Variant, arguments, sampled_text
 from proofs.bench.families import policies
-from proofs.bench.sessions import CHAT, Served
+from proofs.bench.sessions import CHAT, ChatSession
 from proofs.figures import Row, report, show
 
 from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest
@@ -35,7 +35,6 @@ from evener.proto.spec import Quirks, Sampling, Tolerance
 from evener.templates.open import open_renderer
 from evener.templates.port import Renderer
 from evener.tokens.forest import Ids
-from evener.tokens.trajectory import build
 
 TEMPERATURES: Final = (0.7, 1.0, 1.5)
 SESSIONS, ANSWERS, MOST_TOKENS = 6, 6, 48
@@ -76,7 +75,7 @@ Found = tuple[str, float, str, Drift]
 """Family, temperature, how tool calls are written, and what happened."""
 
 
-class Conversation(Served):
+class Conversation(ChatSession):
     """A session whose harness sends back what it was answered, and whose engine has a ledger."""
 
     def __init__(self, renderer: Renderer, session_id: str, asked: str, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -94,7 +93,7 @@ class Conversation(Served):
     def answered(self, fed: Ids, ids: Ids, finish: FinishReason, following: str) -> None:
         """Take what was sampled on `fed` for the last request; the harness goes on. Count what a new rendering makes of it."""
         request = self.asks()
-        message = self.commit(request, self.place(request), ids, finish)
+        message = self.commit(request, self.place_request(request), ids, finish)
         self.ledger[f"c{len(self.ledger) + 1}"] = fed, ids
         choice = AnswerChoice(message=message, finish_reason=finish, key="k")
         answer = CanonicalAnswer(
@@ -122,8 +121,7 @@ class Conversation(Served):
 
     def sealed(self) -> Drift:
         """End the session; count what is wrong in its rows."""
-        self.seal()
-        trajectory = build(self.session)
+        trajectory = self.seal()
         trained: set[str] = set()
         for row in trajectory.rows:
             ids, mask, call_of = int32s(row.ids), uint8s(row.loss_mask), int32s(row.call_of)
@@ -176,7 +174,7 @@ async def converse(engine: LlamaEngine, renderer: Renderer, number: int, tempera
     for turn in range(ANSWERS):
         asked = GenerateRequest(
             request_id=f"{talk.session.session_id}.{turn}",
-            ids=talk.place(talk.asks()).context,
+            ids=talk.place_request(talk.asks()).context,
             sampling=Sampling(temperature=temperature, seed=SEED * 1000 + number * 10 + turn),
             max_tokens=MOST_TOKENS,
             stop_ids=renderer.stop_ids,
@@ -209,7 +207,7 @@ def spelled(title: str, renderer: Renderer, number: int, texts: Sequence[Sampled
         call = family.call(arguments(chance), variants[(number + turn) % len(variants)])
         says, calls = (True, True) if family.together else (turn % 2 == 1, turn % 2 == 0)
         ids = family.spell(renderer, text if says else None, call if calls else None)
-        talk.answered(talk.place(talk.asks()).context, ids, FinishReason.STOP, "Done: 12 lines." if calls else ON[turn % len(ON)])
+        talk.answered(talk.place_request(talk.asks()).context, ids, FinishReason.STOP, "Done: 12 lines." if calls else ON[turn % len(ON)])
     return talk
 
 
@@ -219,7 +217,7 @@ def one_call(title: str, renderer: Renderer, variant: Variant) -> str:
     family = FAMILIES[title]
     said = Sampled("I write it.", ()) if family.opens or family.shuts else None
     ids = family.spell(renderer, said, family.call(arguments(random.Random(SEED)), variant))  # noqa: S311 - seeded
-    talk.answered(talk.place(talk.asks()).context, ids, FinishReason.STOP, "Done.")
+    talk.answered(talk.place_request(talk.asks()).context, ids, FinishReason.STOP, "Done.")
     if "tool_calls" not in talk.messages[2]:
         msg = f"{title} does not read its own call: {talk.messages[2]}"
         raise RuntimeError(msg)

@@ -16,16 +16,13 @@ from aiohttp import web
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from proofs.bench.gateway_served import Started
+from tests.support.builders import listing
 from tests.support.tasks import tasks_of
 
-from evener.bus.port import Record
-from evener.proto.codec import encode
-from evener.proto.fleet import Heartbeat
-from evener.proto.topics import Topic
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
-from evener.sandbox_runner.owners import GATEWAY, Owners
+from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.service.telemetry import metrics
 
@@ -68,10 +65,8 @@ class Relays:
 
 def owners(address: str) -> Owners:
     """Return what `fleet` would tell: one gateway owns everything."""
-    beat = Heartbeat(instance_id="g", service=GATEWAY, address=address, boot_id="b", partitions=tuple(range(PARTITIONS)), at=time.time())
-    record = Record(topic=Topic.FLEET, partition=0, offset=0, key="g", value=encode(beat), headers=(), timestamp_ms=0)
     known = Owners()
-    known.read([record])
+    known.read([listing("g", address, *range(PARTITIONS))])
     return known
 
 

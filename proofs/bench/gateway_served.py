@@ -12,17 +12,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from tests.support.builders import alone, exited, joined, start, started
+from tests.support.builders import alone, heartbeat, started
+from tests.support.other_services import OtherServices
 
 from evener.bus.port import Outgoing
-from evener.proto.codec import decode
 from evener.proto.fleet import Heartbeat
 from evener.proto.sessions import CallClosed
 from evener.proto.spec import Streaming
@@ -32,7 +32,6 @@ from evener.service.auth import seal_capability
 from evener.service.config import ServiceConfig
 from evener.service.config_app import load
 from evener.service.context import Service, ServiceContext
-from evener.service.events import EventLog
 from evener.service.host import run_process
 from evener.service.supervisor import Wanted
 
@@ -73,18 +72,17 @@ class Cost(Struct, frozen=True, kw_only=True):
     sessions: int
 
 
-class Hand:
-    """Plays what stands around a gateway, inside its process: the embedded bus belongs to one process."""
+class Endpoints:
+    """Plays the services around a gateway, inside its process: the embedded bus belongs to one process."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._events = EventLog(context.bus, context.blobs)
+        self._others = OtherServices(context.bus, context.blobs)
         self._live = 0
 
     async def join(self, request: Request) -> Response:
         """Let an engine join."""
-        url = (await request.body()).decode()
-        await self._events.send(Topic.FLEET, "e1", joined(url, max_concurrency=1_000_000))
+        await self._others.join("e1", (await request.body()).decode(), max_concurrency=1_000_000)
         return Response()
 
     async def start(self, request: Request) -> Response:
@@ -97,7 +95,7 @@ class Hand:
         """End sessions as if their harnesses had exited."""
         asked = msgspec.json.decode(await request.body(), type=Sessions)
         for name in asked.names:
-            await self._events.send(Topic.SESSIONS, name, exited(name, at=time.time()), session_id=name)
+            await self._others.exited(name)
         self._live -= len(asked.names)
         return Response()
 
@@ -132,17 +130,11 @@ class Hand:
 
     async def answers(self, _: Request) -> Response:
         """Return the ids of all answers whose calls are committed as closed."""
-        bus, found = self._context.bus, list[str]()
-        for partition in range(bus.partitions_of(Topic.SESSIONS)):
-            async for record in bus.read(Topic.SESSIONS, partition):
-                event: Any = decode(record.value or b"")
-                if isinstance(event, CallClosed):
-                    found.append(event.answer_id)
-        return _json(found)
+        return _json([event.answer_id for event in await self._others.read(Topic.SESSIONS, CallClosed)])
 
     async def _start(self, name: str, streaming: Streaming) -> Started:
         event = started(name, alone(name, streaming=streaming), at=time.time())
-        capability = await start(self._events, event, seconds=CAPABLE_SECONDS)
+        capability = await self._others.write_start(event, seconds=CAPABLE_SECONDS)
         return Started(capability=seal_capability(self._context.secrets, capability), partition=capability.partition)
 
 
@@ -150,10 +142,10 @@ class Hand:
 async def open_hand(config: ServiceConfig, context: ServiceContext) -> AsyncIterator[Service]:
     """Open the hand as a service of the same process."""
     del config
-    hand = Hand(context)
-    named = {"join": hand.join, "start": hand.start, "end": hand.end, "commit": hand.commit}
+    ends = Endpoints(context)
+    named = {"join": ends.join, "start": ends.start, "end": ends.end, "commit": ends.commit}
     routes = [Route(f"/bench/{name}", endpoint, methods=["POST"]) for name, endpoint in named.items()]
-    routes += [Route("/bench/cost", hand.cost), Route("/bench/answers", hand.answers)]
+    routes += [Route("/bench/cost", ends.cost), Route("/bench/answers", ends.answers)]
 
     async def run() -> None:
         await asyncio.Event().wait()
@@ -161,10 +153,10 @@ async def open_hand(config: ServiceConfig, context: ServiceContext) -> AsyncIter
     async def drain() -> None:
         pass
 
-    def heartbeat() -> Heartbeat:
-        return Heartbeat(instance_id="bench-hand", service="bench", boot_id=context.boot_id, at=time.time())
+    def sign() -> Heartbeat:
+        return heartbeat("bench", "bench-hand", at=time.time())
 
-    yield Service(name="bench", routes=routes, run=run, ready=dict, heartbeat=heartbeat, drain=drain)
+    yield Service(name="bench", routes=routes, run=run, ready=dict, heartbeat=sign, drain=drain)
 
 
 def _json(value: object) -> Response:

@@ -22,7 +22,7 @@ from proofs.bench.agent_work import Work, work
 from proofs.figures import report
 from tests.support.audit import audit
 from tests.support.log import Log, read_log
-from tests.support.outside import closed_port
+from tests.support.ports import closed_port
 from tests.support.up import up
 
 from evener.blobs.open import open_blobs

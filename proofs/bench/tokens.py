@@ -17,6 +17,7 @@ import numpy as np
 from proofs.bench.families import EMBEDDED, policies
 from proofs.bench.sessions import Talk
 from proofs.figures import Row, report, show
+from tests.support.world import folded
 
 from evener.dialects.canonical import CanonicalRequest
 from evener.proto.arrays import length
@@ -30,7 +31,6 @@ from evener.templates.port import Renderer
 from evener.tokens.inconsistencies import inconsistent_segments
 from evener.tokens.place import Placed
 from evener.tokens.rows import cut, digest
-from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
 REBUILT_TURNS, REBUILDS = 50, 60
@@ -46,17 +46,18 @@ REBUILT_RESULT_WORDS, REBUILT_ANSWER_WORDS = 1_130, 80
 
 def rebuild(log: list[bytes], session_id: str) -> bytes:
     """Return a session's trajectory from its records, as the reconstructor writes it."""
-    return encode(build(_folded(log, session_id)))
+    return encode(build(folded(log, session_id)))
 
 
 def rebuilding(talk: Talk) -> tuple[Row, list[Row]]:
     """Return sessions rebuilt a second and core with what they were, and where the time goes."""
-    log, session_id = [encode(event) for event in talk.seal()], talk.session.session_id
+    talk.seal()
+    log, session_id = talk.log, talk.session.session_id
     seconds = _milliseconds(lambda: rebuild(log, session_id), REBUILDS, middle=statistics.fmean) / 1e3
-    session = _folded(log, session_id)
+    session = folded(log, session_id)
     made, built = cut(session, TerminationReason.FINISHED), build(session)
     parts = {
-        "decode and fold the records": lambda: _folded(log, session_id),
+        "decode and fold the records": lambda: folded(log, session_id),
         "compare with the seal's fingerprints": lambda: inconsistent_segments(session),
         "cut the rows": lambda: cut(session, TerminationReason.FINISHED),
         "digest the rows": lambda: digest(made.rows),
@@ -81,7 +82,7 @@ def placing(renderer: Renderer) -> tuple[Row, list[Row]]:
                 began = time.process_time_ns()
                 request = talk.parse(body)
                 between = time.process_time_ns()
-                at = talk.place(request)
+                at = talk.place_request(request)
                 ended = time.process_time_ns()
             for near in (EARLY, LATE):
                 if abs(turn - near) <= BESIDE:
@@ -129,7 +130,7 @@ def raw_bytes(events: list[AnyEvent]) -> int:
 
 def weight(talk: Talk) -> Row:
     """Return what a live session holds, against its raw arrays. Requests' own bytes are not kept with it."""
-    log = [encode(event) for event in talk.events]
+    log = talk.log
     body = talk.body()
     gc.collect()
     tracemalloc.start()
@@ -138,7 +139,7 @@ def weight(talk: Talk) -> Row:
     for offset, record in enumerate(log, start=1):
         runtime.log.apply(decode(record), offset=offset, record_at=100.0)
     talk.session, talk.history = runtime.log, runtime.history
-    talk.place(talk.parse(body))
+    talk.place_request(talk.parse(body))
     gc.collect()
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -151,13 +152,6 @@ def _long_talk(renderer: Renderer) -> Talk:
     for _ in range(REBUILT_TURNS):
         talk.turn()
     return talk
-
-
-def _folded(log: list[bytes], session_id: str) -> SessionLog:
-    session = SessionLog(session_id)
-    for offset, record in enumerate(log, start=1):
-        session.apply(decode(record), offset=offset, record_at=100.0)
-    return session
 
 
 def _milliseconds(run: Callable[[], object], times: int = 9, *, middle: Callable[[list[float]], float] = statistics.median) -> float:

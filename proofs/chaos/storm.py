@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from tests.support.audit import Answered, audit
 from tests.support.log import Log, read_log
-from tests.support.outside import closed_port
+from tests.support.ports import closed_port
 from tests.support.up import EVENER, Up, up
 from tokenizers import Tokenizer
 

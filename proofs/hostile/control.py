@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from proofs.hostile.input import Input, Kind, Unexpected
 from proofs.hostile.running import Answered, Site
-from tests.support.outside import closed_port
+from tests.support.ports import closed_port
 
 SHOWN: Final = 60
 """Characters of a long name, from each end."""

@@ -18,7 +18,7 @@ from proofs.chaos.storm import STEP
 from proofs.hostile.input import Unexpected
 from tests.support.audit import audit
 from tests.support.log import Log, read_log
-from tests.support.outside import closed_port
+from tests.support.ports import closed_port
 from tests.support.up import Up, up
 from tokenizers import Tokenizer
 from yarl import URL

@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
-from tests.support.builders import T0, built, ended, group, scored
-from tests.support.outside import scheduler
-from tests.support.service_context import QUICK
+from tests.support.builders import T0, built, ended, group, heartbeat, scored
+from tests.support.scheduler import scheduler
+from tests.support.service_context import context_on
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import NotRead
@@ -36,14 +35,12 @@ from evener.client.run_end import NoGroupDelivered, TaskEnd, check_delivered
 from evener.client.sync import connect
 from evener.proto.codec import encode
 from evener.proto.errors import ConfigError, EvenerError
-from evener.proto.fleet import Heartbeat
 from evener.proto.reasons import ExclusionReason
 from evener.proto.spec import GraderSpec, HarnessSpec, Purpose
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.topics import TOPICS, Topic
 from evener.proto.trajectories import Accounting, GroupFailed
 from evener.service.auth import load_secrets
-from evener.service.context import ServiceContext
 from evener.service.delivered import PositionUnknown
 from evener.service.events import EventLog
 from evener.service.listener import Mounts, address_of, bind, listen
@@ -381,18 +378,14 @@ class TestOverHttp(GroupsContract):
 async def following(bus: Bus, folder: Path) -> AsyncIterator[None]:
     """Serve the bridge's endpoint, and say in the fleet where."""
     config = Config(state=str(folder))
-    blobs = open_blobs(str(folder / "blobs"))
-    registry, secrets = CollectorRegistry(), load_secrets(folder)
     listening = bind(config)
     address = address_of(config, listening)
-    context = ServiceContext(
-        bus=bus, blobs=blobs, secrets=secrets, registry=registry, instance_id="bridge", boot_id="b", address=address, blob_timings=QUICK
-    )
+    context = context_on(bus, folder, instance_id="bridge", address=address)
     mounts = Mounts()
     async with listen(mounts, listening):
         mounts.replace(following_routes(context))
-        beat = Heartbeat(instance_id="bridge", service="trainer_bridge", address=address, boot_id="b", at=time.time())
-        await EventLog(bus, blobs).send(Topic.FLEET, "bridge", beat)
+        sign = heartbeat("trainer_bridge", "bridge", at=time.time(), address=address)
+        await EventLog(bus, context.blobs).send(Topic.FLEET, "bridge", sign)
         yield
 
 

@@ -9,7 +9,9 @@ from arms import MOST_REPLACED, Arm, Bench, Feed, waited
 from checking import sessions_run
 from held_out import HeldOut, ended, judged, submit
 from running import CALLS, NotDone
-from tests.support.outside import Outside, scheduler, until
+from tests.support.other_services import OtherServices
+from tests.support.scheduler import scheduler
+from tests.support.waiting import until
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
@@ -22,21 +24,21 @@ ARM = Arm(name="arm", harness="script", kinds=("write", "copy"), steps=3, groups
 
 
 @pytest.fixture
-async def outside(tmp_path: Path) -> AsyncIterator[Outside]:
+async def others(tmp_path: Path) -> AsyncIterator[OtherServices]:
     async with open_bus(f"embedded:{tmp_path / 'bus'}", partitions=2) as bus:
-        yield Outside(bus, open_blobs(str(tmp_path / "blobs")))
+        yield OtherServices(bus, open_blobs(str(tmp_path / "blobs")))
 
 
 @pytest.fixture
-async def bench(outside: Outside, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with scheduler(outside.bus, tmp_path) as client:
+async def bench(others: OtherServices, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with scheduler(others.bus, tmp_path) as client:
         yield Bench(client=client, out=tmp_path, start=tmp_path, python=tmp_path, url="", held_out=3)
 
 
-async def failed(outside: Outside, bench: Bench, task_ids: Sequence[str]) -> None:
+async def failed(others: OtherServices, bench: Bench, task_ids: Sequence[str]) -> None:
     """Let the groups of tasks fail, as the bridge says it."""
     for task_id in task_ids:
-        await outside.group_ended(task_id, ARM.samples, reason="too few sessions")
+        await others.group_ended(task_id, ARM.samples, reason="too few sessions")
 
     async def lost() -> list[TaskView]:
         return [view for view in await bench.client.tasks(ARM.name) if view.outcome is TaskOutcome.FAILED]
@@ -57,12 +59,12 @@ async def test_training_is_submitted_for_training_and_held_out_prompts_for_evalu
 
 
 async def test_a_group_that_fails_is_told_and_another_takes_its_place(
-    bench: Bench, outside: Outside, capsys: pytest.CaptureFixture[str]
+    bench: Bench, others: OtherServices, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once; of the same kind."""
     feed = Feed(bench, ARM)
     await feed.submit(1)
-    await failed(outside, bench, ["arm.copy.001.1"])
+    await failed(others, bench, ["arm.copy.001.1"])
     for _ in range(2):
         await feed.replace_failed()
 
@@ -70,22 +72,22 @@ async def test_a_group_that_fails_is_told_and_another_takes_its_place(
     assert [view.task_id for view in await bench.client.tasks(ARM.name) if "again" in view.task_id] == ["arm.copy.again.1"]
 
 
-async def test_an_arm_whose_groups_fail_again_and_again_ends(bench: Bench, outside: Outside) -> None:
+async def test_an_arm_whose_groups_fail_again_and_again_ends(bench: Bench, others: OtherServices) -> None:
     feed = Feed(bench, ARM)
     for step in range(1, 4):
         await feed.submit(step)
     names = [view.task_id for view in await bench.client.tasks(ARM.name)]
-    await failed(outside, bench, names[: MOST_REPLACED + 1])
+    await failed(others, bench, names[: MOST_REPLACED + 1])
 
     with pytest.raises(NotDone, match="more than 8 groups failed, the last one of: too few sessions"):
         await feed.replace_failed()
 
 
-async def test_a_step_that_does_not_come_ends_the_arm(bench: Bench, outside: Outside) -> None:
+async def test_a_step_that_does_not_come_ends_the_arm(bench: Bench, others: OtherServices) -> None:
     """Failed groups are replaced while it is waited for."""
     feed = Feed(bench, ARM)
     await feed.submit(1)
-    await failed(outside, bench, ["arm.write.001.0"])
+    await failed(others, bench, ["arm.write.001.0"])
 
     async def never() -> str:
         await asyncio.Event().wait()
@@ -103,26 +105,26 @@ async def test_an_evaluation_that_does_not_end_says_so(bench: Bench) -> None:
         await ended(bench.client, "before", bench.held_out, seconds=0.3)
 
 
-async def test_who_is_told_again_gets_the_task_once_more_and_the_calls_for_it(bench: Bench, outside: Outside) -> None:
+async def test_who_is_told_again_gets_the_task_once_more_and_the_calls_for_it(bench: Bench, others: OtherServices) -> None:
     await Feed(bench, Arm(name="arm", harness="script", kinds=("write",), steps=1, groups=1, samples=1, again=2)).submit(1)
-    async with outside.beating(capacity=1):
-        (given,) = await outside.dispatched(1)
+    async with others.beating(capacity=1):
+        (given,) = await others.dispatched(1)
     told = (bench.out / "tasks" / "arm-write-001-0" / "instruction.md").read_text()
 
     assert given.spec.harness.options == {"turns": f"{told}{told.strip()}"}
     assert given.spec.budgets.calls == 3 * CALLS
 
 
-async def test_only_sessions_that_were_started_and_ended_have_run(bench: Bench, outside: Outside) -> None:
+async def test_only_sessions_that_were_started_and_ended_have_run(bench: Bench, others: OtherServices) -> None:
     """Whatever was submitted; those of failed groups are named."""
     await Feed(bench, Arm(name="arm", harness="script", kinds=("write",), steps=1, groups=2, samples=2)).submit(1)
-    async with outside.beating(capacity=3):
-        given: list[SessionDispatched] = await outside.dispatched(3)
+    async with others.beating(capacity=3):
+        given: list[SessionDispatched] = await others.dispatched(3)
     first, second = (task_id for task_id in ("arm.write.001.0", "arm.write.001.1"))
     for event in given[:2]:
-        await outside.started(event)
-        await outside.sealed(event.session_id)
-    await failed(outside, bench, [first])
+        await others.started(event)
+        await others.sealed(event.session_id)
+    await failed(others, bench, [first])
     ran = await until(lambda: sessions_run(bench.client, ARM.name), lambda ran: len(ran["sessions"]) == 2)
 
     assert {event.session_id for event in given[:2]} == {f"{first}.0", f"{first}.1"}

@@ -8,7 +8,7 @@ import pytest
 from checking import check, findings, spanning
 from tests.contract.test_groups import deliver, following
 from tests.support.builders import group
-from tests.support.outside import scheduler
+from tests.support.scheduler import scheduler
 
 from evener.bus.open import open_bus
 from evener.client.groups import RowArrays

@@ -15,23 +15,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
-from tests.support.builders import changed, ended, group
+from tests.support.builders import changed, ended, group, heartbeat
 from tests.support.engines import Play
-from tests.support.outside import closed_port, scheduler
+from tests.support.ports import closed_port
+from tests.support.scheduler import scheduler
+from tests.support.service_context import context_on, running
 from tests.support.updates import events, join
 
-from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.client.client import Client
 from evener.engines.scripted import Script
 from evener.engines.vllm_server import find_program
 from evener.proto.arrays import int32s, pack_int32
-from evener.proto.fleet import Heartbeat, PolicyPublished
+from evener.proto.fleet import PolicyPublished
 from evener.proto.reasons import ExclusionReason
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, TrajectoryScored
-from evener.service.auth import TOKEN_FILE, load_secrets
+from evener.service.auth import TOKEN_FILE
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
 from evener.service.listener import Mounts, address_of, bind, listen
@@ -119,19 +119,14 @@ async def bridge(bus: Any, state: Path) -> AsyncIterator[ServiceContext]:
     config = Config(state=str(state))
     listening = bind(config)
     address = address_of(config, listening)
-    blobs, secrets, registry = open_blobs(str(state / "blobs")), load_secrets(state), CollectorRegistry()
-    context = ServiceContext(bus=bus, blobs=blobs, secrets=secrets, registry=registry, instance_id="bridge", boot_id="b", address=address)
+    context = context_on(bus, state, instance_id="bridge", address=address)
     mounts = Mounts()
     async with open_service(config, context) as service, listen(mounts, listening):
         mounts.replace(service.routes)
-        running = asyncio.ensure_future(service.run())
-        beat = Heartbeat(instance_id="bridge", service="trainer_bridge", address=address, boot_id="b", at=time.time())
-        await EventLog(bus, blobs).send(Topic.FLEET, "bridge", beat)
-        try:
+        async with running(service):
+            sign = heartbeat("trainer_bridge", "bridge", at=time.time(), address=address)
+            await EventLog(bus, context.blobs).send(Topic.FLEET, "bridge", sign)
             yield context
-        finally:
-            running.cancel()
-            await asyncio.wait({running})
 
 
 async def test_what_nothing_can_be_learnt_from_is_passed_over_and_long_rows_are_trained(ground: Ground, play: Play) -> None:

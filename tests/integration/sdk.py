@@ -1,6 +1,5 @@
 """One session behind a real relay, gateway, embedded bus and scripted engine: what an official client is pointed at."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,12 +10,11 @@ import msgspec
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from tests.integration.test_gateway import rebuilt
+from tests.support.builders import listing
 from tests.support.gateway import Hand, gateway
+from tests.support.waiting import eventually
 
-from evener.bus.port import Record
 from evener.engines.scripted import Script
-from evener.proto.codec import encode
-from evener.proto.fleet import Heartbeat
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import Fidelity, SessionSealed
 from evener.proto.spec import Budgets, Quirks, Sampling, Streaming
@@ -45,16 +43,11 @@ class Served(Struct, frozen=True):
 
     async def refused(self) -> None:
         """Wait until the relay has refused a call for reasons of ours."""
-        async with asyncio.timeout(60):
-            while self.report.unanswered is None:  # noqa: ASYNC110 - the report has no event
-                await asyncio.sleep(0.01)
+        await eventually(lambda: self.report.unanswered is not None)
 
     def own(self) -> None:
         """The gateway lists all partitions."""
-        heartbeat = Heartbeat(
-            instance_id="g", service="provider_gateway", address=self.hand.url, boot_id="b", partitions=(0, 1), at=time.time()
-        )
-        self.owners.read([Record(topic="fleet", partition=0, offset=0, key="g", value=encode(heartbeat), headers=(), timestamp_ms=0)])
+        self.owners.read([listing("g", self.hand.url, 0, 1)])
 
     async def sealed(self, code: int = 0) -> Any:
         """End the session; return its trajectory, checked against the engine's ledger."""

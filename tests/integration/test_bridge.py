@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 import pytest
-from tests.support.builders import T0, built, calls, group, scored, spec, started
+from tests.support.builders import T0, built, calls, group, scored, sealed, spec, started
 from tests.support.service_context import MISSING, RUBBISH, open_parts, operator
 
 from evener.blobs.store import LocalBlobs, ref_of
@@ -21,8 +21,8 @@ from evener.client.session_views import ScoreView
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode, encode
 from evener.proto.fleet import DeadLetter, PolicyPublished, PolicyRetired, PolicyStaged
-from evener.proto.reasons import ExclusionReason, TerminationReason
-from evener.proto.sessions import Artifact, SessionSealed
+from evener.proto.reasons import ExclusionReason
+from evener.proto.sessions import Artifact
 from evener.proto.spec import Purpose
 from evener.proto.state import GroupState
 from evener.proto.topics import HEADER_GROUP, HEADER_SESSION, Topic
@@ -416,16 +416,8 @@ async def lived(context: ServiceContext, session_id: str, *, size: int, sampled:
     """Write the start and the seal of a session."""
     events = EventLog(context.bus, context.blobs)
     index = int(session_id.rpartition(".")[2])
-    sealed = SessionSealed(
-        session_id=session_id,
-        attempt=1,
-        termination_reason=TerminationReason.FINISHED,
-        rows_digest="0" * 64,
-        calls=1,
-        sampled_tokens=sampled,
-        sealed_at=T0,
-    )
-    for event in (started(session_id, spec(index=index, size=size)), sealed):
+    seal = sealed(session_id, calls=1, sampled_tokens=sampled)
+    for event in (started(session_id, spec(index=index, size=size)), seal):
         await events.send(Topic.SESSIONS, session_id, event, session_id=session_id)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.builders import T0, built, spec
+from tests.support import builders
+from tests.support.builders import built, spec
 from tests.support.outage import Outage
 from tests.support.service_context import MISSING, RUBBISH, open_parts
 
@@ -18,7 +19,7 @@ from evener.evaluator.service import open_service
 from evener.proto.codec import decode
 from evener.proto.fleet import DeadLetter
 from evener.proto.reasons import ExclusionReason, ExitCause, TerminationReason
-from evener.proto.sessions import Artifact, SessionGivenUp, SessionSealed
+from evener.proto.sessions import Artifact
 from evener.proto.spec import GraderSpec, TaskRef
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import HarnessExit, TrajectoryBuilt, TrajectoryScored
@@ -217,21 +218,14 @@ async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path
 @pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
 async def test_unreadable_trajectory_is_counted_from_the_log(tmp_path: Path, config: Config, bad: tuple[bytes, tuple[Header, ...]]) -> None:
     """Its record goes to dead-letters, and its session is scored as an empty, ungraded one."""
-    given_up = SessionGivenUp(
-        session_id="g.0", attempt=0, termination_reason=TerminationReason.CANCELLED, given_up_at=T0, spec=spec("g", 0, 1)
-    )
-    sealed = SessionSealed(
-        session_id="g.0",
-        attempt=0,
-        termination_reason=TerminationReason.CANCELLED,
-        rows_digest="0" * 64,
-        calls=2,
-        sampled_tokens=9,
-        sealed_at=T0,
+    cancelled = TerminationReason.CANCELLED
+    lived = (
+        builders.given_up("g.0", spec("g", 0, 1), cancelled, attempt=0),
+        builders.sealed("g.0", cancelled, attempt=0, calls=2, sampled_tokens=9),
     )
     async with open_parts(tmp_path) as context:
         events = EventLog(context.bus, context.blobs)
-        for event in (given_up, sealed):
+        for event in lived:
             await events.send(Topic.SESSIONS, "g.0", event, session_id="g.0")
         value, claim = bad
         headers = (Header(HEADER_SESSION, b"g.0"), *claim)

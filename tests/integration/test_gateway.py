@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import pytest
 from tests.support.checker import check
 from tests.support.engines import smollm
 from tests.support.gateway import Hand, gateway
-from tests.support.toy import plain
+from tests.support.world import plain
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait, scripted_engine
 from evener.proto.arrays import int32s
-from evener.proto.fleet import EngineJoined, EngineLeft
+from evener.proto.fleet import EngineLeft
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.relay import CAPABILITY, Admitted, Answer
@@ -368,8 +367,7 @@ async def test_engine_that_joins_again_elsewhere_takes_the_place_of_the_dead_one
         gateway(tmp_path, SCRIPT) as hand,
         scripted_engine(Script(default=Rule(say="From the new one.")), tokenizer, ledger=tmp_path / "second.jsonl", context=4096) as second,
     ):
-        joined = EngineJoined(engine_id="e1", kind="scripted", url=second.url, policy="policy", joined_at=time.time())
-        await hand.events.send(Topic.FLEET, "e1", joined)
+        await hand.join("e1", second.url)
         capability = await hand.start("moved")
         async with asyncio.timeout(60):
             while "From the new one." not in await _asked_as_the_relay_asks(hand, capability, "Who are you?"):

@@ -13,7 +13,7 @@ import pytest
 from tests.support.audit import audit
 from tests.support.engines import Play
 from tests.support.log import Log, read_log
-from tests.support.outside import closed_port
+from tests.support.ports import closed_port
 from tests.support.up import up
 
 from evener.blobs.open import open_blobs

@@ -4,14 +4,13 @@ import asyncio
 import time
 from pathlib import Path
 
-from tests.support.builders import spec
+from tests.support.builders import given_up, sealed, spec
 from tests.support.service_context import open_parts
 
 from evener.bus.port import Header, Outgoing
 from evener.proto.codec import decode
 from evener.proto.ids import group_of
 from evener.proto.reasons import TerminationReason
-from evener.proto.sessions import SessionGivenUp, SessionSealed
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.reconstructor.config import Config
@@ -25,23 +24,13 @@ SECONDS = 60.0
 
 async def give_up(context: ServiceContext, name: str) -> None:
     """Write the first record of a session that never starts."""
-    event = SessionGivenUp(
-        session_id=name, attempt=0, termination_reason=TerminationReason.CANCELLED, given_up_at=time.time(), spec=spec(group_of("t"))
-    )
+    event = given_up(name, spec(group_of("t")), TerminationReason.CANCELLED, attempt=0, at=time.time())
     await EventLog(context.bus, context.blobs).send(Topic.SESSIONS, name, event, session_id=name)
 
 
 async def seal(context: ServiceContext, name: str) -> None:
     """Write its last one."""
-    event = SessionSealed(
-        session_id=name,
-        attempt=0,
-        termination_reason=TerminationReason.CANCELLED,
-        rows_digest=digest(()),
-        calls=0,
-        sampled_tokens=0,
-        sealed_at=time.time(),
-    )
+    event = sealed(name, TerminationReason.CANCELLED, attempt=0, at=time.time(), rows_digest=digest(()))
     await EventLog(context.bus, context.blobs).send(Topic.SESSIONS, name, event, session_id=name)
 
 

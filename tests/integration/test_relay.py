@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import time
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
+from tests.support.builders import listing
 from tests.support.frames_gateway import (
     FramesGateway,
     Step,
@@ -36,9 +36,6 @@ from tests.support.frames_gateway import (
 )
 from yarl import URL
 
-from evener.bus.port import Record
-from evener.proto.codec import encode
-from evener.proto.fleet import Heartbeat
 from evener.proto.reasons import CallFailure
 from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import Failures
@@ -54,14 +51,6 @@ LIMITS = Limits(admission_seconds=60, call_seconds=60, keep_alive_seconds=0.05, 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 LARGE = 16 << 20
 """Bytes of an answer that no buffers on the way hold."""
-
-
-def listing(gateway: FramesGateway, *partitions: int) -> Record:
-    """A heartbeat of this gateway in `fleet`."""
-    heartbeat = Heartbeat(
-        instance_id=gateway.url, service="provider_gateway", address=gateway.url, boot_id="b", partitions=partitions, at=time.time()
-    )
-    return Record(topic="fleet", partition=0, offset=0, key=gateway.url, value=encode(heartbeat), headers=(), timestamp_ms=0)
 
 
 class Harness:
@@ -108,7 +97,7 @@ async def harness(*gateways: FramesGateway, limits: Limits = LIMITS, **changes: 
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         agent = Harness(http)
-        agent.owners.read(listing(gateway, 0) for gateway in gateways[:1])
+        agent.owners.read(listing(gateway.url, gateway.url, 0) for gateway in gateways[:1])
         opening = Opening(session_id="s", nonce=NONCE, capability="cap", partition=0, models=("policy",), trace={"traceparent": "ours"})
         for name, value in changes.items():
             limits = msgspec.structs.replace(limits, **{name: value})
@@ -251,7 +240,7 @@ async def test_a_frozen_owner_is_left_when_fleet_names_another(gateway: FramesGa
     async with frames_gateway() as heir, harness(gateway) as agent:
         asking = asyncio.create_task(agent.text())
         await gateway.asked()
-        agent.owners.read([listing(heir, 0)])
+        agent.owners.read([listing(heir.url, heir.url, 0)])
         assert await asyncio.wait_for(asking, 60) == "hello"
 
         assert heir.seen[0].request_id == gateway.seen[0].request_id
@@ -281,7 +270,7 @@ async def test_a_call_waits_for_an_owner(gateway: FramesGateway) -> None:
     async with harness() as agent:
         asking = asyncio.create_task(agent.text())
         await agent.clock_stands()
-        agent.owners.read([listing(gateway, 0)])
+        agent.owners.read([listing(gateway.url, gateway.url, 0)])
         assert await asyncio.wait_for(asking, 60) == "hello"
 
 
@@ -424,7 +413,7 @@ async def test_the_agents_clock_counts_sampling_and_no_waits(gateway: FramesGate
         await agent.clock_stands()
         agent.now += 1  # no owner
         gateway.script = [cut, refused, answered]
-        agent.owners.read([listing(gateway, 0)])
+        agent.owners.read([listing(gateway.url, gateway.url, 0)])
         await asking
 
     assert agent.clock.seconds() == 100 + 100_000

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
-from tests.integration.test_relay import BODY, NONCE, Harness, harness, listing
+from tests.integration.test_relay import BODY, NONCE, Harness, harness
+from tests.support.builders import listing
 from tests.support.frames_gateway import (
     FramesGateway,
     Step,
@@ -62,7 +63,7 @@ async def test_the_owner_that_fleet_names_is_asked_after_one_that_does_not_know_
         gateway.script = [told(401, "capability with a wrong signature")]
         asking = asyncio.create_task(agent.text())
         await gateway.asked()
-        agent.owners.read([listing(other, 0)])
+        agent.owners.read([listing(other.url, other.url, 0)])
         assert await asking == "hello"
 
 

@@ -15,20 +15,18 @@ import aiohttp
 import msgspec
 import pytest
 from msgspec import structs
-from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
-from tests.support.builders import alone
+from tests.support.builders import alone, dispatched, heartbeat
 from tests.support.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, refuse, reply, told
-from tests.support.service_context import serving
+from tests.support.service_context import context_on, running, serving
 from tests.support.trees import scratch
 
-from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.harnesses.registry import harness as harness_named
 from evener.proto.codec import AnyEvent, decode
-from evener.proto.fleet import Heartbeat, Running
+from evener.proto.fleet import Running
 from evener.proto.reasons import CallFailure, ExitCause
-from evener.proto.sessions import Failures, HarnessExited, SessionCancelled, SessionDispatched, SessionStarted
+from evener.proto.sessions import Failures, HarnessExited, SessionCancelled, SessionStarted
 from evener.proto.spec import Budgets, HarnessSpec, Quirks, TaskRef
 from evener.proto.topics import Topic
 from evener.sandbox_runner.config import Config
@@ -36,7 +34,7 @@ from evener.sandbox_runner.context import TIMINGS, RunnerTimings
 from evener.sandbox_runner.service import open_service
 from evener.sandboxes.local import LocalSandboxes, open_local
 from evener.sandboxes.registry import BACKENDS
-from evener.service.auth import load_secrets, open_capability
+from evener.service.auth import open_capability
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 from evener.tasks.pack import pack
@@ -87,14 +85,8 @@ class Bench:
             harness=harness or HarnessSpec(name="script"),
             budgets=budgets or Budgets(),
         )
-        event = SessionDispatched(
-            session_id=session_id,
-            attempt=attempt,
-            runner_id="test-sandbox_runner",
-            dispatched_at=dispatched_at or time.time(),
-            lease_seconds=10,
-            spec=spec,
-        )
+        at = dispatched_at or time.time()
+        event = dispatched(session_id, spec, attempt=attempt, at=at, runner_id="test-sandbox_runner")
         await self.events.send(Topic.DISPATCH, event.runner_id, event)
 
     async def cancel(self, session_id: str) -> None:
@@ -146,32 +138,17 @@ async def bench(
         (task / name).write_text(text)
     config = Config(state=str(folder), **settings)
     async with open_bus(f"embedded:{folder / 'bus'}", partitions=2) as bus, frames_gateway() as gateway:
-        context = ServiceContext(
-            bus=bus,
-            blobs=open_blobs(str(folder / "blobs")),
-            secrets=load_secrets(folder),
-            registry=CollectorRegistry(),
-            instance_id="test",
-            boot_id="b",
-            address="http://127.0.0.1:1",
-            store_usable=store_usable,
-        )
+        context = context_on(bus, folder, boot_id="b", store_usable=store_usable)
         packed = pack(task)
         await context.blobs.put(packed.data)
-        heartbeat = Heartbeat(
-            instance_id="g", service="provider_gateway", address=gateway.url, boot_id="b", partitions=(0, 1), at=time.time()
-        )
-        await EventLog(bus, context.blobs).send(Topic.FLEET, "g", heartbeat)
+        sign = heartbeat("provider_gateway", "g", at=time.time(), address=gateway.url, partitions=(0, 1))
+        await EventLog(bus, context.blobs).send(Topic.FLEET, "g", sign)
         async with (
             open_service(config, context, timings=timings) as service,
             serving(service.routes) as url,
+            running(service),
         ):
-            running = asyncio.ensure_future(service.run())
-            try:
-                yield Bench(context, service, gateway, url, packed.ref)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+            yield Bench(context, service, gateway, url, packed.ref)
 
 
 async def test_a_session_runs_from_its_dispatch_to_its_artifacts(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from msgspec import structs
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext
 from prometheus_client import CollectorRegistry
-from tests.support.outside import Outside, closed_port, eventually, scheduler, until
+from tests.support.other_services import OtherServices
+from tests.support.ports import closed_port
+from tests.support.scheduler import scheduler
 from tests.support.service_context import MISSING, RUBBISH, open_parts, operator
 from tests.support.spans import Spans
+from tests.support.waiting import eventually, until
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
@@ -61,36 +64,36 @@ async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-def outside(bus: Bus, tmp_path: Path) -> Outside:
-    return Outside(bus, open_blobs(str(tmp_path / "blobs")))
+def others(bus: Bus, tmp_path: Path) -> OtherServices:
+    return OtherServices(bus, open_blobs(str(tmp_path / "blobs")))
 
 
-async def test_task_goes_from_submission_to_its_end(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_task_goes_from_submission_to_its_end(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """Submitted, dispatched by capacity, started, sealed, merged: each is seen, and the end is told once."""
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=3)
-        async with outside.beating(capacity=2):
-            first = await outside.dispatched(2)
+        async with others.beating(capacity=2):
+            first = await others.dispatched(2)
             await asyncio.sleep(0.2)
-            assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 2
+            assert len(await others.read(Topic.DISPATCH, SessionDispatched)) == 2
 
             for event in first:
-                await outside.started(event)
+                await others.started(event)
             detail = await until(lambda: client.task("t"), lambda detail: detail.task.stages.get(Stage.RUNNING) == 2)
             assert [session.runner_id for session in detail.sessions] == ["runner", "runner", None]
 
-            await outside.sealed("t.0")
-            await outside.dispatched(3)
+            await others.sealed("t.0")
+            await others.dispatched(3)
         for session_id in ("t.1", "t.2"):
-            await outside.sealed(session_id)
-        await outside.group_ended("t", 3)
+            await others.sealed(session_id)
+        await others.group_ended("t", 3)
         ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
 
     assert (ended.outcome, ended.rewards, ended.ends) == (TaskOutcome.MERGED, (0.0, 1.0, 2.0), {TerminationReason.FINISHED: 3})
-    assert len(await outside.read(Topic.TASKS, TaskEnded)) == 1
+    assert len(await others.read(Topic.TASKS, TaskEnded)) == 1
 
 
-async def test_submission_is_idempotent_by_the_clients_own_id(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_submission_is_idempotent_by_the_clients_own_id(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """Also at the next scheduler; other content under the same id is refused."""
     async with scheduler(bus, tmp_path) as client:
         await submit(client)
@@ -101,7 +104,7 @@ async def test_submission_is_idempotent_by_the_clients_own_id(bus: Bus, outside:
             await submit(client, samples=5)
 
     assert refused.value.status == 409
-    assert len(await outside.read(Topic.TASKS, TaskSubmitted)) == 1
+    assert len(await others.read(Topic.TASKS, TaskSubmitted)) == 1
 
 
 async def test_task_without_an_id_gets_one(bus: Bus, tmp_path: Path) -> None:
@@ -113,7 +116,7 @@ async def test_task_without_an_id_gets_one(bus: Bus, tmp_path: Path) -> None:
         assert await client.tasks("other") == ()
 
 
-async def test_scheduler_that_dies_between_commit_and_answer_has_taken_the_task(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_scheduler_that_dies_between_commit_and_answer_has_taken_the_task(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """The client hears an error, asks again, and there is one task."""
     arm("cancel@scheduler.submitted")
     async with scheduler(bus, tmp_path) as client:
@@ -124,40 +127,42 @@ async def test_scheduler_that_dies_between_commit_and_answer_has_taken_the_task(
         assert [view.task_id for view in await client.tasks()] == ["t"]
         await submit(client)
 
-    assert len(await outside.read(Topic.TASKS, TaskSubmitted)) == 1
+    assert len(await others.read(Topic.TASKS, TaskSubmitted)) == 1
 
 
 @pytest.mark.parametrize("where", ["scheduler.dispatched", "scheduler.task_ended"])
-async def test_next_scheduler_goes_on_where_the_last_one_died(bus: Bus, outside: Outside, tmp_path: Path, where: str) -> None:
+async def test_next_scheduler_goes_on_where_the_last_one_died(bus: Bus, others: OtherServices, tmp_path: Path, where: str) -> None:
     """Right after a commit, before anything that follows from it: nothing is dispatched or told twice."""
     arm(f"cancel@{where}")
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1)
-        await outside.beat()
-        await outside.dispatched(1)
+        await others.beat()
+        await others.dispatched(1)
         if where == "scheduler.task_ended":
-            await outside.sealed("t.0")
-            await outside.group_ended("t", 1)
-            await until(lambda: outside.read(Topic.TASKS, TaskEnded), bool)
+            await others.sealed("t.0")
+            await others.group_ended("t", 1)
+            await until(lambda: others.read(Topic.TASKS, TaskEnded), bool)
     arm("")
-    async with scheduler(bus, tmp_path) as client, outside.beating():
+    async with scheduler(bus, tmp_path) as client, others.beating():
         if where == "scheduler.dispatched":
-            await outside.sealed("t.0")
-            await outside.group_ended("t", 1)
+            await others.sealed("t.0")
+            await others.group_ended("t", 1)
         await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)
 
-    assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
-    assert len(await outside.read(Topic.TASKS, TaskEnded)) == 1
+    assert len(await others.read(Topic.DISPATCH, SessionDispatched)) == 1
+    assert len(await others.read(Topic.TASKS, TaskEnded)) == 1
 
 
-async def test_fenced_scheduler_writes_nothing_more_and_goes_on_where_the_other_stopped(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_fenced_scheduler_writes_nothing_more_and_goes_on_where_the_other_stopped(
+    bus: Bus, others: OtherServices, tmp_path: Path
+) -> None:
     """Somebody else took its transactional id: it refuses what it cannot commit, then takes over again, for it is still assigned."""
     async with scheduler(bus, tmp_path) as client:
         await submit(client)
         await (await bus.producer("scheduler-main")).aclose()
         with pytest.raises(Unavailable):
             await client.submit(options(), task=PACKED.ref, task_id="u")
-        assert [event.task_id for event in await outside.read(Topic.TASKS, TaskSubmitted)] == ["t"]
+        assert [event.task_id for event in await others.read(Topic.TASKS, TaskSubmitted)] == ["t"]
 
         await client.patiently(lambda: client.submit(options(), task=PACKED.ref, task_id="u"))
         assert {view.task_id for view in await client.tasks()} == {"t", "u"}
@@ -185,68 +190,70 @@ async def test_scheduler_that_drains_refuses_what_waits_and_what_comes(bus: Bus,
             await asyncio.gather(running, next_one, return_exceptions=True)
 
 
-async def test_schedulers_of_two_names_do_not_touch_each_others_tasks(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_schedulers_of_two_names_do_not_touch_each_others_tasks(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """They share topics, runners and nothing else."""
     async with scheduler(bus, tmp_path, name="one") as one, scheduler(bus, tmp_path, name="two") as two:
         await submit(one, "t", samples=1)
         await submit(two, "u", samples=1)
     async with scheduler(bus, tmp_path, name="one") as one:
         assert [view.task_id for view in await one.tasks()] == ["t"]
-        await outside.sealed("u.0")
-        await outside.group_ended("u", 1)
+        await others.sealed("u.0")
+        await others.group_ended("u", 1)
         await asyncio.sleep(0.2)
 
-    assert await outside.read(Topic.TASKS, TaskEnded) == []
+    assert await others.read(Topic.TASKS, TaskEnded) == []
 
 
-async def test_recording_goes_without_a_task(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_recording_goes_without_a_task(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """Its harness is whatever its user runs."""
     recorded = options(1, harness=HarnessSpec(name="my-agent", sandbox="none"), grader=GraderSpec(name="fixed"), purpose=Purpose.COLLECT)
     async with scheduler(bus, tmp_path) as client:
         await client.submit(recorded, task_id="r")
-        await outside.beat()
-        (event,) = await outside.dispatched(1)
+        await others.beat()
+        (event,) = await others.dispatched(1)
 
     assert (event.spec.task, event.spec.harness.sandbox, event.spec.group.min_usable) == (None, "none", 1)
 
 
-async def test_silent_runner_loses_its_attempts_to_another(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_silent_runner_loses_its_attempts_to_another(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """After a lease without a sign, attempt 2 goes to a runner that lives."""
     registry = CollectorRegistry()
     async with scheduler(bus, tmp_path, registry=registry, lease_seconds=1) as client:
         await submit(client, samples=1)
-        await outside.beat("silent")
-        (first,) = await outside.dispatched(1)
-        await outside.started(first)
-        async with outside.beating("other"):
-            second = (await outside.dispatched(2))[1]
+        await others.beat("silent")
+        (first,) = await others.dispatched(1)
+        await others.started(first)
+        async with others.beating("other"):
+            second = (await others.dispatched(2))[1]
 
     assert (first.runner_id, first.attempt, first.lease_seconds) == ("silent", 1, 1)
     assert (second.runner_id, second.attempt, second.session_id) == ("other", 2, "t.0")
     assert registry.get_sample_value("evener_attempts_lost_total", {"reason": "lease_expired"}) == 1
 
 
-async def test_attempt_in_its_runners_heartbeats_is_never_lost(bus: Bus, outside: Outside, tmp_path: Path) -> None:
-    async with scheduler(bus, tmp_path, lease_seconds=1) as client, outside.beating():
+async def test_attempt_in_its_runners_heartbeats_is_never_lost(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path, lease_seconds=1) as client, others.beating():
         await submit(client, samples=1)
-        held = await outside.dispatched(1)
-        async with outside.beating(running=held):
+        held = await others.dispatched(1)
+        async with others.beating(running=held):
             await asyncio.sleep(2)
-            assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+            assert len(await others.read(Topic.DISPATCH, SessionDispatched)) == 1
 
 
-async def test_dead_instance_leaves_the_fleet_and_comes_back_with_its_next_heartbeat(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_dead_instance_leaves_the_fleet_and_comes_back_with_its_next_heartbeat(
+    bus: Bus, others: OtherServices, tmp_path: Path
+) -> None:
     """Its last heartbeat is deleted from the log too. Who lives on stays."""
 
     async def shown(client: Client) -> set[str]:
         return {one.instance_id for one in (await client.fleet()).instances}
 
-    await outside.beat("dead")
+    await others.beat("dead")
     async with open_parts(tmp_path / "parts") as parts:
         config = Config(state=str(tmp_path), bus="unused", tick_seconds=0.05, forget_seconds=2.0)
         reader = FleetReader(config, structs.replace(parts, bus=bus))
         await reader.start()
-        async with outside.beating("alive"), scheduler(bus, tmp_path) as client:
+        async with others.beating("alive"), scheduler(bus, tmp_path) as client:
             following = asyncio.ensure_future(reader.follow(lambda: None))
             await until(lambda: shown(client), lambda names: names == {"dead", "alive"})
             while "dead" in reader.fleet.heartbeats:
@@ -254,48 +261,48 @@ async def test_dead_instance_leaves_the_fleet_and_comes_back_with_its_next_heart
                 await asyncio.sleep(0.05)
             await until(lambda: shown(client), lambda names: names == {"alive"})
             assert "dead" not in await bus.last_values(Topic.FLEET, 0)
-            await outside.beat("dead")
+            await others.beat("dead")
             await until(lambda: shown(client), lambda names: names == {"dead", "alive"})
             following.cancel()
 
 
-async def test_paused_process_takes_nobody_for_lost(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_paused_process_takes_nobody_for_lost(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """Two leases asleep, runner and scheduler alike: the time counts for no lease."""
     async with scheduler(bus, tmp_path, lease_seconds=1) as client:
         await submit(client, samples=1)
-        await outside.beat()
-        held = await outside.dispatched(1)
-        async with outside.beating(running=held):
+        await others.beat()
+        held = await others.dispatched(1)
+        async with others.beating(running=held):
             await asyncio.sleep(0.3)
             time.sleep(2)  # noqa: ASYNC251 - the pause
             await asyncio.sleep(0.7)
 
-    assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+    assert len(await others.read(Topic.DISPATCH, SessionDispatched)) == 1
 
 
-async def test_leases_begin_anew_at_a_take_over(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_leases_begin_anew_at_a_take_over(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """The time without a scheduler counts for nobody."""
     async with scheduler(bus, tmp_path, lease_seconds=1) as client:
         await submit(client, samples=1)
-        await outside.beat()
-        held = await outside.dispatched(1)
+        await others.beat()
+        held = await others.dispatched(1)
     await asyncio.sleep(1.2)
-    async with scheduler(bus, tmp_path, lease_seconds=1), outside.beating(running=held):
+    async with scheduler(bus, tmp_path, lease_seconds=1), others.beating(running=held):
         await asyncio.sleep(1.5)
 
-    assert len(await outside.read(Topic.DISPATCH, SessionDispatched)) == 1
+    assert len(await others.read(Topic.DISPATCH, SessionDispatched)) == 1
 
 
-async def test_session_whose_attempts_are_used_up_is_given_up(bus: Bus, outside: Outside, tmp_path: Path) -> None:
-    async with scheduler(bus, tmp_path) as client, outside.beating():
+async def test_session_whose_attempts_are_used_up_is_given_up(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
+    async with scheduler(bus, tmp_path) as client, others.beating():
         await submit(client, samples=1, budgets=Budgets(attempts=2))
         for attempt in (1, 2):
-            event = (await outside.dispatched(attempt))[-1]
-            await outside.started(event)
-            await outside.attempt_ended(event)
-        (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
-        await outside.sealed("t.0", given_up.termination_reason, attempt=2)
-        await outside.group_ended("t", 1, reason="1 usable session of 1 needed")
+            event = (await others.dispatched(attempt))[-1]
+            await others.started(event)
+            await others.attempt_ended(event)
+        (given_up,) = await until(lambda: others.read(Topic.SESSIONS, SessionGivenUp), bool)
+        await others.sealed("t.0", given_up.termination_reason, attempt=2)
+        await others.group_ended("t", 1, reason="1 usable session of 1 needed")
         ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
 
     assert (given_up.session_id, given_up.attempt, given_up.termination_reason) == ("t.0", 2, TerminationReason.ATTEMPTS_USED_UP)
@@ -303,18 +310,18 @@ async def test_session_whose_attempts_are_used_up_is_given_up(bus: Bus, outside:
     assert (ended.outcome, ended.attempts) == (TaskOutcome.FAILED, 2)
 
 
-async def test_cancelled_task_tells_runner_and_owners_and_ends_with_its_group(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_cancelled_task_tells_runner_and_owners_and_ends_with_its_group(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     async with scheduler(bus, tmp_path) as client:
         await submit(client, purpose=Purpose.EVAL)
-        await outside.beat(capacity=1)
-        await outside.dispatched(1)
+        await others.beat(capacity=1)
+        await others.dispatched(1)
         detail = await client.cancel("t", "changed my mind")
         assert detail.task.stages == {Stage.GIVEN_UP: 2}
-        (told,) = await outside.read(Topic.DISPATCH, SessionCancelled)
-        given_up = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
+        (told,) = await others.read(Topic.DISPATCH, SessionCancelled)
+        given_up = await until(lambda: others.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
         for event in given_up:
-            await outside.sealed(event.session_id, event.termination_reason)
-        await outside.group_ended("t", 2, purpose=Purpose.EVAL, reason="cancelled")
+            await others.sealed(event.session_id, event.termination_reason)
+        await others.group_ended("t", 2, purpose=Purpose.EVAL, reason="cancelled")
         ended = (await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)).task
         again = (await client.cancel("t")).task
 
@@ -323,74 +330,74 @@ async def test_cancelled_task_tells_runner_and_owners_and_ends_with_its_group(bu
     assert again.outcome is TaskOutcome.CANCELLED
 
 
-async def test_give_up_is_told_again_until_the_seal_is_read(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_give_up_is_told_again_until_the_seal_is_read(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """The first scheduler may have died before it told anybody."""
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1)
         await client.cancel("t")
-        await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
+        await until(lambda: others.read(Topic.SESSIONS, SessionGivenUp), bool)
     async with scheduler(bus, tmp_path):
-        await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
-        await outside.sealed("t.0", TerminationReason.CANCELLED, attempt=0)
+        await until(lambda: others.read(Topic.SESSIONS, SessionGivenUp), lambda found: len(found) == 2)
+        await others.sealed("t.0", TerminationReason.CANCELLED, attempt=0)
         await asyncio.sleep(0.3)
     async with scheduler(bus, tmp_path):
         await asyncio.sleep(0.3)
 
-    assert len(await outside.read(Topic.SESSIONS, SessionGivenUp)) == 2
+    assert len(await others.read(Topic.SESSIONS, SessionGivenUp)) == 2
 
 
-async def test_giving_up_is_not_sent_again_where_its_seal_was_written_meanwhile(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_giving_up_is_not_sent_again_where_its_seal_was_written_meanwhile(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """The scheduler was down for so long that the owner has forgotten the seal, and would seal again."""
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1)
         await client.cancel("t")
-        (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
-    await outside.sealed("t.0", given_up.termination_reason, attempt=given_up.attempt)
+        (given_up,) = await until(lambda: others.read(Topic.SESSIONS, SessionGivenUp), bool)
+    await others.sealed("t.0", given_up.termination_reason, attempt=given_up.attempt)
     async with scheduler(bus, tmp_path) as client:
         await until(lambda: client.task("t"), lambda detail: detail.task.stages == {Stage.SEALED: 1})
 
-    assert len(await outside.read(Topic.SESSIONS, SessionGivenUp)) == 1
+    assert len(await others.read(Topic.SESSIONS, SessionGivenUp)) == 1
 
 
-async def test_hard_deadline_gives_up(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_hard_deadline_gives_up(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1, budgets=Budgets(deadline_seconds=0.3))
-        async with outside.beating():
-            held = await outside.dispatched(1)
-            async with outside.beating(running=held):
-                (given_up,) = await until(lambda: outside.read(Topic.SESSIONS, SessionGivenUp), bool)
+        async with others.beating():
+            held = await others.dispatched(1)
+            async with others.beating(running=held):
+                (given_up,) = await until(lambda: others.read(Topic.SESSIONS, SessionGivenUp), bool)
 
     assert given_up.termination_reason is TerminationReason.DEADLINE
 
 
 @pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
 async def test_bad_record_goes_to_the_dead_letters_and_the_stream_goes_on(
-    bus: Bus, outside: Outside, tmp_path: Path, bad: tuple[bytes, tuple[Header, ...]]
+    bus: Bus, others: OtherServices, tmp_path: Path, bad: tuple[bytes, tuple[Header, ...]]
 ) -> None:
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1)
         value, claim = bad
         await bus.send([Outgoing(topic=Topic.MERGED, key="t", value=value, headers=claim)])
-        await outside.sealed("t.0")
-        await outside.group_ended("t", 1)
+        await others.sealed("t.0")
+        await others.group_ended("t", 1)
         await until(lambda: client.task("t"), lambda detail: detail.task.outcome is not None)
 
-    (letter,) = await outside.read(Topic.DEAD_LETTERS, DeadLetter)
+    (letter,) = await others.read(Topic.DEAD_LETTERS, DeadLetter)
     assert (letter.service, letter.topic, letter.value) == ("scheduler", Topic.MERGED, bad[0])
 
 
-async def test_watcher_sees_changes_and_resumes_after_its_cursor(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_watcher_sees_changes_and_resumes_after_its_cursor(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """Level-triggered: what it missed it is told as it is now, also by the next scheduler."""
     async with scheduler(bus, tmp_path) as client:
         watching = client.watch("default")
         await submit(client, samples=1)
         first = await anext(watching)
-        await outside.beat()
+        await others.beat()
         second = await anext(watching)
         assert (first.stages, second.stages) == ({Stage.QUEUED: 1}, {Stage.DISPATCHED: 1})
         await watching.aclose()
 
-        await outside.sealed("t.0")
+        await others.sealed("t.0")
         resumed = client.watch("default", after=second.cursor)
         assert (await anext(resumed)).stages == {Stage.SEALED: 1}
         await resumed.aclose()
@@ -403,9 +410,9 @@ async def test_watcher_sees_changes_and_resumes_after_its_cursor(bus: Bus, outsi
         await resumed.aclose()
 
 
-async def test_engines_join_drain_and_leave(bus: Bus, outside: Outside, tmp_path: Path) -> None:
+async def test_engines_join_drain_and_leave(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     async with scheduler(bus, tmp_path) as client:
-        await outside.beat()
+        await others.beat()
         await client.join_engine(EngineRequest(engine_id="e1", kind="vllm", url="http://127.0.0.1:8000", policy="policy"))
         fleet = await until(client.fleet, lambda fleet: bool(fleet.instances))
         assert [(engine.engine_id, engine.policy, engine.draining) for engine in fleet.engines] == [("e1", "policy", False)]
@@ -533,7 +540,7 @@ async def records(bus: Bus, topic: Topic, kind: type[Event]) -> list[Record]:
     return [record for number in partitions async for record in bus.read(topic, number) if header(record, HEADER_TYPE) == tag]
 
 
-async def test_trace_of_a_task_outlives_its_scheduler(bus: Bus, outside: Outside, tmp_path: Path, spans: Spans) -> None:
+async def test_trace_of_a_task_outlives_its_scheduler(bus: Bus, others: OtherServices, tmp_path: Path, spans: Spans) -> None:
     """What a scheduler writes that has taken over is in the trace of the submission."""
 
     async def told() -> list[Record]:
@@ -543,8 +550,8 @@ async def test_trace_of_a_task_outlives_its_scheduler(bus: Bus, outside: Outside
     async with scheduler(bus, tmp_path) as client:
         await submit(client)
     async with scheduler(bus, tmp_path) as client:
-        async with outside.beating(capacity=1):
-            await outside.dispatched(1)
+        async with others.beating(capacity=1):
+            await others.dispatched(1)
         await client.cancel("t")
         written = await until(told, lambda found: len(found) >= 4)
     submitted = spans.one("submit").context

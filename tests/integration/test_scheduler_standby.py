@@ -11,8 +11,9 @@ from typing import Final
 
 import aiohttp
 import pytest
-from tests.support.outside import Outside, until
+from tests.support.other_services import OtherServices
 from tests.support.processes import Program
+from tests.support.waiting import until
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
@@ -41,10 +42,10 @@ STANDBY: Final = {"running": True, "standby": True}
 class Pair:
     """Two schedulers of one name."""
 
-    def __init__(self, folder: Path, outside: Outside) -> None:
+    def __init__(self, folder: Path, others: OtherServices) -> None:
         words = ("-m", "evener.scheduler", "--config", str(folder / "evener.toml"))
         self.programs = [Program(f"scheduler-{name}", folder, (*words, "--instance", name)) for name in ("a", "b")]
-        self.outside = outside
+        self.others = others
         self._token = folder / "state" / TOKEN_FILE
 
     async def start(self) -> None:
@@ -97,7 +98,7 @@ async def pair(kafka_servers: str, tmp_path: Path) -> AsyncIterator[Pair]:
     bus = f"kafka://{kafka_servers}?prefix=two{secrets.token_hex(4)}."
     (tmp_path / "evener.toml").write_text(f'bus = "{bus}"\nstate = "{tmp_path / "state"}"\npartitions = {PARTITIONS}\n')
     async with open_bus(bus, partitions=PARTITIONS) as opened:
-        two = Pair(tmp_path, Outside(opened, open_blobs(str(tmp_path / "state" / "blobs"))))
+        two = Pair(tmp_path, OtherServices(opened, open_blobs(str(tmp_path / "state" / "blobs"))))
         try:
             await two.start()
             yield two
@@ -140,20 +141,20 @@ async def test_standby_names_the_active_scheduler_and_clients_follow(pair: Pair)
 
 async def test_standby_takes_over_from_a_killed_scheduler(pair: Pair) -> None:
     """The client's next request goes to the other one, which knows the tasks and dispatches them."""
-    async with pair.client() as client, pair.outside.beating():
+    async with pair.client() as client, pair.others.beating():
         await submit(client, "before")
         active, standby = await pair.settled()
-        await pair.outside.dispatched(1)
+        await pair.others.dispatched(1)
         active.tell(signal.SIGKILL)
         began = time.monotonic()
         await submit(client, "after")
         print(f"take-over after SIGKILL: {time.monotonic() - began:.1f} s")  # noqa: T201 - measured, not judged
         assert client.url == standby.url
         assert {view.task_id for view in await client.tasks()} == {"before", "after"}
-        dispatched = await until(lambda: pair.outside.read(Topic.DISPATCH, SessionDispatched), lambda found: len(found) >= 2)
+        dispatched = await until(lambda: pair.others.read(Topic.DISPATCH, SessionDispatched), lambda found: len(found) >= 2)
 
     assert [event.session_id for event in dispatched] == ["before.0", "after.0"]
-    assert len(await pair.outside.read(Topic.TASKS, TaskSubmitted)) == 2
+    assert len(await pair.others.read(Topic.TASKS, TaskSubmitted)) == 2
 
 
 async def test_scheduler_that_is_stopped_hands_over(pair: Pair) -> None:
@@ -186,7 +187,7 @@ async def test_scheduler_that_was_frozen_stands_by_when_it_wakes(pair: Pair) -> 
         await pair.settled()
         assert {view.task_id for view in await client.tasks()} == {"before", "after"}
 
-    assert len(await pair.outside.read(Topic.TASKS, TaskSubmitted)) == 2
+    assert len(await pair.others.read(Topic.TASKS, TaskSubmitted)) == 2
     assert "service_crashed" not in frozen.log + other.log
     assert sum(log.count("scheduler_took_over") for log in (frozen.log, other.log)) <= MOST_TAKE_OVERS
 

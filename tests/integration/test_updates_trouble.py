@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 from tests.integration.test_bridge import outcomes, write
-from tests.support.builders import group
+from tests.support.builders import group, heartbeat
 from tests.support.engines import Play
-from tests.support.outside import scheduler
+from tests.support.scheduler import scheduler
 from tests.support.service_context import open_parts, serving
 from tests.support.updates import (
     IDS,
@@ -37,7 +37,7 @@ from evener.engines.port import GenerateRequest
 from evener.engines.scripted import Rule, Script, Wait
 from evener.engines.vllm import VllmEngine
 from evener.engines.vllm_weights import VllmWeights
-from evener.proto.fleet import Heartbeat, PolicyPublished, PolicyStaged
+from evener.proto.fleet import PolicyPublished, PolicyStaged
 from evener.proto.spec import Sampling
 from evener.proto.topics import Topic
 from evener.service.auth import load_secrets
@@ -334,8 +334,8 @@ async def test_the_client_finds_the_bridge_that_owns_the_policy(tmp_path: Path, 
         ):
             running = asyncio.ensure_future(owner.run())
             for name, address in (("a", first), ("b", second)):
-                beat = Heartbeat(instance_id=name, service="trainer_bridge", address=address, boot_id=name, at=time.time())
-                await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, name, beat)
+                sign = heartbeat("trainer_bridge", name, at=time.time(), boot_id=name, address=address)
+                await EventLog(parts.bus, parts.blobs).send(Topic.FLEET, name, sign)
             await join(parts, engine.url)
             try:
                 answer = await client.publish("policy", 1, str(folders[0]))

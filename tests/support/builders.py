@@ -8,11 +8,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from evener.bus.port import Record
 from evener.proto.arrays import pack_float32, pack_int32, pack_uint8
-from evener.proto.fleet import EngineJoined
+from evener.proto.codec import encode
+from evener.proto.fleet import EngineJoined, Heartbeat
 from evener.proto.ids import session_of
-from evener.proto.reasons import END_POLICY, ExclusionReason, ExitCause, TerminationReason
-from evener.proto.sessions import Fidelity, FinishReason, HarnessExited, RootReason, SessionStarted
+from evener.proto.reasons import END_POLICY, CallFailure, ExclusionReason, ExitCause, TerminationReason
+from evener.proto.sessions import (
+    AttemptEnded,
+    CallClosed,
+    CallFailed,
+    CallOpened,
+    Choice,
+    Fidelity,
+    FinishReason,
+    HarnessExited,
+    RootReason,
+    SessionDispatched,
+    SessionGivenUp,
+    SessionSealed,
+    SessionStarted,
+)
 from evener.proto.spec import GraderSpec, GroupOptions, HarnessSpec, Purpose, Sampling, SessionSpec
 from evener.proto.topics import Topic
 from evener.proto.trajectories import (
@@ -21,13 +37,14 @@ from evener.proto.trajectories import (
     GroupFailed,
     GroupMerged,
     HarnessExit,
+    Member,
     Row,
     RowKind,
     TrajectoryBuilt,
     TrajectoryScored,
 )
-from evener.service.auth import Capability
-from evener.service.events import EventLog
+from evener.templates.port import Message
+from evener.tokens.place import Placed
 from evener.trainer_bridge.core import fold, outcome
 from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
 
@@ -59,6 +76,12 @@ def alone(name: str = "t", **given: Any) -> SessionSpec:
     return spec(name, 0, 1, **{"grader": GraderSpec(name="none"), **given})
 
 
+def dispatched(session_id: str, wanted: SessionSpec, *, attempt: int = 1, at: float = T0, **given: Any) -> SessionDispatched:
+    """Return the dispatch of an attempt to runner `r`."""
+    fields: dict[str, Any] = {"runner_id": "r", "dispatched_at": at, "lease_seconds": 10.0}
+    return SessionDispatched(session_id=session_id, attempt=attempt, spec=wanted, **fields | given)
+
+
 def started(session_id: str, wanted: SessionSpec, *, attempt: int = 1, at: float = T0, **given: Any) -> SessionStarted:
     """Return the start of an attempt that was dispatched at the same moment."""
     fields: dict[str, Any] = {"start_id": f"{session_id}-s{attempt}", "runner_id": "r", "dispatched_at": at, "started_at": at}
@@ -71,23 +94,102 @@ def exited(session_id: str, *, attempt: int = 1, at: float = T0, **given: Any) -
     return HarnessExited(session_id=session_id, attempt=attempt, **fields | given)
 
 
+def attempt_ended(
+    session_id: str, reason: TerminationReason = TerminationReason.INFRASTRUCTURE, *, attempt: int = 1, at: float = T0
+) -> AttemptEnded:
+    """Return the end of an attempt that is to be run again."""
+    return AttemptEnded(session_id=session_id, attempt=attempt, termination_reason=reason, ended_at=at)
+
+
+def given_up(session_id: str, wanted: SessionSpec, reason: TerminationReason, *, attempt: int = 1, at: float = T0) -> SessionGivenUp:
+    """Return the scheduler's word that a session is not tried any more."""
+    return SessionGivenUp(session_id=session_id, attempt=attempt, termination_reason=reason, spec=wanted, given_up_at=at)
+
+
+def sealed(
+    session_id: str, reason: TerminationReason = TerminationReason.FINISHED, *, attempt: int = 1, at: float = T0, **given: Any
+) -> SessionSealed:
+    """Return the seal of a session without calls."""
+    fields: dict[str, Any] = {"rows_digest": "0" * 64, "calls": 0, "sampled_tokens": 0}
+    return SessionSealed(session_id=session_id, attempt=attempt, termination_reason=reason, sealed_at=at, **fields | given)
+
+
+def call_opened(
+    session_id: str, placed: Placed, messages: Sequence[Message], tools: Sequence[Message] = (), *, number: int = 1, **given: Any
+) -> CallOpened:
+    """Return the opening of call `c<number>`, which hangs where its messages and tools were placed, `number` seconds after 1970."""
+    fields: dict[str, Any] = {
+        "attempt": 1,
+        "start_id": f"{session_id}-s1",
+        "call_id": f"c{number}",
+        "request_id": f"r{number}",
+        "dialect": "openai_chat",
+        "model": "m",
+        "policy": "policy",
+        "engine_id": "e",
+        "placement": placed.placement,
+        "prompt_delta_ids": pack_int32(placed.prompt_delta_ids),
+        "prompt_tokens": len(placed.context),
+        "history_base": placed.history_base,
+        "messages": msgspec.json.encode(placed.messages),
+        "message_count": len(messages),
+        "tools": msgspec.json.encode(tools) if tools and placed.history_base is None else None,
+        "tool_count": len(tools),
+        "side_call": placed.side_call,
+        "cuts": placed.cuts,
+        "sampling": Sampling(),
+        "body_digest": hashlib.sha256(msgspec.json.encode([messages, tools], order="sorted")).hexdigest(),
+        "opened_at": float(number),
+    }
+    return CallOpened(session_id=session_id, **fields | given)
+
+
+def choice(
+    ids: Sequence[int], message: Message, finish: FinishReason = FinishReason.STOP, *, logprobs: Sequence[float], version: int = 0
+) -> Choice:
+    """Return an answer of so many ids, all sampled by one version."""
+    return Choice(
+        sampled_ids=pack_int32(ids),
+        logprobs=pack_float32(logprobs),
+        versions=pack_int32([version] * len(ids)),
+        finish_reason=finish,
+        message=msgspec.json.encode(message),
+    )
+
+
+def call_closed(opened: CallOpened, choices: Sequence[Choice], **given: Any) -> CallClosed:
+    """Return the end of a call with these answers, half a second after its opening."""
+    fields: dict[str, Any] = {"answer_id": f"a{opened.call_id}", "answer_created": 1, "closed_at": opened.opened_at + 0.5}
+    return CallClosed(**of_call(opened), choices=tuple(choices), **fields | given)
+
+
+def call_failed(opened: CallOpened, reason: CallFailure, **given: Any) -> CallFailed:
+    """Return the end of a call without an answer, half a second after its opening."""
+    fields: dict[str, Any] = {"detail": "", "status": 503, "failed_at": opened.opened_at + 0.5}
+    return CallFailed(**of_call(opened), reason=reason, **fields | given)
+
+
+def of_call(opened: CallOpened, request_id: str | None = None) -> dict[str, Any]:
+    """Return the fields by which later events name a call, and the request that they are about (None: the call's own)."""
+    request_id = request_id or opened.request_id
+    return {"session_id": opened.session_id, "attempt": opened.attempt, "call_id": opened.call_id, "request_id": request_id}
+
+
+def heartbeat(service: str, instance_id: str, *, at: float = T0, **given: Any) -> Heartbeat:
+    """Return a sign of life of a service."""
+    return Heartbeat(instance_id=instance_id, service=service, at=at, **{"boot_id": "b"} | given)
+
+
 def joined(url: str, engine_id: str = "e1", **given: Any) -> EngineJoined:
     """Return the joining of a scripted engine of the policy, now."""
     fields: dict[str, Any] = {"kind": "scripted", "policy": "policy", "joined_at": time.time()}
     return EngineJoined(engine_id=engine_id, url=url, **fields | given)
 
 
-async def start(events: EventLog, event: SessionStarted, *, seconds: float = 600.0) -> Capability:
-    """Write the start of an attempt, as its runner does; return what its relay holds for these seconds."""
-    at = await events.send(Topic.SESSIONS, event.session_id, event, session_id=event.session_id)
-    return Capability(
-        session_id=event.session_id,
-        attempt=event.attempt,
-        start_id=event.start_id,
-        partition=at.partition,
-        offset=at.offset,
-        expires_at=event.started_at + seconds,
-    )
+def listing(instance_id: str, address: str, *partitions: int, service: str = "provider_gateway") -> Record:
+    """Return the record of `fleet` in which a gateway at an address lists its partitions."""
+    value = encode(heartbeat(service, instance_id, address=address, partitions=partitions))
+    return Record(topic=Topic.FLEET, partition=0, offset=0, key=instance_id, value=value, headers=(), timestamp_ms=0)
 
 
 def row(turns: Sequence[tuple[int, int]] = ((12, 6), (5, 4)), *, seed: int = 0, version: int = 0, masked: bool = False) -> Row:
@@ -214,6 +316,20 @@ def ended(sessions: Iterable[TrajectoryScored], newest: int | None = None, *, no
     event = decided(sessions, newest, now=now)
     assert event is not None
     return event
+
+
+def group_ended(
+    task_id: str, rewards: Iterable[float | None], *, reason: str | None = None, purpose: Purpose = Purpose.TRAIN, at: float = T0
+) -> GroupMerged | GroupFailed:
+    """Return the end of a group as the scheduler reads it, without trajectories: merged, or failed for a reason."""
+    finished = TerminationReason.FINISHED
+    members = tuple(
+        Member(session_id=session_of(task_id, index), attempt=1, termination_reason=finished, reward=reward)
+        for index, reward in enumerate(rewards)
+    )
+    common: dict[str, Any] = {"group_id": task_id, "task_id": task_id, "run_id": "default", "policy": "policy", "purpose": purpose}
+    common |= {"size": len(members), "members": members, "accounting": Accounting()}
+    return GroupMerged(**common, merged_at=at) if reason is None else GroupFailed(**common, reason=reason, failed_at=at)
 
 
 def changed(event: TrajectoryScored, **given: Any) -> TrajectoryScored:

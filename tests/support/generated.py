@@ -6,20 +6,17 @@ from typing import Final
 
 import numpy as np
 from hypothesis import strategies as st
-from tests.support.toy import World
+from tests.support.world import World, folded
 
 from evener.proto.arrays import int32s, uint8s
-from evener.proto.codec import decode
 from evener.proto.ids import answer_key
 from evener.proto.reasons import END_POLICY, CallFailure, ExclusionReason
-from evener.proto.sessions import CallOpened, CallUndelivered, FinishReason
+from evener.proto.sessions import CallOpened, FinishReason
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.templates.port import Message
-from evener.tokens.forest import Call
 from evener.tokens.history import History
 from evener.tokens.place import Placed
-from evener.tokens.session import SessionLog
 
 TEXTS: Final = (
     *("the end", "  there in the hen \n", "another one", "", "<call>{broken"),
@@ -193,13 +190,13 @@ class Harness:
 
     def retry_answered(self, talk: list[Message], number: int) -> None:
         """Another request gets an answer; with an odd number its harness leaves too."""
-        if (call_id := self.last.get(id(talk))) is not None and (call := self.world.session.forest.calls.get(call_id)) is not None:
-            request_id = f"retry{len(self.world.log)}"
+        if (call_id := self.last.get(id(talk))) is not None and call_id in self.world.session.forest.calls:
+            request_id = f"retry{len(self.world.events)}"
             self.world.deliver(call_id, request_id)
             if number % 2 == 0:
                 self.got_again.add(call_id)
             else:
-                self.world.write(undelivered(call, request_id))
+                self.world.undeliver(call_id, request_id)
 
     def forget(self, talk: list[Message], number: int) -> None:
         """Send a turn back without its reasoning."""
@@ -273,14 +270,7 @@ class Harness:
     def take_over(self, talk: list[Message], number: int) -> None:
         """Another gateway reads the log, some of it twice, and goes on."""
         del talk
-        session = SessionLog("t.0")
-        for offset, data in enumerate(self.world.log, start=1):
-            for _ in range(1 + number % 2):
-                session.apply(decode(data), offset=offset, record_at=100.0)
+        session = folded(self.world.log, times=1 + number % 2)
         self.world.session = session
         self.world.history = History(session.forest, QUIRKS, session.attempt)
         self.break_off(CallFailure.OWNER_LOST)
-
-
-def undelivered(call: Call, request_id: str) -> CallUndelivered:
-    return CallUndelivered(session_id="t.0", attempt=call.opened.attempt, call_id=call.call_id, request_id=request_id, undelivered_at=1.0)

@@ -11,10 +11,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 from aiohttp import web
-from tests.support.service_context import open_parts, operator
+from tests.support.builders import heartbeat, joined
+from tests.support.service_context import open_parts, operator, running
+from tests.support.waiting import SECONDS
 
 from evener.engines.vllm_weights import VllmWeights
-from evener.proto.fleet import EngineJoined, EngineLeft, Heartbeat
+from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.topics import Topic
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
@@ -22,7 +24,6 @@ from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.service import open_service
 
 IDS = (5, 17, 99, 300, 301, 302, 44, 8, 120, 7)
-SECONDS = 60.0
 PROVEN = re.compile(r"(\w+):[0-9a-f]{12}:[0-9a-f]{8}(@\d+)")
 """The label of an engine that has proven a version, as the gateway wants it."""
 
@@ -35,26 +36,21 @@ async def bridge(folder: Path, **given: Any) -> AsyncIterator[tuple[ServiceConte
     """Yield the context of a running bridge beside a gateway of the policy, and an operator's client of it."""
     async with open_parts(folder, partitions=1) as context, open_service(Config(state=str(folder), **given), context) as service:
         await serve(context, "policy")
-        running = asyncio.ensure_future(service.run())
-        try:
-            async with operator(service.routes) as http:
-                yield context, http
-        finally:
-            running.cancel()
-            await asyncio.wait({running})
+        async with running(service), operator(service.routes) as http:
+            yield context, http
 
 
 async def serve(context: ServiceContext, *policies: str) -> None:
     """Let a gateway say that it serves policies."""
-    beat = Heartbeat(instance_id="gateway", service="provider_gateway", boot_id="b", policies=policies, at=time.time())
-    await EventLog(context.bus, context.blobs).send(Topic.FLEET, "gateway", beat)
+    sign = heartbeat("provider_gateway", "gateway", at=time.time(), policies=policies)
+    await EventLog(context.bus, context.blobs).send(Topic.FLEET, "gateway", sign)
 
 
 async def join(context: ServiceContext, url: str, engine_id: str = "e1", kind: str = "scripted", at: float = 1.0) -> EngineJoined:
     """Let an engine of the policy join."""
-    joined = EngineJoined(engine_id=engine_id, kind=kind, url=url, policy="policy", joined_at=at)
-    await EventLog(context.bus, context.blobs).send(Topic.FLEET, engine_id, joined)
-    return joined
+    event = joined(url, engine_id, kind=kind, joined_at=at)
+    await EventLog(context.bus, context.blobs).send(Topic.FLEET, engine_id, event)
+    return event
 
 
 async def publish(http: aiohttp.ClientSession, path: Path, version: int, **more: Any) -> tuple[int, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from proofs.chaos.storm import PLANTED, Noted, Storm, Wanted, script, storm
-from tests.support.outside import closed_port
+from tests.support.ports import closed_port
 
 from evener.proto.arrays import inline
 from evener.proto.reasons import TerminationReason

@@ -10,7 +10,7 @@ import pytest
 from tests.support.audit import audit
 from tests.support.builders import T0, ended, scored
 from tests.support.log import Log, Read
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.blobs.open import open_blobs
 from evener.bus.port import Record

@@ -1,7 +1,7 @@
 """What `record` and `show` say of a session: nothing is lost without a word."""
 
 import pytest
-from tests.support.toy import World, user
+from tests.support.world import World, user
 from tests.unit.cli.test_session_text import printed
 from tests.unit.tokens.test_conversations import AGENT, TITLE, TOOLS, Stripping, work
 

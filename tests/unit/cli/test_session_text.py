@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from tests.support.builders import row
 from tests.support.damages import recorded
-from tests.support.toy import World, user
+from tests.support.world import World, user
 from tests.unit.proto.golden_events import TRAJECTORY
 
 from evener.cli.progress import task_table, tell_troubles

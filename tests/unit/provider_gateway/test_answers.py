@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.dialects.canonical import CanonicalRequest
 from evener.dialects.openai_chat import OpenAIChat

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.spec import Budgets

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import Struct
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.dialects.canonical import CanonicalRequest, Image, RequestError
 from evener.dialects.openai_chat import OpenAIChat

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from tests.support.toy import user
+from tests.support.world import user
 
 from evener.dialects.canonical import Message
 from evener.provider_gateway.looping import looping

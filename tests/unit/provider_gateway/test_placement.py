@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.support.toy import Ids, ToyRenderer, World, user
+from tests.support.toy import ToyRenderer
+from tests.support.world import World, user
 
 from evener.blobs.open import open_blobs
 from evener.dialects.canonical import CanonicalRequest, Message, RequestError
@@ -23,6 +24,7 @@ from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.request import ParsedRequest
 from evener.provider_gateway.session import SessionRuntime
 from evener.templates.config import PolicyConfig
+from evener.tokens.forest import Ids
 
 
 class SlowRenderer(ToyRenderer):

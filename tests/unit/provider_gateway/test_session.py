@@ -5,7 +5,7 @@ import threading
 from functools import partial
 
 from msgspec import structs
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.proto.arrays import inline
 from evener.proto.codec import decode

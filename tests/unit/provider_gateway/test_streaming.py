@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.loop import LoopTime
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.engines.answers import Sampled
 from evener.engines.port import Chunk

@@ -1,7 +1,8 @@
 """Which dispatches a runner takes."""
 
 import pytest
-from tests.support.builders import T0, spec
+from tests.support import builders
+from tests.support.builders import spec
 
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
@@ -12,9 +13,7 @@ from evener.scheduler.core import cut
 
 
 def dispatched(session_id: str = "s", attempt: int = 1, runner_id: str = "r", boot_id: str | None = None) -> SessionDispatched:
-    return SessionDispatched(
-        session_id=session_id, attempt=attempt, runner_id=runner_id, boot_id=boot_id, dispatched_at=T0, lease_seconds=10, spec=spec()
-    )
+    return builders.dispatched(session_id, spec(), attempt=attempt, runner_id=runner_id, boot_id=boot_id)
 
 
 def test_an_attempt_is_taken_once_for_ever() -> None:

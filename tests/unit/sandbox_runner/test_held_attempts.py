@@ -2,7 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.builders import T0, alone
+from tests.support import builders
+from tests.support.builders import alone
 
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
@@ -12,9 +13,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["dispatch", "end"]), st.sampled_from
 
 
 def dispatched(session_id: str, attempt: int) -> SessionDispatched:
-    return SessionDispatched(
-        session_id=session_id, attempt=attempt, runner_id="r", boot_id="b", dispatched_at=T0, lease_seconds=10, spec=alone(session_id)
-    )
+    return builders.dispatched(session_id, alone(session_id), attempt=attempt, boot_id="b")
 
 
 @given(STEPS)

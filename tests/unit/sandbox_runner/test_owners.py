@@ -2,17 +2,14 @@
 
 import asyncio
 
+from tests.support.builders import listing
+
 from evener.bus.port import Record
-from evener.proto.codec import encode
-from evener.proto.fleet import Heartbeat
 from evener.sandbox_runner.owners import Owners
 
 
 def beat(instance: str, *partitions: int, address: str | None = None, service: str = "provider_gateway") -> Record:
-    heartbeat = Heartbeat(
-        instance_id=instance, service=service, address=address or f"http://{instance}", boot_id="b", partitions=partitions, at=0
-    )
-    return Record(topic="fleet", partition=0, offset=0, key=instance, value=encode(heartbeat), headers=(), timestamp_ms=0)
+    return listing(instance, address or f"http://{instance}", *partitions, service=service)
 
 
 def test_the_last_that_lists_a_partition_owns_it() -> None:

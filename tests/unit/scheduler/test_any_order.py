@@ -10,11 +10,11 @@ from tests.support import builders
 
 from evener.proto.codec import decode, encode
 from evener.proto.reasons import TerminationReason
-from evener.proto.sessions import AttemptEnded, SessionDispatched, SessionSealed
-from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose
+from evener.proto.sessions import SessionDispatched
+from evener.proto.spec import Budgets, GraderSpec, HarnessSpec
 from evener.proto.state import Stage, TaskState
 from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOptions, TaskSubmitted, session_spec
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged
+from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.scheduler.core import Draft, is_open
 
 SAMPLES, ATTEMPTS = 3, 2
@@ -43,21 +43,15 @@ def started(session_id: str, attempt: int, runner_id: str) -> Change:
 
 
 def attempt_ended(session_id: str, attempt: int) -> Change:
-    return read(AttemptEnded(session_id=session_id, attempt=attempt, termination_reason=TerminationReason.STOPPED, ended_at=0))
+    return read(builders.attempt_ended(session_id, TerminationReason.STOPPED, attempt=attempt))
 
 
 def sealed(session_id: str, end: TerminationReason) -> Change:
-    return read(
-        SessionSealed(
-            session_id=session_id, attempt=1, termination_reason=end, rows_digest="0" * 64, calls=0, sampled_tokens=0, sealed_at=0
-        )
-    )
+    return read(builders.sealed(session_id, end))
 
 
 def ended(*, merged: bool) -> GroupMerged | GroupFailed:
-    common: dict[str, Any] = {"group_id": "t", "task_id": "t", "run_id": "default", "policy": "policy", "size": SAMPLES, "members": ()}
-    common |= {"purpose": Purpose.TRAIN, "accounting": Accounting()}
-    return GroupMerged(**common, merged_at=0) if merged else GroupFailed(**common, reason="too few", failed_at=0)
+    return builders.group_ended("t", [0.0] * SAMPLES, reason=None if merged else "too few")
 
 
 runners = st.sampled_from(["r1", "r2"])

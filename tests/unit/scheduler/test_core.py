@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from tests.support import builders
-from tests.support.builders import T0, spec
+from tests.support.builders import T0, group_ended, spec
 
 from evener.bus.port import MAX_RECORD_BYTES
 from evener.proto.codec import encode
@@ -15,7 +15,7 @@ from evener.proto.sessions import AttemptEnded, SessionCancelled, SessionDispatc
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose
 from evener.proto.state import SessionState, Stage, TaskState
 from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member
+from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.scheduler.core import HELD, LEASE_EXPIRED, NEXT, Draft, TaskDiffers, may_start_at
 from evener.scheduler.http import MAX_BODY_BYTES
 
@@ -30,66 +30,40 @@ def started(session_id: str = "t.0", attempt: int = 1, runner_id: str = "r") -> 
     return builders.started(session_id, spec("t"), attempt=attempt, runner_id=runner_id)
 
 
-def attempt_ended(session_id: str = "t.0", attempt: int = 1) -> AttemptEnded:
-    return AttemptEnded(session_id=session_id, attempt=attempt, termination_reason=TerminationReason.INFRASTRUCTURE, ended_at=T0)
+def attempt_ended(attempt: int = 1, reason: TerminationReason = TerminationReason.INFRASTRUCTURE) -> AttemptEnded:
+    return builders.attempt_ended("t.0", reason, attempt=attempt)
 
 
 def sealed(session_id: str = "t.0", end: TerminationReason = TerminationReason.FINISHED, detail: str = "") -> SessionSealed:
-    return SessionSealed(
-        session_id=session_id,
-        attempt=1,
-        termination_reason=end,
-        detail=detail,
-        rows_digest="0" * 64,
-        calls=0,
-        sampled_tokens=0,
-        sealed_at=T0,
-    )
+    return builders.sealed(session_id, end, detail=detail)
 
 
-def merged(task_id: str = "t", purpose: Purpose = Purpose.TRAIN, rewards: Iterable[float | None] = (1.0, 0.0)) -> GroupMerged:
-    members = tuple(
-        Member(session_id=f"{task_id}.{index}", attempt=1, termination_reason=TerminationReason.FINISHED, reward=reward)
-        for index, reward in enumerate(rewards)
-    )
-    common: dict[str, Any] = {"group_id": task_id, "task_id": task_id, "run_id": "default", "policy": "policy", "size": len(members)}
-    return GroupMerged(**common, purpose=purpose, members=members, accounting=Accounting(), merged_at=T0)
+def merged(task_id: str = "t", purpose: Purpose = Purpose.TRAIN, rewards: Iterable[float | None] = (1.0, 0.0)) -> GroupMerged | GroupFailed:
+    return group_ended(task_id, rewards, purpose=purpose)
 
 
-def failed(task_id: str = "t", reason: str = "too few") -> GroupFailed:
-    done = merged(task_id)
-    return GroupFailed(
-        group_id=task_id,
-        task_id=task_id,
-        run_id="default",
-        purpose=done.purpose,
-        policy="policy",
-        size=2,
-        reason=reason,
-        members=done.members,
-        accounting=Accounting(),
-        failed_at=T0,
-    )
+def failed() -> GroupMerged | GroupFailed:
+    return group_ended("t", (1.0, 0.0), reason="too few")
 
 
-class World:
+class CommittedTasks:
     """Tasks after every draft that was committed."""
 
     def __init__(self, *tasks: TaskSubmitted) -> None:
-        self.tasks: dict[str, TaskState] = {}
+        self.states: dict[str, TaskState] = {}
         self.now = T0
         self.written: list[object] = []
         for task in tasks:
             self.commit(self.draft_of(lambda draft, task=task: draft.submit(task)))
 
     def draft_of(self, *changes: Any) -> Draft:
-        draft = Draft(self.tasks, now=self.now)
+        draft = Draft(self.states, now=self.now)
         for change in changes:
             change(draft)
         return draft
 
     def commit(self, draft: Draft) -> Draft:
-        self.tasks.update(draft.changed)
+        self.states.update(draft.changed)
         self.written += [write.event for write in draft.writes]
         return draft
 
@@ -100,7 +74,7 @@ class World:
         return self.commit(self.draft_of(lambda draft: draft.dispatch(session_id, runner_id, lease_seconds=10)))
 
     def session(self, index: int = 0) -> SessionState:
-        return self.tasks["t"].sessions[index]
+        return self.states["t"].sessions[index]
 
     def stage(self, index: int = 0) -> Stage:
         return self.session(index).stage
@@ -109,19 +83,19 @@ class World:
         return sum(isinstance(event, kind) for event in self.written)
 
 
-def world_at(stage: Stage, **options: Any) -> World:
+def tasks_at(stage: Stage, **options: Any) -> CommittedTasks:
     """Return a task whose first session was led to a stage."""
-    world = World(submitted(**options))
+    tasks = CommittedTasks(submitted(**options))
     if stage is not Stage.QUEUED:
-        world.dispatch()
+        tasks.dispatch()
     if stage is Stage.RUNNING:
-        world.read(started())
+        tasks.read(started())
     elif stage is Stage.GIVEN_UP:
-        world.commit(world.draft_of(lambda draft: draft.cancel("t", "enough")))
+        tasks.commit(tasks.draft_of(lambda draft: draft.cancel("t", "enough")))
     elif stage is Stage.SEALED:
-        world.read(sealed())
-    assert world.stage() is stage
-    return world
+        tasks.read(sealed())
+    assert tasks.stage() is stage
+    return tasks
 
 
 CHANGES: dict[str, Any] = {
@@ -149,11 +123,11 @@ TABLE: dict[str, dict[Stage, Stage]] = {
 
 @pytest.mark.parametrize(("change", "stage"), [(change, stage) for change in TABLE for stage in Stage])
 def test_every_change_at_every_stage_leads_where_the_table_says(change: str, stage: Stage) -> None:
-    world = world_at(stage)
-    world.commit(world.draft_of(CHANGES[change]))
+    tasks = tasks_at(stage)
+    tasks.commit(tasks.draft_of(CHANGES[change]))
 
     after = TABLE[change][stage]
-    assert world.stage() is after
+    assert tasks.stage() is after
     assert after is stage or after in NEXT[stage]
 
 
@@ -165,23 +139,23 @@ def test_every_way_between_stages_ends_at_the_seal() -> None:
 
 def test_same_task_again_is_the_same_task() -> None:
     """A client that did not hear the answer asks again, later."""
-    world = World(submitted())
-    again = world.draft_of(lambda draft: draft.submit(structs.replace(submitted(), submitted_at=T0 + 60)))
+    tasks = CommittedTasks(submitted())
+    again = tasks.draft_of(lambda draft: draft.submit(structs.replace(submitted(), submitted_at=T0 + 60)))
 
     assert not again.writes
     assert not again.changed
 
 
 def test_other_task_under_a_known_id_is_refused() -> None:
-    world = World(submitted())
+    tasks = CommittedTasks(submitted())
 
     with pytest.raises(TaskDiffers):
-        world.draft_of(lambda draft: draft.submit(submitted(samples=3)))
+        tasks.draft_of(lambda draft: draft.submit(submitted(samples=3)))
 
 
 def test_dispatch_carries_the_whole_session_and_counts_attempts() -> None:
-    world = World(submitted(purpose=Purpose.EVAL))
-    (write,) = world.dispatch("t.1").writes
+    tasks = CommittedTasks(submitted(purpose=Purpose.EVAL))
+    (write,) = tasks.dispatch("t.1").writes
 
     assert isinstance(write.event, SessionDispatched)
     assert (write.key, write.event.session_id, write.event.attempt) == ("r", "t.1", 1)
@@ -189,120 +163,120 @@ def test_dispatch_carries_the_whole_session_and_counts_attempts() -> None:
 
 
 def test_attempt_that_ended_is_run_again_until_the_budget_is_spent() -> None:
-    world = World(submitted(budgets=Budgets(attempts=2)))
+    tasks = CommittedTasks(submitted(budgets=Budgets(attempts=2)))
     for attempt in (1, 2):
-        world.dispatch()
-        draft = world.read(started(attempt=attempt), attempt_ended(attempt=attempt))
+        tasks.dispatch()
+        draft = tasks.read(started(attempt=attempt), attempt_ended(attempt=attempt))
 
-    assert world.stage() is Stage.GIVEN_UP
+    assert tasks.stage() is Stage.GIVEN_UP
     (given_up,) = draft.given_up
     assert (given_up.session_id, given_up.attempt, given_up.termination_reason) == ("t.0", 2, TerminationReason.ATTEMPTS_USED_UP)
-    assert world.count(SessionDispatched) == 2
+    assert tasks.count(SessionDispatched) == 2
 
 
 def test_attempt_that_its_runner_hands_back_does_not_count() -> None:
     """Runners are stopped for reasons of their own, as often as they are replaced."""
-    world = World(submitted(budgets=Budgets(attempts=2)))
-    handed_back = [structs.replace(attempt_ended(attempt=attempt), termination_reason=TerminationReason.STOPPED) for attempt in (1, 2, 4)]
+    tasks = CommittedTasks(submitted(budgets=Budgets(attempts=2)))
+    handed_back = [attempt_ended(attempt, TerminationReason.STOPPED) for attempt in (1, 2, 4)]
     for attempt, end in enumerate((*handed_back[:2], attempt_ended(attempt=3), handed_back[2]), start=1):
-        world.dispatch()
-        world.read(started(attempt=attempt), end)
-        assert world.stage() is Stage.QUEUED
-    world.dispatch()
-    world.read(started(attempt=5), attempt_ended(attempt=5))
+        tasks.dispatch()
+        tasks.read(started(attempt=attempt), end)
+        assert tasks.stage() is Stage.QUEUED
+    tasks.dispatch()
+    tasks.read(started(attempt=5), attempt_ended(attempt=5))
 
-    assert world.session().termination_reason is TerminationReason.ATTEMPTS_USED_UP
+    assert tasks.session().termination_reason is TerminationReason.ATTEMPTS_USED_UP
 
 
 def test_runners_that_lost_attempts_are_remembered() -> None:
     """A runner that was stopped and handed its attempt back is none of them."""
-    world = World(submitted(budgets=Budgets(attempts=9)))
+    tasks = CommittedTasks(submitted(budgets=Budgets(attempts=9)))
     for attempt, (runner_id, end) in enumerate(
         (("a", TerminationReason.SANDBOX_LOST), ("b", TerminationReason.STOPPED), ("c", TerminationReason.SANDBOX_LOST)), start=1
     ):
-        world.dispatch(runner_id=runner_id)
-        world.read(structs.replace(attempt_ended(attempt=attempt), termination_reason=end))
-    world.dispatch(runner_id="a")
-    draft = world.commit(world.draft_of(lambda draft: draft.lost("t.0", 4)))
+        tasks.dispatch(runner_id=runner_id)
+        tasks.read(attempt_ended(attempt, end))
+    tasks.dispatch(runner_id="a")
+    draft = tasks.commit(tasks.draft_of(lambda draft: draft.lost("t.0", 4)))
 
-    assert world.session().failed_on == ("a", "c")
+    assert tasks.session().failed_on == ("a", "c")
     assert [(end.runner_id, end.reason) for end in draft.ended] == [("a", LEASE_EXPIRED)]
 
 
 def test_end_of_an_earlier_attempt_does_not_touch_the_running_one() -> None:
     """The lease ran out, the next attempt was dispatched, and only then the owner closed the first."""
-    world = World(submitted())
-    world.dispatch()
-    world.commit(world.draft_of(CHANGES["lost"]))
-    world.dispatch(runner_id="other")
-    world.read(attempt_ended(attempt=1), started(attempt=2, runner_id="other"), started(attempt=1))
+    tasks = CommittedTasks(submitted())
+    tasks.dispatch()
+    tasks.commit(tasks.draft_of(CHANGES["lost"]))
+    tasks.dispatch(runner_id="other")
+    tasks.read(attempt_ended(attempt=1), started(attempt=2, runner_id="other"), started(attempt=1))
 
-    assert (world.stage(), world.session().attempt) == (Stage.RUNNING, 2)
+    assert (tasks.stage(), tasks.session().attempt) == (Stage.RUNNING, 2)
 
 
 def test_lost_attempt_that_lives_after_all_runs_on() -> None:
     """Its SessionStarted was on the way when the lease ran out."""
-    world = World(submitted())
-    world.dispatch()
-    world.commit(world.draft_of(CHANGES["lost"]))
-    world.read(started())
+    tasks = CommittedTasks(submitted())
+    tasks.dispatch()
+    tasks.commit(tasks.draft_of(CHANGES["lost"]))
+    tasks.read(started())
 
-    assert world.stage() is Stage.RUNNING
+    assert tasks.stage() is Stage.RUNNING
 
 
 @pytest.mark.parametrize("running", [False, True])
 def test_seal_of_an_earlier_attempt_ends_the_newer_one(running: bool) -> None:  # noqa: FBT001 - the two cases
     """The first was taken for lost, yet it finished: what the next one's runner does is worth nothing."""
-    world = World(submitted())
-    world.dispatch()
-    world.commit(world.draft_of(CHANGES["lost"]))
-    world.dispatch(runner_id="other")
+    tasks = CommittedTasks(submitted())
+    tasks.dispatch()
+    tasks.commit(tasks.draft_of(CHANGES["lost"]))
+    tasks.dispatch(runner_id="other")
     if running:
-        world.read(started(attempt=2, runner_id="other"))
-    (write,) = world.read(sealed()).writes
+        tasks.read(started(attempt=2, runner_id="other"))
+    (write,) = tasks.read(sealed()).writes
 
     assert isinstance(write.event, SessionCancelled)
     assert (write.key, write.event.session_id, write.event.runner_id) == ("other", "t.0", "other")
-    assert world.stage() is Stage.SEALED
+    assert tasks.stage() is Stage.SEALED
 
 
 def test_seal_of_the_running_attempt_cancels_nothing() -> None:
     """Its harness is gone."""
-    world = world_at(Stage.RUNNING)
+    tasks = tasks_at(Stage.RUNNING)
 
-    assert not world.read(sealed()).writes
+    assert not tasks.read(sealed()).writes
 
 
 def test_attempts_wait_longer_each_time() -> None:
     """An engine that is down for seconds must not eat all attempts."""
-    world = World(submitted())
+    tasks = CommittedTasks(submitted())
     waits = []
     for attempt in (1, 2):
-        world.dispatch()
-        world.read(attempt_ended(attempt=attempt))
-        waits.append(may_start_at(world.session()) - T0)
+        tasks.dispatch()
+        tasks.read(attempt_ended(attempt=attempt))
+        waits.append(may_start_at(tasks.session()) - T0)
 
     assert 0 < waits[0] < waits[1]
 
 
 def test_cancel_tells_runners_and_owners() -> None:
     """A queued session is given up, a running one also ended; the task itself ends with its group."""
-    world = World(submitted())
-    world.dispatch()
-    draft = world.commit(world.draft_of(CHANGES["cancel"]))
+    tasks = CommittedTasks(submitted())
+    tasks.dispatch()
+    draft = tasks.commit(tasks.draft_of(CHANGES["cancel"]))
 
     assert [type(write.event) for write in draft.writes] == [TaskCancelled, SessionCancelled]
     assert [(event.session_id, event.attempt, event.termination_reason) for event in draft.given_up] == [
         ("t.0", 1, TerminationReason.CANCELLED),
         ("t.1", 0, TerminationReason.CANCELLED),
     ]
-    assert world.tasks["t"].outcome is None
+    assert tasks.states["t"].outcome is None
 
 
 def test_second_cancel_changes_nothing() -> None:
-    world = world_at(Stage.GIVEN_UP)
+    tasks = tasks_at(Stage.GIVEN_UP)
 
-    assert not world.draft_of(CHANGES["cancel"]).writes
+    assert not tasks.draft_of(CHANGES["cancel"]).writes
 
 
 @pytest.mark.parametrize(
@@ -321,72 +295,72 @@ def test_second_cancel_changes_nothing() -> None:
     ],
 )
 def test_task_ends_as_its_group_did(event: GroupMerged | GroupFailed, outcome: TaskOutcome, reason: str) -> None:
-    world = World(submitted())
-    world.read(sealed("t.0"), sealed("t.1"), event, event)
+    tasks = CommittedTasks(submitted())
+    tasks.read(sealed("t.0"), sealed("t.1"), event, event)
 
-    state = world.tasks["t"]
+    state = tasks.states["t"]
     assert (state.outcome, state.reason, state.rewards) == (outcome, reason, (1.0, 0.0))
-    assert world.count(TaskEnded) == 1
+    assert tasks.count(TaskEnded) == 1
 
 
 def test_cancelled_task_whose_group_failed_is_cancelled() -> None:
-    world = world_at(Stage.GIVEN_UP)
-    world.read(sealed("t.0", TerminationReason.CANCELLED), sealed("t.1", TerminationReason.CANCELLED), failed())
+    tasks = tasks_at(Stage.GIVEN_UP)
+    tasks.read(sealed("t.0", TerminationReason.CANCELLED), sealed("t.1", TerminationReason.CANCELLED), failed())
 
-    assert (world.tasks["t"].outcome, world.tasks["t"].reason) == (TaskOutcome.CANCELLED, "enough")
+    assert (tasks.states["t"].outcome, tasks.states["t"].reason) == (TaskOutcome.CANCELLED, "enough")
 
 
 def test_cancelled_task_whose_group_was_merged_before_is_merged() -> None:
     """Trainers have it: anything else would be a lie."""
-    world = world_at(Stage.GIVEN_UP)
-    world.read(merged())
+    tasks = tasks_at(Stage.GIVEN_UP)
+    tasks.read(merged())
 
-    assert world.tasks["t"].outcome is TaskOutcome.MERGED
+    assert tasks.states["t"].outcome is TaskOutcome.MERGED
 
 
 def test_end_that_no_attempt_can_mend_ends_the_whole_group() -> None:
     """The harness is not installed: what still waits is given up, and the task says why."""
-    world = World(submitted(samples=3))
-    world.dispatch("t.0")
-    world.dispatch("t.1")
-    draft = world.read(sealed("t.0", TerminationReason.NO_START, "pi is not installed"))
+    tasks = CommittedTasks(submitted(samples=3))
+    tasks.dispatch("t.0")
+    tasks.dispatch("t.1")
+    draft = tasks.read(sealed("t.0", TerminationReason.NO_START, "pi is not installed"))
 
     assert [event.session_id for event in draft.given_up] == ["t.2"]
-    assert world.stage(1) is Stage.DISPATCHED
-    world.read(sealed("t.1", TerminationReason.NO_START, "pi is not installed"), sealed("t.2", TerminationReason.NO_START), failed())
-    assert (world.tasks["t"].outcome, world.tasks["t"].reason) == (TaskOutcome.FAILED, "pi is not installed")
+    assert tasks.stage(1) is Stage.DISPATCHED
+    tasks.read(sealed("t.1", TerminationReason.NO_START, "pi is not installed"), sealed("t.2", TerminationReason.NO_START), failed())
+    assert (tasks.states["t"].outcome, tasks.states["t"].reason) == (TaskOutcome.FAILED, "pi is not installed")
 
 
 def test_group_that_was_delivered_early_starts_nothing_more() -> None:
     """What runs may end by itself; its attempt is not repeated."""
-    world = World(submitted(samples=3))
-    world.dispatch("t.0")
-    world.read(merged(rewards=(None, 1.0, None)))
-    assert [world.stage(index) for index in range(3)] == [Stage.DISPATCHED, Stage.GIVEN_UP, Stage.GIVEN_UP]
+    tasks = CommittedTasks(submitted(samples=3))
+    tasks.dispatch("t.0")
+    tasks.read(merged(rewards=(None, 1.0, None)))
+    assert [tasks.stage(index) for index in range(3)] == [Stage.DISPATCHED, Stage.GIVEN_UP, Stage.GIVEN_UP]
 
-    world.read(attempt_ended("t.0"))
-    assert world.stage(0) is Stage.GIVEN_UP
+    tasks.read(attempt_ended())
+    assert tasks.stage(0) is Stage.GIVEN_UP
 
 
 def test_deadline_counts_from_the_first_dispatch() -> None:
-    world = World(submitted(budgets=Budgets(deadline_seconds=60)))
-    world.dispatch()
-    world.read(attempt_ended())
-    world.now = T0 + 30
-    world.dispatch()
-    world.now = T0 + 59
-    assert not world.draft_of(lambda draft: draft.deadlines(["t"])).changed
+    tasks = CommittedTasks(submitted(budgets=Budgets(deadline_seconds=60)))
+    tasks.dispatch()
+    tasks.read(attempt_ended())
+    tasks.now = T0 + 30
+    tasks.dispatch()
+    tasks.now = T0 + 59
+    assert not tasks.draft_of(lambda draft: draft.deadlines(["t"])).changed
 
-    world.now = T0 + 61
-    draft = world.commit(world.draft_of(lambda draft: draft.deadlines(["t"])))
+    tasks.now = T0 + 61
+    draft = tasks.commit(tasks.draft_of(lambda draft: draft.deadlines(["t"])))
     assert [(event.session_id, event.termination_reason) for event in draft.given_up] == [("t.0", TerminationReason.DEADLINE)]
     assert [type(write.event) for write in draft.writes] == [SessionCancelled]
 
 
 def test_events_of_others_change_nothing() -> None:
     """Several schedulers share `sessions`."""
-    world = World(submitted())
-    draft = world.read(sealed("other.0"), sealed("t.7"), sealed("t"), sealed("t.x"), started("other.1"), merged("other"), "no event")
+    tasks = CommittedTasks(submitted())
+    draft = tasks.read(sealed("other.0"), sealed("t.7"), sealed("t"), sealed("t.x"), started("other.1"), merged("other"), "no event")
 
     assert not draft.changed
     assert not draft.writes
@@ -394,26 +368,26 @@ def test_events_of_others_change_nothing() -> None:
 
 def test_largest_task_fits_one_record() -> None:
     """With every session given up for a long reason: a state that cannot be written would stop the scheduler for ever."""
-    world = World(submitted("t" * 100, samples=1024))
+    tasks = CommittedTasks(submitted("t" * 100, samples=1024))
     for index in range(1024):
-        world.commit(world.draft_of(lambda draft, index=index: draft.dispatch(f"{'t' * 100}.{index}", "r" * 100, lease_seconds=10)))
-    draft = world.draft_of(lambda draft: draft.cancel("t" * 100, "\N{ELEPHANT}" * 1000))
+        tasks.commit(tasks.draft_of(lambda draft, index=index: draft.dispatch(f"{'t' * 100}.{index}", "r" * 100, lease_seconds=10)))
+    draft = tasks.draft_of(lambda draft: draft.cancel("t" * 100, "\N{ELEPHANT}" * 1000))
 
     assert len(encode(draft.changed["t" * 100])) < MAX_RECORD_BYTES - MAX_BODY_BYTES
 
 
 def test_draft_that_is_not_committed_leaves_no_trace() -> None:
-    world = World(submitted())
-    before = dict(world.tasks)
-    world.draft_of(CHANGES["dispatch"], CHANGES["sealed"], CHANGES["merged"])
+    tasks = CommittedTasks(submitted())
+    before = dict(tasks.states)
+    tasks.draft_of(CHANGES["dispatch"], CHANGES["sealed"], CHANGES["merged"])
 
-    assert world.tasks == before
+    assert tasks.states == before
 
 
 def test_every_end_has_a_place_in_the_seal() -> None:
     """Whatever a session ended with, the scheduler takes the seal."""
     for end in END_POLICY:
-        world = World(submitted())
-        world.read(sealed("t.0", end))
-        assert (world.stage(), world.session().termination_reason) == (Stage.SEALED, end)
-        assert world.stage(1) in {Stage.QUEUED, Stage.GIVEN_UP} - HELD
+        tasks = CommittedTasks(submitted())
+        tasks.read(sealed("t.0", end))
+        assert (tasks.stage(), tasks.session().termination_reason) == (Stage.SEALED, end)
+        assert tasks.stage(1) in {Stage.QUEUED, Stage.GIVEN_UP} - HELD

@@ -4,10 +4,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.builders import attempt_ended, heartbeat, sealed
 
 from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Heartbeat, Running
 from evener.proto.reasons import TerminationReason
-from evener.proto.sessions import AttemptEnded, SessionDispatched, SessionSealed
+from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.state import TaskState
 from evener.proto.tasks import TaskOptions, TaskSubmitted
@@ -19,7 +20,7 @@ A, B = Running(session_id="t.0", attempt=1), Running(session_id="t.1", attempt=1
 
 
 def runner(instance_id: str = "r", capacity: int = 2, **given: Any) -> Heartbeat:
-    return Heartbeat(instance_id=instance_id, service="sandbox_runner", boot_id="b", capacity=capacity, at=0, **given)
+    return heartbeat("sandbox_runner", instance_id, at=0, capacity=capacity, **given)
 
 
 def tasks(*, of: dict[str, str] | None = None, **sizes: int) -> dict[str, TaskState]:
@@ -42,23 +43,10 @@ def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.
     return [(event.session_id, event.runner_id) for event in events if isinstance(event, SessionDispatched)]
 
 
-def ended(session_id: str) -> SessionSealed:
-    """Return the seal of a session's first attempt."""
-    return SessionSealed(
-        session_id=session_id,
-        attempt=1,
-        termination_reason=TerminationReason.FINISHED,
-        rows_digest="0" * 64,
-        calls=0,
-        sampled_tokens=0,
-        sealed_at=0,
-    )
-
-
 def again(known: dict[str, TaskState], session_id: str, *, attempt: int = 1) -> None:
     """End an attempt so that the next one is due."""
     draft = Draft(known, now=1.0)
-    draft.read(AttemptEnded(session_id=session_id, attempt=attempt, termination_reason=TerminationReason.SANDBOX_LOST, ended_at=1.0))
+    draft.read(attempt_ended(session_id, TerminationReason.SANDBOX_LOST, attempt=attempt, at=1.0))
     known.update(draft.changed)
 
 
@@ -165,7 +153,7 @@ def test_runner_is_alive_while_it_was_heard_within_a_lease() -> None:
     fleet.read(runner("old"), now=None)
     fleet.read(runner("fresh"), now=5)
     fleet.read(runner("stopping", stopping=True), now=5)
-    fleet.read(Heartbeat(instance_id="gateway", service="provider_gateway", boot_id="b", at=0), now=5)
+    fleet.read(heartbeat("provider_gateway", "gateway", at=0), now=5)
 
     assert [heartbeat.instance_id for heartbeat in fleet.runners(now=14)] == ["fresh"]
     assert fleet.runners(now=16) == []
@@ -212,17 +200,8 @@ def test_given_up_session_takes_its_place_until_its_runner_lets_it_go() -> None:
     known.update(draft.changed)
     assert dispatched(known, listed) == []
 
-    sealed = SessionSealed(
-        session_id="t.0",
-        attempt=1,
-        termination_reason=TerminationReason.CANCELLED,
-        rows_digest="0" * 64,
-        calls=0,
-        sampled_tokens=0,
-        sealed_at=0,
-    )
     draft = Draft(known, now=1)
-    draft.read(sealed)
+    draft.read(sealed("t.0", TerminationReason.CANCELLED))
     known.update(draft.changed)
     assert dispatched(known, listed) == [("u.0", "r")]
 
@@ -234,7 +213,7 @@ def test_attempt_above_the_sealed_one_takes_its_place_until_its_runner_lets_it_g
     draft = Draft(known, now=2)
     draft.lost("t.0", 1)
     draft.dispatch("t.0", "r", lease_seconds=10)
-    draft.read(ended("t.0"))
+    draft.read(sealed("t.0"))
     known.update(draft.changed)
 
     assert dispatched(known, runner(capacity=1, running=(Running(session_id="t.0", attempt=2),))) == []
@@ -261,7 +240,7 @@ def test_a_run_that_comes_later_gets_its_first_session_at_the_next_free_place() 
 
     draft = Draft(known, now=1)
     for index in range(4):
-        draft.read(ended(f"first.{index}"))
+        draft.read(sealed(f"first.{index}"))
     known.update(draft.changed)
     assert [name for name, _ in dispatched(known, runner(capacity=6))] == ["first.4", "first.5", "late.1", "first.6", "late.2"]
 

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.support.builders import heartbeat
 
 from evener.client.views import Submission
 from evener.proto.fleet import Heartbeat
@@ -16,7 +17,7 @@ def options(policy: str, **models: Target) -> TaskOptions:
 
 
 def gateway(*policies: str) -> Heartbeat:
-    return Heartbeat(instance_id=f"g-{policies}", service="provider_gateway", boot_id="b", policies=policies, at=0)
+    return heartbeat("provider_gateway", f"g-{policies}", policies=policies)
 
 
 def test_policy_that_no_gateway_renders_is_refused() -> None:

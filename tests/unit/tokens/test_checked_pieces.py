@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.checker import check
-from tests.support.toy import World, plain, user
+from tests.support.world import World, plain, user
 
 Entry = dict[str, Any]
 AT = 3

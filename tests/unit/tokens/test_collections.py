@@ -2,7 +2,7 @@
 
 import pytest
 from tests.support.checker import check
-from tests.support.toy import World, plain, replay, user
+from tests.support.world import World, plain, replay, user
 
 from evener.proto.codec import encode
 from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason

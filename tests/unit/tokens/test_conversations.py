@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from tests.support.checker import check
-from tests.support.toy import START, World, plain, replay, tool, user
+from tests.support.toy import START
+from tests.support.world import World, plain, replay, tool, user
 
 from evener.proto.codec import encode
 from evener.proto.reasons import CallFailure

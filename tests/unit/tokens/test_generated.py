@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.checker import check
 from tests.support.generated import Harness, Step, steps
-from tests.support.toy import plain, replay
+from tests.support.world import plain, replay
 
 from evener.proto.codec import encode
 from evener.proto.sessions import RootReason

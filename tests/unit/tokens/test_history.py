@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from tests.support.generated import Harness, Step, steps
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.proto.sessions import SegmentRef
 from evener.proto.spec import PolicyOptions

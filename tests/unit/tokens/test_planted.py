@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.support.checker import check
 from tests.support.generated import STEPS, Harness
-from tests.support.toy import plain, replay
+from tests.support.world import plain, replay
 
 from evener.proto.arrays import length
 from evener.proto.codec import encode

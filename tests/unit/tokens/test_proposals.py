@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support.toy import World, tool, user
+from tests.support.world import World, tool, user
 from tests.unit.tokens.test_conversations import AGENT, CALL, TITLE, TOOLS, work
 
 from evener.harnesses.quirks_file import read_quirks

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import structs
-from tests.support.toy import World
+from tests.support.world import World
 
 from evener.proto.sessions import SessionStarted
 from evener.tokens.mark import CLOCKS_DIFFER_SECONDS, LowWater

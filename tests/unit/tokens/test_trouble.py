@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import structs
-from tests.support.toy import World, user
+from tests.support.world import World, user
 
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
 from evener.proto.sessions import Failures, HarnessExited
