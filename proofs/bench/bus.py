@@ -13,15 +13,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import uvloop
 from aiokafka import AIOKafkaProducer
-from proofs.figures import Row, percentile, report
+from proofs.bench.bus_rates import BusFigures, measure_rates
+from proofs.figures import Row, percentile, report, show
 
 from evener.bus.embedded import open_embedded
 from evener.bus.kafka import open_kafka
@@ -33,6 +35,7 @@ SMALL, CALL = 200, 2048
 SINGLES, LANES, LANE_RECORDS = 500, 64, 100
 PACED_SECONDS = 5.0
 TURN_ROUNDS, TURN_PER_SECOND = 3, 50
+RATE_PARTITIONS = 16
 FEW = {name: TOPICS[name] for name in (Topic.SESSIONS, Topic.BUILT)}
 Send = Callable[[int], Awaitable[object]]
 
@@ -203,9 +206,12 @@ async def broker() -> AsyncIterator[str]:
 async def main() -> None:
     """Measure everything that is here."""
     rows: list[Row] = []
+    figures: dict[str, BusFigures] = {}
     with tempfile.TemporaryDirectory(prefix="evener-bench-", dir=".") as folder:
-        async with open_embedded(Path(folder), FEW) as bus:
+        async with open_embedded(Path(folder) / "rows", FEW) as bus:
             rows += await bench_bus("embedded", bus)
+        async with open_embedded(Path(folder) / "rates", FEW, RATE_PARTITIONS) as bus:
+            figures["embedded"] = await measure_rates(bus)
         rows += await bench_sqlite(Path(folder))
     if shutil.which("java") and shutil.which("mvn"):
         async with broker() as servers:
@@ -214,9 +220,26 @@ async def main() -> None:
                 rows += await bench_bus("kafka", kafka)
                 rows += await bench_turns(kafka)
                 rows += await bench_aiokafka(servers, prefix)
+            async with open_kafka(servers, FEW, RATE_PARTITIONS, f"r{prefix}") as kafka:
+                figures["kafka"] = await measure_rates(kafka)
     else:
         print("Kafka was not measured: it needs Java and Maven", file=sys.stderr)  # noqa: T201 - for whoever ran it
-    report("bench-bus", "Bus: durable records", rows, lanes=LANES, partitions=4, brokers=1)
+    told = {name: msgspec.to_builtins(one) for name, one in figures.items()}
+    report("bench-bus", "Bus: durable records", rows, lanes=LANES, partitions=4, rate_partitions=RATE_PARTITIONS, brokers=1, **told)
+    show("Bus: call events of 2 KB", rate_rows(figures))
+
+
+def rate_rows(figures: Mapping[str, BusFigures]) -> list[Row]:
+    """Return the table of call events: a line for each figure, a column for each bus."""
+    table: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for bus, one in figures.items():
+        for name, value in msgspec.structs.asdict(one).items():
+            if name != "commit_ms":
+                table[name.replace("_", " ")][bus] = value
+        for rate, shares in one.commit_ms.items():
+            for share, ms in shares.items():
+                table[f"commit, {rate} calls/s, {share}, ms"][bus] = ms
+    return [{"what": what, **values} for what, values in table.items()]
 
 
 if __name__ == "__main__":

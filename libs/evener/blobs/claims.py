@@ -69,16 +69,18 @@ async def _each(work: Callable[[T], Any], items: dict[T, None]) -> list[Any]:
     return await asyncio.gather(*map(one, items))
 
 
-def _bulks(event: Event) -> list[Bulk]:
-    """Return all bulk fields of an event, including those nested in its fields, tuples and dictionaries."""
-    found: list[Bulk] = []
-
-    def note(field: Bulk) -> Bulk:
-        found.append(field)
-        return field
-
-    _changed(event, note)
-    return found
+def _bulks(value: Any) -> Iterator[Bulk]:
+    """Yield all bulk fields of an event, including those nested in its fields, tuples and dictionaries."""
+    if isinstance(value, Struct):
+        bulk, nested = _fields(type(value))
+        for name in bulk:
+            if (field := getattr(value, name)) is not None:
+                yield field
+        for name in nested:
+            yield from _bulks(getattr(value, name))
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _bulks(item)
 
 
 def _changed(value: Any, change: Callable[[Bulk], Bulk]) -> Any:

@@ -14,6 +14,9 @@ READ_RECORDS: Final = 1000
 MARKER_MS: Final = 20
 """The time after which a reader looks again: a fetch that holds only markers moves the position without waking the reader."""
 IDLE_MS: Final = 3_600_000
+FOLLOW: Final = {"fetch_max_wait_ms": 5000, "consumer_timeout_ms": 5000}
+"""How long a follower's request waits at the broker for new records, and aiokafka for anything to do: a record ends both. By default they
+wait 0.5 and 0.2 s, and a process that follows hundreds of idle partitions is never idle."""
 
 
 @asynccontextmanager
@@ -50,7 +53,7 @@ async def read(cluster: Cluster, topic: str, partition: int, start: int, end: in
 async def follow(cluster: Cluster, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
     """Read from `start` for ever. While no broker answers, it waits."""
     place = cluster.place(topic, partition)
-    async with open_consumer(cluster) as consumer:
+    async with open_consumer(cluster, **FOLLOW) as consumer:
         consumer.assign([place])
         consumer.seek(place, start)
         while True:

@@ -65,11 +65,8 @@ class Sender:
     async def _send_by(self, producer: AIOKafkaProducer, records: Sequence[Outgoing]) -> tuple[Position, ...]:
         async with asyncio.timeout(self._cluster.timings.send_seconds):
             futures = [await put(producer, self._cluster, record) for record in records]
-            done = await asyncio.gather(*(asyncio.shield(future) for future in futures), return_exceptions=True)
-        for outcome in done:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return tuple(position_of(record, metadata) for record, metadata in zip(records, done, strict=True))
+            await asyncio.wait(futures)  # whoever stops waiting cancels none of them
+        return tuple(position_of(record, future.result()) for record, future in zip(records, futures, strict=True))
 
     def _throw_away(self, producer: AIOKafkaProducer) -> None:
         """Discard a producer. No caller waits for it to close."""

@@ -70,6 +70,8 @@ class EventLog:
 
     async def outgoing(self, topic: Topic, key: str, event: Event, **about: Unpack[About]) -> Outgoing:
         """Return the record of an event, its large fields in the blob store. Raises BlobError."""
+        if (small := self.record(topic, key, event, **about)) is not None:
+            return small
         value, claimed = encode(await offload(event, self._blobs)), b""
         if len(value) > CLAIM_BYTES:
             value, claimed = msgspec.msgpack.encode(await self._blobs.put(value)), b"1"

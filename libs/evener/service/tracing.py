@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 from opentelemetry import propagate, trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, get_current
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -53,7 +53,8 @@ def wanted_exporters(environment: Mapping[str, str]) -> list[str]:
 def carrier(context: Context | None = None) -> dict[str, str]:
     """Return the HTTP headers that carry a context: `traceparent`, and `tracestate` if there is one. None: the current context."""
     headers: dict[str, str] = {}
-    propagate.inject(headers, context)
+    if get_current() if context is None else context:  # most records are written outside any span
+        propagate.inject(headers, context)
     return headers
 
 
