@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import ConnectionGroup
 from aiokafka.errors import InvalidTimestampError
@@ -293,30 +293,3 @@ async def has_the_brokers_time(bus: KafkaBus, servers: str, name: str) -> bool:
 async def test_record_time_is_the_brokers(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
     """A runner whose clock is ahead would lose every start: its records would seem to come too late."""
     assert await has_the_brokers_time(bus, kafka_servers, prefix + CALLS)
-
-
-async def test_topics_of_an_earlier_version_get_the_brokers_time(kafka_servers: str, prefix: str) -> None:
-    """What else an operator set of them stays."""
-    name = prefix + CALLS
-    async with admin_of(kafka_servers) as admin:
-        configs = {"message.timestamp.type": "CreateTime", "retention.ms": "86400000"}
-        await admin.create_topics([NewTopic(name, 4, 1, topic_configs=configs)])
-        async with open_kafka(kafka_servers, FEW, 4, prefix) as bus:
-            async with asyncio.timeout(SECONDS):
-                while not await has_the_brokers_time(bus, kafka_servers, name):  # noqa: ASYNC110 - the broker keeps to it a moment later
-                    await asyncio.sleep(0.1)
-        (described,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
-    entries = {entry[0]: entry[1] for entry in described.resources[0][4]}
-    assert entries["message.timestamp.type"] == "LogAppendTime"
-    assert entries["retention.ms"] == "86400000"
-
-
-@asynccontextmanager
-async def admin_of(servers: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Open an operator's client."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        yield admin
-    finally:
-        await admin.close()

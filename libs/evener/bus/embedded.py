@@ -26,8 +26,13 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def open_embedded(folder: Path, topics: Mapping[Topic, TopicSpec] = TOPICS, partitions: int = 4) -> AsyncIterator["EmbeddedBus"]:
-    """Open the bus in `folder`, which is created if it is missing. Raises BusHeld, BusError, ConfigError."""
+async def open_embedded(
+    folder: Path, topics: Mapping[Topic, TopicSpec] = TOPICS, partitions: int | None = None
+) -> AsyncIterator["EmbeddedBus"]:
+    """Open the bus in `folder`, which is created if it is missing. Raises BusHeld, BusError, ConfigError.
+
+    `partitions` None: as many as there are, 4 on a new bus.
+    """
     async with AsyncExitStack() as stack:
         try:
             stack.enter_context(hold(folder))
@@ -150,6 +155,9 @@ class EmbeddedBus:
             yield SoleMember(frozenset(range(self.partitions_of(topic))))
         finally:
             self._members.discard((group, topic))
+
+    async def surplus(self) -> dict[str, int]:
+        return {}
 
     async def check(self) -> None:
         await self._writer.do(lambda transaction: store.note_check(transaction.connection))

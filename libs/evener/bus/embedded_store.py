@@ -13,12 +13,14 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from evener.bus.partition_count import settled
 from evener.bus.port import BusError, Header, Outgoing, Record
-from evener.proto.errors import ConfigError
 from evener.proto.topics import Topic, TopicSpec
 
 FILE: Final = "bus.sqlite"
 SCHEMA_VERSION: Final = 1
+DEFAULT_PARTITIONS: Final = 4
+"""The number of partitions of a new bus."""
 OFFSET_BITS: Final = 40
 READ_RECORDS: Final = 1000
 READ_BYTES: Final = 4 * 1024 * 1024
@@ -71,7 +73,7 @@ def connect(folder: Path) -> sqlite3.Connection:
     return connection
 
 
-def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], partitions: int) -> dict[tuple[str, int], Log]:
+def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], partitions: int | None) -> dict[tuple[str, int], Log]:
     """Create what is missing, compact, and return all logs. Raises ConfigError if a topic has another number of partitions."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute("BEGIN IMMEDIATE")
@@ -79,9 +81,11 @@ def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], p
         for statement in _TABLES.split(";")[:-1]:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    found = dict(connection.execute("SELECT topic, count(*) FROM log GROUP BY topic").fetchall())
+    count = settled(topics.values(), found, wanted=partitions, agreed=None, default=DEFAULT_PARTITIONS)
     logs = {}
     for spec in topics.values():
-        for log in _logs_of(connection, spec, partitions if spec.partitioned else 1):
+        for log in _logs_of(connection, spec, count if spec.partitioned else 1, found.get(spec.name, 0)):
             logs[log.topic, log.partition] = log
     for log in logs.values():
         if log.compacted:
@@ -90,11 +94,7 @@ def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], p
     return logs
 
 
-def _logs_of(connection: sqlite3.Connection, spec: TopicSpec, partitions: int) -> list[Log]:
-    (there,) = connection.execute("SELECT count(*) FROM log WHERE topic = ?", (spec.name,)).fetchone()
-    if there not in (0, partitions):
-        msg = f"topic {spec.name} has {there} partitions, not {partitions}: keys would move. Set partitions = {there}"
-        raise ConfigError(msg)
+def _logs_of(connection: sqlite3.Connection, spec: TopicSpec, partitions: int, there: int) -> list[Log]:
     for partition in range(there, partitions):
         connection.execute("INSERT INTO log (topic, partition) VALUES (?, ?)", (spec.name, partition))
     rows = connection.execute("SELECT number, partition FROM log WHERE topic = ?", (spec.name,))

@@ -11,40 +11,55 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
+from msgspec import structs
 
 from evener.bus import kafka_group, kafka_reader
-from evener.bus.kafka_client import REQUEST_MS, TIMINGS, Cluster, KafkaTimings, asking, reaching, start_producer, started
+from evener.bus.kafka_agreement import agree
+from evener.bus.kafka_client import REQUEST_MS, TIMINGS, Cluster, KafkaTimings, asking, compacted_of, reaching, start_producer, started
 from evener.bus.kafka_group import GroupOffsets
 from evener.bus.kafka_login import client_options, refusal
 from evener.bus.kafka_producer import TRANSACTION_MS, KafkaProducer
 from evener.bus.kafka_security import OPEN, KafkaSecurity
 from evener.bus.kafka_sender import Sender
-from evener.bus.kafka_topics import make_topics
+from evener.bus.kafka_topics import find_topics
 from evener.bus.port import BusUnreachable, GroupOffset, Membership, Outgoing, Position, Record
 from evener.bus.records import check, partition_for
-from evener.proto.topics import TOPICS, Topic, TopicSpec
+from evener.proto.topics import TOPICS, RetentionDays, Topic, TopicSpec
 
 CHECK_SECONDS: Final = 5.0
+DAYS: Final = RetentionDays()
 
 
 @asynccontextmanager
 async def open_kafka(
     servers: str,
     topics: Mapping[Topic, TopicSpec] = TOPICS,
-    partitions: int = 4,
+    partitions: int | None = None,
     prefix: str = "",
     *,
+    days: RetentionDays | None = DAYS,
     security: KafkaSecurity = OPEN,
     timings: KafkaTimings = TIMINGS,
 ) -> AsyncIterator["KafkaBus"]:
-    """Open the bus at `servers` (host:port,...) and create its topics. Raises BusUnreachable, LoginRefused, BusError, ConfigError."""
+    """Open the bus at `servers` (host:port,...). Raises BusUnreachable, LoginRefused, BusError, ConfigError.
+
+    `partitions` None: as many as there are, 64 on a new bus. `days`: how long topics that are made here keep records. None: no topic is
+    made, and nothing is written but what is sent.
+    """
     async with AsyncExitStack() as stack:
         options = client_options(servers, security)
         admin = await stack.enter_async_context(open_admin(options))
+        cluster = Cluster(
+            servers=servers,
+            prefix=prefix,
+            partitions={str(Topic.FLEET): 1},
+            compacted=compacted_of(topics),
+            options=options,
+            timings=timings,
+        )
         with asking(servers, "topics"):
-            made = await make_topics(admin, prefix, topics, partitions)
-        compacted = frozenset(str(spec.name) for spec in topics.values() if spec.compacted)
-        cluster = Cluster(servers=servers, prefix=prefix, partitions=made, compacted=compacted, options=options, timings=timings)
+            agreed = await agree(admin, cluster, tuple(topics.values()), partitions, days)
+        cluster = structs.replace(cluster, partitions=agreed)
         lookup = await stack.enter_async_context(kafka_reader.open_consumer(cluster))
         bus = KafkaBus(cluster, admin, lookup, stack)
         stack.push_async_callback(bus.aclose)
@@ -135,6 +150,12 @@ class KafkaBus:
 
     def join(self, group: str, topic: str) -> AbstractAsyncContextManager[Membership]:
         return kafka_group.join(self._cluster, group, topic)
+
+    async def surplus(self) -> dict[str, int]:
+        used = {self._cluster.prefix + topic: count for topic, count in self._cluster.partitions.items()}
+        with asking(self._cluster.servers, "topics"):
+            there = await find_topics(self._admin)
+        return {name: there[name].partitions for name, count in used.items() if name in there and there[name].partitions > count}
 
     async def check(self) -> None:
         with reaching(self._cluster.servers):

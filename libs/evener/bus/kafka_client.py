@@ -1,7 +1,7 @@
 """What all Kafka clients share: limits, names with their prefix, starting and closing."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from msgspec import Struct
 from evener.bus.kafka_private import fail_undelivered, forbid_connections, transaction_end
 from evener.bus.port import BusError, BusUnreachable, Outgoing, Position
 from evener.bus.records import partition_for
+from evener.proto.topics import Topic, TopicSpec
 
 REQUEST_MS: Final = 10_000
 CLOSE_SECONDS: Final = 5.0
@@ -59,6 +60,11 @@ class Cluster(Struct, frozen=True, kw_only=True):
         if record.partition is not None:
             return record.partition
         return partition_for(record.key, self.partitions[record.topic])
+
+
+def compacted_of(topics: Mapping[Topic, TopicSpec]) -> frozenset[str]:
+    """Return the names of the compacted ones among these topics."""
+    return frozenset(str(spec.name) for spec in topics.values() if spec.compacted)
 
 
 @contextmanager

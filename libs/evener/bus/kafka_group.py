@@ -31,9 +31,11 @@ AGAIN_SECONDS: Final = 0.1
 class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships no types
     """A `Membership` that hears of each rebalance from aiokafka."""
 
-    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, count: int) -> None:
+        """`count`: the partitions that the deployment uses. A topic that was altered has more."""
         self.partitions: frozenset[int] = frozenset()
         self._consumer = consumer
+        self._count = count
         self._assignments = 0
         self._told = 0
         self._assigned = asyncio.Event()
@@ -53,7 +55,7 @@ class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokaf
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Note that a rebalance ended."""
         self._consumer.pause(*assigned)  # this consumer divides and does not read
-        self.partitions = frozenset(place.partition for place in assigned)
+        self.partitions = frozenset(place.partition for place in assigned if place.partition < self._count)
         self._assignments += 1
         self._assigned.set()
 
@@ -68,7 +70,7 @@ async def join(cluster: Cluster, group: str, topic: str) -> AsyncIterator[Member
         heartbeat_interval_ms=HEARTBEAT_MS,
         max_poll_interval_ms=NEVER_MS,
     ) as consumer:
-        member = KafkaMembership(consumer)
+        member = KafkaMembership(consumer, cluster.partitions[topic])
         consumer.subscribe([cluster.prefix + topic], listener=member)
         yield member
 

@@ -1,7 +1,7 @@
-"""Creates Evener's topics on a Kafka cluster; the first process to start does it."""
+"""Looks at Evener's topics on a Kafka cluster, makes those that are missing, and alters settings."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -9,99 +9,139 @@ import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
+from msgspec import Struct
 
 from evener.bus.port import BusError, BusUnreachable
+from evener.bus.topic_settings import VITAL, differing, replicas_for, settings_of
 from evener.proto.errors import ConfigError
-from evener.proto.topics import Topic, TopicSpec
+from evener.proto.topics import RetentionDays, TopicSpec
 from evener.runtime.retry import Backoff
 
-REPLICAS: Final = 3
-"""The number of replicas if the cluster has as many brokers. A record then counts when two have it."""
-COMPACTED: Final = {"cleanup.policy": "compact", "segment.ms": "600000", "segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"}
-"""Settings of compacted topics. By default a segment of 1 GB or 7 days is compacted, and a starting process would read a week of
-heartbeats."""
-RECORD_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
-"""Lets the broker stamp records. Record times are compared with each other, and the writers have as many clocks as machines."""
 OF_THE_TOPIC: Final = 1
 """Kafka's code for a setting that was made for the topic itself."""
 VISIBLE: Final = Backoff(0.02, 5.0)
 """The pauses between looks at topics that were just created."""
-VISIBLE_LOOKS: Final = 10
+VISIBLE_LOOKS: Final = 12
+APPLY: Final = "`evener topics diff` shows all, and `evener topics apply` sets them"
 
 log = structlog.get_logger()
 
 
-async def make_topics(admin: AIOKafkaAdminClient, prefix: str, topics: Mapping[Topic, TopicSpec], partitions: int) -> dict[str, int]:
-    """Create missing topics, wait until they have leaders, return their partitions. Raises ConfigError if their number differs."""
-    wanted = {str(spec.name): partitions if spec.partitioned else 1 for spec in topics.values()}
-    there = await _described(admin)
-    missing = [spec for spec in topics.values() if prefix + spec.name not in there]
-    if missing:
-        brokers = len((await admin.describe_cluster())["brokers"])
-        _refuse_errors(await admin.create_topics([_new_topic(prefix, spec, wanted[spec.name], brokers) for spec in missing]))
-        there = await _visible(admin, {prefix + name for name in wanted})
-    for name, count in wanted.items():
-        if there[prefix + name] != count:
-            msg = f"topic {prefix}{name} has {there[prefix + name]} partitions, not {count}: keys would move"
+class FoundTopic(Struct, frozen=True, kw_only=True):
+    """A topic as it is."""
+
+    partitions: int
+    replicas: int
+
+
+class FoundSettings(Struct, frozen=True, kw_only=True):
+    """The settings of a topic or of a broker."""
+
+    all: dict[str, str]
+    own: dict[str, str]
+    """Those that were made for the topic itself. The broker resets what an alteration does not name anew."""
+
+
+async def find_topics(admin: AIOKafkaAdminClient) -> dict[str, FoundTopic]:
+    """Return the topics whose partitions all have leaders. It asks for all topics: asking by name would create missing ones."""
+    return {
+        topic["topic"]: FoundTopic(partitions=len(partitions), replicas=min(len(partition["replicas"]) for partition in partitions))
+        for topic in await admin.describe_topics()
+        if (partitions := topic["partitions"]) and all(partition["leader"] >= 0 for partition in partitions)
+    }
+
+
+async def make_topics(
+    admin: AIOKafkaAdminClient, prefix: str, partitions: Mapping[TopicSpec, int], days: RetentionDays
+) -> dict[str, FoundTopic]:
+    """Create the topics that are missing and return all, once each partition has a leader. Raises BusError, BusUnreachable."""
+    there = await find_topics(admin)
+    missing = [spec for spec in partitions if prefix + spec.name not in there]
+    if not missing:
+        return there
+    replicas = replicas_for(await brokers(admin))
+    new = [NewTopic(prefix + spec.name, partitions[spec], replicas, topic_configs=settings_of(spec, days, replicas)) for spec in missing]
+    _refuse_errors(await admin.create_topics(new))
+    return await _visible(admin, {prefix + spec.name for spec in partitions})
+
+
+async def check_settings(admin: AIOKafkaAdminClient, prefix: str, specs: Iterable[TopicSpec], days: RetentionDays) -> None:
+    """Log what differs from the wanted settings. Raises ConfigError where records would be lost, or never deleted."""
+    there = await find_topics(admin)
+    named = {prefix + spec.name: spec for spec in specs}
+    settings, refused = await topic_settings(admin, [*named])
+    if refused:
+        log.warning("topics_not_compared", refused=refused)
+    for name, found in settings.items():
+        differences = differing(settings_of(named[name], days, there[name].replicas), found.all)
+        if VITAL in differences:
+            has, wanted = differences[VITAL]
+            msg = f"topic {name} has {VITAL}={has}, not {wanted}: {APPLY}"
             raise ConfigError(msg)
-    await _stamp(admin, [prefix + spec.name for spec in topics.values() if spec not in missing])
-    return wanted
+        if differences:
+            log.warning("topic_differs", topic=name, has_and_wanted=differences, mend=APPLY)
 
 
-def _new_topic(prefix: str, spec: TopicSpec, partitions: int, brokers: int) -> NewTopic:
-    replicas = min(REPLICAS, brokers)
-    configs = RECORD_TIME | {"min.insync.replicas": str(max(1, replicas - 1))}
-    configs |= COMPACTED if spec.compacted else {"cleanup.policy": "delete"}
-    return NewTopic(prefix + spec.name, partitions, replicas, topic_configs=configs)
+async def brokers(admin: AIOKafkaAdminClient) -> int:
+    """Return the number of brokers of the cluster."""
+    return len((await admin.describe_cluster())["brokers"])
 
 
-async def _stamp(admin: AIOKafkaAdminClient, names: Sequence[str]) -> None:
-    """Let the broker stamp the records of older topics. A process that may not alter them logs what to set."""
-    altered = []
-    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]) if names else ():
+async def topic_settings(admin: AIOKafkaAdminClient, names: Sequence[str]) -> tuple[dict[str, FoundSettings], dict[str, str]]:
+    """Return the settings of topics, and why those of others are not told."""
+    return await _settings(admin, [ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
+
+
+async def broker_settings(admin: AIOKafkaAdminClient) -> tuple[dict[str, FoundSettings], dict[str, str]]:
+    """Return the settings of every broker by its id, and why those of others are not told."""
+    ids = [str(broker["node_id"]) for broker in (await admin.describe_cluster())["brokers"]]
+    return await _settings(admin, [ConfigResource(ConfigResourceType.BROKER, broker) for broker in ids])
+
+
+async def alter(admin: AIOKafkaAdminClient, name: str, settings: Mapping[str, str]) -> str | None:
+    """Set settings of a topic and leave its others. Return why it was refused. None: it was not."""
+    found, refused = await topic_settings(admin, [name])
+    if name in refused:
+        return refused[name]
+    resource = ConfigResource(ConfigResourceType.TOPIC, name, found[name].own | dict(settings))
+    for response in await admin.alter_configs([resource]):
+        for code, message, *_ in response.resources:
+            if code:
+                return _why(code, message)
+    return None
+
+
+async def _settings(admin: AIOKafkaAdminClient, resources: Sequence[ConfigResource]) -> tuple[dict[str, FoundSettings], dict[str, str]]:
+    found: dict[str, FoundSettings] = {}
+    refused: dict[str, str] = {}
+    for response in await admin.describe_configs(list(resources)) if resources else ():
         for code, message, _, name, entries in response.resources:
-            settings = {entry[0]: entry[1] for entry in entries}
             if code:
-                _tell_unstamped(name, code, message)
-            elif any(settings[key] != value for key, value in RECORD_TIME.items()):
-                own = {entry[0]: entry[1] for entry in entries if entry[3] == OF_THE_TOPIC}  # what is not named anew is reset
-                altered.append(ConfigResource(ConfigResourceType.TOPIC, name, own | RECORD_TIME))
-    for response in await admin.alter_configs(altered) if altered else ():
-        for code, message, _, name in response.resources:
-            if code:
-                _tell_unstamped(name, code, message)
+                refused[name] = _why(code, message)
             else:
-                log.info("topic_altered", topic=name, settings=RECORD_TIME)
-
-
-def _tell_unstamped(name: str, code: int, message: str | None) -> None:
-    why = f"{for_code(code).__name__} {message or ''}".rstrip()
-    log.warning("record_times_may_be_the_writers", topic=name, error=why, to_set=RECORD_TIME)
+                told = {entry[0]: entry[1] for entry in entries if entry[1] is not None}  # None: a secret
+                own = {entry[0]: entry[1] for entry in entries if entry[3] == OF_THE_TOPIC}
+                found[name] = FoundSettings(all=told, own=own)
+    return found, refused
 
 
 def _refuse_errors(response: Any) -> None:
     for name, code, message in response.topic_errors:
         if code not in (0, TopicAlreadyExistsError.errno):
-            msg = f"topic {name} could not be made: {for_code(code).__name__} {message or ''}".rstrip()
+            msg = f"topic {name} could not be made: {_why(code, message)}"
             raise BusError(msg)
 
 
-async def _visible(admin: AIOKafkaAdminClient, names: set[str]) -> dict[str, int]:
+def _why(code: int, message: str | None) -> str:
+    return f"{for_code(code).__name__} {message or ''}".rstrip()
+
+
+async def _visible(admin: AIOKafkaAdminClient, names: set[str]) -> dict[str, FoundTopic]:
     """Wait until all topics are known with a leader for each partition."""
     for pause in islice(VISIBLE, VISIBLE_LOOKS):
-        there = await _described(admin)
+        there = await find_topics(admin)
         if names <= there.keys():
             return there
         await asyncio.sleep(pause)
     msg = f"{len(names)} topics were made and do not have leaders yet"
     raise BusUnreachable(msg)
-
-
-async def _described(admin: AIOKafkaAdminClient) -> dict[str, int]:
-    """Return the topics whose partitions all have leaders. It asks for all topics: asking by name would create missing ones."""
-    described = await admin.describe_topics()
-    return {
-        topic["topic"]: len(topic["partitions"])
-        for topic in described
-        if topic["partitions"] and all(partition["leader"] >= 0 for partition in topic["partitions"])
-    }

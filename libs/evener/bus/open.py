@@ -10,27 +10,38 @@ from evener.bus.embedded import open_embedded
 from evener.bus.kafka_security import OPEN, KafkaSecurity
 from evener.bus.port import Bus
 from evener.proto.errors import ConfigError
-from evener.proto.topics import TOPICS
+from evener.proto.topics import TOPICS, RetentionDays
 
 EMBEDDED: Final = "embedded:"
 KAFKA: Final = re.compile(r"kafka://(?P<servers>[^/?,\s]+:\d+(,[^/?,\s]+:\d+)*)/?(\?prefix=(?P<prefix>[A-Za-z0-9._-]+))?")
 """The URL of a Kafka bus. Its prefix precedes every name there, so that several deployments can share a cluster."""
+DAYS: Final = RetentionDays()
 
 
 @asynccontextmanager
-async def open_bus(url: str, *, partitions: int = 4, security: KafkaSecurity = OPEN) -> AsyncIterator[Bus]:
+async def open_bus(
+    url: str, *, partitions: int | None = None, days: RetentionDays = DAYS, security: KafkaSecurity = OPEN
+) -> AsyncIterator[Bus]:
     """Open `embedded:FOLDER` or `kafka://HOST:PORT[,HOST:PORT][?prefix=NAME]`. Raises ConfigError for another URL, BusError.
 
+    `partitions` None: as many as there are; a new bus gets the default of its kind. `days`: how long new topics of a Kafka keep records.
     `security`: of connections to Kafka.
     """
     if url.startswith(EMBEDDED):
         async with open_embedded(Path(url.removeprefix(EMBEDDED)), TOPICS, partitions) as embedded:
             yield embedded
-    elif named := KAFKA.fullmatch(url):
+    else:
+        servers, prefix = kafka_address(url)
         from evener.bus.kafka import open_kafka  # noqa: PLC0415 - aiokafka takes a while to import, and `evener up` needs none of it
 
-        async with open_kafka(named["servers"], TOPICS, partitions, named["prefix"] or "", security=security) as kafka:
+        async with open_kafka(servers, TOPICS, partitions, prefix, days=days, security=security) as kafka:
             yield kafka
-    else:
+
+
+def kafka_address(url: str) -> tuple[str, str]:
+    """Return the servers and the prefix in the URL of a Kafka bus. Raises ConfigError."""
+    named = KAFKA.fullmatch(url)
+    if named is None:
         msg = f"bus {url} is neither {EMBEDDED}FOLDER nor kafka://HOST:PORT[,HOST:PORT][?prefix=NAME]"
         raise ConfigError(msg)
+    return named["servers"], named["prefix"] or ""

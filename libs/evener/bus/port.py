@@ -179,6 +179,10 @@ class Bus(Protocol):
         """Become a member of a group that divides the partitions of a topic."""
         ...
 
+    async def surplus(self) -> dict[str, int]:
+        """Return the topics that have got more partitions than this bus uses, each with their number. All records stay in those it uses."""
+        ...
+
     async def check(self) -> None:
         """Return if the log can be reached and written; otherwise raise BusUnreachable or NotCommitted. Used for readiness."""
         ...

@@ -7,12 +7,10 @@ from msgspec import structs
 
 from evener.blobs.open import open_blobs
 from evener.blobs.waited import TIMINGS, Waited
-from evener.bus.kafka import open_admin, open_kafka
-from evener.bus.kafka_client import asking
-from evener.bus.kafka_login import client_options
+from evener.bus.kafka import open_kafka
 from evener.bus.kafka_security import KafkaSecurity
 from evener.bus.open import KAFKA
-from evener.bus.port import Bus, BusError, Record
+from evener.bus.port import Bus, Record
 from evener.client.run_end import TaskEnd, is_over
 from evener.proto.codec import BadRecord
 from evener.proto.delivered import Delivered
@@ -83,17 +81,5 @@ async def _bus(url: str, security: KafkaSecurity, blobs: str, topic: Topic) -> A
         msg = f"bus {url!r} with blobs {blobs!r}: write kafka://HOST:PORT[,HOST:PORT][?prefix=NAME], and where the deployment's blobs are"
         raise ConfigError(msg)
     servers, prefix = named["servers"], named["prefix"] or ""
-    count = await _partitions(servers, security, prefix + topic)
-    async with open_kafka(servers, {topic: TOPICS[topic]}, count, prefix, security=security) as bus:
+    async with open_kafka(servers, {topic: TOPICS[topic]}, None, prefix, days=None, security=security) as bus:
         yield bus
-
-
-async def _partitions(servers: str, security: KafkaSecurity, topic: str) -> int:
-    async with open_admin(client_options(servers, security)) as admin:
-        with asking(servers, f"partitions of {topic}"):
-            described = await admin.describe_topics()  # asking for one by name would make it
-    found = next((len(one["partitions"]) for one in described if one["topic"] == topic), 0)
-    if not found:
-        msg = f"there is no topic {topic} at {servers}: start the services first"
-        raise BusError(msg)
-    return found

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, structs
 
 from evener.bus.kafka_security import KafkaSecurity, Mechanism
 from evener.proto.errors import ConfigError
+from evener.proto.topics import RetentionDays
 
 PREFIX: Final = "EVENER_"
 """What the names of environment variables begin with."""
@@ -50,8 +51,14 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The user's password."""
     kafka_token_file: str | None = None
     """The file of the bearer token of OAUTHBEARER. It is read for each connection: somebody else renews it."""
-    partitions: Annotated[int, Meta(ge=1, le=1024)] = 4
-    """The number of partitions of a new bus."""
+    partitions: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """The number of partitions of the bus. None: as many as there are; a new bus gets 64 on Kafka, and 4 if it is embedded."""
+    log_retention_days: Annotated[float, Meta(ge=0)] = 30.0
+    """How long Kafka keeps tasks, sessions and delivered groups. 0: for ever."""
+    work_retention_days: Annotated[float, Meta(ge=0)] = 7.0
+    """How long Kafka keeps trajectories on their way from one service to the next. 0: for ever."""
+    dead_letter_retention_days: Annotated[float, Meta(ge=0)] = 90.0
+    """How long Kafka keeps dead letters. 0: for ever."""
     host: str = "127.0.0.1"
     """The address to listen on. Beyond loopback it requires an operator's token that is configured here."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
@@ -83,6 +90,11 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def kafka_security(self) -> KafkaSecurity:
         """The TLS and login of connections to Kafka."""
         return KafkaSecurity(**{name: getattr(self, f"kafka_{name}") for name in KafkaSecurity.__struct_fields__})
+
+    @property
+    def days(self) -> RetentionDays:
+        """How long new topics keep records."""
+        return RetentionDays(log=self.log_retention_days, work=self.work_retention_days, letters=self.dead_letter_retention_days)
 
 
 def secret_of(given: str | None) -> str | None:

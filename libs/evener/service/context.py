@@ -64,6 +64,8 @@ class Service(Struct, frozen=True, kw_only=True, eq=False):
     """Serves until cancelled. If it returns or raises, it has crashed, and the host restarts the service after a pause."""
     ready: Callable[[], dict[str, bool]]
     """The named conditions of readiness, which must all be true."""
+    warnings: Callable[[], Sequence[str]] = tuple
+    """What an operator should know although the service is ready."""
     heartbeat: Callable[[], Heartbeat]
     """What the host writes to `fleet` every two seconds."""
     drain: Callable[[], Awaitable[None]]

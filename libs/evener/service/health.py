@@ -1,4 +1,4 @@
-"""The endpoints that platforms probe: /healthz (the loop runs), /readyz (every named condition holds), /metrics; /health is /healthz."""
+"""The endpoints that platforms probe: /healthz (the loop runs), /readyz (named conditions, and warnings), /metrics; /health is /healthz."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,8 +19,14 @@ CHECK_SECONDS: Final = 2.0
 Conditions = Callable[[], dict[str, dict[str, bool]]]
 
 
-def health_routes(bus: Bus, registry: CollectorRegistry, conditions: Conditions, store_usable: Callable[[], bool]) -> Sequence[BaseRoute]:
-    """Return the routes. `conditions` returns the named conditions of each service."""
+def health_routes(
+    bus: Bus,
+    registry: CollectorRegistry,
+    conditions: Conditions,
+    store_usable: Callable[[], bool],
+    warnings: Callable[[], Sequence[str]],
+) -> Sequence[BaseRoute]:
+    """Return the routes. `conditions` returns the named conditions of each service; `warnings` what an operator should know meanwhile."""
 
     async def alive(_: Request) -> Response:
         return json_response({"alive": True})
@@ -28,7 +34,7 @@ def health_routes(bus: Bus, registry: CollectorRegistry, conditions: Conditions,
     async def ready(_: Request) -> Response:
         named = {"host": {"bus": await _reachable(bus), "blobs": store_usable()}, **conditions()}
         good = all(all(of_service.values()) for of_service in named.values())
-        return json_response({"ready": good, "services": named}, 200 if good else 503)
+        return json_response({"ready": good, "services": named, "warnings": warnings()}, 200 if good else 503)
 
     async def series(_: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -22,6 +22,7 @@ from evener.blobs.waited import TIMINGS, BlobTimings
 from evener.bus.open import open_bus
 from evener.proto.ids import new_id
 from evener.runtime import faults
+from evener.service.altered_topics import AlteredTopics
 from evener.service.auth import load_secrets
 from evener.service.config import PREFIX, ServiceConfig
 from evener.service.context import ServiceContext
@@ -88,12 +89,13 @@ async def run_services(
         context, store = await _open_context(config, address_of(config, listening), stack, blob_timings)
         stack.enter_context(watch_loop(metrics(context.registry)))
         names = [f"{context.instance_id}-{one.name}" for one in wanted]
+        altered = AlteredTopics(context.bus, metrics(context.registry))
         neighbours = Neighbours(context.bus, context.secrets, store, boot_id=context.boot_id, names=names)
         await neighbours.fit()
         supervisors: list[Supervisor] = []
 
         def remount() -> None:
-            mounts.replace(_routes(context, supervisors))
+            mounts.replace(_routes(context, supervisors, altered.warnings))
             mounts.missing = not_open(supervisors)
             if not mounts.missing:
                 opened()
@@ -106,7 +108,7 @@ async def run_services(
             await stack.enter_async_context(opening(context))
         if state_file:
             stack.enter_context(_told(Path(config.state) / STATE_FILE, context.address))
-        await _run_all(supervisors, [neighbours.watch(), store.watch()], server, stop, config.stop_seconds)
+        await _run_all(supervisors, [neighbours.watch(), store.watch(), altered.watch()], server, stop, config.stop_seconds)
 
 
 async def _open_context(
@@ -117,7 +119,9 @@ async def _open_context(
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     measured = metrics(registry)  # all series are there from the start
-    bus = await stack.enter_async_context(open_bus(config.bus, partitions=config.partitions, security=config.kafka_security))
+    bus = await stack.enter_async_context(
+        open_bus(config.bus, partitions=config.partitions, days=config.days, security=config.kafka_security)
+    )
     blobs, boot_id = MeasuredBlobs(open_blobs(config.blobs), measured), new_id("b")
     store = Store(blobs, boot_id)
     measured.blob_store_usable.set_function(lambda: store.usable)
@@ -136,11 +140,15 @@ async def _open_context(
     return context, store
 
 
-def _routes(context: ServiceContext, supervisors: Sequence[Supervisor]) -> list[BaseRoute]:
+def _routes(context: ServiceContext, supervisors: Sequence[Supervisor], warnings: Callable[[], list[str]]) -> list[BaseRoute]:
     def conditions() -> dict[str, dict[str, bool]]:
         return {supervisor.name: supervisor.conditions() for supervisor in supervisors}
 
-    routes = [*health_routes(context.bus, context.registry, conditions, context.store_usable), *replay_routes(context.bus, context.secrets)]
+    def all_warnings() -> list[str]:
+        return [*warnings(), *(warning for supervisor in supervisors if supervisor.service for warning in supervisor.service.warnings())]
+
+    routes = [*health_routes(context.bus, context.registry, conditions, context.store_usable, all_warnings)]
+    routes += replay_routes(context.bus, context.secrets)
     for supervisor in supervisors:
         if supervisor.service is not None:
             routes += [RouteOf(supervisor.name, route) for route in supervisor.service.routes]

@@ -36,6 +36,7 @@ class Metrics:
         self.blob_failures = counter("evener_blob_failures_total", "Requests to the blob store that failed.", ["request"])
         self.blob_bytes = counter("evener_blob_bytes_total", "Bytes that were put into the blob store, or fetched from it.", ["request"])
         self.blob_store_usable = gauge("evener_blob_store_usable", "Whether the blob store could be used when it was last checked: 1 or 0.")
+        self.topics_altered = gauge("evener_topics_altered", "Topics that got more partitions than the deployment uses.")
         # scheduler
         self.tasks_ended = counter("evener_tasks_ended_total", "Tasks that ended.", ["outcome"])
         self.sessions_waiting = gauge("evener_sessions_waiting", "Sessions that wait for a runner.")

@@ -79,6 +79,14 @@ class EngineLeft(Event, frozen=True, kw_only=True, tag="engine_left.v1"):
     left_at: float
 
 
+class PartitionsAgreed(Event, frozen=True, kw_only=True, tag="partitions_agreed.v1"):
+    """The number of partitions that a deployment agreed on. Its first process writes it, once."""
+
+    partitions: int
+    """The number of partitions of `sessions` and of each topic after it. Every key is placed by it."""
+    agreed_at: float
+
+
 class CanaryPrompt(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Ids that engines score before and after an update of their weights."""
 
@@ -162,4 +170,4 @@ class DeadLetter(Event, frozen=True, kw_only=True, tag="dead_letter.v1"):
 
 
 PolicyEvent = PolicyStaged | PolicyPublished | PolicyRetired
-FleetEvent = Heartbeat | EngineJoined | EngineDraining | EngineLeft
+FleetEvent = Heartbeat | EngineJoined | EngineDraining | EngineLeft | PartitionsAgreed

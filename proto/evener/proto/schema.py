@@ -48,7 +48,8 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Events of Evener",
         "topics": {
-            str(name): {**structs.asdict(spec), "events": [tag_of(event) for event in EVENTS[name]]} for name, spec in TOPICS.items()
+            str(name): {**structs.asdict(spec), "compacted": spec.compacted, "events": [tag_of(event) for event in EVENTS[name]]}
+            for name, spec in TOPICS.items()
         },
         **any_event,
         "$defs": dict(sorted(components.items())),

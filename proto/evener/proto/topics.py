@@ -23,6 +23,32 @@ class Topic(StrEnum):
     DEAD_LETTERS = "dead-letters"
 
 
+class Retention(StrEnum):
+    """How long the records of a topic are kept."""
+
+    LAST = "the last record of each key, for ever"
+    LOG = "log_retention_days"
+    WORK = "work_retention_days"
+    LETTERS = "dead_letter_retention_days"
+    DISPATCH = "a day"
+
+
+class RetentionDays(Struct, frozen=True, kw_only=True):
+    """The days that a deployment keeps records. 0: for ever."""
+
+    log: float = 30.0
+    """Tasks, sessions and delivered groups."""
+    work: float = 7.0
+    """Trajectories on their way from one service to the next."""
+    letters: float = 90.0
+    """Dead letters."""
+
+    def of(self, retention: Retention) -> float | None:
+        """Return the days of a topic's records. None: for ever, or the topic is compacted."""
+        days = {Retention.LOG: self.log, Retention.WORK: self.work, Retention.LETTERS: self.letters, Retention.DISPATCH: 1.0}.get(retention)
+        return days or None
+
+
 class TopicSpec(Struct, frozen=True, kw_only=True):
     """How a topic is created."""
 
@@ -31,24 +57,29 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
     partitioned: bool
     """True: the topic has as many partitions as the deployment (`sessions` and the topics after it). False: one, so that its order is
     total."""
-    compacted: bool = False
+    retention: Retention
+
+    @property
+    def compacted(self) -> bool:
+        """Whether only the last record of each key is kept."""
+        return self.retention is Retention.LAST
 
 
 TOPICS: Final[dict[Topic, TopicSpec]] = {
     spec.name: spec
     for spec in (
-        TopicSpec(name=Topic.TASKS, key="task id", partitioned=False),
-        TopicSpec(name=Topic.DISPATCH, key="runner id", partitioned=False),
-        TopicSpec(name=Topic.SESSIONS, key="session id", partitioned=True),
-        TopicSpec(name=Topic.BUILT, key="session id", partitioned=True),
-        TopicSpec(name=Topic.SCORED, key="group id", partitioned=True),
-        TopicSpec(name=Topic.MERGED, key="group id", partitioned=True),
-        TopicSpec(name=Topic.KEPT, key="group id", partitioned=True),
-        TopicSpec(name=Topic.POLICIES, key="policy@version", partitioned=False, compacted=True),
-        TopicSpec(name=Topic.FLEET, key="instance id", partitioned=False, compacted=True),
-        TopicSpec(name=Topic.SCHEDULER_STATE, key="task id", partitioned=False, compacted=True),
-        TopicSpec(name=Topic.BRIDGE_STATE, key="group id", partitioned=True, compacted=True),
-        TopicSpec(name=Topic.DEAD_LETTERS, key="original key", partitioned=False),
+        TopicSpec(name=Topic.TASKS, key="task id", partitioned=False, retention=Retention.LOG),
+        TopicSpec(name=Topic.DISPATCH, key="runner id", partitioned=False, retention=Retention.DISPATCH),
+        TopicSpec(name=Topic.SESSIONS, key="session id", partitioned=True, retention=Retention.LOG),
+        TopicSpec(name=Topic.BUILT, key="session id", partitioned=True, retention=Retention.WORK),
+        TopicSpec(name=Topic.SCORED, key="group id", partitioned=True, retention=Retention.WORK),
+        TopicSpec(name=Topic.MERGED, key="group id", partitioned=True, retention=Retention.LOG),
+        TopicSpec(name=Topic.KEPT, key="group id", partitioned=True, retention=Retention.LOG),
+        TopicSpec(name=Topic.POLICIES, key="policy@version", partitioned=False, retention=Retention.LAST),
+        TopicSpec(name=Topic.FLEET, key="instance id", partitioned=False, retention=Retention.LAST),
+        TopicSpec(name=Topic.SCHEDULER_STATE, key="task id", partitioned=False, retention=Retention.LAST),
+        TopicSpec(name=Topic.BRIDGE_STATE, key="group id", partitioned=True, retention=Retention.LAST),
+        TopicSpec(name=Topic.DEAD_LETTERS, key="original key", partitioned=False, retention=Retention.LETTERS),
     )
 }
 

@@ -29,11 +29,12 @@ COMMANDS: Final = {
     "harness": "List, install and check harnesses.",
     "policy": "Publish weights of a policy, or show what was published.",
     "replay": "Append a dead letter to its topic again.",
+    "topics": "Compare the topics of a Kafka with what Evener wants, or make them.",
     "doctor": "Show what is missing on this machine, and how to get it.",
 }
 """Command to help text, whose first line the list of commands shows. Each command is the function of that name in the module of that
 name."""
-GROUPS: Final = frozenset({"engine", "groups", "harness", "policy"})
+GROUPS: Final = frozenset({"engine", "groups", "harness", "policy", "topics"})
 """Commands that have subcommands: `app` in their module."""
 
 app = App(

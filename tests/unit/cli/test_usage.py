@@ -121,6 +121,7 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["run", str(BUNDLED), "--harness", "script", "--run-id", "a b"], "--run-id 'a b' is not 1 to 60 letters, digits"),
         (["run", str(BUNDLED), "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
         (["demo", "--harness", "pi"], "Give --trust-local if you trust the tasks and the model"),
+        (["topics", "diff", "--bus", "kafka:here"], "bus kafka:here is neither embedded:FOLDER nor kafka://HOST:PORT"),
         (["doctor", "--template", "chatml_tools"], "--template is another template of a policy: name it with --policy"),
         (["show", "a.0", "--json", "--tokens", "0"], "--messages, --tokens, --grader and --json contradict each other: give one"),
         (["show", "a.0", "--messages", "--tokens"], "--messages, --tokens, --grader and --json contradict each other: give one"),

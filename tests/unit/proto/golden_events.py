@@ -16,6 +16,7 @@ from evener.proto.fleet import (
     EngineJoined,
     EngineLeft,
     Heartbeat,
+    PartitionsAgreed,
     PolicyPublished,
     PolicyRetired,
     PolicyStaged,
@@ -421,6 +422,7 @@ EVENTS: Final[tuple[Event, ...]] = (
         ended_at=NOW,
         offset=17,
     ),
+    PartitionsAgreed(partitions=64, agreed_at=NOW),
     DeadLetter(
         service="evaluator",
         topic="trajectories.built",

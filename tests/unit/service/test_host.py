@@ -119,7 +119,8 @@ def test_health_readiness_and_metrics_are_there(process: Process) -> None:
     """What platforms probe."""
     ready = until_ready(process.url)
 
-    assert ready == {"ready": True, "services": {"host": {"bus": True, "blobs": True}, "toy": {"running": True, "warm": True}}}
+    services = {"host": {"bus": True, "blobs": True}, "toy": {"running": True, "warm": True}}
+    assert ready == {"ready": True, "services": services, "warnings": []}
     assert get(f"{process.url}/healthz") == get(f"{process.url}/health") == (200, {"alive": True})
     with urlopen(f"{process.url}/metrics", timeout=60) as answer:  # noqa: S310
         text = answer.read()
@@ -134,7 +135,7 @@ def test_service_that_opens_slowly_is_alive_and_not_ready(tmp_path: Path) -> Non
     assert get(f"{toy.url}/healthz")[0] == 200
     assert get(f"{toy.url}/readyz") == (
         503,
-        {"ready": False, "services": {"host": {"bus": True, "blobs": True}, "toy": {"running": False}}},
+        {"ready": False, "services": {"host": {"bus": True, "blobs": True}, "toy": {"running": False}}, "warnings": []},
     )
     assert get(f"{toy.url}/hello")[0] == 503
     assert toy.stop()[0] == 0
