@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import sys
 import tarfile
 import time
@@ -123,6 +124,7 @@ async def bench(
     *,
     store_usable: Callable[[], bool] = lambda: True,
     timings: RunnerTimings = TIMINGS,
+    alone: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Open a runner whose state lies in `folder`."""
@@ -138,7 +140,7 @@ async def bench(
         (task / name).write_text(text)
     config = Config(state=str(folder), **settings)
     async with open_bus(f"embedded:{folder / 'bus'}", partitions=2) as bus, frames_gateway() as gateway:
-        context = context_on(bus, folder, boot_id="b", store_usable=store_usable)
+        context = context_on(bus, folder, boot_id="b", store_usable=store_usable, alone=alone)
         packed = pack(task)
         await context.blobs.put(packed.data)
         sign = heartbeat("provider_gateway", "g", at=time.time(), address=gateway.url, partitions=(0, 1))
@@ -367,9 +369,40 @@ async def test_sessions_beyond_the_capacity_wait_and_are_held(tmp_path: Path) ->
         assert (await b.until(HarnessExited, "t.1")).cause is ExitCause.EXITED
 
 
-async def test_a_stop_ends_harnesses_and_reports_them(tmp_path: Path) -> None:
-    """Another attempt may run elsewhere; nothing new is taken."""
-    async with bench(tmp_path, trust_local=True) as b:
+async def test_a_stop_lets_sessions_end(tmp_path: Path) -> None:
+    """There are no free places any more, and what comes all the same is handed back, so that it is run elsewhere at once."""
+    async with bench(tmp_path, trust_local=True, stop_seconds=100_000.0) as b:
+        held = tmp_path / "held"
+        os.mkfifo(held)
+        await b.dispatch(harness=HarnessSpec(name="command", options={"argv": msgspec.json.encode(["cat", str(held)]).decode()}))
+        await b.until(SessionStarted)
+        draining = asyncio.ensure_future(b.service.drain())
+        await asyncio.sleep(0)
+        beat = b.service.heartbeat()
+        assert (beat.stopping, beat.capacity, len(beat.running)) == (True, 0, 1)
+        await b.dispatch("t.1")
+        assert (await b.until(HarnessExited, "t.1")).cause is ExitCause.STOPPED
+        assert not draining.done()
+
+        await asyncio.to_thread(held.write_text, "enough")
+        assert (await b.until(HarnessExited)).cause is ExitCause.EXITED
+        await asyncio.wait_for(draining, 60)
+
+
+async def test_a_stop_hands_back_what_has_not_ended_in_time(tmp_path: Path) -> None:
+    """Half of a short time is left for that."""
+    async with bench(tmp_path, trust_local=True, stop_seconds=0.2) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
+        await b.until(SessionStarted)
+        await asyncio.wait_for(b.service.drain(), 60)
+        [exited] = [event for event in await b.log() if isinstance(event, HarnessExited)]
+
+        assert exited.cause is ExitCause.STOPPED
+
+
+async def test_a_stop_of_all_services_hands_back_at_once(tmp_path: Path) -> None:
+    """The gateway stops too: nothing can end well any more."""
+    async with bench(tmp_path, trust_local=True, alone=False, stop_seconds=100_000.0) as b:
         await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
         await b.until(SessionStarted)
         await asyncio.wait_for(b.service.drain(), 60)
@@ -377,9 +410,6 @@ async def test_a_stop_ends_harnesses_and_reports_them(tmp_path: Path) -> None:
 
         assert exited.cause is ExitCause.STOPPED
         assert b.service.heartbeat().stopping
-        await b.dispatch("t.1")
-        await asyncio.sleep(0.2)
-        assert await b.log("t.1") == []
 
 
 async def test_too_many_changes_are_excluded_with_the_reason(tmp_path: Path) -> None:

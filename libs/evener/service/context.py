@@ -31,6 +31,8 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     store_usable: Callable[[], bool] = lambda: True
     """Whether the blob store can be used now. While it cannot, no work that needs it is taken."""
     blob_timings: BlobTimings = TIMINGS
+    alone: bool = True
+    """Whether the service has this process to itself. In `evener up` it has not: all services stop at the same time."""
 
     def waiting_blobs(self, *, put_seconds: float | None = None) -> Waited:
         """Return the blob store for readers of a stream. It waits as long as the store is unavailable, in `put` at most `put_seconds`."""

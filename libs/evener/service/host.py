@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 import uvloop
-from msgspec import Struct
+from msgspec import Struct, structs
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import BaseRoute
 
@@ -87,6 +87,7 @@ async def run_services(
         listening = stack.enter_context(bind(config))
         mounts = Mounts()
         context, store = await _open_context(config, address_of(config, listening), stack, blob_timings)
+        context = structs.replace(context, alone=len(wanted) == 1)
         stack.enter_context(watch_loop(metrics(context.registry)))
         names = [f"{context.instance_id}-{one.name}" for one in wanted]
         altered = AlteredTopics(context.bus, metrics(context.registry))

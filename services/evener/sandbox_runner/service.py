@@ -32,6 +32,8 @@ from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
 
 NAME: Final = "sandbox_runner"
+HAND_BACK_SECONDS: Final = 10.0
+"""How much of the time for a stop is kept for handing back what still runs, but at most half of it."""
 
 log = structlog.get_logger()
 
@@ -56,26 +58,37 @@ class Runner:
                 tasks.create_task(self._owners.follow(self._context.bus))
                 tasks.create_task(self._follow())
         finally:
-            running = [task for _, task in self._sessions.values()]
+            running = self._tasks()
             for task in running:
                 task.cancel()
             await asyncio.shield(asyncio.gather(*running, return_exceptions=True))
 
     async def drain(self) -> None:
-        """Take nothing new, end what runs, and wait until that is reported."""
+        """Take nothing new, let what runs end as long as there is time, then hand the rest back, and wait until that is reported.
+
+        Where all services stop together nothing could end well, so everything is handed back at once.
+        """
         self._stopping = True
+        stop_seconds = self._runner.config.stop_seconds
+        if self._context.alone and (running := self._tasks()):
+            log.info("waiting_for_sessions", sessions=len(running))
+            await asyncio.wait(running, timeout=stop_seconds - min(HAND_BACK_SECONDS, stop_seconds / 2))
         for session, _ in self._sessions.values():
             session.end(ExitCause.STOPPED)
-        await asyncio.gather(*(task for _, task in self._sessions.values()), return_exceptions=True)
+        while left := self._tasks():  # a dispatch that was on its way is handed back too
+            await asyncio.wait(left)
 
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat for `fleet`. It lists no harnesses: an unknown one is refused with a reason instead of left waiting."""
-        capacity = self._runner.config.capacity if self._context.store_usable() else 0
+        capacity = self._runner.config.capacity if self._context.store_usable() and not self._stopping else 0
         return self._context.heartbeat(NAME, stopping=self._stopping, capacity=capacity, running=self._held.running)
 
     def ready(self) -> dict[str, bool]:
         """Return whether dispatches are taken."""
         return {"taking": not self._stopping and self._context.store_usable()}
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._sessions.values()]
 
     async def _follow(self) -> None:
         async for batch in self._context.bus.follow(Topic.DISPATCH, 0, self._start):
@@ -90,7 +103,7 @@ class Runner:
             await self._runner.events.dead_letter(NAME, record, str(bad))
             return
         match event:
-            case SessionDispatched() if not self._stopping and self._held.take(event):
+            case SessionDispatched() if self._held.take(event):
                 self._begin(event, record)
             case SessionCancelled():
                 self._end_all(event.session_id)
@@ -104,6 +117,8 @@ class Runner:
         session = AttemptRun(event, record.timestamp_ms / 1000, self._runner, context_of(record))
         task = asyncio.create_task(self._run(session, attempt), name=f"session {event.session_id}")
         self._sessions[attempt] = (session, task)
+        if self._stopping:
+            session.end(ExitCause.STOPPED)
 
     def _end_all(self, session_id: str) -> None:
         for attempt, (session, _) in self._sessions.items():

@@ -124,6 +124,8 @@ class AttemptRun:
     async def _prepare(self, stack: AsyncExitStack) -> tuple[PreparedLaunch | None, Harness | None, Exit | None]:
         """Return what was prepared (None: a recording), the harness if it is known, and the exit if the attempt cannot start."""
         context, harness = self._context, None
+        if self._ending.done():  # before it began: it needs no sandbox
+            return None, None, Exit(cause=self._ending.result())
         if self._spec.harness.sandbox == NONE:
             return None, None, None
         name = f"{self._event.session_id}-{self._event.attempt}-{self._start_id}"
@@ -132,7 +134,7 @@ class AttemptRun:
             return await prepare(stack, self._spec, name, harness, context), harness, None
         except NoStart as reason:
             return None, harness, Exit(cause=ExitCause.NO_START, detail=one_line(str(reason)))
-        except (BlobError, SandboxError) as lost:
+        except (BlobError, SandboxError, OSError) as lost:
             return None, harness, Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)))
 
     async def _live(self, prepared: PreparedLaunch | None, position: Position) -> Exit:

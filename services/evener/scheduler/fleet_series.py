@@ -30,6 +30,7 @@ def hide_fleet(metrics: Metrics) -> None:
     metrics.fleet_engines.clear()
     metrics.fleet_places.set(0)
     metrics.fleet_partitions_unserved.set(0)
+    metrics.runners_quarantined.set(0)
 
 
 def _instances(fleet: Fleet, now: float) -> Counter[tuple[str, str]]:

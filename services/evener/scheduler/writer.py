@@ -148,6 +148,7 @@ class TaskWriter:
             await self._look_at_time(draft)
             show_fleet(self._metrics, self.fleet.fleet, partitions=self._bus.partitions_of(Topic.SESSIONS), now=time.monotonic())
         self.quarantine.read(draft.ended, self.fleet.fleet.runners(now=time.monotonic()), now=time.monotonic())
+        self._metrics.runners_quarantined.set(self.quarantine.count())
         self._admit(draft)
         if draft.changed or (ticked and self._offsets):
             await self._commit(producer, draft)
@@ -211,7 +212,6 @@ class TaskWriter:
         for attempt in draft.ended:
             if attempt.lost:
                 self._metrics.attempts_lost.labels(attempt.reason).inc()
-        self._metrics.runners_quarantined.set(self.quarantine.count())
         self._metrics.sessions_waiting.set(sum(1 for _ in self._in_stage(Stage.QUEUED)))
         self._metrics.sessions_running.set(sum(1 for stage in HELD for _ in self._in_stage(stage)))
 
