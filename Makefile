@@ -10,6 +10,7 @@ READY := $(VENV)/ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 HARNESS ?= script
+BASE ?= python:3.13-slim-bookworm
 SAMPLES ?= 4
 STORMS ?= 20
 FUZZ_EXAMPLES ?= 20000
@@ -29,6 +30,12 @@ setup: $(READY) ## Make .venv with everything in it, from the exact versions in 
 
 demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge groups, leave a report (HARNESS=pi: the real Pi, with your rights)
 	$(BIN)/evener demo --harness $(HARNESS) --samples $(SAMPLES) --out outputs/demo $(if $(filter-out script,$(HARNESS)),--trust-local)
+
+##@ Deploy
+.PHONY: image
+image: ## Build the images evener:services and evener:full (BASE=python:3.13-slim-bookworm; Docker)
+	docker build --build-arg BASE=$(BASE) --target services --tag evener:services .
+	docker build --build-arg BASE=$(BASE) --target full --tag evener:full .
 
 ##@ Check
 .PHONY: test test-all lint unit

