@@ -1,4 +1,4 @@
-"""A pass-through before vLLM that writes down what was fed and sampled: the ledger that tests/support/checker.py compares rows with.
+"""A pass-through before vLLM that writes down what was fed and sampled: the ledger with which `evener audit` compares rows.
 
 It knows vLLM's wire format and nothing of Evener. A line of JSON for each request: request_id, fed_ids, sampled_ids, logprobs,
 versions (labels, one a token), aborted.

@@ -20,7 +20,7 @@ from msgspec import Struct
 from proofs.bench.agent_tools import TOOLS
 from proofs.bench.agent_work import Work, work
 from proofs.figures import report
-from tests.support.audit import audit
+from tests.support.audited import breaches
 from tests.support.log import Log, read_log
 from tests.support.ports import closed_port
 from tests.support.up import up
@@ -38,10 +38,10 @@ from evener.proto.sessions import Fidelity
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, Strategy
 from evener.proto.tasks import TaskOptions
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.reconstructor.core import unpack
 from evener.service.auth import TOKEN_FILE
 from evener.tasks.pack import pack
 from evener.templates.gguf import load_tokenizer
+from evener.tokens.kept import unpack
 from evener.tokens.trajectory import build
 
 SESSIONS: Final = 8
@@ -108,8 +108,8 @@ async def recorded(cli: str, works: Sequence[Work], folder: Path) -> list[Measur
         blobs = open_blobs(str(folder / "state" / "blobs"))
         async with open_bus(f"embedded:{folder / 'state' / 'bus'}") as bus:
             log = await read_log(bus, blobs)
-        ledger = [msgspec.json.encode(entry).decode() for entry in engine.ledger]
-    assert await audit(log, blobs, engine=ledger) == []
+            ledger = [msgspec.json.encode(entry).decode() for entry in engine.ledger]
+            assert await breaches(bus, blobs, engine=ledger) == []
     return [await _measured(cli, one, log, blobs) for one in works]
 
 

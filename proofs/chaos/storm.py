@@ -9,14 +9,15 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from tests.support.audit import Answered, audit
+from tests.support.audited import breaches
 from tests.support.log import Log, read_log
 from tests.support.ports import closed_port
 from tests.support.up import EVENER, Up, up
 from tokenizers import Tokenizer
 
+from evener.audit.answers import ReceivedAnswer
 from evener.blobs.open import open_blobs
-from evener.bus.open import open_bus
+from evener.bus.read_only import open_reader
 from evener.client.client import Client
 from evener.client.errors import Unavailable, Unreachable
 from evener.client.views import TaskView
@@ -95,15 +96,12 @@ class Noted(Struct, frozen=True, kw_only=True):
 class Storm:
     """One state folder, its tasks, and the ledgers."""
 
-    def __init__(
-        self, folder: Path, process: Up, engine: ScriptedServer, tokenizer: Tokenizer, *, wanted: Sequence[Wanted], partitions: int
-    ) -> None:
+    def __init__(self, folder: Path, process: Up, engine: ScriptedServer, tokenizer: Tokenizer, *, wanted: Sequence[Wanted]) -> None:
         self.engine = engine
         self._tokenizer = tokenizer
         self.up = process
         self._folder = folder
         self._wanted = wanted
-        self._partitions = partitions
 
     async def survive(self, *faults: str, delivered: bool = True) -> None:
         """Start with one fault after the other, each until it has struck, then without any until all tasks have ended.
@@ -167,21 +165,18 @@ class Storm:
         return [self._tokenizer.decode(entry.fed_ids, skip_special_tokens=False) for entry in self.engine.ledger]
 
     async def log(self) -> Log:
-        """Read the log. Nobody else may have it open."""
-        async with open_bus(f"embedded:{self._folder / 'state' / 'bus'}", partitions=self._partitions) as bus:
-            return await read_log(bus, open_blobs(str(self._folder / "state" / "blobs")))
+        """Read the log."""
+        async with open_reader(f"embedded:{self._folder / 'state' / 'bus'}") as log:
+            return await read_log(log, open_blobs(str(self._folder / "state" / "blobs")))
 
     async def audit(self) -> list[str]:
         """Return all faults, tasks that were accepted and forgotten included."""
         log = await self.log()
         lines = [msgspec.json.encode(entry).decode() for entry in self.engine.ledger]
-        answers = [
-            Answered(answer_id=one.answer_id, message=one.message, body_digest=one.body_digest, tried=one.tried)
-            for one in self.noted()
-            if one.message is not None
-        ]
+        answers = [ReceivedAnswer(answer_id=one.answer_id, message=one.message) for one in self.noted() if one.message is not None]
         forgotten = [f"task {one.task_id} was forgotten" for one in self._wanted if one.task_id not in log.submitted]
-        return forgotten + await audit(log, open_blobs(str(self._folder / "state" / "blobs")), answers=answers, engine=lines)
+        async with open_reader(f"embedded:{self._folder / 'state' / 'bus'}") as reader:
+            return forgotten + await breaches(reader, open_blobs(str(self._folder / "state" / "blobs")), answers=answers, engine=lines)
 
     def _ledger(self, task_id: str) -> Path:
         return self._folder / f"{task_id}.jsonl"
@@ -215,7 +210,7 @@ async def storm(
         engine = await stack.enter_async_context(scripted_engine(says or script(), tokenizer))
         flags = {**OPTIONS, "engine": engine.url, **given}
         process = await stack.enter_async_context(up(folder / "state", closed_port(), flags, program))
-        yield Storm(folder, process, engine, tokenizer, wanted=wanted, partitions=int(flags["partitions"]))
+        yield Storm(folder, process, engine, tokenizer, wanted=wanted)
 
 
 def _task(folder: Path, wanted: Wanted) -> Path:

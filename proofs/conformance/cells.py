@@ -14,8 +14,8 @@ from proofs.conformance.meddling import all_gone, exit_of, meddle, refusals
 from proofs.conformance.setups import SetUp
 from proofs.conformance.sites import Site
 from proofs.conformance.traffic import beyond_loopback, possible
-from tests.support.checker import check
 
+from evener.audit.engine_ledger import check
 from evener.cli.harness_check import POLICY
 from evener.cli.submission import RunRequest, plan, submit
 from evener.client.client import Client

@@ -39,7 +39,7 @@ async def read_books(site: Site) -> Books:
     unsealed = [f"{name} has no seal" for name in log.sessions if not log.of_kind(name, SessionSealed)]
     unbooked, failed_tries = _unbooked(log, entries)
     tokens = [f"{count} tokens of call {call_id} are in no record" for call_id, count in unbooked.items()]
-    faults = [*lost_tasks, *unsealed, *tokens, *await site.audit(log), *_given_away(log)]
+    faults = [*lost_tasks, *unsealed, *tokens, *await site.audit(), *_given_away(log)]
     return Books(
         faults=tuple(faults),
         lost=len(lost_tasks) + len(unsealed) + sum(unbooked.values()),

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from proofs.chaos.storm import STEP
 from proofs.hostile.input import Unexpected
-from tests.support.audit import audit
+from tests.support.audited import breaches
 from tests.support.log import Log, read_log
 from tests.support.ports import closed_port
 from tests.support.up import Up, up
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from yarl import URL
 
 from evener.blobs.open import open_blobs
-from evener.bus.open import open_bus
+from evener.bus.read_only import open_reader
 from evener.client.client import Client
 from evener.client.errors import ClientError
 from evener.client.views import EngineRequest, TaskDetail
@@ -296,14 +296,15 @@ class Site:
         return None if found is None else 1000 * float(found[1])
 
     async def log(self) -> Log:
-        """Read the log. Nobody else may have it open."""
-        async with open_bus(f"embedded:{self.state / 'bus'}", partitions=PARTITIONS) as bus:
-            return await read_log(bus, open_blobs(str(self.state / "blobs")))
+        """Read the log."""
+        async with open_reader(f"embedded:{self.state / 'bus'}") as log:
+            return await read_log(log, open_blobs(str(self.state / "blobs")))
 
-    async def audit(self, log: Log) -> list[str]:
-        """Return what the audit of all chaos tests finds."""
+    async def audit(self) -> list[str]:
+        """Return what the audit finds."""
         lines = [msgspec.json.encode(entry).decode() for engine in self.engines.values() for entry in engine.ledger]
-        return await audit(log, open_blobs(str(self.state / "blobs")), engine=lines)
+        async with open_reader(f"embedded:{self.state / 'bus'}") as log:
+            return await breaches(log, open_blobs(str(self.state / "blobs")), engine=lines)
 
     async def _beat(self, session_id: str) -> None:
         while True:

@@ -10,11 +10,11 @@ from urllib.parse import unquote
 
 import msgspec
 import pytest
-from tests.support.checker import check
 from tests.support.engines import smollm
 from tests.support.gateway import Hand, gateway
 from tests.support.world import plain
 
+from evener.audit.engine_ledger import check
 from evener.engines.scripted import Rule, Script, ToolCall, Wait, scripted_engine
 from evener.proto.arrays import int32s
 from evener.proto.fleet import EngineLeft

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 import pytest
-from tests.support.audit import audit
+from tests.support.audited import breaches
 from tests.support.engines import smollm
 from tests.support.log import Log, read_log
 from tests.support.processes import Deployment, Program, deployment
@@ -94,7 +94,7 @@ async def test_no_session_pays_for_processes_that_are_configured_wrongly(kafka_s
             finally:
                 await second.stop()
         log = await read_log(opened, open_blobs(str(tmp_path / "state" / "blobs")))
-        assert await audit(log, open_blobs(str(tmp_path / "state" / "blobs"))) == []
+        assert await breaches(opened, open_blobs(str(tmp_path / "state" / "blobs"))) == []
 
     each_started_once(log)
     (_, first), (_, group) = log.groups["first.evener-small-sum"][0], log.groups["second.evener-small-sum"][0]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 import pytest
-from tests.support.audit import audit
+from tests.support.audited import breaches
 from tests.support.engines import smollm
 from tests.support.log import read_log
 from tests.support.outage import Outage
@@ -125,6 +125,7 @@ async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: floa
         store.away = False
         log = await read_log(context.bus, store)
         ledger = [msgspec.json.encode(entry).decode() for entry in engine.ledger]
+        found = await breaches(context.bus, store, engine=ledger)
 
     assert store.refused > len(struck)
     assert log.dead == []
@@ -136,7 +137,7 @@ async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: floa
     assert [len(log.of_kind(session, CallClosed)) for session in sorted(log.sessions)] == [2] * SAMPLES
     assert [start.attempt for session in log.sessions for start in log.of_kind(session, SessionStarted)] == [1] * SAMPLES
     assert len(ledger) == 2 * SAMPLES
-    assert await audit(log, store, engine=ledger) == []
+    assert found == []
 
 
 async def test_readiness_names_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 import pytest
-from tests.support.audit import audit
+from tests.support.audited import breaches
 from tests.support.engines import Play
 from tests.support.log import Log, read_log
 from tests.support.ports import closed_port
@@ -18,7 +18,7 @@ from tests.support.up import up
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import Blobs
-from evener.bus.open import open_bus
+from evener.bus.read_only import open_reader
 from evener.client.client import Client
 from evener.engines.scripted import Rule, Script, ScriptedServer, ToolCall
 from evener.harnesses import npm
@@ -77,6 +77,7 @@ class Ran(msgspec.Struct, frozen=True, eq=False):
     """What is left of an `evener up`."""
 
     log: Log
+    bus: str
     blobs: Blobs
     engine: ScriptedServer
     gateways: int
@@ -95,7 +96,9 @@ class Ran(msgspec.Struct, frozen=True, eq=False):
 
     async def faults(self) -> list[str]:
         """Audit the log, and check all rows against the engine's ledger."""
-        return await audit(self.log, self.blobs, engine=[msgspec.json.encode(entry).decode() for entry in self.engine.ledger])
+        ledger = [msgspec.json.encode(entry).decode() for entry in self.engine.ledger]
+        async with open_reader(self.bus) as log:
+            return await breaches(log, self.blobs, engine=ledger)
 
 
 async def ran(state: Path, engine: ScriptedServer, work: Callable[[Client], Awaitable[None]], faults: str = "") -> Ran:
@@ -108,8 +111,9 @@ async def ran(state: Path, engine: ScriptedServer, work: Callable[[Client], Awai
             await work(client)
         await process.stop()
     blobs = open_blobs(str(state / "blobs"))
-    async with open_bus(f"embedded:{state / 'bus'}") as bus:
-        return Ran(await read_log(bus, blobs), blobs, engine, process.log.count("engine_joined"))
+    url = f"embedded:{state / 'bus'}"
+    async with open_reader(url) as log:
+        return Ran(await read_log(log, blobs), url, blobs, engine, process.log.count("engine_joined"))
 
 
 async def ran_tasks(folder: Path, engine: ScriptedServer, tasks: Mapping[str, str], faults: str = "", **options: str) -> Ran:

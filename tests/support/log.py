@@ -1,4 +1,4 @@
-"""A whole log, read once: what an audit looks at. Blobs are fetched."""
+"""A whole log, read once: what tests look at. Blobs are fetched."""
 
 from collections import defaultdict
 from typing import TypeVar
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from evener.blobs.claims import hydrate
 from evener.blobs.port import Blobs
-from evener.bus.port import Bus, Record
+from evener.bus.port import LogReader, Record
 from evener.proto.codec import AnyEvent, decode
 from evener.proto.fleet import DeadLetter
 from evener.proto.tasks import TaskEnded, TaskSubmitted
@@ -46,8 +46,8 @@ class Log(Struct, frozen=True, kw_only=True, eq=False):
         return [read.event for read in self.sessions.get(session_id, ()) if isinstance(read.event, kind)]
 
 
-async def read_log(bus: Bus, blobs: Blobs) -> Log:
-    """Read every topic that an audit needs. Raises BadRecord, BlobError."""
+async def read_log(bus: LogReader, blobs: Blobs) -> Log:
+    """Read the topics of tasks and of what became of them. Raises BadRecord, BlobError."""
     sessions: dict[str, list[Read]] = defaultdict(list)
     for read in await _read(bus, blobs, Topic.SESSIONS):
         sessions[read.record.key].append(read)
@@ -73,7 +73,7 @@ async def read_log(bus: Bus, blobs: Blobs) -> Log:
     )
 
 
-async def _read(bus: Bus, blobs: Blobs, topic: Topic) -> list[Read]:
+async def _read(bus: LogReader, blobs: Blobs, topic: Topic) -> list[Read]:
     return [
         Read(record, await hydrate(decode(record.value), blobs))
         for partition in range(bus.partitions_of(topic))

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evener.bus.partition_count import settled
 from evener.bus.port import BusError, Header, Outgoing, Record
-from evener.proto.topics import Topic, TopicSpec
+from evener.proto.topics import TOPICS, Topic, TopicSpec
 
 FILE: Final = "bus.sqlite"
 SCHEMA_VERSION: Final = 1
@@ -55,9 +55,19 @@ class Log(Struct, frozen=True):
 def connect(folder: Path) -> sqlite3.Connection:
     """Open the file in `folder`, synced at every commit. Raises BusError for a file of another program."""
     connection = sqlite3.connect(folder / FILE, isolation_level=None, check_same_thread=False, cached_statements=256)
+    return _checked(connection, folder, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+
+
+def connect_to_read(folder: Path) -> sqlite3.Connection:
+    """Open the file in `folder`, which is not created or changed. Raises BusError for a file of another program, sqlite3.Error."""
+    uri = f"{(folder / FILE).absolute().as_uri()}?mode=ro"
+    return _checked(sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False), folder)
+
+
+def _checked(connection: sqlite3.Connection, folder: Path, *settings: str) -> sqlite3.Connection:
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
+        for setting in settings:
+            connection.execute(setting)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.OperationalError:
         connection.close()
@@ -92,6 +102,12 @@ def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], p
             _compact(connection, log)
     connection.execute("COMMIT")
     return logs
+
+
+def known_logs(connection: sqlite3.Connection) -> list[Log]:
+    """Return the logs that the file has."""
+    rows = connection.execute("SELECT number, topic, partition FROM log")
+    return [Log(number, topic, partition, topic in TOPICS and TOPICS[Topic(topic)].compacted) for number, topic, partition in rows]
 
 
 def _logs_of(connection: sqlite3.Connection, spec: TopicSpec, partitions: int, there: int) -> list[Log]:

@@ -124,12 +124,28 @@ class Membership(Protocol):
         ...
 
 
-class Bus(Protocol):
-    """The log. Opened by `open_embedded` or `open_kafka`, both async context managers."""
+class LogReader(Protocol):
+    """The reading half of a `Bus`. Opened by `open_reader`, also beside whoever writes."""
 
     def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic."""
         ...
+
+    async def end(self, topic: str, partition: int) -> int:
+        """Return the offset after the last committed record."""
+        ...
+
+    async def beginning(self, topic: str, partition: int) -> int:
+        """Return the offset of the first record that is still kept."""
+        ...
+
+    def read(self, topic: str, partition: int, start: int = 0) -> AsyncIterator[Record]:
+        """Read committed records from `start` to the end at the time of the call, then stop."""
+        ...
+
+
+class Bus(LogReader, Protocol):
+    """The log. Opened by `open_embedded` or `open_kafka`, both async context managers."""
 
     def partition_of(self, topic: str, key: str) -> int:
         """Return the partition of the records with this key."""
@@ -145,18 +161,6 @@ class Bus(Protocol):
 
     async def producer(self, transactional_id: str) -> Producer:
         """Become the only writer under this id, fencing the earlier one, whose open transaction is aborted before this returns."""
-        ...
-
-    async def end(self, topic: str, partition: int) -> int:
-        """Return the offset after the last committed record."""
-        ...
-
-    async def beginning(self, topic: str, partition: int) -> int:
-        """Return the offset of the first record that is still kept."""
-        ...
-
-    def read(self, topic: str, partition: int, start: int = 0) -> AsyncIterator[Record]:
-        """Read committed records from `start` to the end at the time of the call, then stop."""
         ...
 
     def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:

@@ -87,14 +87,13 @@ class EventLog:
 
         A record is bad if it holds no event or a deletion, or if its blobs are missing or damaged.
         """
-        light = await self._decoded(record)
-        event = await _fetched(lambda: hydrate(light, self._blobs))
+        event = await whole_event(record, self._blobs)
         self._bad_in_a_row = 0
         return event
 
     async def light(self, record: Record) -> AnyEvent:
         """Return the event in a record without fetching its blobs. Raises the same errors as `event`."""
-        event = await self._decoded(record)
+        event = await light_event(record, self._blobs)
         self._bad_in_a_row = 0
         return event
 
@@ -112,19 +111,6 @@ class EventLog:
     async def stored(self, ref: BlobRef) -> AnyEvent:
         """Return an event that was put there. Raises BadRecord where it is missing or damaged, NotRead."""
         return decode(await _fetched(lambda: self._blobs.get(ref)))
-
-    async def _decoded(self, record: Record) -> AnyEvent:
-        if record.value is None:
-            msg = f"record {record.topic}/{record.partition}@{record.offset} is a deletion"
-            raise BadRecord(msg)
-        value = record.value
-        if header(record, HEADER_CRC) not in {None, _crc(value)}:
-            msg = f"record {record.topic}/{record.partition}@{record.offset} is not as it was written"
-            raise BadRecord(msg)
-        if header(record, HEADER_CLAIM) is not None:
-            claim = claim_of(value)
-            value = await _fetched(lambda: self._blobs.get(claim))
-        return decode(value)
 
     async def dead_letter(self, service: str, record: Record, reason: str) -> None:
         """Write a dead letter for a record. Raises TooManyBadRecords at the fiftieth in a row."""
@@ -149,6 +135,27 @@ class EventLog:
         if self._bad_in_a_row >= MAX_BAD_IN_A_ROW:
             msg = f"{service}: {self._bad_in_a_row} bad records in a row on {record.topic}"
             raise TooManyBadRecords(msg)
+
+
+async def whole_event(record: Record, blobs: Blobs) -> AnyEvent:
+    """Return the event in a record with its blobs. Raises NotRead, BadRecord."""
+    light = await light_event(record, blobs)
+    return await _fetched(lambda: hydrate(light, blobs))
+
+
+async def light_event(record: Record, blobs: Blobs) -> AnyEvent:
+    """Return the event in a record without its blobs, unless the whole event is one. Raises NotRead, BadRecord."""
+    if record.value is None:
+        msg = f"record {record.topic}/{record.partition}@{record.offset} is a deletion"
+        raise BadRecord(msg)
+    value = record.value
+    if header(record, HEADER_CRC) not in {None, _crc(value)}:
+        msg = f"record {record.topic}/{record.partition}@{record.offset} is not as it was written"
+        raise BadRecord(msg)
+    if header(record, HEADER_CLAIM) is not None:
+        claim = claim_of(value)
+        value = await _fetched(lambda: blobs.get(claim))
+    return decode(value)
 
 
 async def _fetched(fetch: Callable[[], Awaitable[T]]) -> T:

@@ -1,13 +1,10 @@
 """Shows rebuilt sessions on a terminal or as JSON, and writes them as files."""
 
 import asyncio
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import Final
 
 from msgspec import structs
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,6 +12,7 @@ from rich.text import Text
 
 from evener.cli.errors import Usage
 from evener.cli.group_files import write_bytes
+from evener.cli.moments import moment
 from evener.cli.output import console, tell
 from evener.client.session_views import RebuildRequest, Rebuilt
 from evener.formats.jsonl import line
@@ -23,9 +21,6 @@ from evener.proto.codec import encode
 from evener.proto.spec import Strategy
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 from evener.service.exits import complain
-
-UNIT_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 
 def request_of(sessions: Sequence[str], since: str | None, run: str | None, strategy: str | None, *, whole: bool) -> RebuildRequest:
@@ -38,22 +33,11 @@ def request_of(sessions: Sequence[str], since: str | None, run: str | None, stra
         raise Usage(msg)
     return RebuildRequest(
         sessions=tuple(dict.fromkeys(sessions)),
-        since=None if since is None else since_seconds(since, time.time()),
+        since=None if since is None else moment("--since", since, time.time()),
         run_id=run,
         strategy=Strategy(strategy) if strategy else None,
         whole=whole,
     )
-
-
-def since_seconds(told: str, now: float) -> float:
-    """Return an ISO time, or a duration before `now`, in Unix seconds. Raises Usage."""
-    if duration := _DURATION.fullmatch(told):
-        return now - float(duration[1]) * UNIT_SECONDS[duration[2]]
-    try:
-        return datetime.fromisoformat(told).timestamp()
-    except (ValueError, OverflowError, OSError) as cause:
-        msg = f"--since {told!r} is neither an ISO time, such as 2026-01-31T12:00, nor a duration, such as 90s, 30m, 2h, 7d"
-        raise Usage(msg) from cause
 
 
 class RebuildReport:

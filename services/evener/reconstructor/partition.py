@@ -15,7 +15,6 @@ from evener.proto.codec import BadRecord
 from evener.proto.spec import Strategy
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.reconstructor.core import Read
 from evener.reconstructor.sessions_reader import SessionsReader
 from evener.runtime.faults import point
 from evener.service.context import ServiceContext
@@ -24,6 +23,7 @@ from evener.service.lost import empty_trajectory
 from evener.service.partitions import resumed_at
 from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
+from evener.tokens.kept import KeptSession
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
@@ -83,7 +83,7 @@ class Replayer:
     async def _note(self, group: str, partition: int, offset: int) -> None:
         await self._bus.commit_offsets([GroupOffset(group, Position(Topic.SESSIONS, partition, offset))])
 
-    async def _build(self, sealed: Read, record: Record, span: Span) -> None:
+    async def _build(self, sealed: KeptSession, record: Record, span: Span) -> None:
         session_id = sealed.session.session_id
         span.set_attribute("evener.session.id", session_id)
         records = await self._blobs.put(sealed.records)

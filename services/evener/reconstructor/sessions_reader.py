@@ -3,8 +3,9 @@
 from evener.bus.port import Record
 from evener.proto.codec import BadRecord
 from evener.proto.topics import HEADER_SESSION
-from evener.reconstructor.core import Read, Replay
+from evener.reconstructor.core import Replay
 from evener.service.events import EventLog, header
+from evener.tokens.kept import KeptSession
 
 
 class SessionsReader:
@@ -14,7 +15,7 @@ class SessionsReader:
         self.replay = Replay()
         self._events = events
 
-    async def fold(self, record: Record) -> Read | None:
+    async def fold(self, record: Record) -> KeptSession | None:
         """Fold in one record; return the session that it seals. Raises BadRecord after noting the inconsistency in its session."""
         session_id = session_of(record)
         if self.replay.knows_sealed(session_id):

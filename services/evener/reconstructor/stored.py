@@ -18,9 +18,9 @@ from evener.proto.sessions import SessionSealed
 from evener.proto.spec import Strategy
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.reconstructor.core import Read, unpack
 from evener.reconstructor.sessions_reader import SessionsReader, session_of
 from evener.service.events import EventLog, header
+from evener.tokens.kept import KeptSession, unpack
 from evener.tokens.trajectory import build
 
 SIGN_OF_LIFE_RECORDS: Final = 5000
@@ -50,7 +50,7 @@ class Stored:
         self._blobs = blobs
         self._events = events
 
-    async def find(self, session_id: str) -> tuple[Read, SessionSource] | None:
+    async def find(self, session_id: str) -> tuple[KeptSession, SessionSource] | None:
         """Return a session as far as it is stored, ended or not. None: it is unknown. Raises BlobError, BadRecord."""
         partition = self._bus.partition_of(Topic.SESSIONS, session_id)
         async for found in self._replayed(partition, {session_id}):
@@ -129,7 +129,7 @@ class Stored:
         for known in found.values():
             yield known
 
-    async def _replayed(self, partition: int, wanted: set[str]) -> AsyncIterator[Read | None]:
+    async def _replayed(self, partition: int, wanted: set[str]) -> AsyncIterator[KeptSession | None]:
         """Yield wanted sessions as they are sealed, and finally those that are open."""
         reading = SessionsReader(self._events)
         sealed: set[str] = set()
@@ -148,11 +148,11 @@ class Stored:
             if (found := reading.replay.still_open(session_id)) is not None:
                 yield found
 
-    async def _complete(self, found: Read, partition: int) -> bool:
+    async def _complete(self, found: KeptSession, partition: int) -> bool:
         """Return whether the log still holds the session's first record."""
         return found.whole or not await self._bus.beginning(Topic.SESSIONS, partition)
 
-    async def _unpacked(self, session_id: str, records: BlobRef) -> Read:
+    async def _unpacked(self, session_id: str, records: BlobRef) -> KeptSession:
         try:
             return unpack(session_id, await self._blobs.get(records))
         except NOT_AN_EVENT as cause:
@@ -185,7 +185,7 @@ def _problem(session_id: str, known: StoredSession | None) -> str | None:
     return f"session {session_id} has not ended yet" if known.sealed_at is None else None
 
 
-def _rebuilt(known: StoredSession, found: Read, source: SessionSource, request: RebuildRequest) -> Rebuilt:
+def _rebuilt(known: StoredSession, found: KeptSession, source: SessionSource, request: RebuildRequest) -> Rebuilt:
     """Rebuild a session, and compare it field by field."""
     recorded = known.recorded
     strategy = request.strategy or (recorded.strategy if recorded else Strategy.TREE)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from evener.cli.errors import Usage
-from evener.cli.rebuild_report import RebuildReport, request_of, since_seconds
+from evener.cli.moments import moment
+from evener.cli.rebuild_report import RebuildReport, request_of
 from evener.client.session_views import Rebuilt
 from evener.proto.spec import Strategy
 
@@ -25,14 +26,14 @@ NOW = 1_790_000_000.0
 )
 def test_since_is_a_duration_or_an_iso_time(told: str, seconds: float) -> None:
     """Both as people write them."""
-    assert since_seconds(told, NOW) == seconds
+    assert moment("--since", told, NOW) == seconds
 
 
 @pytest.mark.parametrize("told", ["", "2", "2 h", "-2h", "noon", "2026-13-01", "0001-01-01"])
 def test_other_times_are_refused(told: str) -> None:
     """With the value and what would do."""
     with pytest.raises(Usage, match="neither an ISO time"):
-        since_seconds(told, NOW)
+        moment("--since", told, NOW)
 
 
 def test_named_sessions_are_asked_once() -> None:

@@ -46,7 +46,7 @@ def test_links_lead_to_what_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_that_a_page_spells_are_there(page: Path) -> None:
-    """`tests/support/checker.py` in a page is a file in the tree."""
+    """`libs/evener/audit/engine_ledger.py` in a page is a file in the tree."""
     missing = [path for path in SPELLED.findall(prose(page)) if not (ROOT / path).exists()]
 
     assert missing == []

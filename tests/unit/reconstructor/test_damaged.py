@@ -16,15 +16,16 @@ from evener.proto.sessions import CallClosed
 from evener.proto.spec import Strategy
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.reconstructor.core import Read, Replay, unpack
+from evener.reconstructor.core import Replay
 from evener.tokens import trajectory as trajectory_module
+from evener.tokens.kept import KeptSession, unpack
 from evener.tokens.trajectory import build
 
 LOG: Final = recorded()
 KINDS: Final = by_kind(damages(LOG))
 
 
-def replayed(log: Sequence[bytes]) -> list[Read]:
+def replayed(log: Sequence[bytes]) -> list[KeptSession]:
     """Replay one partition; return the sessions that were sealed."""
     replay, sealed = Replay(), []
     for offset, data in enumerate(log):

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.checker import check
 from tests.support.world import World, plain, user
+
+from evener.audit.engine_ledger import check
 
 Entry = dict[str, Any]
 AT = 3

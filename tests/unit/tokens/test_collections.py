@@ -1,9 +1,9 @@
 """What becomes of a recording that did not end well: it cannot be run again, and what was sampled is worth keeping."""
 
 import pytest
-from tests.support.checker import check
 from tests.support.world import World, plain, replay, user
 
+from evener.audit.engine_ledger import check
 from evener.proto.codec import encode
 from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import SessionGivenUp

@@ -4,10 +4,10 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from tests.support.checker import check
 from tests.support.toy import START
 from tests.support.world import World, plain, replay, tool, user
 
+from evener.audit.engine_ledger import check
 from evener.proto.codec import encode
 from evener.proto.reasons import CallFailure
 from evener.proto.sessions import BridgedBy, CallOpened, FinishReason, RootReason

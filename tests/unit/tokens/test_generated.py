@@ -4,10 +4,10 @@ import os
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.checker import check
 from tests.support.generated import Harness, Step, steps
 from tests.support.world import plain, replay
 
+from evener.audit.engine_ledger import check
 from evener.proto.codec import encode
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Strategy

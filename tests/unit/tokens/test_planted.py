@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.checker import check
 from tests.support.generated import STEPS, Harness
 from tests.support.world import plain, replay
 
+from evener.audit.engine_ledger import check
 from evener.proto.arrays import length
 from evener.proto.codec import encode
 from evener.proto.reasons import ExclusionReason

@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.support.checker import check
 from tests.support.world import World, plain, replay, tool, user
 
+from evener.audit.engine_ledger import check
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.codec import decode, encode
 from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason

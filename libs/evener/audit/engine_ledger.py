@@ -1,6 +1,6 @@
-"""The independent checker: every row of every trajectory against the scripted engine's own ledger. Imports nothing of Evener.
+"""The independent checker: every row of every trajectory against an engine's own ledger. Imports nothing of Evener.
 
-    python tests/support/checker.py LEDGER.jsonl TRAJECTORIES.msgpack ...
+    python -m evener.audit.engine_ledger LEDGER.jsonl TRAJECTORIES.msgpack ...
 
 A ledger line is {"request_id": "<call id>-<choice>", "fed_ids", "sampled_ids", "logprobs", "versions", "aborted"}, as the engine
 saw it; a version is a label whose number stands at its end. A trajectory file is one msgpack map, the value of a TrajectoryBuilt
@@ -14,6 +14,7 @@ import re
 import struct
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,13 @@ def read_ledger(lines: list[str]) -> dict[str, list[dict[str, Any]]]:
     entries: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         entry = json.loads(line)
-        entries.setdefault(entry["request_id"].rpartition("-")[0], []).append(entry)
+        entries.setdefault(call_of(entry["request_id"]), []).append(entry)
     return entries
+
+
+def call_of(request_id: str) -> str:
+    """Return the call id in an engine's request id."""
+    return request_id.rpartition("-")[0]
 
 
 def number_of(label: str) -> int:
@@ -58,7 +64,7 @@ def answers(entries: list[dict[str, Any]], ids: list[int], start: int, *, spent:
 
 
 def check_row(
-    row: dict[str, Any], name: str, ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]], *, spent: bool
+    row: dict[str, Any], name: str, ledger: Mapping[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]], *, spent: bool
 ) -> list[str]:
     """Return what is wrong with one row; count the sampled tokens that it trains in `trained`. `spent`: so is the token budget."""
     ids, versions, call_of = (numbers(row[name], "i") for name in ("ids", "versions", "call_of"))
@@ -90,7 +96,9 @@ def check_row(
     return faults
 
 
-def check_trajectory(trajectory: dict[str, Any], ledger: dict[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]]) -> list[str]:
+def check_trajectory(
+    trajectory: dict[str, Any], ledger: Mapping[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]]
+) -> list[str]:
     """Return what is wrong with one session: its rows, its books, its calls against the ledger."""
     name = trajectory["session_id"]
     faults, delivered, books = list[str](), 0, trajectory.get("accounting", {})
@@ -127,15 +135,14 @@ def check(trajectories: list[dict[str, Any]], ledger_lines: list[str]) -> list[s
 
 def read_trajectories(data: bytes) -> list[dict[str, Any]]:
     """Return the maps in a file: one bare, or any number with their lengths before them."""
-    try:
-        return [msgspec.msgpack.decode(data, type=dict[str, Any])]
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        found, at = [], 0
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 4], "big")
-            found.append(msgspec.msgpack.decode(data[at + 4 : at + 4 + size], type=dict[str, Any]))
-            at += 4 + size
-        return found
+    if data[:1] not in {b"\x00", b"\x01", b"\x02", b"\x03"}:  # a length of less than 64 MiB; a map begins with 0x80 or more
+        return [msgspec.msgpack.decode(data)]
+    found, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        found.append(msgspec.msgpack.decode(data[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return found
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,78 @@
+"""I5: what was built of a session, and whether it can be built again."""
+
+import hashlib
+
+from msgspec import Struct
+
+from evener.audit.findings import Findings, Invariant
+from evener.audit.snapshot import EventRecord
+from evener.bus.port import Position
+from evener.proto.blobs import BlobRef
+from evener.proto.codec import encode
+from evener.proto.reasons import ExclusionReason, TerminationReason
+from evener.proto.spec import Strategy
+from evener.proto.trajectories import TrajectoryBuilt
+from evener.tokens.rows import digest
+from evener.tokens.session import SessionLog
+from evener.tokens.trajectory import build
+
+
+class BuiltFacts(Struct, kw_only=True, eq=False):
+    """What is kept of a session's first TrajectoryBuilt, and of its repeats."""
+
+    at: list[Position]
+    contents: set[str]
+    """The digests of the events. More than one: they differ."""
+    termination_reason: TerminationReason
+    attempt: int
+    own_tokens: int
+    """The policy's tokens that the agent itself sampled in the attempt that counts."""
+    rows_digest: str
+    inconsistencies: tuple[str, ...]
+    records: BlobRef | None
+    strategy: Strategy
+
+
+def note_built(known: dict[str, BuiltFacts], built: TrajectoryBuilt, read: EventRecord) -> None:
+    """Note a TrajectoryBuilt, its rows inline."""
+    content = _content(built)
+    if (facts := known.get(built.session_id)) is not None:
+        facts.at.append(read.at)
+        facts.contents.add(content)
+        return
+    known[built.session_id] = BuiltFacts(
+        at=[read.at],
+        contents={content},
+        termination_reason=built.termination_reason,
+        attempt=built.attempt,
+        own_tokens=_own_tokens(built),
+        rows_digest=digest(built.rows),
+        inconsistencies=built.inconsistencies,
+        records=built.records,
+        strategy=built.strategy,
+    )
+
+
+def check_rebuilt(session: SessionLog, facts: BuiltFacts, source: str, findings: Findings, *at: Position) -> None:
+    """Build a session again. `source`: what it was read from, in words."""
+    findings.count(Invariant.REBUILT)
+    if facts.contents != {_rebuilt(session, facts)}:
+        differ = f", which has {len(facts.contents)} versions" if len(facts.contents) > 1 else ""
+        what = f"built again from {source}, it is not what was written{differ}"
+        findings.breach(Invariant.REBUILT, session.session_id, what, *facts.at, *at)
+
+
+def _rebuilt(session: SessionLog, facts: BuiltFacts) -> str | None:
+    try:
+        return _content(build(session, records=facts.records, strategy=facts.strategy))
+    except ValueError:  # no seal, or no spec
+        return None
+
+
+def _content(built: TrajectoryBuilt) -> str:
+    return hashlib.sha256(encode(built)).hexdigest()
+
+
+def _own_tokens(built: TrajectoryBuilt) -> int:
+    frozen = built.accounting.excluded.get(ExclusionReason.FROZEN, 0)
+    return sum(call.sampled_tokens for call in built.calls if call.attempt == built.attempt and call.side_call is None) - frozen
