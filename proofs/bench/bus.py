@@ -23,6 +23,7 @@ import msgspec
 import uvloop
 from aiokafka import AIOKafkaProducer
 from proofs.bench.bus_rates import BusFigures, measure_rates
+from proofs.bench.stages import StageFigures, measure_stages
 from proofs.figures import Row, percentile, report, show
 
 from evener.bus.embedded import open_embedded
@@ -207,6 +208,7 @@ async def main() -> None:
     """Measure everything that is here."""
     rows: list[Row] = []
     figures: dict[str, BusFigures] = {}
+    stages: StageFigures | None = None
     with tempfile.TemporaryDirectory(prefix="evener-bench-", dir=".") as folder:
         async with open_embedded(Path(folder) / "rows", FEW) as bus:
             rows += await bench_bus("embedded", bus)
@@ -222,11 +224,19 @@ async def main() -> None:
                 rows += await bench_aiokafka(servers, prefix)
             async with open_kafka(servers, FEW, RATE_PARTITIONS, f"r{prefix}") as kafka:
                 figures["kafka"] = await measure_rates(kafka)
+            with tempfile.TemporaryDirectory(prefix="evener-bench-") as folder:
+                stages = await measure_stages(servers, f"s{prefix}", Path(folder))
     else:
         print("Kafka was not measured: it needs Java and Maven", file=sys.stderr)  # noqa: T201 - for whoever ran it
     told = {name: msgspec.to_builtins(one) for name, one in figures.items()}
+    if stages is not None:
+        told["kafka"] |= msgspec.to_builtins(stages)
     report("bench-bus", "Bus: durable records", rows, lanes=LANES, partitions=4, rate_partitions=RATE_PARTITIONS, brokers=1, **told)
     show("Bus: call events of 2 KB", rate_rows(figures))
+    if stages is not None:
+        per_session = {f"{name}_cpu_ms": cpu for name, cpu in stages.cpu_ms_per_session.items()}
+        plain = {key: value for key, value in msgspec.structs.asdict(stages).items() if key != "cpu_ms_per_session"}
+        show("From seal to merged group, on Kafka", [plain | per_session])
 
 
 def rate_rows(figures: Mapping[str, BusFigures]) -> list[Row]:

@@ -42,6 +42,12 @@ class Program:
         return self._log.read_text()
 
     @property
+    def pid(self) -> int:
+        """The process id of the last process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def _log(self) -> Path:
         return self._folder / f"{self.name}.{self._starts}.log"
 
