@@ -19,13 +19,13 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import ConnectionGroup
 from aiokafka.errors import InvalidTimestampError
 
-from evener.bus import kafka_producer
 from evener.bus.kafka import KafkaBus, open_kafka
 from evener.bus.kafka_client import Cluster, KafkaTimings, discard, start_producer
 from evener.bus.kafka_login import client_options
 from evener.bus.kafka_security import OPEN
 from evener.bus.port import BusUnreachable, Fenced, GroupOffset, NotCommitted, Outgoing, Position, RecordTooLarge
 from evener.proto.topics import TOPICS, Topic
+from evener.runtime.faults import at_point
 
 pytestmark = pytest.mark.kafka
 
@@ -47,6 +47,12 @@ async def values(bus: KafkaBus, partition: int = 0) -> list[bytes | None]:
     await (await bus.producer("gateway-0")).aclose()
     async with asyncio.timeout(SECONDS):
         return [found.value async for found in bus.read(CALLS, partition)]
+
+
+def cluster_of(servers: str, prefix: str) -> Cluster:
+    """Return what a producer beside a bus needs to know."""
+    options = client_options(servers, OPEN)
+    return Cluster(servers=servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset(), options=options)
 
 
 @pytest.fixture
@@ -103,30 +109,26 @@ async def test_record_that_the_broker_refuses_does_not_stop_later_plain_ones(str
 
 
 async def test_take_over_while_a_producer_is_replaced_fences_the_replaced_one(
-    strict_bus: KafkaBus, monkeypatch: pytest.MonkeyPatch
+    strict_bus: KafkaBus, kafka_servers: str, prefix: str
 ) -> None:
     """Between the abort and the new start somebody else may have taken the id: going on would write under stale state."""
 
-    async def raced(cluster: Cluster, transactional_id: str, timeout_ms: int) -> AIOKafkaProducer:
-        await discard(await start_producer(cluster, transactional_id, timeout_ms))
-        return await start_producer(cluster, transactional_id, timeout_ms)
+    async def take_over() -> None:
+        await discard(await start_producer(cluster_of(kafka_servers, prefix), "gateway-0", 60_000))
 
     producer = await strict_bus.producer("gateway-0")
-    monkeypatch.setattr(kafka_producer, "start_producer", raced)
-    outcomes = await asyncio.gather(
-        producer.commit([record(bytes(SMALL_LIMIT * 2))]), producer.commit([record(b"stale")]), return_exceptions=True
-    )
+    with at_point("bus.replacing", take_over):
+        outcomes = await asyncio.gather(
+            producer.commit([record(bytes(SMALL_LIMIT * 2))]), producer.commit([record(b"stale")]), return_exceptions=True
+        )
 
     assert {type(outcome) for outcome in outcomes} == {Fenced}
-    monkeypatch.undo()
     assert await values(strict_bus) == []
 
 
 async def test_open_transaction_of_a_dead_producer_hides_but_does_not_hang(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
     """Reading to the end stops before it; when it has been ended, later records appear and its own never do."""
-    cluster = Cluster(
-        servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset(), options=client_options(kafka_servers, OPEN)
-    )
+    cluster = cluster_of(kafka_servers, prefix)
     dead = await start_producer(cluster, "somebody", 60_000)
     await bus.send([record(b"before")])
     await dead.begin_transaction()
@@ -145,9 +147,7 @@ async def test_open_transaction_of_a_dead_producer_hides_but_does_not_hang(bus: 
 
 async def test_take_over_aborts_what_the_earlier_holder_left_open(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
     """Half of a transaction of a killed owner is never read, and its successor does not wait for a time-out."""
-    cluster = Cluster(
-        servers=kafka_servers, prefix=prefix, partitions={CALLS: 4}, compacted=frozenset(), options=client_options(kafka_servers, OPEN)
-    )
+    cluster = cluster_of(kafka_servers, prefix)
     killed = await start_producer(cluster, "gateway-0", 60_000)
     await killed.begin_transaction()
     await killed.send_and_wait(prefix + CALLS, value=b"half", key=b"s1", partition=0)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import POLICY, Hand, gateway
-from tests.support.held import Held
+from tests.support.held import Hold
+from tests.support.loop import turns
 from tests.support.outage import Outage
+from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.engines.scripted import Rule, Script
@@ -18,7 +20,6 @@ from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed
 from evener.proto.spec import Streaming
-from evener.provider_gateway import writer
 from evener.provider_gateway.config import Config
 
 EIGHT = "one two three four five six seven eight"
@@ -31,9 +32,7 @@ LARGE = " international" * 16_000
 
 async def ledger_of(hand: Hand) -> int:
     """Tokens that the engine sampled, also for those who left."""
-    async with asyncio.timeout(60):
-        while hand.engine.sampling:  # noqa: ASYNC110 - the engine has a counter, no event
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not hand.engine.sampling)
     return sum(len(entry.sampled_ids) for entry in hand.engine.ledger)
 
 
@@ -80,19 +79,17 @@ async def test_tries_whose_failure_the_log_did_not_take_are_written_when_it_does
         assert trajectory.inconsistencies == ()
 
 
-async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_in_the_books(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_in_the_books(tmp_path: Path, hold: Hold) -> None:
     """Its call is cancelled while its commit is under way, and then fails."""
     async with gateway(tmp_path, SCRIPT) as hand:
         capability, request_id = await hand.start("s1"), new_request_id()
         with closing(sqlite3.connect(tmp_path / "bus" / "bus.sqlite", isolation_level=None)) as meddling:
             meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
-            commit = Held(monkeypatch, writer, "gateway.commit")
+            commit = hold("gateway.commit")
             asking = asyncio.create_task(hand.ask(capability, CUT, request_id))
             await commit.reached()
             leaving = asyncio.create_task(hand.leave(capability, request_id))
-            await asyncio.sleep(0.2)
+            await turns()
             commit.let_go()
             await leaving
             assert (await asking).body == b""

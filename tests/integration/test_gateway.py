@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from tests.support.engines import smollm
 from tests.support.gateway import Hand, gateway
+from tests.support.held import HoldThread
 from tests.support.world import plain
 
 from evener.audit.engine_ledger import check
@@ -24,9 +24,7 @@ from evener.proto.relay import CAPABILITY, Admitted, Answer
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Noise, Quirks, Sampling
 from evener.proto.topics import Topic
-from evener.provider_gateway import partition
 from evener.provider_gateway.failures import OVERLOADED_STATUS
-from evener.tokens.rows import SessionRows, cut
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
@@ -109,8 +107,7 @@ async def test_same_request_in_flight_is_joined_not_sampled_twice(hand: Hand) ->
     request_id = new_request_id()
     messages = [{"role": "user", "content": "at the gate"}]
     asking = asyncio.gather(hand.ask(capability, messages, request_id), hand.ask(capability, messages, request_id))
-    await hand.engine.waiting()
-    await asyncio.sleep(0.1)  # for the second
+    await hand.at_the_gate()
     hand.engine.go(times=None)
     first, second = await asking
     assert first.body == second.body
@@ -399,24 +396,15 @@ async def test_name_of_a_model_in_the_path_is_what_was_sent(hand: Hand, name: st
     assert opened.model == unquote(name)
 
 
-async def test_other_sessions_go_on_while_the_rows_of_one_are_cut(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_sessions_go_on_while_the_rows_of_one_are_cut(hand: Hand, hold_thread: HoldThread) -> None:
     """A session of many long roots took the loop a tenth of a second, and more."""
-    began, go_on = threading.Event(), threading.Event()
-
-    def unhurried(session: SessionLog, end: TerminationReason) -> SessionRows:
-        began.set()
-        assert go_on.wait(60), "the loop waits for the rows"
-        return cut(session, end)
-
-    monkeypatch.setattr(partition, "cut", unhurried)
+    cutting = hold_thread("gateway.cutting")
     capability, other = await hand.start("s1"), await hand.start("s2")
     await hand.say(capability, [{"role": "user", "content": "hi"}])
     await hand.exit("s1")
-    async with asyncio.timeout(60):
-        while not began.is_set():  # noqa: ASYNC110 (a thread tells)
-            await asyncio.sleep(0.01)
+    await cutting.reached()
     await hand.say(other, [{"role": "user", "content": "hi"}])
-    go_on.set()
+    cutting.let_go()
 
     seal = await hand.until("s1", SessionSealed)
     assert seal.rows_digest == (await rebuilt(hand, "s1")).rows_digest

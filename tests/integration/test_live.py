@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import Hand, gateway
-from tests.support.held import Held
+from tests.support.held import Hold
+from tests.support.loop import turns
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.ids import new_request_id
@@ -17,7 +18,6 @@ from evener.proto.reasons import TerminationReason
 from evener.proto.relay import Admitted, Answer, AnyFrame, Delta, Waiting
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, SessionSealed
 from evener.proto.spec import Streaming
-from evener.provider_gateway import writer
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
 
 SCRIPT = Script(
@@ -104,11 +104,11 @@ async def listen(hand: Hand, capability: str, text: str, request_id: str | None 
 
 
 @pytest.mark.parametrize("hand", [GatewayTimings(streaming=STREAMING_SECONDS)], indirect=True, ids=[""])
-async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: Hand, hold: Hold) -> None:
     """What was about to leave does not, while its failure is committed: the relay asks again, and the harness notices nothing."""
     listening = asyncio.create_task(listen(hand, await hand.start("s1", streaming=Streaming.LIVE), "break unseen"))
     await hand.until("s1", CallOpened)
-    commit = Held(monkeypatch, writer, "gateway.commit")
+    commit = hold("gateway.commit")
     hand.engine.go()
     await commit.reached()
     await asyncio.sleep(STREAMING_SECONDS)
@@ -119,19 +119,17 @@ async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: H
     assert (frames[-1].status, frames[-1].body) == (503, b"")
 
 
-async def test_session_that_ends_while_the_failure_of_its_call_waits_for_the_log_has_its_end(
-    hand: Hand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_session_that_ends_while_the_failure_of_its_call_waits_for_the_log_has_its_end(hand: Hand, hold: Hold) -> None:
     """The engine has failed, the opening is not committed yet, the harness exits: the call must not wait for the end that waits for it."""
     capability = await hand.start("s1", streaming=Streaming.LIVE)
-    commit = Held(monkeypatch, writer, "gateway.commit")
+    commit = hold("gateway.commit")
     listening = asyncio.create_task(listen(hand, capability, "break unseen"))
     await commit.reached()
     hand.engine.go()
     (failed,) = await hand.engine.recorded(1)
-    await asyncio.sleep(0.2)
+    await turns()
     await hand.exit("s1")
-    await asyncio.sleep(0.2)
+    await hand.log_is_read("s1")
     commit.let_go()
     ended = await hand.until("s1", AttemptEnded)
     await listening

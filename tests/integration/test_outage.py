@@ -15,6 +15,7 @@ from tests.support.log import read_log
 from tests.support.outage import Outage
 from tests.support.service_context import QUICK
 from tests.support.together import together
+from tests.support.waiting import eventually, until
 
 from evener.blobs.open import open_blobs
 from evener.blobs.waited import TIMINGS
@@ -27,7 +28,6 @@ from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt, TrajectoryScored
-from evener.service import host as host_module
 from evener.service.auth import TOKEN_FILE
 from evener.service.context import ServiceContext
 from evener.service.events import header
@@ -98,16 +98,15 @@ async def submitted(client: Client) -> str:
 
 
 @pytest.mark.parametrize("seconds", [0.6, pytest.param(30.0, marks=pytest.mark.slow)])
-async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: float) -> None:
     """During calls, exits, builds, gradings and merges: every session is graded and merged once, and the log is whole."""
     timings = QUICK if seconds < 1 else TIMINGS
     store = Outage(open_blobs(str(tmp_path / "blobs")))
     tokenizer = smollm()
-    monkeypatch.setattr(host_module, "open_blobs", lambda _: store)
     struck: list[str] = []
     async with (
         scripted_engine(SCRIPT, tokenizer, context=20_000) as engine,
-        together(tmp_path, engine, timings) as context,
+        together(tmp_path, engine, timings, blobs=store) as context,
         Client(context.address, (tmp_path / TOKEN_FILE).read_text().strip()) as client,
     ):
         taking = asyncio.ensure_future(take_away(context, store, seconds, struck))
@@ -117,8 +116,7 @@ async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: floa
                 async for view in client.watch("run"):
                     if view.outcome is not None:
                         break
-                while set(struck) != KINDS:  # noqa: ASYNC110 - whoever takes it away reads the log a moment later
-                    await asyncio.sleep(0.02)
+                await eventually(lambda: set(struck) == KINDS)
         finally:
             taking.cancel()
             await asyncio.gather(taking, return_exceptions=True)
@@ -140,11 +138,10 @@ async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: floa
     assert found == []
 
 
-async def test_readiness_names_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_names_a_store_that_does_not_answer(tmp_path: Path) -> None:
     """With S3 dead, everything said that it was ready."""
     store = Outage(open_blobs(str(tmp_path / "blobs")))
     tokenizer = smollm()
-    monkeypatch.setattr(host_module, "open_blobs", lambda _: store)
 
     async def host(http: aiohttp.ClientSession, url: str) -> dict[str, bool]:
         async with http.get(f"{url}/readyz") as answer:
@@ -153,11 +150,9 @@ async def test_readiness_names_a_store_that_does_not_answer(tmp_path: Path, monk
 
     async with (
         scripted_engine(SCRIPT, tokenizer) as engine,
-        together(tmp_path, engine) as context,
+        together(tmp_path, engine, blobs=store) as context,
         aiohttp.ClientSession() as http,
     ):
         assert await host(http, context.address) == {"bus": True, "blobs": True}
         store.away = True
-        async with asyncio.timeout(60):  # it is looked at every few seconds
-            while await host(http, context.address) != {"bus": True, "blobs": False}:  # noqa: ASYNC110 (another would ask so)
-                await asyncio.sleep(0.1)
+        await until(lambda: host(http, context.address), lambda told: told == {"bus": True, "blobs": False})

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import Hand, gateway
+from tests.support.held import Hold
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.ids import new_request_id
@@ -16,7 +17,6 @@ from evener.proto.relay import Admitted, AnyFrame
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, RootReason, SessionSealed
 from evener.proto.spec import Quirks
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.provider_gateway import writer
 
 QUIRKS = Quirks(retry_header="x-stainless-retry-count")
 MARKED = {"x-stainless-retry-count": "1"}
@@ -172,25 +172,18 @@ async def test_error_of_a_shared_call_has_the_form_of_each_request(hand: Hand, s
         assert "service unavailable" in told["error"]["message"]
 
 
-async def test_answer_that_is_being_delivered_to_a_retry_is_part_of_the_seal(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_that_is_being_delivered_to_a_retry_is_part_of_the_seal(hand: Hand, hold: Hold) -> None:
     """The harness exits while the retry's delivery is committed: the rows are cut after that, not before."""
     capability = await hand.start("s1")
     request_id = new_request_id()
     await hand.ask(capability, HELLO, request_id)
     await hand.leave(capability, request_id)
-    delivering, go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold(name: str) -> None:
-        if name == "gateway.commit":
-            delivering.set()
-            await go_on.wait()
-
-    monkeypatch.setattr(writer, "point", hold)
+    delivery = hold("gateway.commit")
     retry = asyncio.create_task(hand.ask(capability, HELLO))
-    await delivering.wait()
+    await delivery.reached()
     await hand.exit("s1")
-    await asyncio.sleep(0.2)  # for the owner to read it, and not to seal
-    go_on.set()
+    await hand.log_is_read("s1")
+    delivery.let_go()
     assert (await retry).status == 200
     seal = await hand.until("s1", SessionSealed)
     trajectory = await rebuilt(hand, "s1")

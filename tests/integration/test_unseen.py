@@ -15,7 +15,8 @@ from tests.integration.test_gateway import rebuilt
 from tests.integration.wire import wire_to
 from tests.support.engines import smollm
 from tests.support.gateway import POLICY, Hand, gateway
-from tests.support.held import Held
+from tests.support.held import Hold
+from tests.support.loop import turns
 
 from evener.engines.scripted import Rule, Script, ScriptedServer, Wait, scripted_engine
 from evener.proto.fleet import EngineDraining, EngineJoined, PolicyPublished
@@ -25,7 +26,6 @@ from evener.proto.relay import CAPABILITY, REQUEST_ID
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling, Target
 from evener.proto.topics import Topic
-from evener.provider_gateway import writer
 from evener.provider_gateway.call import TRANSPARENT_TRIES
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
@@ -390,14 +390,14 @@ async def test_frozen_engine_serves_runs_of_the_policies_whose_tokenizer_it_has(
         assert len(hand.engine.ledger) == 1
 
 
-async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_call(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_call(hand: Hand, hold: Hold) -> None:
     """What is in the log is in the fold: the call is not aborted as well."""
-    commit = Held(monkeypatch, writer, "gateway.commit")
+    commit = hold("gateway.commit")
     capability, request_id = await hand.start("s1"), new_request_id()
     asking = asyncio.create_task(hand.ask(capability, HI, request_id))
     await commit.reached()
     leaving = asyncio.create_task(hand.leave(capability, request_id))
-    await asyncio.sleep(0.1)
+    await turns()
     commit.let_go()
     await leaving
     await asking

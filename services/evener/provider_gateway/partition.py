@@ -35,7 +35,7 @@ from evener.provider_gateway import records
 from evener.provider_gateway.core import enforced
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.writer import PartitionWriter
-from evener.runtime.faults import point
+from evener.runtime.faults import point, point_in_thread
 from evener.runtime.retry import Backoff
 from evener.service.events import EventLog, header
 from evener.service.tracing import context_of
@@ -265,6 +265,7 @@ def _cut(session: SessionLog, reason: TerminationReason) -> tuple[bytes, str]:
 
     A session that cannot be cut is sealed without rows, so that others are not held up.
     """
+    point_in_thread("gateway.cutting")
     try:
         made = cut(session, reason)
         return b"".join(fingerprints(session.forest, session.attempt, reason).values()), digest(made.rows)

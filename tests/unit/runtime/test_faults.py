@@ -73,6 +73,23 @@ async def test_cancel_strikes_the_service_and_who_passes() -> None:
     other.cancel()
 
 
+async def test_action_of_a_test_happens_at_every_pass_while_its_block_runs() -> None:
+    passes = list[str]()
+
+    async def note() -> None:
+        passes.append("loop")
+
+    with faults.at_point("gateway.committed", note), faults.at_point_in_thread("gateway.committed", lambda: passes.append("thread")):
+        await faults.point("gateway.committed")
+        await faults.point("bridge.merged")
+        faults.point_in_thread("gateway.committed")
+        await faults.point("gateway.committed")
+    await faults.point("gateway.committed")
+    faults.point_in_thread("gateway.committed")
+
+    assert passes == ["loop", "thread", "loop"]
+
+
 def test_kill_is_sigkill() -> None:
     """Nothing is cleaned up, as in a power cut of the process."""
     ended = subprocess.run([sys.executable, "-c", PASSES_THRICE], stdout=subprocess.PIPE, check=False, env=dict(os.environ))
