@@ -22,8 +22,8 @@ from tests.support.tasks import tasks_of
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
-from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.relay import Opening, Report, open_relay
+from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 
 LIMITS = Limits(admission_seconds=30.0, call_seconds=3600.0, keep_alive_seconds=15.0, body_bytes=32 << 20)

@@ -162,6 +162,12 @@ class BusContract(abc.ABC):
         assert await values(bus) == [b"before", b"after"]
         assert await bus.committed("g", CALLS, 0) is None
 
+    async def test_epoch_rises_with_each_holder_of_an_id(self, bus: Bus) -> None:
+        """So that whoever hears of two owners knows which is the later."""
+        holders = [await bus.producer("gateway-0") for _ in range(3)]
+
+        assert holders[0].epoch < holders[1].epoch < holders[2].epoch
+
     async def test_zombie_in_another_process_cannot_commit(self, bus: Bus) -> None:
         """A take-over fences whoever held the id, busy or idle, many commits at once included."""
         zombie = await bus.producer("gateway-0")
@@ -314,14 +320,14 @@ class BusContract(abc.ABC):
     async def test_sole_member_is_given_all_partitions(self, bus: Bus) -> None:
         """One instance serves everything, and again after it left."""
         for _ in range(2):
-            async with bus.join("gateways", CALLS) as member, asyncio.timeout(60):
+            async with bus.join("gateways", CALLS, "a") as member, asyncio.timeout(60):
                 assert await member.changed() == frozenset(range(4))
                 assert member.partitions == frozenset(range(4))
         await bus.commit_offsets([GroupOffset("gateways", Position(CALLS, 0, 1))])
 
     async def test_group_with_a_member_can_commit_offsets(self, bus: Bus) -> None:
         """Groups only divide partitions: whoever reads commits, in a transaction or without."""
-        async with bus.join("builders", CALLS) as member, asyncio.timeout(60):
+        async with bus.join("builders", CALLS, "a") as member, asyncio.timeout(60):
             await member.changed()
             await bus.commit_offsets([GroupOffset("builders", Position(CALLS, 0, 4))])
             producer = await bus.producer("bridge-0")

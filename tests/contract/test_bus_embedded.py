@@ -200,9 +200,9 @@ async def test_compacted_topic_does_not_grow_for_ever(tmp_path: Path) -> None:
 
 async def test_second_member_of_a_group_is_refused(tmp_path: Path) -> None:
     """It is not a small Kafka: one member a group."""
-    async with open_embedded(tmp_path, FEW) as bus, bus.join("gateways", CALLS):
+    async with open_embedded(tmp_path, FEW) as bus, bus.join("gateways", CALLS, "a"):
         with pytest.raises(BusError, match="has a member already"):
-            async with bus.join("gateways", CALLS):
+            async with bus.join("gateways", CALLS, "a"):
                 pass
 
 

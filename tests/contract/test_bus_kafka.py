@@ -160,8 +160,8 @@ async def test_take_over_aborts_what_the_earlier_holder_left_open(bus: KafkaBus,
 
 async def test_two_members_divide_the_partitions_and_one_inherits_them(bus: KafkaBus) -> None:
     """What a leaving instance served is given to the one that stays."""
-    async with asyncio.timeout(SECONDS), bus.join("gateways", CALLS) as stays:
-        async with bus.join("gateways", CALLS) as leaves:
+    async with asyncio.timeout(SECONDS), bus.join("gateways", CALLS, "stays") as stays:
+        async with bus.join("gateways", CALLS, "leaves") as leaves:
             while len(stays.partitions) != 2 or len(leaves.partitions) != 2:  # noqa: ASYNC110 - both are looked at
                 await asyncio.sleep(0.02)
             assert stays.partitions | leaves.partitions == frozenset(range(4))

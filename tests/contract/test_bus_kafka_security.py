@@ -92,7 +92,7 @@ async def work(bus: KafkaBus) -> None:
     producer = await bus.producer("gateway-0")
     await producer.commit([Outgoing(topic=CALLS, key="s1", value=b"committed", partition=0)])
     await bus.send([Outgoing(topic=CALLS, key="s1", value=b"sent", partition=0)])
-    async with bus.join("group", CALLS) as membership:
+    async with bus.join("group", CALLS, "a") as membership:
         assert await membership.changed() == {0}
     assert await bus.committed("group", CALLS, 0) is None
     assert [record.value async for record in bus.read(CALLS, 0)] == [b"committed", b"sent"]

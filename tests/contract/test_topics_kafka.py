@@ -136,7 +136,7 @@ async def test_process_that_runs_while_a_topic_is_altered_goes_on_with_the_old_n
         positions = await bus.send([Outgoing(topic=Topic.SESSIONS, key=key, value=b"v") for key in KEYS])
         committed = await (await bus.producer("gateway-0")).commit([Outgoing(topic=Topic.SESSIONS, key=key, value=b"v") for key in KEYS])
         assert {position.partition for position in (*positions, *committed)} == {0, 1}
-        async with asyncio.timeout(SECONDS), bus.join("gateways", Topic.SESSIONS) as member:
+        async with asyncio.timeout(SECONDS), bus.join("gateways", Topic.SESSIONS, "a") as member:
             while await member.changed() != frozenset({0, 1}):
                 pass
 

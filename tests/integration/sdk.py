@@ -23,8 +23,8 @@ from evener.provider_gateway.config import Config
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
-from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.relay import Opening, Report, open_relay
+from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"

@@ -42,8 +42,8 @@ from evener.proto.sessions import Failures
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
-from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.relay import Opening, Report, open_relay
+from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"
@@ -240,7 +240,7 @@ async def test_a_frozen_owner_is_left_when_fleet_names_another(gateway: FramesGa
     async with frames_gateway() as heir, harness(gateway) as agent:
         asking = asyncio.create_task(agent.text())
         await gateway.asked()
-        agent.owners.read([listing(heir.url, heir.url, 0)])
+        agent.owners.read([listing(heir.url, heir.url, 0, epoch=2)])
         assert await asyncio.wait_for(asking, 60) == "hello"
 
         assert heir.seen[0].request_id == gateway.seen[0].request_id

@@ -63,7 +63,7 @@ async def test_the_owner_that_fleet_names_is_asked_after_one_that_does_not_know_
         gateway.script = [told(401, "capability with a wrong signature")]
         asking = asyncio.create_task(agent.text())
         await gateway.asked()
-        agent.owners.read([listing(other.url, other.url, 0)])
+        agent.owners.read([listing(other.url, other.url, 0, epoch=2)])
         assert await asking == "hello"
 
 

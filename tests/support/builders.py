@@ -186,9 +186,11 @@ def joined(url: str, engine_id: str = "e1", **given: Any) -> EngineJoined:
     return EngineJoined(engine_id=engine_id, url=url, **fields | given)
 
 
-def listing(instance_id: str, address: str, *partitions: int, service: str = "provider_gateway") -> Record:
-    """Return the record of `fleet` in which a gateway at an address lists its partitions."""
-    value = encode(heartbeat(service, instance_id, address=address, partitions=partitions))
+def listing(instance_id: str, address: str, *partitions: int, epoch: int = 1, releasing: bool = False, **given: Any) -> Record:
+    """Return the record of `fleet` in which a gateway lists its partitions, all with the same epoch. `releasing`: it hands them over."""
+    given = {"service": "provider_gateway", "releasing" if releasing else "partitions": partitions} | given
+    epochs = tuple((number, epoch) for number in partitions)
+    value = encode(heartbeat(given.pop("service"), instance_id, address=address, epochs=epochs, **given))
     return Record(topic=Topic.FLEET, partition=0, offset=0, key=instance_id, value=value, headers=(), timestamp_ms=0)
 
 

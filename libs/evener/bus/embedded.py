@@ -146,7 +146,8 @@ class EmbeddedBus:
         await self._writer.do(lambda transaction: self._set_offsets(transaction, kept))
 
     @asynccontextmanager
-    async def join(self, group: str, topic: str) -> AsyncIterator[Membership]:
+    async def join(self, group: str, topic: str, name: str) -> AsyncIterator[Membership]:
+        del name
         if (group, topic) in self._members:
             msg = f"group {group} of topic {topic} has a member already, and on the embedded bus one is all there can be"
             raise BusError(msg)
@@ -213,15 +214,15 @@ class EmbeddedProducer:
 
     def __init__(self, bus: EmbeddedBus, transactional_id: str, epoch: int) -> None:
         self.transactional_id = transactional_id
+        self.epoch = epoch
         self._bus = bus
-        self._epoch = epoch
         self._closed = False
 
     async def commit(self, records: Sequence[Outgoing], offsets: Sequence[GroupOffset] = ()) -> tuple[Position, ...]:
         if self._closed:
             msg = f"the producer of {self.transactional_id} is closed"
             raise NotCommitted(msg)
-        return await self._bus.commit_as(self.transactional_id, self._epoch, records, offsets)
+        return await self._bus.commit_as(self.transactional_id, self.epoch, records, offsets)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -233,6 +234,7 @@ class SoleMember:
 
     def __init__(self, partitions: frozenset[int]) -> None:
         self.partitions = partitions
+        self.dividing = False
         self._told = False
 
     async def changed(self) -> frozenset[int]:

@@ -148,8 +148,8 @@ class KafkaBus:
         check((), kept, self._cluster.partitions)
         await self._offsets.commit(kept)
 
-    def join(self, group: str, topic: str) -> AbstractAsyncContextManager[Membership]:
-        return kafka_group.join(self._cluster, group, topic)
+    def join(self, group: str, topic: str, name: str) -> AbstractAsyncContextManager[Membership]:
+        return kafka_group.join(self._cluster, group, topic, name)
 
     async def surplus(self) -> dict[str, int]:
         used = {self._cluster.prefix + topic: count for topic, count in self._cluster.partitions.items()}

@@ -1,22 +1,26 @@
 """Consumer groups: who reads which partition, and where each group continues.
 
 Groups only divide partitions; `follow` reads the records. The members of group G join under the name `G.members`, because a broker accepts
-plain offset commits from outside only for a group without members.
+plain offset commits from outside only for a group without members. Members have names (Kafka's static membership): one that was killed and
+comes back within the session time-out gets what it had, and nothing moves. One that stops leaves at once.
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
+import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError, KafkaError, NotCoordinatorForGroupError
 
+from evener.bus.kafka_assignor import FewestMoves
 from evener.bus.kafka_client import Cluster, asking
+from evener.bus.kafka_private import gave_up, heed_errors, leave_for_good
 from evener.bus.kafka_reader import open_consumer
-from evener.bus.port import GroupOffset, Membership, NotCommitted
+from evener.bus.port import BusError, GroupOffset, Membership, NotCommitted
 
 SESSION_MS: Final = 6000
 HEARTBEAT_MS: Final = 1000
@@ -26,16 +30,19 @@ NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressE
 """Transient errors: a cluster's first group finds no coordinator, and after a broker's restart the coordinators load."""
 COORDINATOR_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 0.1
+HEED_SECONDS: Final = 1.0
+"""The interval at which a member looks whether its coordination waits with an error."""
+
+log = structlog.get_logger()
 
 
 class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka ships no types
     """A `Membership` that hears of each rebalance from aiokafka."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, count: int) -> None:
-        """`count`: the partitions that the deployment uses. A topic that was altered has more."""
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
         self.partitions: frozenset[int] = frozenset()
+        self.dividing = True
         self._consumer = consumer
-        self._count = count
         self._assignments = 0
         self._told = 0
         self._assigned = asyncio.Event()
@@ -43,25 +50,39 @@ class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokaf
     async def changed(self) -> frozenset[int]:
         while self._told == self._assignments:
             self._assigned.clear()
-            await self._assigned.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEED_SECONDS):
+                    await self._assigned.wait()
+            self._heed()
         self._told = self._assignments
         return self.partitions
 
+    def _heed(self) -> None:
+        """Let the coordination go on after an error. Raises BusError if it has ended."""
+        try:
+            heed_errors(self._consumer)
+        except KafkaError as error:
+            if gave_up(self._consumer):
+                msg = f"the membership of a consumer group ended: {error!r}"
+                raise BusError(msg) from error
+            log.warning("membership_failed", error=repr(error))
+
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """Note that a rebalance begins: aiokafka takes everything from every member, and nothing is assigned until it ends."""
+        """Note that a rebalance begins. aiokafka takes everything from every member, and most of it comes back: nothing is lost yet."""
         del revoked
-        self.partitions = frozenset()
+        self.dividing = True
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Note that a rebalance ended."""
         self._consumer.pause(*assigned)  # this consumer divides and does not read
-        self.partitions = frozenset(place.partition for place in assigned if place.partition < self._count)
+        self.partitions = frozenset(place.partition for place in assigned)
+        self.dividing = False
         self._assignments += 1
         self._assigned.set()
 
 
 @asynccontextmanager
-async def join(cluster: Cluster, group: str, topic: str) -> AsyncIterator[Membership]:
+async def join(cluster: Cluster, group: str, topic: str, name: str) -> AsyncIterator[Membership]:
     """Be a member while the block runs. The first assignment comes some time after the block began."""
     async with open_consumer(
         cluster,
@@ -69,10 +90,15 @@ async def join(cluster: Cluster, group: str, topic: str) -> AsyncIterator[Member
         session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=HEARTBEAT_MS,
         max_poll_interval_ms=NEVER_MS,
+        group_instance_id=name,
+        partition_assignment_strategy=(FewestMoves(cluster.partitions[topic]),),
     ) as consumer:
-        member = KafkaMembership(consumer, cluster.partitions[topic])
+        member = KafkaMembership(consumer)
         consumer.subscribe([cluster.prefix + topic], listener=member)
-        yield member
+        try:
+            yield member
+        finally:
+            leave_for_good(consumer)
 
 
 class GroupOffsets:

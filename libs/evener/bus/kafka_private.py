@@ -7,12 +7,14 @@ import asyncio
 from contextlib import suppress
 from typing import Any, Final
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 
 CHECKED: Final = frozenset({"0.14.0"})
 """Versions of aiokafka that were read, and passed the contract on a real broker."""
+EPOCH_BITS: Final = 16
+"""The size of a producer's epoch."""
 
 
 def sender_ended(producer: AIOKafkaProducer) -> bool:
@@ -30,6 +32,33 @@ def follows(old: AIOKafkaProducer, new: AIOKafkaProducer) -> bool:
     """
     before, after = old._txn_manager, new._txn_manager  # noqa: SLF001
     return bool(after.producer_id == before.producer_id and after.producer_epoch == before.producer_epoch + 1)
+
+
+def epoch_of(producer: AIOKafkaProducer) -> int:
+    """Return a number that is higher for each later holder of a started producer's transactional id.
+
+    The broker raises the id's epoch, and draws a new producer id when that is used up. Neither is a property of a producer.
+    """
+    manager = producer._txn_manager  # noqa: SLF001
+    return int(manager.producer_id) << EPOCH_BITS | int(manager.producer_epoch)
+
+
+def leave_for_good(consumer: AIOKafkaConsumer) -> None:
+    """Let the `stop` of a member with a name of its own tell the group that it leaves. aiokafka keeps its place, as if it had crashed."""
+    consumer._coordinator._group_instance_id = None  # noqa: SLF001
+
+
+def heed_errors(consumer: AIOKafkaConsumer) -> None:
+    """Raise what stopped a member's coordination, if anything did, and let it try again: it waits until somebody has seen the error.
+
+    Only the methods that read records say it, and a member that only divides never calls them.
+    """
+    consumer._coordinator.check_errors()  # noqa: SLF001
+
+
+def gave_up(consumer: AIOKafkaConsumer) -> bool:
+    """Return whether a member's coordination has ended for good."""
+    return bool(consumer._coordinator._coordination_task.done())  # noqa: SLF001
 
 
 def fail_undelivered(producer: AIOKafkaProducer, error: KafkaError) -> None:

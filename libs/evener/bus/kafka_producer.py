@@ -24,7 +24,7 @@ from aiokafka.structs import RecordMetadata
 from msgspec import Struct
 
 from evener.bus.kafka_client import CLOSE_SECONDS, Cluster, discard, position_of, put, start_producer
-from evener.bus.kafka_private import follows, sender_ended
+from evener.bus.kafka_private import epoch_of, follows, sender_ended
 from evener.bus.port import BusError, BusUnreachable, Fenced, GroupOffset, NotCommitted, Outgoing, Position, RecordTooLarge
 from evener.bus.records import check, group_of_offsets, record_bytes
 from evener.runtime.faults import point
@@ -72,6 +72,11 @@ class KafkaProducer:
         self._abort: asyncio.Task[None] | None = None
         self._last_start = 0.0
         self._worker = asyncio.create_task(self._work(), name=f"commits of {transactional_id}")
+
+    @property
+    def epoch(self) -> int:
+        """The number of the present holder, which rises also when the producer is replaced under its id."""
+        return epoch_of(self._producer)
 
     @property
     def ended(self) -> bool:

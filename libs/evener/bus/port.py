@@ -99,6 +99,11 @@ class Producer(Protocol):
     @property
     def transactional_id(self) -> str: ...
 
+    @property
+    def epoch(self) -> int:
+        """A number that is higher for each later holder of the id."""
+        ...
+
     async def commit(self, records: Sequence[Outgoing], offsets: Sequence[GroupOffset] = ()) -> tuple[Position, ...]:
         """Commit records and offsets together; return the position of each record. Concurrent commits may share a transaction.
 
@@ -116,7 +121,12 @@ class Membership(Protocol):
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that the group assigns to this member now."""
+        """The last assignment. While the group divides anew, it stands until the next one is known."""
+        ...
+
+    @property
+    def dividing(self) -> bool:
+        """Whether the group divides anew, so that the next assignment may be another."""
         ...
 
     async def changed(self) -> frozenset[int]:
@@ -179,8 +189,12 @@ class Bus(LogReader, Protocol):
         """Commit offsets of a group without records (at-least-once readers)."""
         ...
 
-    def join(self, group: str, topic: str) -> AbstractAsyncContextManager[Membership]:
-        """Become a member of a group that divides the partitions of a topic."""
+    def join(self, group: str, topic: str, name: str) -> AbstractAsyncContextManager[Membership]:
+        """Become a member of a group that divides the partitions of a topic. The end of the block leaves the group at once.
+
+        `name`: the member's name in the group, which no other living member has. A member that was killed and comes back under its name
+        before the group has noticed gets what it had, and nothing moves.
+        """
         ...
 
     async def surplus(self) -> dict[str, int]:

@@ -1,11 +1,12 @@
 """What a service gets, and what it returns. Only `host` knows how services are started, alone or together."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
@@ -70,6 +71,8 @@ class Service(Struct, frozen=True, kw_only=True, eq=False):
     """What an operator should know although the service is ready."""
     heartbeat: Callable[[], Heartbeat]
     """What the host writes to `fleet` every two seconds."""
+    heartbeat_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the service when its heartbeat says something new, which the host then writes at once."""
     drain: Callable[[], Awaitable[None]]
     """Called on SIGTERM: stops taking work, and finishes or hands back what is open."""
 

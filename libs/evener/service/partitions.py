@@ -8,6 +8,7 @@ import structlog
 
 from evener.bus.port import Bus, Fenced, Membership
 from evener.proto.topics import Topic
+from evener.runtime.change import Change
 from evener.runtime.tasks import Tasks
 
 FENCED_SECONDS: Final = 3.0
@@ -23,45 +24,68 @@ async def resumed_at(bus: Bus, group: str, topic: Topic, partition: int) -> int:
     return max(await bus.committed(group, topic, partition) or 0, await bus.beginning(topic, partition))
 
 
-async def own_partitions(bus: Bus, group: str, topic: str, serve: Serve, *, keep: bool, fenced_seconds: float = FENCED_SECONDS) -> None:
-    """Join the group and run `serve(partition)` for every assigned partition, until cancelled.
+async def own_partitions(bus: Bus, group: str, topic: str, name: str, serve: Serve, *, fenced_seconds: float = FENCED_SECONDS) -> None:
+    """Join the group under a name and run `serve(partition)` for every assigned partition, until cancelled.
 
-    `keep`: a partition that the group takes away is served until its writer is fenced; otherwise its task is cancelled. A `serve` that
-    raises Fenced is started again after a pause, if the partition is still assigned. Any other exception of a `serve` ends them all and is
-    raised.
+    The task of a partition that is assigned elsewhere is cancelled. A `serve` that raises Fenced is started again after a pause, if the
+    partition is still assigned. Any other exception of a `serve` ends them all and is raised.
     """
-    async with bus.join(group, topic) as membership:
-        owned = Owned(membership, serve, keep=keep, fenced_seconds=fenced_seconds)
-        async with Tasks() as tasks:
-            while True:
-                owned.assign(await membership.changed(), tasks)
+    async with bus.join(group, topic, name) as membership, Tasks() as tasks:
+        owned = Owned(serve, tasks, fenced_seconds=fenced_seconds)
+        while True:
+            owned.assign(await membership.changed(), membership)
 
 
 class Owned:
-    """The tasks of one member's partitions."""
+    """The tasks of the partitions that a group assigns to this instance."""
 
-    def __init__(self, membership: Membership, serve: Serve, *, keep: bool, fenced_seconds: float) -> None:
-        self._membership = membership
+    def __init__(
+        self,
+        serve: Serve,
+        tasks: asyncio.TaskGroup,
+        *,
+        change: Change | None = None,
+        hands_over: bool = False,
+        fenced_seconds: float = FENCED_SECONDS,
+    ) -> None:
+        """`change`: what notes every assignment.
+
+        `hands_over`: a `serve` whose partition is assigned elsewhere is not cancelled: it hands the partition over, and returns.
+        """
+        self.assigned: frozenset[int] = frozenset()
+        self.change = change or Change()
         self._serve = serve
-        self._keep = keep
+        self._group = tasks
+        self._hands_over = hands_over
         self._fenced_seconds = fenced_seconds
+        self._membership: Membership | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def assign(self, partitions: frozenset[int], tasks: asyncio.TaskGroup) -> None:
-        """Start tasks for new partitions, end those of partitions that are gone (unless kept), and leave the others alone."""
+    @property
+    def joined(self) -> bool:
+        """Whether the group has assigned partitions to this instance, or none of them."""
+        return self._membership is not None
+
+    def assign(self, partitions: frozenset[int], membership: Membership | None) -> None:
+        """Start tasks for new partitions and end those of partitions that are gone. `membership` None: this instance has left the group."""
+        self.assigned, self._membership = partitions, membership
+        self.change.note()
         for partition, task in list(self._tasks.items()):
-            if task.done() or (partition not in partitions and not self._keep):
+            if partition not in partitions and not self._hands_over:
                 task.cancel()
+            if task.done() or (partition not in partitions and not self._hands_over):
                 del self._tasks[partition]
         for partition in sorted(partitions - self._tasks.keys()):
-            self._tasks[partition] = tasks.create_task(self._serve_until_lost(partition), name=f"partition-{partition}")
+            self._tasks[partition] = self._group.create_task(self._serve_while_assigned(partition), name=f"partition-{partition}")
 
-    async def _serve_until_lost(self, partition: int) -> None:
-        while True:
+    async def _serve_while_assigned(self, partition: int) -> None:
+        while partition in self.assigned:
             try:
-                return await self._serve(partition)
+                await self._serve(partition)
             except Fenced:
                 log.warning("fenced", partition=partition)
+            else:
+                continue
             await asyncio.sleep(self._fenced_seconds)
-            if partition not in self._membership.partitions:  # none while the group divides anew: `assign` starts this again
-                return None
+            if self._membership is None or self._membership.dividing:
+                return  # `assign` starts this again, if the partition stays here

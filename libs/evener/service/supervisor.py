@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -134,8 +135,11 @@ class Supervisor:
 
     async def _beat_for_ever(self, service: Service) -> None:
         while True:
+            service.heartbeat_due.clear()
             await self._beat(service)
-            await asyncio.sleep(self._heartbeat_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_seconds):
+                    await service.heartbeat_due.wait()
 
     async def _beat(self, service: Service) -> None:
         beat = self._marked(service.heartbeat())

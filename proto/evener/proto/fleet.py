@@ -34,7 +34,12 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     warm_images: tuple[str, ...] = ()
     """The images for which a sandbox is ready. This is empty today: no backend has images yet."""
     partitions: tuple[int, ...] = ()
-    """The partitions of `sessions` that a gateway owns and serves."""
+    """The partitions of `sessions` that a gateway serves, and that its group assigns to it."""
+    releasing: tuple[int, ...] = ()
+    """The partitions of `sessions` that a gateway hands over: it finishes their calls and takes no new ones. None is in `partitions`."""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """Each of both with the epoch of the gateway's hold on it. Of all gateways that list a partition, the one with the highest epoch owns
+    it."""
     policies: tuple[str, ...] = ()
     """The policies that a gateway can render for."""
     scheduler: str = ""

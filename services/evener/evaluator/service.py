@@ -61,7 +61,7 @@ class Evaluator:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await own_partitions(self._context.bus, GROUP, Topic.BUILT, self.serve, keep=False)
+        await own_partitions(self._context.bus, GROUP, Topic.BUILT, self._context.instance_id, self.serve)
 
     async def serve(self, number: int) -> None:
         """Grade the trajectories of a partition, from the committed offset on, for ever."""

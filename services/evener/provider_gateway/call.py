@@ -126,6 +126,11 @@ class InflightCall:
         self.feed.break_off()
         self.cancel()
 
+    def give_way(self) -> None:
+        """Break the call off if nothing of it was sampled: another gateway may serve it sooner."""
+        if self._sampling is None and not self._recording:
+            self.break_off()
+
     async def over(self) -> None:
         """Wait until the call is recorded."""
         await asyncio.wait([self._task])
@@ -265,6 +270,7 @@ class InflightCall:
             self._session.calls.pop(request_id, None)
         if not self._broken_off:
             self.feed.put(SendAgain())
+        self._partition.landed.note()
 
     def _warn_of_inexact(self, engine: EngineHandle) -> None:
         """Warn the operator once per session that nothing of it can be trained with these settings."""

@@ -17,6 +17,11 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The tokenizer and chat template of each policy, by name."""
     required_engine: str | None = None
     """The id of the engine whose refusal ends this process. None: /readyz names a refused engine, and others are used."""
+    stop_seconds: Annotated[float, Meta(ge=0)] = 60.0
+    """The time that SIGTERM leaves to finish the calls in flight and to hand the partitions over to the other gateways."""
+    handover_seconds: Seconds = 60.0
+    """How long a partition that the group assigns elsewhere is kept to finish its calls, and how long its next owner waits for that. Calls
+    that take longer are sampled again."""
     queue: Annotated[int, Meta(ge=0)] = 1024
     """The number of calls that may wait for an engine. Further calls are held without being read."""
     admission_timeout_seconds: Seconds = 30.0

@@ -88,6 +88,11 @@ def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, J
     return decision if end is None else stop(end)
 
 
+def is_kept(session: SessionLog, request_id: str, inflight: Mapping[str, JoinableCall]) -> bool:
+    """Return whether a request needs no new call: its call is in flight or was answered. A partition that moves serves no other."""
+    return request_id in inflight or any(request_id in call.requests and call.answered for call in session.forest.calls.values())
+
+
 def resent(session: SessionLog, request_id: str, inflight: Mapping[str, JoinableCall]) -> bool:
     """Return whether a request was accepted before. It is then not held because others wait."""
     return request_id in inflight or any(request_id in call.requests for call in session.forest.calls.values())

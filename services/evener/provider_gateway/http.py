@@ -17,8 +17,9 @@ from evener.client.views import ServedEngine, ServedEngines
 from evener.dialects.canonical import Dialect, RequestError
 from evener.dialects.registry import dialect_for
 from evener.proto.codec import encode_frame
-from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REQUEST_ID, SERVE_PREFIX, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, MOVING, OWNER, REQUEST_ID, SERVE_PREFIX, Answer, AnyFrame
 from evener.provider_gateway.calls import Calls
+from evener.provider_gateway.core import is_kept
 from evener.provider_gateway.engine_handle import EngineHandle
 from evener.provider_gateway.engine_scheduler import AdmissionPermit
 from evener.provider_gateway.failures import OVERLOADED_STATUS, RETRY_AFTER
@@ -28,9 +29,8 @@ from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.request import read_request
 from evener.provider_gateway.session import SessionRuntime
 from evener.runtime.interrupt import Interrupt
-from evener.service.auth import Capability, CapabilityRefused, Secrets, control_route, open_capability
+from evener.service.auth import Capability, CapabilityRefused, Secrets, open_capability, operator_route
 from evener.service.http import decoded, json_response
-from evener.service.principals import Role
 
 GONE_STATUS: Final = 499
 """The status of an answer that nobody gets, because the relay disconnected."""
@@ -107,8 +107,8 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         return [
             RawRoute(SERVE_PREFIX + "/{path:path}", self.serve, methods=["POST"]),
             Route(LEFT_PATH, self.left, methods=["POST"]),
-            Route("/tokens/pieces", control_route(self.secrets, self.pieces, Role.VIEWER, quiet=True), methods=["POST"]),
-            Route("/engines", control_route(self.secrets, self.served_engines, Role.VIEWER), methods=["GET"]),
+            Route("/tokens/pieces", operator_route(self.secrets, self.pieces), methods=["POST"]),
+            Route("/engines", operator_route(self.secrets, self.served_engines), methods=["GET"]),
         ]
 
     async def serve(self, request: Request) -> Response:
@@ -122,19 +122,23 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(found, Response):
             return found
         partition, session, capability = found
+        if not self._takes(session, capability, request):
+            return _moving(f"partition {capability.partition} is being handed over")
         permit = await self.calls.admit(session, capability.start_id, request.headers[REQUEST_ID], self.admission_timeout_seconds)
         if permit is None:
             return _refused(OVERLOADED_STATUS, "engines and queue are full", dict([RETRY_AFTER]))
         with ExitStack() as stack:
             stack.callback(permit.release)
-            if self.partitions.get(capability.partition) is not partition:  # taken over while the call was held
-                return await self._elsewhere(capability.partition)
             try:
                 parsed = await read_request(dialect, path, await _body(request), request.headers, session.quirks)
             except RequestError as error:
                 return _unread(dialect, error)
             except ClientDisconnect:
                 return Response(status_code=GONE_STATUS)
+            if self.partitions.get(capability.partition) is not partition:  # taken over while the call was held
+                return self._elsewhere(capability.partition)
+            if not self._takes(session, capability, request):
+                return _moving(f"partition {capability.partition} is being handed over")
             stack.pop_all()
         return CallResponse(self.calls.serve(partition, session, capability.start_id, parsed, permit), permit)
 
@@ -180,7 +184,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
             return _refused(401, str(refused))
         partition = self.partitions.get(capability.partition)
         if partition is None:
-            return await self._elsewhere(capability.partition)
+            return self._elsewhere(capability.partition)
         if not await partition.passed(capability.offset, self.session_lookup_timeout_seconds):
             return _refused(503, "the session's start has not been read yet", {"retry-after": "1"})
         session = partition.sessions.get(capability.session_id)
@@ -190,10 +194,14 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
             return _refused(410, f"session {capability.session_id} has ended")
         return _refused(404, f"session {capability.session_id} is not known here")
 
-    async def _elsewhere(self, partition: int) -> Response:
-        address = await self.partitions.address_of(partition)
+    def _takes(self, session: SessionRuntime, capability: Capability, request: Request) -> bool:
+        """Return whether a request may be served here. In a partition that is being handed over no new call begins."""
+        return self.partitions.admits(capability.partition) or is_kept(session.log, request.headers[REQUEST_ID], session.calls)
+
+    def _elsewhere(self, partition: int) -> Response:
+        address = self.partitions.address_of(partition)
         if address is None:
-            return _refused(503, f"nobody owns partition {partition} now", {"retry-after": "1"})
+            return _moving(f"nobody owns partition {partition} now")
         return Response(status_code=307, headers={OWNER: address})
 
 
@@ -218,6 +226,11 @@ async def _watch(receive: Receive, gone: Interrupt) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     gone.end(ClientDisconnect())
+
+
+def _moving(message: str) -> Response:
+    """Return the answer for a request whose partition is on its way to another gateway."""
+    return _refused(503, message, {"retry-after": "1", MOVING: "1"})
 
 
 def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -35,6 +35,7 @@ from evener.provider_gateway import records
 from evener.provider_gateway.core import enforced
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.writer import PartitionWriter
+from evener.runtime.change import Change
 from evener.runtime.faults import point, point_in_thread
 from evener.runtime.retry import Backoff
 from evener.service.events import EventLog, header
@@ -68,6 +69,8 @@ class Partition(Struct, eq=False):
     _water: LowWater = field(default_factory=LowWater)
     _next: int = 0
     """The offset after the last record that was read."""
+    landed: Change = field(default_factory=Change)
+    """Notes the end of every call."""
     _read_on: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: asyncio.TaskGroup | None = None
 
@@ -99,6 +102,26 @@ class Partition(Struct, eq=False):
     def is_sealed(self, session_id: str) -> bool:
         """Return whether this session is known to have ended."""
         return self._water.is_sealed(session_id)
+
+    @property
+    def open_calls(self) -> int:
+        """The number of calls in flight."""
+        return sum(len(set(session.calls.values())) for session in self.sessions.values())
+
+    async def is_idle(self) -> None:
+        """Wait until no call is in flight."""
+        await self.landed.until(lambda: not any(session.calls for session in self.sessions.values()))
+
+    def give_way(self) -> None:
+        """Break off the calls that have no engine yet: nothing was sampled, and the next owner may have one sooner."""
+        for session in self.sessions.values():
+            for call in set(session.calls.values()):
+                call.give_way()
+
+    async def prove(self) -> None:
+        """Return if this gateway holds the partition. Raises Fenced, NotCommitted."""
+        mark = self._water.mark(self._next, time.time())
+        await self.writer.prove([GroupOffset(GROUP, Position(Topic.SESSIONS, self.number, mark))])
 
     async def passed(self, offset: int, seconds: float) -> bool:
         """Wait until the tail has passed `offset`. Returns False after `seconds`."""

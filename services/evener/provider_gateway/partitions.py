@@ -1,64 +1,217 @@
-"""The partitions that this gateway owns, and the addresses of the owners of all others."""
+"""The partitions that this gateway owns: it takes them over, serves them, and hands them over to their next owner."""
 
-from msgspec import Struct, field
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
 
-from evener.bus.port import Bus
-from evener.proto.codec import BadRecord
+import structlog
+from msgspec import Struct
+
+from evener.bus.port import Bus, Fenced
+from evener.proto.errors import Recoverable
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
-from evener.provider_gateway.partition import Partition
+from evener.provider_gateway.partition import GROUP, Partition
 from evener.provider_gateway.writer import PartitionWriter
+from evener.runtime.change import first_of
+from evener.runtime.tasks import Tasks
 from evener.service.events import EventLog
+from evener.service.owners import GATEWAY, Owners
+from evener.service.partitions import Owned
 from evener.service.telemetry import Metrics
 
-SERVICE = "provider_gateway"
+SERVICE: Final = GATEWAY
+LOOK_SECONDS: Final = 1.0
+"""The interval at which it is looked whether other gateways are still alive: that nothing is heard of them is no event."""
+
+log = structlog.get_logger()
 
 
-class OwnedPartitions(Struct, frozen=True, eq=False):
+class Held(Struct, eq=False):
+    """A partition that this gateway has taken over."""
+
+    partition: Partition
+    epoch: int
+    releasing: bool = False
+    """Whether it is being handed over: calls in flight are finished, and no others begun."""
+
+
+class OwnedPartitions:
     """The owned partitions by number."""
 
-    bus: Bus
-    events: EventLog
-    metrics: Metrics
-    instance_id: str
-    _owned: dict[int, Partition] = field(default_factory=dict)
+    def __init__(
+        self,
+        bus: Bus,
+        events: EventLog,
+        metrics: Metrics,
+        owners: Owners,
+        *,
+        instance_id: str,
+        handover_seconds: float,
+        listed_anew: Callable[[], None],
+    ) -> None:
+        """`listed_anew` is called when the gateway's next heartbeat lists other partitions than the last."""
+        self._bus = bus
+        self._events = events
+        self._metrics = metrics
+        self._owners = owners
+        self._instance_id = instance_id
+        self._handover_seconds = handover_seconds
+        self._listed_anew = listed_anew
+        self._held: dict[int, Held] = {}
+        self._owned: Owned | None = None
+        """What the group assigns. None: the gateway does not run yet."""
+        self._stopping = False
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """The partitions that are served."""
-        return tuple(sorted(self._owned))
+    def ready(self) -> bool:
+        """Whether the group has assigned partitions, and all of them are served."""
+        return self._owned is not None and self._owned.joined and self._owned.assigned <= self._held.keys()
+
+    def listing(self) -> dict[str, Any]:
+        """Return the fields of the heartbeat that list partitions."""
+        serving = tuple(sorted(number for number in self._held if self.admits(number)))
+        releasing = tuple(sorted(self._held.keys() - set(serving)))
+        return {
+            "partitions": serving,
+            "releasing": releasing,
+            "epochs": tuple((number, held.epoch) for number, held in sorted(self._held.items())),
+        }
 
     def get(self, number: int) -> Partition | None:
-        """Return a partition, if this gateway owns it."""
-        return self._owned.get(number)
+        """Return a partition, if this gateway holds it."""
+        held = self._held.get(number)
+        return None if held is None else held.partition
+
+    def admits(self, number: int) -> bool:
+        """Return whether new calls may begin in a partition that this gateway holds."""
+        return not self._stopping and not self._held[number].releasing
+
+    def address_of(self, number: int) -> str | None:
+        """Return the base URL of another gateway that owns a partition. None: there is none."""
+        hold = self._owners.hold(number)
+        return None if hold is None or hold.instance_id == self._instance_id else hold.address
+
+    async def run(self, name: str) -> None:
+        """Take part in the group under a name, and serve what it assigns, until cancelled."""
+        await self._owners.caught_up.wait()
+        async with Tasks() as tasks:
+            self._owned = owned = Owned(self.serve, tasks, change=self._owners.change, hands_over=True)
+            tasks.create_task(self._look())
+            while True:
+                member = tasks.create_task(self._be_member(owned, name))
+                await owned.change.until(lambda: not self._takes_part())
+                owned.assign(frozenset(), None)  # everything is released from here on, and the others are told by the group
+                member.cancel()
+                await asyncio.wait({member})
+                await owned.change.until(self._takes_part)
+
+    async def drain(self) -> None:
+        """Begin no more calls. Hand everything over to the other gateways; where there are none, finish the calls in flight."""
+        self._stopping = True
+        self._tell()
+        for held in list(self._held.values()):
+            await held.partition.is_idle()
+        # with nobody to hand over to, tails and ends are followed until the process closes
+        await self._owners.change.until(lambda: not self._held or self._takes_part())
 
     async def serve(self, number: int) -> None:
-        """Take a partition over and serve it until cancelled. Raises Fenced when another instance has taken it over."""
-        producer = await self.bus.producer(f"gateway-{number}")  # which fences the earlier owner
-        partition = Partition(self.bus, self.events, number, PartitionWriter(producer, self.events, self.metrics))
+        """Take a partition over when it is free, and serve it until it is handed over. Raises Fenced."""
+        if not await self._released(number):
+            return
+        producer = await self._bus.producer(f"gateway-{number}")  # which fences the earlier owner
+        partition = Partition(self._bus, self._events, number, PartitionWriter(producer, self._events, self._metrics))
         try:
             await partition.take_over()
-            self._owned[number] = partition
-            self.metrics.partitions_owned.set(len(self._owned))
-            await partition.serve()
+            held = self._held[number] = Held(partition, max(producer.epoch, self._owners.highest(number) + 1))
+            self._tell()
+            await self._serve(number, held)
+        except Fenced:
+            self._drop(number)  # at once: the next owner has it, and may not be listed beside this one
+            raise
         finally:
-            self._owned.pop(number, None)
-            self.metrics.partitions_owned.set(len(self._owned))
             await partition.aclose()
             await producer.aclose()
+            self._drop(number)
 
-    async def address_of(self, partition: int) -> str | None:
-        """Return the base URL of another gateway that lists the partition in `fleet`. None: there is none."""
-        for record in (await self.bus.last_values(Topic.FLEET, 0)).values():
-            try:
-                event = await self.events.event(record)
-            except BadRecord:
-                continue
-            if (
-                isinstance(event, Heartbeat)
-                and event.service == SERVICE
-                and event.instance_id != self.instance_id
-                and partition in event.partitions
-            ):
-                return event.address
-        return None
+    async def _serve(self, number: int, held: Held) -> None:
+        async with Tasks() as tasks:
+            serving = [tasks.create_task(held.partition.serve()), tasks.create_task(self._listed_elsewhere(number, held))]
+            await self._handed_over(number, held)
+            for task in serving:
+                task.cancel()
+
+    async def _handed_over(self, number: int, held: Held) -> None:
+        """Return when the partition is assigned elsewhere and its calls have ended, or have taken too long. Raises Fenced."""
+        while True:
+            await self._owners.change.until(lambda: not self._is_assigned(number))
+            held.releasing = True
+            self._tell()
+            held.partition.give_way()
+            log.info("partition_handed_over", partition=number, calls=held.partition.open_calls)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._handover_seconds):
+                    await first_of(held.partition.is_idle(), self._owners.change.until(lambda: self._is_assigned(number)))
+            if not self._is_assigned(number):
+                return
+            with suppress(Recoverable):  # the log is away: the next commit will tell
+                await held.partition.prove()  # it was another's meanwhile, who may have taken it over unnoticed
+            held.releasing = False
+            self._tell()
+
+    async def _listed_elsewhere(self, number: int, held: Held) -> None:
+        """Wait until a later owner lists the partition. Raises Fenced: this gateway may not have noticed, because it wrote nothing."""
+
+        def is_listed() -> bool:
+            hold = self._owners.hold(number)
+            return hold is not None and hold.instance_id != self._instance_id and hold.epoch > held.epoch
+
+        await self._owners.change.until(is_listed)
+        msg = f"partition {number} of sessions was taken over"
+        raise Fenced(msg)
+
+    async def _released(self, number: int) -> bool:
+        """Wait until no other living gateway holds a partition, but not too long. False: it is assigned elsewhere by now."""
+
+        def is_free() -> bool:
+            return not self._is_assigned(number) or self._owners.holder(number, besides=self._instance_id) is None
+
+        if not is_free():
+            log.info("partition_awaited", partition=number, holder=self._owners.holder(number, besides=self._instance_id))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._handover_seconds):
+                    await self._owners.change.until(is_free)
+        return self._is_assigned(number)
+
+    async def _be_member(self, owned: Owned, name: str) -> None:
+        async with self._bus.join(GROUP, Topic.SESSIONS, name) as membership:
+            while True:
+                owned.assign(await membership.changed(), membership)
+                self._tell()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._owners.change.note()
+
+    def _takes_part(self) -> bool:
+        """Return whether this gateway is to be a member of the group."""
+        return not self._stopping or not self._others()
+
+    def _others(self) -> Mapping[str, Heartbeat]:
+        """Return the heartbeats of the other gateways that could take partitions, by instance id."""
+        return {name: beat for name, beat in self._owners.living().items() if name != self._instance_id}
+
+    def _is_assigned(self, number: int) -> bool:
+        return self._owned is not None and number in self._owned.assigned
+
+    def _drop(self, number: int) -> None:
+        if self._held.pop(number, None) is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Let the heartbeat and those who wait see what changed."""
+        self._metrics.partitions_owned.set(len(self._held))
+        self._listed_anew()
+        self._owners.change.note()

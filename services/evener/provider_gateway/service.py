@@ -7,14 +7,12 @@ from contextlib import asynccontextmanager
 import structlog
 
 from evener.proto.fleet import Heartbeat
-from evener.proto.topics import Topic
 from evener.provider_gateway.call import CallServices
 from evener.provider_gateway.calls import Calls
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.engine_scheduler import EngineScheduler
 from evener.provider_gateway.engines import EnginePool
 from evener.provider_gateway.http import Endpoints
-from evener.provider_gateway.partition import GROUP
 from evener.provider_gateway.partitions import SERVICE, OwnedPartitions
 from evener.provider_gateway.placement import Placer
 from evener.provider_gateway.policies import Policy, open_policies
@@ -22,7 +20,7 @@ from evener.provider_gateway.timings import TIMINGS, GatewayTimings
 from evener.runtime.tasks import Tasks
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
-from evener.service.partitions import own_partitions
+from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 from evener.templates.open import OWN
 
@@ -46,13 +44,21 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     _tell_of_templates(policies)
     blobs = context.waiting_blobs(put_seconds=config.transparent_retry_seconds)
     events = EventLog(context.bus, blobs)
-    instance_id = f"{context.instance_id}-{SERVICE}"
     scheduler = EngineScheduler(queue=config.queue, patience_seconds=config.transparent_retry_seconds)
     renderers = {name: policy.renderer for name, policy in policies.items()}
     measured = metrics(context.registry)
     pool = EnginePool(context.bus, events, renderers, scheduler, required=config.required_engine, metrics=measured, timings=timings)
     measured.calls_waiting.set_function(lambda: scheduler.waiting)
-    partitions = OwnedPartitions(context.bus, EventLog(context.bus, blobs, measured), measured, instance_id)
+    owners, heartbeat_due, stopping = Owners(), asyncio.Event(), asyncio.Event()
+    partitions = OwnedPartitions(
+        context.bus,
+        EventLog(context.bus, blobs, measured),
+        measured,
+        owners,
+        instance_id=f"{context.instance_id}-{SERVICE}",
+        handover_seconds=config.handover_seconds,
+        listed_anew=heartbeat_due.set,
+    )
     services = CallServices(
         engines=scheduler,
         placer=Placer(policies, blobs),
@@ -70,26 +76,27 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
         session_lookup_timeout_seconds=config.session_lookup_timeout_seconds,
         admission_timeout_seconds=config.admission_timeout_seconds,
     )
-    stopping = asyncio.Event()
 
     async def run() -> None:
         async with Tasks() as tasks:
             tasks.create_task(pool.follow())
             tasks.create_task(pool.lacks_what_is_required())
-            tasks.create_task(own_partitions(context.bus, GROUP, Topic.SESSIONS, partitions.serve, keep=True))
+            tasks.create_task(owners.follow(context.bus))
+            tasks.create_task(partitions.run(context.instance_id))
 
     async def drain() -> None:
         stopping.set()
+        await partitions.drain()
 
     def heartbeat() -> Heartbeat:
-        served = () if stopping.is_set() else partitions.numbers
-        return context.heartbeat(SERVICE, stopping=stopping.is_set(), policies=tuple(policies), partitions=served)
+        return context.heartbeat(SERVICE, stopping=stopping.is_set(), policies=tuple(policies), **partitions.listing())
 
     yield Service(
         name=SERVICE,
         routes=endpoints.routes(),
         run=run,
-        ready=lambda: pool.ready() | {"partitions": bool(partitions.numbers)},
+        ready=lambda: pool.ready() | {"partitions": partitions.ready},
         heartbeat=heartbeat,
+        heartbeat_due=heartbeat_due,
         drain=drain,
     )

@@ -87,6 +87,10 @@ class PartitionWriter:
             offloading.add_done_callback(self._offloading.discard)
         return asyncio.shield(committed)  # a caller that is cancelled cancels only its own wait
 
+    async def prove(self, offsets: Sequence[GroupOffset]) -> None:
+        """Return if the producer's id is not taken over: it commits these offsets. Raises Fenced, NotCommitted."""
+        await self._producer.commit([], offsets)
+
     async def lost(self) -> None:
         """Wait until the writer has ended. Raises Fenced when another instance has taken the partition over."""
         await asyncio.wait([self._task])

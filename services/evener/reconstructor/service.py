@@ -36,7 +36,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
     yield Service(
         name=SERVICE,
         routes=session_routes(Stored(context.bus, asked, EventLog(context.bus, asked)), context.secrets),
-        run=lambda: own_partitions(context.bus, GROUP, Topic.SESSIONS, serve, keep=False),
+        run=lambda: own_partitions(context.bus, GROUP, Topic.SESSIONS, context.instance_id, serve),
         ready=lambda: {"partitions": bool(replaying)},
         heartbeat=lambda: context.heartbeat(SERVICE),
         drain=drain,

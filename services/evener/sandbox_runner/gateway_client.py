@@ -17,9 +17,9 @@ from yarl import URL
 from evener.client.views import ProblemAnswer
 from evener.proto.codec import BadRecord, decode_frame
 from evener.proto.framing import FrameReader, StreamCut
-from evener.proto.relay import CAPABILITY, LEFT_PATH, OWNER, REPEATS, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, LEFT_PATH, MOVING, OWNER, REPEATS, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
 from evener.runtime.retry import Backoff
-from evener.sandbox_runner.owners import Moved, Owners
+from evener.service.owners import Moved, Owners
 
 AGAIN: Final = Backoff(0.1, 2.0)
 """The pauses before a call is sent again."""
@@ -38,6 +38,10 @@ log = structlog.get_logger()
 
 class Broken(Exception):
     """The gateway was lost before it answered."""
+
+
+LOST: Final = (Broken, Moved, BadRecord, StreamCut, aiohttp.ClientError, OSError, TimeoutError)
+"""A call that ends with one of these is sent again."""
 
 
 class SentAgain(Struct, frozen=True):
@@ -82,40 +86,54 @@ class GatewayClient:
         self._owners = owners
 
     async def frames(self, call: RelayedCall, patiently: Patience) -> AsyncGenerator[AnyFrame | SentAgain, None]:
-        """Yield the frames of gateways, and `SentAgain` before each new try. The last frame is an Answer. Continues until closed.
+        """Yield the frames of gateways, and `SentAgain` after each try that was lost. The last frame is an Answer. Continues until closed.
+
+        A partition that moves loses nothing: its next owner is waited for. The pauses end as soon as another gateway owns the partition.
 
         The pauses between tries grow even if a try was admitted: it may be admitted before what it needs fails it.
         """
-        hint = None
+        begun_at = hint = None
         for pause in AGAIN:
-            address, hint = hint or self._owners.address(call.partition), None
-            if address is None:
-                address = await patiently(lambda: self._owners.moved(call.partition, ()))
+            address = hint or await self._owner(call.partition, begun_at, patiently)
+            owner, hinted, hint = self._owners.hold(call.partition), hint is not None, None
             try:
                 async with aclosing(self._try(call, address, patiently)) as frames:
                     async for frame in frames:
+                        begun_at = address
                         yield frame
                         if isinstance(frame, Answer):
                             return
             except _Elsewhere as elsewhere:
                 hint = elsewhere.address
-            except (Broken, Moved, BadRecord, StreamCut, aiohttp.ClientError, OSError, TimeoutError) as cause:
+                if not hinted:
+                    continue
+            except _Moving:
+                begun_at = None
+            except LOST as cause:
                 call.trouble = f"{address}: {cause}"
                 log.info("call_sent_again", request_id=call.request_id, gateway=address, reason=repr(cause))
+                yield SentAgain()
             except _Unknowing as cause:
                 call.trouble = f"{address}: {cause}"
                 log.warning("gateway_does_not_know_session", request_id=call.request_id, gateway=address, reason=str(cause))
-            yield SentAgain()
-            await _once(patiently, asyncio.sleep(pause))
+                yield SentAgain()
+            await _once(patiently, self._owners.pause(call.partition, owner, pause))
+
+    async def _owner(self, partition: int, begun_at: str | None, patiently: Patience) -> str:
+        """Return the address of the partition's owner. One that hands it over is asked only for what was begun there; else wait."""
+        hold = self._owners.hold(partition)
+        if hold is not None and (not hold.releasing or hold.address == begun_at):
+            return hold.address
+        return await patiently(lambda: self._owners.serving(partition))
 
     async def left(self, call: RelayedCall) -> None:
         """Tell the owner, in a few tries, that the harness disconnected. A gateway that does not learn of it aborts the call by itself."""
         for pause in islice(AGAIN, LEFT_TRIES):
-            address = self._owners.address(call.partition)
+            owner = self._owners.hold(call.partition)
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                if address is not None and await self._post_left(call, address) in SETTLED:
+                if owner is not None and await self._post_left(call, owner.address) in SETTLED:
                     return
-            await asyncio.sleep(pause)
+            await self._owners.pause(call.partition, owner, pause)
 
     async def _post_left(self, call: RelayedCall, address: str) -> int:
         url = address + LEFT_PATH.format(request_id=call.request_id)
@@ -128,7 +146,7 @@ class GatewayClient:
             return response.status
 
     async def _try(self, call: RelayedCall, address: str, patiently: Patience) -> AsyncGenerator[AnyFrame, None]:
-        """Yield one gateway's frames up to its Answer. Raises Broken or _Elsewhere if it has none.
+        """Yield one gateway's frames up to its Answer. Raises Broken, _Elsewhere or _Moving if it has none.
 
         Raises Moved when another gateway owns the partition: this one may be frozen, and would keep the relay waiting for ever.
         """
@@ -159,6 +177,10 @@ class _Unknowing(Exception):
     """The gateway cannot open the capability, or does not know the session: it is misconfigured, or no longer the owner."""
 
 
+class _Moving(Exception):
+    """The partition is on its way to another gateway."""
+
+
 class _Elsewhere(Exception):
     """Another gateway owns the session."""
 
@@ -184,9 +206,11 @@ async def _once(patiently: Patience, work: Awaitable[T]) -> T:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> Answer:
-    """Return the answer of a gateway whose session has ended. Raises _Elsewhere for a redirection, otherwise its trouble."""
+    """Return the answer of a gateway whose session has ended. Raises _Elsewhere, _Moving, or for other answers the gateway's trouble."""
     if response.status == HTTPStatus.TEMPORARY_REDIRECT:
         raise _Elsewhere(response.headers[OWNER])
+    if MOVING in response.headers:
+        raise _Moving
     body = await response.read()
     if response.status == HTTPStatus.GONE:
         return Answer(status=HTTPStatus.GONE, body=body)

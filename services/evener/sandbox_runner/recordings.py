@@ -14,9 +14,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from evener.client.views import RecordingView
-from evener.service.auth import Secrets, control_route, principal_of
+from evener.service.auth import Secrets, operator_route
 from evener.service.http import decoded, error_response, json_response
-from evener.service.principals import Role
 
 
 class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,9 +31,8 @@ _exits: Final = msgspec.json.Decoder(RecordingExited)
 class OpenRecording:
     """One open recording."""
 
-    def __init__(self, opened: RecordingView, team: str) -> None:
+    def __init__(self, opened: RecordingView) -> None:
         self.opened = opened
-        self.team = team
         self.exited: asyncio.Future[RecordingExited] = asyncio.get_running_loop().create_future()
         self.last_sign = time.monotonic()
 
@@ -55,9 +53,9 @@ class Recordings:
         self._secrets = secrets
 
     @contextmanager
-    def open(self, session_id: str, opened: RecordingView, team: str) -> Iterator[OpenRecording]:
-        """Offer a recording to its team while this block runs."""
-        recording = self._open[session_id] = OpenRecording(opened, team)
+    def open(self, session_id: str, opened: RecordingView) -> Iterator[OpenRecording]:
+        """Offer a recording while this block runs."""
+        recording = self._open[session_id] = OpenRecording(opened)
         try:
             yield recording
         finally:
@@ -68,9 +66,9 @@ class Recordings:
         """Return the endpoints to mount."""
         path = "/recordings/{session_id}"
         return [
-            Route(path, control_route(self._secrets, self._show, Role.USER), methods=["GET"]),
-            Route(f"{path}/heartbeat", control_route(self._secrets, self._heartbeat, Role.USER, quiet=True), methods=["POST"]),
-            Route(f"{path}/exited", control_route(self._secrets, self._exited, Role.USER), methods=["POST"]),
+            Route(path, operator_route(self._secrets, self._show), methods=["GET"]),
+            Route(f"{path}/heartbeat", operator_route(self._secrets, self._heartbeat), methods=["POST"]),
+            Route(f"{path}/exited", operator_route(self._secrets, self._exited), methods=["POST"]),
         ]
 
     async def _show(self, request: Request) -> Response:
@@ -92,8 +90,7 @@ class Recordings:
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     def _of(self, request: Request) -> OpenRecording | None:
-        recording = self._open.get(request.path_params["session_id"])
-        return recording if recording is not None and principal_of(request).sees(recording.team) else None
+        return self._open.get(request.path_params["session_id"])
 
 
 def _unknown(request: Request) -> Response:

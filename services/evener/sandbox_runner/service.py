@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 import structlog
 
-from evener.bus.port import Position, Record
+from evener.bus.port import Record
 from evener.proto.codec import BadRecord
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.reasons import ExitCause
@@ -22,12 +22,12 @@ from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import TIMINGS, RunnerContext, RunnerTimings
 from evener.sandbox_runner.core import HeldAttempts
 from evener.sandbox_runner.gateway_client import GatewayClient
-from evener.sandbox_runner.owners import Owners
 from evener.sandbox_runner.recordings import Recordings
 from evener.sandbox_runner.sessions import AttemptRun
 from evener.sandboxes.registry import open_backends
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
+from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
 
@@ -39,9 +39,9 @@ log = structlog.get_logger()
 
 
 class Runner:
-    """Takes the attempts dispatched to it from `start` on, in its partition of `dispatch`, and runs up to `capacity` sessions at a time."""
+    """Takes the attempts dispatched to it from `start` on, and runs up to `capacity` sessions at a time."""
 
-    def __init__(self, runner: RunnerContext, context: ServiceContext, owners: Owners, start: Position) -> None:
+    def __init__(self, runner: RunnerContext, context: ServiceContext, owners: Owners, start: int) -> None:
         self._runner = runner
         self._context = context
         self._owners = owners
@@ -91,7 +91,7 @@ class Runner:
         return [task for _, task in self._sessions.values()]
 
     async def _follow(self) -> None:
-        async for batch in self._context.bus.follow(self._start.topic, self._start.partition, self._start.offset):
+        async for batch in self._context.bus.follow(Topic.DISPATCH, 0, self._start):
             for record in batch:
                 if record.key == self._runner.runner_id:
                     await self._take(record)
@@ -141,16 +141,14 @@ class Runner:
 async def open_service(config: Config, context: ServiceContext, *, timings: RunnerTimings = TIMINGS) -> AsyncIterator[Service]:
     """Kill what a dead runner left, then yield the runner."""
     async with AsyncExitStack() as stack:
-        runner_id = f"{context.instance_id}-{NAME}"
-        partition = context.bus.partition_of(Topic.DISPATCH, runner_id)
-        start = Position(Topic.DISPATCH, partition, await context.bus.end(Topic.DISPATCH, partition))
+        start = await context.bus.end(Topic.DISPATCH, 0)
         sandboxes = await stack.enter_async_context(open_backends(Path(config.state) / "sandboxes" / context.instance_id))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         owners, recordings = Owners(), Recordings(context.secrets)
         blobs = context.waiting_blobs()
         runner_context = RunnerContext(
             config=config,
-            runner_id=runner_id,
+            runner_id=f"{context.instance_id}-{NAME}",
             events=EventLog(context.bus, blobs, metrics(context.registry)),
             bus=Dependency("bus"),
             blobs=blobs,

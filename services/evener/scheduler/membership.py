@@ -63,7 +63,8 @@ class Scheduler:
         async with Tasks() as tasks:
             tasks.create_task(self._active.follow(self._context.bus))
             if not self._stopping:
-                joining = own_partitions(self._context.bus, f"scheduler-{self._config.name}", Topic.TASKS, self._serve, keep=False)
+                group, name = f"scheduler-{self._config.name}", self._context.instance_id
+                joining = own_partitions(self._context.bus, group, Topic.TASKS, name, self._serve)
                 self._member = tasks.create_task(joining, name="scheduler-member")
 
     async def drain(self) -> None:

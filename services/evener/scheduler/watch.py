@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Final
 
 from evener.client.views import SessionProgress, TaskDetail, TaskView
@@ -12,14 +12,6 @@ from evener.proto.state import TaskState
 
 QUIET_SECONDS: Final = 15.0
 """After this time without a change, a watcher is sent an empty line, which shows that the connection is alive."""
-
-Sees = Callable[[str], bool]
-"""Whether somebody sees what belongs to a team."""
-
-
-def everything(_team: str) -> bool:
-    """See the tasks of all teams."""
-    return True
 
 
 class Watch:
@@ -53,34 +45,31 @@ class Watch:
         self._news.set()
         self._news = asyncio.Event()
 
-    def views(self, run_id: str | None = None, *, after: int = 0, sees: Sees = everything) -> list[TaskView]:
-        """Return the tasks of a run (None: of all) that changed after a cursor, in the order of their last changes.
-
-        `sees`: of which teams.
-        """
+    def views(self, run_id: str | None = None, *, after: int = 0) -> list[TaskView]:
+        """Return the tasks of a run (None: of all) that changed after a cursor, in the order of their last changes."""
         found: list[TaskView] = []
         for task_id, cursor in reversed(self._cursors.items()):
             if cursor <= after:
                 break
             state = self._tasks[task_id]
-            if run_id in {None, state.submitted.options.run_id} and sees(state.submitted.team):
+            if run_id is None or state.submitted.options.run_id == run_id:
                 found.append(view(state, cursor))
         return found[::-1]
 
-    def detail(self, task_id: str, sees: Sees = everything) -> TaskDetail | None:
-        """Return a task with its sessions. None: there is no such task of a team that is seen."""
+    def detail(self, task_id: str) -> TaskDetail | None:
+        """Return a task with its sessions. None: there is no such task."""
         state = self._tasks.get(task_id)
-        if state is None or not sees(state.submitted.team):
+        if state is None:
             return None
         sessions = tuple(SessionProgress(**shared_fields(session, SessionProgress)) for session in state.sessions)
         return TaskDetail(task=view(state, self._cursors[task_id]), sessions=sessions)
 
-    async def follow(self, run_id: str | None, after: int, sees: Sees = everything) -> AsyncIterator[TaskView | None]:
+    async def follow(self, run_id: str | None, after: int) -> AsyncIterator[TaskView | None]:
         """Yield what changed after the cursor, then what changes, until the end. None: nothing changed, the connection is alive."""
         cursor = after if after <= self._newest else 0
         while True:
             news = self._news
-            for changed in self.views(run_id, after=cursor, sees=sees):
+            for changed in self.views(run_id, after=cursor):
                 yield changed
                 cursor = changed.cursor
             if self._ended:
@@ -98,8 +87,6 @@ def view(state: TaskState, cursor: int) -> TaskView:
         cursor=cursor,
         task_id=submitted.task_id,
         run_id=submitted.options.run_id,
-        team=submitted.team,
-        principal=submitted.principal,
         name=None if submitted.task is None else submitted.task.name,
         harness=submitted.options.harness.name,
         purpose=submitted.options.purpose,

@@ -24,7 +24,7 @@ from evener.trainer_bridge.rollout import Publisher, RolloutGate
 
 
 class TrainerBridge:
-    """Owns the partitions that the group assigns to this instance, until it is fenced."""
+    """Owns the partitions that the group assigns to this instance."""
 
     def __init__(self, config: Config, context: ServiceContext) -> None:
         events = EventLog(context.bus, context.waiting_blobs())
@@ -50,7 +50,7 @@ class TrainerBridge:
             tasks.create_task(self.policies.follow())
             tasks.create_task(self.engines.follow())
             tasks.create_task(self.reconciler.run())
-            tasks.create_task(own_partitions(self._context.bus, GROUP, Topic.SCORED, self.serve, keep=True))
+            tasks.create_task(own_partitions(self._context.bus, GROUP, Topic.SCORED, self._context.instance_id, self.serve))
 
     def owns(self, policy: str) -> bool:
         """Return whether this instance owns a policy: it owns the partition of the policy's name."""

@@ -9,7 +9,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from evener.bus.kafka_private import CHECKED, fail_undelivered, follows, forbid_connections, transaction_end
+from evener.bus.kafka_private import CHECKED, epoch_of, fail_undelivered, follows, forbid_connections, transaction_end
 
 UPGRADE = (
     "aiokafka {} was not checked. Read what evener/bus/kafka_private.py uses of it in its producer, sender, transaction manager, client; "
@@ -38,6 +38,7 @@ async def test_epoch_of_a_transactional_id_is_known(producer: AIOKafkaProducer) 
     later._txn_manager.set_pid_and_epoch(7, 4)
     assert follows(producer, later)
     assert not follows(later, producer)
+    assert epoch_of(producer) < epoch_of(later)
     await later.stop()
 
 

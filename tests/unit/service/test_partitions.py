@@ -23,13 +23,15 @@ class Assigned:
 
     def __init__(self) -> None:
         self.partitions: frozenset[int] = frozenset()
+        self.dividing = False
 
     async def changed(self) -> frozenset[int]:
         return self.partitions
 
-    def assign(self, owned: Owned, partitions: set[int], tasks: asyncio.TaskGroup) -> None:
+    def assign(self, owned: Owned, partitions: set[int]) -> None:
         self.partitions = frozenset(partitions)
-        owned.assign(self.partitions, tasks)
+        self.dividing = False
+        owned.assign(self.partitions, self)
 
 
 def serving() -> list["asyncio.Task[object]"]:
@@ -69,7 +71,7 @@ class Served:
 async def test_every_assigned_partition_is_served_until_the_end(bus: Bus) -> None:
     """On the embedded bus the only member gets all."""
     served = Served()
-    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, served.serve, keep=True, fenced_seconds=0.01))
+    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, "a", served.serve, fenced_seconds=0.01))
     await until(lambda: len(served.now) == 3)
     owning.cancel()
     await asyncio.wait({owning})
@@ -91,7 +93,7 @@ async def test_fenced_owner_takes_over_again_after_a_pause(bus: Bus) -> None:
             raise Fenced(msg)
         await served.serve(partition)
 
-    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True, fenced_seconds=0.01))
+    owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, "a", serve, fenced_seconds=0.01))
     await until(lambda: served.now == {0, 1, 2})
     owning.cancel()
 
@@ -107,27 +109,53 @@ async def test_failure_of_one_partition_ends_all(bus: Bus) -> None:
         await served.serve(partition)
 
     with pytest.raises(ValueError, match="a bug"):
-        await own_partitions(bus, "g", Topic.SESSIONS, serve, keep=True, fenced_seconds=0.01)
+        await own_partitions(bus, "g", Topic.SESSIONS, "a", serve, fenced_seconds=0.01)
 
     assert served.now == set()
 
 
-@pytest.mark.parametrize("keep", [True, False])
-async def test_partition_that_the_group_takes_away(keep: bool) -> None:  # noqa: FBT001 - the two cases
-    """Kept: served on until its writer is fenced. Not kept: given up at once. What stays is left alone."""
+async def test_partition_that_is_assigned_elsewhere_is_given_up_at_once() -> None:
+    """What stays is left alone."""
     served = Served()
     assigned = Assigned()
-    owned = Owned(assigned, served.serve, keep=keep, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
-        assigned.assign(owned, {0, 1}, tasks)
+        owned = Owned(served.serve, tasks, fenced_seconds=0.01)
+        assigned.assign(owned, {0, 1})
         await until(lambda: served.now == {0, 1})
-        assigned.assign(owned, {1, 2}, tasks)
+        assigned.assign(owned, {1, 2})
         await until(lambda: served.begun == [0, 1, 2])
         now = set(served.now)
         end_all()
 
-    assert now == ({0, 1, 2} if keep else {1, 2})
+    assert now == {1, 2}
     assert served.begun == [0, 1, 2]
+
+
+async def test_partition_that_is_handed_over_is_served_until_its_server_returns() -> None:
+    """And anew if it was assigned here again meanwhile, however late it came back."""
+    begun, handed_over = 0, asyncio.Event()
+    assigned = Assigned()
+
+    async def serve(partition: int) -> None:
+        nonlocal begun
+        begun += 1
+        await owned.change.until(lambda: partition not in owned.assigned)
+        await handed_over.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        owned = Owned(serve, tasks, hands_over=True, fenced_seconds=0.01)
+        assigned.assign(owned, {0})
+        await until(lambda: begun == 1)
+        assigned.assign(owned, set())
+        await asyncio.sleep(0)
+        assert serving()
+        assigned.assign(owned, {0})
+        handed_over.set()
+        await until(lambda: begun == 2)
+        assigned.assign(owned, set())
+        await until(lambda: not serving())
+
+    assert begun == 2
 
 
 async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served_anew() -> None:
@@ -144,15 +172,15 @@ async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served
         await asyncio.Event().wait()
 
     assigned, fenced = Assigned(), asyncio.Event()
-    owned = Owned(assigned, serve, keep=True, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
-        assigned.assign(owned, {0}, tasks)
+        owned = Owned(serve, tasks, hands_over=True, fenced_seconds=0.01)
+        assigned.assign(owned, {0})
         await until(lambda: begun == 1)
-        assigned.assign(owned, set(), tasks)
+        assigned.assign(owned, set())
         fenced.set()
         await until(lambda: not serving())
         assert begun == 1
-        assigned.assign(owned, {0}, tasks)
+        assigned.assign(owned, {0})
         await until(lambda: begun == 2)
         end_all()
 
@@ -167,18 +195,18 @@ async def test_fenced_member_takes_nothing_while_the_group_divides_anew() -> Non
         nonlocal begun
         begun += 1
         if begun == 1:
-            assigned.partitions = frozenset()  # a rebalance began; `assign` is called at its end
+            assigned.dividing = True  # a rebalance began; `assign` is called at its end
             msg = "sessions-0"
             raise Fenced(msg)
         await asyncio.Event().wait()
 
     assigned = Assigned()
-    owned = Owned(assigned, serve, keep=True, fenced_seconds=0.01)
     async with asyncio.TaskGroup() as tasks:
-        assigned.assign(owned, {0}, tasks)
+        owned = Owned(serve, tasks, fenced_seconds=0.01)
+        assigned.assign(owned, {0})
         await until(lambda: begun == 1 and not serving())
         begun_meanwhile = begun
-        assigned.assign(owned, {0}, tasks)
+        assigned.assign(owned, {0})
         await until(lambda: begun == 2)
         end_all()
 

@@ -1,0 +1,154 @@
+"""Which gateway owns which partition of `sessions`, according to `fleet`.
+
+Of all gateways that list a partition, the one with the highest epoch owns it. A late heartbeat of an earlier owner therefore changes
+nothing, and neither does the order in which heartbeats arrive.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from msgspec import Struct
+
+from evener.bus.port import Bus, Record
+from evener.proto.fleet import Heartbeat
+from evener.proto.topics import Topic
+from evener.runtime.change import Change
+from evener.runtime.interrupt import Interrupt
+from evener.service.events import plain
+
+GATEWAY: Final = "provider_gateway"
+FRESH_SECONDS: Final = 5.0
+"""A gateway that was not heard of for longer than this counts as dead. More than two of its heartbeats, less than a group's session."""
+
+
+class Moved(Exception):
+    """Another gateway owns the partition now."""
+
+
+class Hold(Struct, frozen=True):
+    """A gateway's hold on a partition, as it lists it."""
+
+    instance_id: str
+    address: str
+    epoch: int
+    releasing: bool
+    """Whether it hands the partition over, and takes no new calls."""
+
+
+class _Gateway(Struct, frozen=True):
+    beat: Heartbeat
+    epochs: Mapping[int, int]
+    heard_at: float
+
+
+class Owners:
+    """The gateways and their partitions."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.change = Change()
+        """Notes every heartbeat that differs from the one before it in more than its time."""
+        self.caught_up = asyncio.Event()
+        """Set when everything is known that `fleet` held at the start."""
+        self._now = now
+        self._gateways: dict[str, _Gateway] = {}
+        self._holds: dict[int, Hold] = {}
+        """The hold with the highest epoch on each partition."""
+        self._watched: dict[Interrupt, tuple[int, Collection[str | None]]] = {}
+        """Blocks that end when their partition moves to a gateway that they do not know."""
+
+    async def follow(self, bus: Bus) -> None:
+        """Keep up with `fleet` until cancelled."""
+        start = await bus.end(Topic.FLEET, 0)
+        last = sorted((await bus.last_values(Topic.FLEET, 0)).values(), key=lambda record: record.offset)
+        for record in last:
+            self.read([record], age=max(0.0, time.time() - record.timestamp_ms / 1000))
+        self.caught_up.set()
+        async for batch in bus.follow(Topic.FLEET, 0, start):
+            self.read(batch)
+
+    def read(self, records: Iterable[Record], *, age: float = 0.0) -> None:
+        """Apply records of `fleet` that were written `age` seconds ago. Other records are ignored."""
+        for record in records:
+            if isinstance(event := plain(record), Heartbeat) and event.service == GATEWAY and event.address is not None:
+                self._take(event, self._now() - age)
+
+    def hold(self, partition: int) -> Hold | None:
+        """Return the owner's hold on a partition. None: no gateway lists it."""
+        return self._holds.get(partition)
+
+    def address(self, partition: int) -> str | None:
+        """Return the base URL of the owner. None: no gateway lists the partition."""
+        hold = self._holds.get(partition)
+        return None if hold is None else hold.address
+
+    def living(self) -> Mapping[str, Heartbeat]:
+        """Return the last heartbeats of the gateways that were heard of lately and do not stop, by instance id."""
+        since = self._now() - FRESH_SECONDS
+        return {name: one.beat for name, one in self._gateways.items() if one.heard_at > since and not one.beat.stopping}
+
+    def holder(self, partition: int, *, besides: str) -> str | None:
+        """Return the instance id of another gateway that is alive and holds a partition, perhaps only to hand it over."""
+        since = self._now() - FRESH_SECONDS
+        for name, one in self._gateways.items():
+            if name != besides and one.heard_at > since and partition in one.epochs:
+                return name
+        return None
+
+    def highest(self, partition: int) -> int:
+        """Return the highest epoch with which a gateway lists a partition. -1: none does."""
+        hold = self._holds.get(partition)
+        return -1 if hold is None else hold.epoch
+
+    async def serving(self, partition: int) -> str:
+        """Wait until a gateway owns the partition and does not hand it over; return its base URL."""
+        while True:
+            hold = self._holds.get(partition)
+            if hold is not None and not hold.releasing:
+                return hold.address
+            await self.change.until(lambda known=hold: self._holds.get(partition) != known)  # type: ignore[misc]
+
+    async def pause(self, partition: int, known: Hold | None, seconds: float) -> None:
+        """Wait, but not longer than the partition's owner is the one that is known."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.change.until(lambda: self._holds.get(partition) != known)
+
+    @contextmanager
+    def watched(self, partition: int, known: Collection[str | None]) -> Iterator[None]:
+        """Raise Moved in this block when a gateway that is not among the known ones owns the partition."""
+        interrupt = Interrupt()
+        self._watched[interrupt] = partition, known
+        try:
+            with interrupt:
+                yield
+        finally:
+            del self._watched[interrupt]
+
+    def _take(self, beat: Heartbeat, heard_at: float) -> None:
+        known = self._gateways.get(beat.instance_id)
+        if known is not None and known.beat.boot_id == beat.boot_id and beat.at < known.beat.at:
+            return
+        self._gateways[beat.instance_id] = _Gateway(beat, dict(beat.epochs), heard_at)
+        if known is not None and _told(known.beat) == _told(beat):
+            return
+        self._holds = self._highest()
+        self.change.note()
+        for interrupt, (partition, addresses) in self._watched.items():
+            if (owner := self.address(partition)) is not None and owner not in addresses:
+                interrupt.end(Moved(f"partition {partition} is owned by {owner} now"))
+
+    def _highest(self) -> dict[int, Hold]:
+        holds: dict[int, Hold] = {}
+        for name, one in self._gateways.items():
+            for partition, epoch in one.epochs.items():
+                if one.beat.address is not None and (partition not in holds or epoch > holds[partition].epoch):
+                    holds[partition] = Hold(name, one.beat.address, epoch, partition in one.beat.releasing)
+        return holds
+
+
+def _told(beat: Heartbeat) -> tuple[object, ...]:
+    """Return what a heartbeat says apart from its time."""
+    return beat.address, beat.boot_id, beat.stopping, beat.releasing, beat.epochs, beat.policies
