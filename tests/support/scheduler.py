@@ -22,7 +22,7 @@ async def scheduler(
 ) -> AsyncIterator[Client]:
     """Run a scheduler that ends as abruptly as a task can; yield a client of it."""
     config = Config(state=str(folder), bus="unused", tick_seconds=0.05, **given)
-    context = context_on(bus, folder, registry=registry or CollectorRegistry())
+    context = context_on(bus, folder, registry=registry or CollectorRegistry(), principals_file=config.principals_file)
     listening = bind(config)
     mounts = Mounts()
     async with open_service(config, context) as service, listen(mounts, listening):

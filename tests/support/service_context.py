@@ -35,11 +35,13 @@ MISSING = msgspec.msgpack.encode(BlobRef(digest="0" * 64, size=1)), (Header(HEAD
 """Those of an event that is not in the blob store."""
 
 
-def context_on(bus: Bus, folder: Path, *, operator_token: str | None = None, **given: Any) -> ServiceContext:
+def context_on(
+    bus: Bus, folder: Path, *, operator_token: str | None = None, principals_file: str | None = None, **given: Any
+) -> ServiceContext:
     """Return the context of a service on a bus, whose blobs and secrets live in a folder."""
     fields: dict[str, Any] = {
         "blobs": open_blobs(str(folder / "blobs")),
-        "secrets": load_secrets(folder, operator_token=operator_token),
+        "secrets": load_secrets(folder, operator_token=operator_token, principals_file=principals_file),
         "registry": CollectorRegistry(),
         "instance_id": "test",
         "boot_id": "boot",

@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from evener.client.errors import ClientError, Elsewhere, RequestRefused, StandsBy, TokenRefused, Unavailable, Unreachable
+from evener.client.errors import ClientError, Elsewhere, NotAllowed, RequestRefused, StandsBy, TokenRefused, Unavailable, Unreachable
 from evener.client.views import ACTIVE_HEADER, ProblemAnswer
 
 CONNECT_SECONDS: Final = 5.0
@@ -152,6 +152,8 @@ def refusal(status: int, body: bytes, doing: str) -> ClientError:
     match status:
         case 401:
             return TokenRefused(f"{doing} refuses the token")
+        case 403:
+            return NotAllowed(what)
         case 503:
             return (Elsewhere if field else Unavailable)(what.rstrip("."))
         case _ if status >= 500:  # noqa: PLR2004 - HTTP

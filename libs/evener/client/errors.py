@@ -29,7 +29,11 @@ class StandsBy(Elsewhere):
 
 
 class TokenRefused(ClientError):
-    """Give the operator's token: EVENER_OPERATOR_TOKEN, or the file `operator-token` in the state folder of the running Evener."""
+    """Give a token that the deployment knows: EVENER_TOKEN, or the file `operator-token` in the state folder of the running Evener."""
+
+
+class NotAllowed(ClientError):
+    """Ask an administrator of this deployment for the role, or for somebody who has it."""
 
 
 class RequestRefused(ClientError):

@@ -32,6 +32,9 @@ class TaskView(Struct, frozen=True, kw_only=True):
     """A number that rises with each change: `after` in GET /events."""
     task_id: str
     run_id: str
+    team: str = ""
+    principal: str = ""
+    """Who submitted it."""
     name: str | None
     """The name of the task. None: a recording without a task."""
     harness: str

@@ -1,4 +1,4 @@
-"""Authorisation: the operator's token for control endpoints, and the capability that opens one session at the gateway."""
+"""Authorisation: the tokens of principals for control endpoints, and the capability that opens one session at the gateway."""
 
 import base64
 import hashlib
@@ -13,17 +13,23 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from evener.proto.errors import ConfigError, EvenerError
 from evener.service.http import BodyRefused, error_response
+from evener.service.loopback import is_loopback
+from evener.service.principals import OPERATOR, Principal, Principals, Role
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 TOKEN_FILE: Final = "operator-token"
 KEY_FILE: Final = "capability-key"
+NOBODY: Final = Principals(None)
+
+log = structlog.get_logger()
 
 
 class CapabilityRefused(EvenerError):
@@ -39,6 +45,16 @@ class Secrets(Struct, frozen=True, kw_only=True):
 
     operator_token: str
     capability_key: bytes
+    principals: Principals = NOBODY
+    operator_from_anywhere: bool = True
+    """Whether the operator's token is taken from other machines too."""
+
+    def principal(self, request: Request) -> Principal | None:
+        """Return who sent a request, by its token (`Authorization: Bearer TOKEN`). None: nobody who is known."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if hmac.compare_digest(given.encode(), self.operator_token.encode()) and (self.operator_from_anywhere or _is_from_here(request)):
+            return OPERATOR
+        return self.principals.find(given)
 
 
 class Capability(Struct, frozen=True, kw_only=True):
@@ -57,8 +73,13 @@ class Capability(Struct, frozen=True, kw_only=True):
 _capabilities: Final = msgspec.msgpack.Decoder(Capability)
 
 
-def load_secrets(state: Path, *, operator_token: str | None = None, capability_key: str | None = None) -> Secrets:
-    """Return the given secrets. A secret that is not given is read from `state`; at first use it is drawn and stored there (mode 0600)."""
+def load_secrets(
+    state: Path, *, operator_token: str | None = None, capability_key: str | None = None, principals_file: str | None = None
+) -> Secrets:
+    """Return the given secrets. A secret that is not given is read from `state`; at first use it is drawn and stored there (mode 0600).
+
+    Raises StateUnusable, PrincipalsUnusable.
+    """
     try:
         state.mkdir(parents=True, exist_ok=True)
         token = operator_token or _stored(state / TOKEN_FILE)
@@ -66,28 +87,50 @@ def load_secrets(state: Path, *, operator_token: str | None = None, capability_k
     except OSError as cause:
         msg = f"cannot use the state folder {state}: {cause.strerror}"
         raise StateUnusable(msg) from cause
-    return Secrets(operator_token=token, capability_key=key.encode())
+    return Secrets(
+        operator_token=token,
+        capability_key=key.encode(),
+        principals=NOBODY if principals_file is None else Principals(principals_file),
+        operator_from_anywhere=operator_token is not None or principals_file is None,
+    )
 
 
-def token_ok(secret: Secrets, authorization: str | None) -> bool:
-    """Return whether an Authorization header carries the operator's token (`Bearer TOKEN`), in constant time."""
-    given = (authorization or "").removeprefix("Bearer ").strip()
-    return hmac.compare_digest(given.encode(), secret.operator_token.encode())
+def control_route(secret: Secrets, handler: Handler, role: Role = Role.ADMIN, *, quiet: bool = False) -> Handler:
+    """Return the endpoint that answers 401 to nobody who is known, 403 to a principal of a lesser role, and `handler`'s answer otherwise.
 
-
-def operator_route(secret: Secrets, handler: Handler) -> Handler:
-    """Return the endpoint that answers 401 unless the request carries the operator's token, and `handler`'s answer otherwise."""
+    `principal_of` returns the principal to the handler. Requests that change something are logged, unless there are so many of them that
+    they are to be `quiet`.
+    """
 
     async def endpoint(request: Request) -> Response:
-        if not token_ok(secret, request.headers.get("authorization")):
-            message = f"this endpoint wants the operator's token: Authorization: Bearer TOKEN (see {TOKEN_FILE} in the state folder)"
+        principal = secret.principal(request)
+        if principal is None:
+            message = f"this endpoint wants a token: Authorization: Bearer TOKEN (the operator's is {TOKEN_FILE} in the state folder)"
             return error_response(401, message, headers={"www-authenticate": "Bearer"})
-        try:
-            return await handler(request)
-        except BodyRefused as refused:
-            return error_response(refused.status, str(refused.args[0]))
+        with structlog.contextvars.bound_contextvars(principal=principal.name, team=principal.team):
+            if not principal.role.covers(role):
+                log.warning("request_forbidden", method=request.method, path=request.url.path, needed=role)
+                return error_response(403, f"this needs the role {role}, and {principal.name} of team {principal.team} is {principal.role}")
+            request.state.principal = principal
+            try:
+                answer = await handler(request)
+            except BodyRefused as refused:
+                answer = error_response(refused.status, str(refused.args[0]))
+            if request.method != "GET" and not quiet:
+                log.info("request", method=request.method, path=request.url.path, status=answer.status_code)
+            return answer
 
     return endpoint
+
+
+def principal_of(request: Request) -> Principal:
+    """Return the principal that `control_route` let in."""
+    principal: Principal = request.state.principal
+    return principal
+
+
+def _is_from_here(request: Request) -> bool:
+    return request.client is not None and is_loopback(request.client.host)
 
 
 def seal_capability(secret: Secrets, capability: Capability) -> str:

@@ -60,7 +60,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dead_letter_retention_days: Annotated[float, Meta(ge=0)] = 90.0
     """How long Kafka keeps dead letters. 0: for ever."""
     host: str = "127.0.0.1"
-    """The address to listen on. Beyond loopback it requires an operator's token that is configured here."""
+    """The address to listen on. Beyond loopback it requires an `operator_token` or a `principals_file` that is configured here."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """The port to listen on. 0: any free one."""
     address: str | None = None
@@ -72,7 +72,10 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stop_seconds: Annotated[float, Meta(ge=0)] = 10.0
     """The time that SIGTERM leaves to finish or hand back what is open."""
     operator_token: str | None = None
-    """The secret of the control endpoints. None: drawn at first start and kept in the state folder."""
+    """The token of the built-in principal, which may do everything. None: drawn at first start and kept in the state folder; where there is
+    a `principals_file`, a drawn one is taken from loopback only."""
+    principals_file: str | None = None
+    """The TOML file of those who may use the control endpoints, with team, role and quota. None: only who has the operator's token."""
     capability_key: str | None = None
     """The secret that signs the capabilities of sessions. None: drawn at first start and kept in the state folder."""
 

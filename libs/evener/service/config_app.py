@@ -27,8 +27,8 @@ from evener.service.config_text import show_config, toml
 from evener.service.service_links import service_links
 from evener.service.text_values import from_text
 
-NOT_KEYS: Final = frozenset({"EVENER_CONFIG", "EVENER_FAULTS", "EVENER_URL"})
-"""Variables that are no keys: the configuration file, injected faults, and the URL at which the command line finds a running Evener."""
+NOT_KEYS: Final = frozenset({"EVENER_CONFIG", "EVENER_FAULTS", "EVENER_TOKEN", "EVENER_URL"})
+"""Variables that are no keys: the configuration file, injected faults, and where and with which token commands find a running Evener."""
 PARAMETERS: Final = Group("Options", sort_key=0)
 FILE: Final = Annotated[Path | None, Parameter(group=PARAMETERS, help="A TOML file of keys. None: what EVENER_CONFIG names, if anything.")]
 PRINT: Final = Annotated[bool, Parameter(group=PARAMETERS, negative="", help="Print what holds as TOML, without secrets, and exit.")]

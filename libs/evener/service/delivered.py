@@ -1,7 +1,7 @@
 """`trajectories.merged` as trainers read it: from a position, in the order of the log, with the position after every group."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -52,11 +52,13 @@ async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
             raise PositionUnknown(msg)
 
 
-async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, follow: bool) -> AsyncGenerator[Delivered, None]:
+async def delivered(
+    bus: Bus, events: EventLog, position: Mapping[int, int], *, follow: bool, sees: Callable[[str], bool] = lambda _: True
+) -> AsyncGenerator[Delivered, None]:
     """Yield groups with their blobs: those of one partition in its order, partitions as they come.
 
     `position`: partition to the offset to begin with; other partitions are read from their beginning. `follow`: for ever, otherwise to the
-    end of the log at the time of the call. Raises NotRead if `events` does not wait for the blob store.
+    end of the log at the time of the call. `sees`: of which teams. Raises NotRead if `events` does not wait for the blob store.
     """
     count = bus.partitions_of(Topic.MERGED)
     ready: asyncio.Queue[Ready | None] = asyncio.Queue(AHEAD)
@@ -65,7 +67,7 @@ async def delivered(bus: Bus, events: EventLog, position: Mapping[int, int], *, 
         async with aclosing(_records(bus, partition, position.get(partition, 0), follow=follow)) as records:
             async for record in records:
                 span = tracer.start_span("deliver", context=context_of(record), kind=SpanKind.CONSUMER)
-                if (group := await _delivered(record, events)) is not None:
+                if (group := await _delivered(record, events, sees)) is not None:
                     await ready.put((group, span))
         await ready.put(None)
 
@@ -120,8 +122,8 @@ async def _records(bus: Bus, partition: int, start: int, *, follow: bool) -> Asy
             yield record
 
 
-async def _delivered(record: Record, events: EventLog) -> Delivered | None:
-    """Return the group in a record. None: it cannot be read. Raises NotRead: the position must not pass the record yet.
+async def _delivered(record: Record, events: EventLog, sees: Callable[[str], bool]) -> Delivered | None:
+    """Return the group in a record. None: it cannot be read, or is not to be seen. Raises NotRead: the position must not pass it yet.
 
     A bad record is logged but becomes no dead letter: readers are many, may start again, and may not be allowed to write. It can be
     replayed all the same.
@@ -132,6 +134,6 @@ async def _delivered(record: Record, events: EventLog) -> Delivered | None:
         replay = f"evener replay {record.topic} {record.partition} {record.offset}"
         log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=replay)
         return None
-    if not isinstance(event, GroupMerged | GroupFailed):
+    if not isinstance(event, GroupMerged | GroupFailed) or not sees(event.team):
         return None
     return Delivered(partition=record.partition, offset=record.offset, next_offset=record.offset + 1, group=Raw(encode(event)))

@@ -118,7 +118,12 @@ async def _open_context(
     config: ServiceConfig, address: str, stack: AsyncExitStack, opened_blobs: Blobs, blob_timings: BlobTimings
 ) -> tuple[ServiceContext, Store]:
     state = Path(config.state)
-    secrets = load_secrets(state, operator_token=config.operator_token, capability_key=config.capability_key)
+    secrets = load_secrets(
+        state,
+        operator_token=config.operator_token,
+        capability_key=config.capability_key,
+        principals_file=config.principals_file,
+    )
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     measured = metrics(registry)  # all series are there from the start

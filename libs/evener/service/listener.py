@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -21,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from evener.proto.errors import ConfigError, EvenerError, Recoverable
 from evener.service.config import ServiceConfig
 from evener.service.http import error_response
+from evener.service.loopback import is_loopback
 
 GRACE_SECONDS: Final = 2
 """How long open streams may continue at the end of a stop. Then they are cancelled, and their `finally` runs."""
@@ -81,8 +81,8 @@ class Server(uvicorn.Server):
 
 def bind(config: ServiceConfig) -> socket.socket:
     """Return a listening socket. Raises PortInUse, and ConfigError for an address that is foreign, or unsafe without a token."""
-    if config.operator_token is None and not is_loopback(config.host):
-        msg = f"host {config.host} can be reached from other machines, and no operator_token was given"
+    if config.operator_token is None and config.principals_file is None and not is_loopback(config.host):
+        msg = f"host {config.host} can be reached from other machines, and no operator_token or principals_file was given"
         raise ConfigError(msg)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
@@ -93,14 +93,6 @@ def bind(config: ServiceConfig) -> socket.socket:
             raise PortInUse(msg) from None
         msg = f"cannot listen on {config.host} port {config.port}: {cause}"
         raise ConfigError(msg) from cause
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address or name can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def address_of(config: ServiceConfig, listening: socket.socket) -> str:

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from evener.bus.port import Bus, Outgoing
 from evener.proto.topics import TOPICS, Topic
-from evener.service.auth import Secrets, operator_route
+from evener.service.auth import Secrets, control_route
 from evener.service.http import error_response, json_response
 
 NUMBER: Final = re.compile(r"[0-9]{1,18}")
@@ -36,4 +36,4 @@ def replay_routes(bus: Bus, secrets: Secrets) -> Sequence[BaseRoute]:
             return json_response(msgspec.structs.asdict(position))
         return error_response(404, f"there is no record at {topic}/{partition}@{offset} any more")
 
-    return (Route("/replay/{topic}/{partition}/{offset}", operator_route(secrets, replay), methods=["POST"]),)
+    return (Route("/replay/{topic}/{partition}/{offset}", control_route(secrets, replay), methods=["POST"]),)

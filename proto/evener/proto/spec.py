@@ -247,6 +247,8 @@ class SessionSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that later stages need to know about a session."""
 
     run_id: str
+    team: str = ""
+    """The team of the principal that submitted the task. Empty: it was submitted before there were teams."""
     task_id: str
     group_id: str
     group_size: Count

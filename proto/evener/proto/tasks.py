@@ -44,6 +44,10 @@ class TaskSubmitted(Event, frozen=True, kw_only=True, tag="task_submitted.v1"):
     task: TaskRef | None
     """The task's files. None: a recording without a task."""
     options: TaskOptions
+    principal: str = ""
+    """The name of the principal that submitted the task. Empty: it was submitted before there were principals."""
+    team: str = ""
+    """The principal's team."""
     submitted_at: float
 
 
@@ -103,6 +107,7 @@ def session_spec(submitted: TaskSubmitted, group_id: str, index: int) -> Session
         group = structs.replace(group, min_usable=2 if options.purpose is Purpose.TRAIN and options.samples > 1 else 1)
     return SessionSpec(
         run_id=options.run_id,
+        team=submitted.team,
         task_id=submitted.task_id,
         group_id=group_id,
         group_size=options.samples,

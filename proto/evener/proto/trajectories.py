@@ -204,6 +204,8 @@ class GroupEvent(Event, frozen=True, kw_only=True):
     group_id: str
     task_id: str
     run_id: str
+    team: str = ""
+    """The team of the principal that submitted the task. Empty: it was submitted before there were teams."""
     purpose: Purpose
     policy: str
     size: int

@@ -1,5 +1,6 @@
 """The command line: `evener COMMAND`. The modules of commands are imported when they are called, so that `--help` answers at once."""
 
+import os
 import sys
 from typing import Final
 
@@ -29,6 +30,8 @@ COMMANDS: Final = {
     "engine": "Serve an engine, or let one join a running Evener.",
     "harness": "List, install and check harnesses.",
     "policy": "Publish weights of a policy, or show what was published.",
+    "principal": "Draw a token for somebody, and print the entry of the file of principals.\n\n"
+    "The token is shown once, on stderr; the file holds its SHA-256: `evener principal ann --team search >> principals.toml`.",
     "replay": "Append a dead letter to its topic again.",
     "topics": "Compare the topics of a Kafka with what Evener wants, or make them.",
     "doctor": "Show what is missing on this machine, and how to get it.",
@@ -41,7 +44,8 @@ GROUPS: Final = frozenset({"engine", "groups", "harness", "policy", "topics"})
 app = App(
     name="evener",
     help="Train language agents by reinforcement learning through the harness they will be used in.",
-    help_epilogue="`evener COMMAND --help` tells more. `--debug` shows the traceback of an error.",
+    help_epilogue="`evener COMMAND --help` tells more. `--debug` shows the traceback of an error. `--token TOKEN` (or `file:PATH`), "
+    "otherwise EVENER_TOKEN, says who asks; without either it is the operator of this machine.",
     help_format="plaintext",
     version_flags=["--version"],
     default_parameter=Parameter(negative_bool=(), negative_iterable=()),
@@ -57,7 +61,18 @@ def main() -> None:
     """Run the command in this process's arguments, and exit: 0, 2 for wrong usage, 1 for other errors."""
     words = sys.argv[1:]
     debug = "--debug" in words
-    raise SystemExit(exit_code(lambda: call([word for word in words if word != "--debug"]), debug=debug))
+    raise SystemExit(exit_code(lambda: call(_without_token([word for word in words if word != "--debug"])), debug=debug))
+
+
+def _without_token(words: list[str]) -> list[str]:
+    """Return the words without `--token TOKEN`, which is put where commands look for it. A program's words (behind `--`) are its own."""
+    ours = words[: words.index("--")] if "--" in words else words
+    for at, word in enumerate(ours):
+        name, given, token = word.partition("=")
+        if name == "--token" and (given or len(ours) > at + 1):
+            os.environ["EVENER_TOKEN"] = token if given else ours[at + 1]
+            return words[:at] + words[at + (1 if given else 2) :]
+    return words
 
 
 def call(words: list[str]) -> int:

@@ -20,7 +20,7 @@ from evener.proto.errors import ConfigError, EvenerError
 from evener.runtime.disk import is_full
 from evener.runtime.interrupt import ended_by
 from evener.service.auth import TOKEN_FILE
-from evener.service.config import default_state
+from evener.service.config import default_state, secret_of
 from evener.service.exits import complain
 from evener.service.host import STATE_FILE, RunningUp
 
@@ -32,6 +32,8 @@ PING_SECONDS: Final = 2.0
 POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 LOG_FILE: Final = "up.log"
+TOKEN: Final = "EVENER_TOKEN"
+"""The variable of the token with which commands ask. Without it they use the operator's."""
 COMPLAINT: Final = "evener: "
 FULL_SECONDS: Final = 10.0
 """How long the disk may be full under services that a command started."""
@@ -111,13 +113,13 @@ def _told(folder: Path) -> RunningUp | None:
 
 
 def _token(folder: Path) -> str:
-    given = os.environ.get("EVENER_OPERATOR_TOKEN")
-    if given:
+    given = secret_of(os.environ.get(TOKEN) or os.environ.get("EVENER_OPERATOR_TOKEN") or None)
+    if given is not None:
         return given
     try:
         return (folder / TOKEN_FILE).read_text().strip()
     except OSError as cause:
-        msg = f"no operator's token: EVENER_OPERATOR_TOKEN is not set, and {folder / TOKEN_FILE} cannot be read"
+        msg = f"no token: neither {TOKEN} nor EVENER_OPERATOR_TOKEN is set, and {folder / TOKEN_FILE} cannot be read"
         raise ConfigError(msg) from cause
 
 

@@ -29,8 +29,9 @@ from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.request import read_request
 from evener.provider_gateway.session import SessionRuntime
 from evener.runtime.interrupt import Interrupt
-from evener.service.auth import Capability, CapabilityRefused, Secrets, open_capability, operator_route
+from evener.service.auth import Capability, CapabilityRefused, Secrets, control_route, open_capability
 from evener.service.http import decoded, json_response
+from evener.service.principals import Role
 
 GONE_STATUS: Final = 499
 """The status of an answer that nobody gets, because the relay disconnected."""
@@ -107,8 +108,8 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         return [
             RawRoute(SERVE_PREFIX + "/{path:path}", self.serve, methods=["POST"]),
             Route(LEFT_PATH, self.left, methods=["POST"]),
-            Route("/tokens/pieces", operator_route(self.secrets, self.pieces), methods=["POST"]),
-            Route("/engines", operator_route(self.secrets, self.served_engines), methods=["GET"]),
+            Route("/tokens/pieces", control_route(self.secrets, self.pieces, Role.VIEWER, quiet=True), methods=["POST"]),
+            Route("/engines", control_route(self.secrets, self.served_engines, Role.VIEWER), methods=["GET"]),
         ]
 
     async def serve(self, request: Request) -> Response:

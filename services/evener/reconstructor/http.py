@@ -19,8 +19,10 @@ from evener.proto.framing import framed
 from evener.proto.spec import Strategy
 from evener.reconstructor.stored import Stored
 from evener.reconstructor.view import view_of
-from evener.service.auth import Secrets, operator_route
+from evener.service.auth import Secrets, control_route, principal_of
 from evener.service.http import decoded, error_response, json_response
+from evener.service.principals import Role
+from evener.tokens.kept import KeptSession
 
 MSGPACK: Final = "application/x-msgpack"
 RETRY: Final = {"retry-after": "2"}
@@ -29,7 +31,7 @@ _requests: Final = msgspec.json.Decoder(RebuildRequest)
 
 
 def session_routes(stored: Stored, secrets: Secrets) -> list[BaseRoute]:
-    """Return the endpoints, which answer from stored records. Each requires the operator's token."""
+    """Return the endpoints, which answer from stored records. A principal gets sessions of its team."""
 
     async def session(request: Request) -> Response:
         """Answer with a session, ended or not: its calls, its rows and its messages, as JSON."""
@@ -44,7 +46,7 @@ def session_routes(stored: Stored, secrets: Secrets) -> list[BaseRoute]:
             return error_response(503, f"the records of session {session_id}: {away}", headers=RETRY)
         except EvenerError as failed:
             return error_response(500, f"the records of session {session_id}: {failed}")
-        if found is None:
+        if found is None or not _is_seen(request, found[0]):
             return error_response(404, f"no session {session_id!r} in the log", "session_id")
         read, source = found
         try:
@@ -55,12 +57,17 @@ def session_routes(stored: Stored, secrets: Secrets) -> list[BaseRoute]:
     async def rebuild(request: Request) -> Response:
         """Rebuild stored sessions."""
         wanted = await decoded(request, _requests)
-        return StreamingResponse(_frames(stored.rebuild(wanted)), media_type=MSGPACK)
+        return StreamingResponse(_frames(stored.rebuild(wanted, principal_of(request).sees)), media_type=MSGPACK)
 
     return [
-        Route("/sessions/{session_id}", operator_route(secrets, session), methods=["GET"]),
-        Route("/rebuild", operator_route(secrets, rebuild), methods=["POST"]),
+        Route("/sessions/{session_id}", control_route(secrets, session, Role.VIEWER), methods=["GET"]),
+        Route("/rebuild", control_route(secrets, rebuild, Role.USER, quiet=True), methods=["POST"]),
     ]
+
+
+def _is_seen(request: Request, found: KeptSession) -> bool:
+    spec = found.session.spec
+    return principal_of(request).sees("" if spec is None else spec.team)
 
 
 async def _frames(sessions: AsyncIterator[Rebuilt | None]) -> AsyncIterator[bytes]:

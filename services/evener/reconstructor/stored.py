@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -15,7 +15,7 @@ from evener.proto.arrays import length
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import NOT_AN_EVENT, BadRecord, tag_of
 from evener.proto.sessions import SessionSealed
-from evener.proto.spec import Strategy
+from evener.proto.spec import SessionSpec, Strategy
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.reconstructor.sessions_reader import SessionsReader, session_of
@@ -37,7 +37,7 @@ class StoredSession(Struct, kw_only=True, eq=False):
     partition: int
     sealed_at: float | None = None
     """When the session was sealed. None: it has not ended."""
-    run_id: str | None = None
+    spec: SessionSpec | None = None
     recorded: TrajectoryBuilt | None = None
     """The first trajectory, without its rows. None: not built yet, or trimmed."""
 
@@ -61,14 +61,14 @@ class Stored:
                 return await self._unpacked(session_id, known.recorded.records), SessionSource.RECORDS
         return None
 
-    async def rebuild(self, request: RebuildRequest) -> AsyncIterator[Rebuilt | None]:
-        """Rebuild sessions and compare them with the record. None: the search continues."""
+    async def rebuild(self, request: RebuildRequest, sees: Callable[[str], bool]) -> AsyncIterator[Rebuilt | None]:
+        """Rebuild sessions of the teams that the asker sees, and compare them with the record. None: the search continues."""
         wanted: dict[str, StoredSession] = {}
         for partition in self._partitions(request.sessions):
             async for known in self._look(partition, set(request.sessions) or None):
                 if known is None:
                     yield None
-                elif request.sessions or _is_wanted(known, request):
+                elif sees("" if known.spec is None else known.spec.team) and (request.sessions or _is_wanted(known, request)):
                     wanted[known.session_id] = known
         total, number = len(set(request.sessions)) or len(wanted), 0
         for session_id in dict.fromkeys(request.sessions):
@@ -115,7 +115,7 @@ class Stored:
                 continue
             known = found.setdefault(session_id, StoredSession(session_id=session_id, partition=partition))
             if is_seal and known.sealed_at is None and isinstance(seal := await self._events.readable(record), SessionSealed):
-                known.sealed_at, known.run_id = seal.sealed_at, seal.spec.run_id if seal.spec else None
+                known.sealed_at, known.spec = seal.sealed_at, seal.spec
         async for record in self._read(Topic.BUILT, partition):
             if record is None:
                 yield None
@@ -125,7 +125,7 @@ class Stored:
                 known = found.setdefault(built.session_id, StoredSession(session_id=built.session_id, partition=partition))
                 if known.recorded is None:
                     known.recorded = structs.replace(built, rows=())
-                    known.sealed_at, known.run_id = built.sealed_at, built.spec.run_id
+                    known.sealed_at, known.spec = built.sealed_at, built.spec
         for known in found.values():
             yield known
 
@@ -176,7 +176,7 @@ class Stored:
 def _is_wanted(known: StoredSession, request: RebuildRequest) -> bool:
     if known.sealed_at is None or (request.since is not None and known.sealed_at < request.since):
         return False
-    return request.run_id in {None, known.run_id}
+    return request.run_id in {None, None if known.spec is None else known.spec.run_id}
 
 
 def _problem(session_id: str, known: StoredSession | None) -> str | None:

@@ -14,8 +14,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from evener.client.views import RecordingView
-from evener.service.auth import Secrets, operator_route
+from evener.service.auth import Secrets, control_route, principal_of
 from evener.service.http import decoded, error_response, json_response
+from evener.service.principals import Role
 
 
 class RecordingExited(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,8 +32,9 @@ _exits: Final = msgspec.json.Decoder(RecordingExited)
 class OpenRecording:
     """One open recording."""
 
-    def __init__(self, opened: RecordingView) -> None:
+    def __init__(self, opened: RecordingView, team: str) -> None:
         self.opened = opened
+        self.team = team
         self.exited: asyncio.Future[RecordingExited] = asyncio.get_running_loop().create_future()
         self.last_sign = time.monotonic()
 
@@ -53,9 +55,9 @@ class Recordings:
         self._secrets = secrets
 
     @contextmanager
-    def open(self, session_id: str, opened: RecordingView) -> Iterator[OpenRecording]:
-        """Offer a recording while this block runs."""
-        recording = self._open[session_id] = OpenRecording(opened)
+    def open(self, session_id: str, opened: RecordingView, team: str) -> Iterator[OpenRecording]:
+        """Offer a recording to its team while this block runs."""
+        recording = self._open[session_id] = OpenRecording(opened, team)
         try:
             yield recording
         finally:
@@ -66,9 +68,9 @@ class Recordings:
         """Return the endpoints to mount."""
         path = "/recordings/{session_id}"
         return [
-            Route(path, operator_route(self._secrets, self._show), methods=["GET"]),
-            Route(f"{path}/heartbeat", operator_route(self._secrets, self._heartbeat), methods=["POST"]),
-            Route(f"{path}/exited", operator_route(self._secrets, self._exited), methods=["POST"]),
+            Route(path, control_route(self._secrets, self._show, Role.USER), methods=["GET"]),
+            Route(f"{path}/heartbeat", control_route(self._secrets, self._heartbeat, Role.USER, quiet=True), methods=["POST"]),
+            Route(f"{path}/exited", control_route(self._secrets, self._exited, Role.USER), methods=["POST"]),
         ]
 
     async def _show(self, request: Request) -> Response:
@@ -90,7 +92,8 @@ class Recordings:
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     def _of(self, request: Request) -> OpenRecording | None:
-        return self._open.get(request.path_params["session_id"])
+        recording = self._open.get(request.path_params["session_id"])
+        return recording if recording is not None and principal_of(request).sees(recording.team) else None
 
 
 def _unknown(request: Request) -> Response:

@@ -215,7 +215,7 @@ class AttemptRun:
     async def _record(self, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
         environment = variables(base_url, self._nonce, self._spec.policy)
         opened = RecordingView(base_url=base_url, key=self._nonce, environment=environment)
-        with self._context.recordings.open(self._event.session_id, opened) as recording:
+        with self._context.recordings.open(self._event.session_id, opened, self._spec.team) as recording:
             waiting = recording.wait(self._context.config.recording_seconds)
             exited, cause = await self._watch(waiting, clock, self._spec.budgets.agent_seconds)
         if exited is None:

@@ -102,7 +102,7 @@ class Draft:
         """Accept a task and the trace context of its submission. Submitting it again changes nothing. Raises TaskDiffers."""
         known = self.task(submitted.task_id)
         if known is not None:
-            if structs.replace(known.submitted, submitted_at=submitted.submitted_at) != submitted:
+            if structs.replace(known.submitted, submitted_at=submitted.submitted_at, principal=submitted.principal) != submitted:
                 raise TaskDiffers
             return known
         group = group_of(submitted.task_id)

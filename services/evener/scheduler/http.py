@@ -31,18 +31,20 @@ from evener.client.views import (
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.fields import shared_fields
-from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft
+from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, Running
 from evener.proto.ids import new_id
 from evener.proto.prepared import Converter
+from evener.proto.state import TaskState
 from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
-from evener.scheduler.core import TaskDiffers
+from evener.scheduler.core import Draft, TaskDiffers
 from evener.scheduler.membership import NotActive, Scheduler
 from evener.scheduler.submission import SubmissionRefused, check, check_archive, check_policies, parse
 from evener.scheduler.writer import NotServing, TaskWriter
-from evener.service.auth import Handler, Secrets, operator_route
+from evener.service.auth import Handler, Secrets, control_route, principal_of
 from evener.service.events import EventLog
 from evener.service.http import body_of, error_response, json_response
+from evener.service.principals import Role
 from evener.service.tracing import carrier
 from evener.tasks.directory import MAX_BYTES
 
@@ -50,6 +52,7 @@ MAX_BLOB_BYTES: Final = 2 * MAX_BYTES
 """The limit of a packed task: its files, and what tar adds."""
 MAX_BODY_BYTES: Final = 256 * 1024
 """The limit of a submission."""
+BLOB: Final = "/blobs/{digest}"
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 NUMBER: Final = re.compile(r"[0-9]{1,18}")
 RETRY: Final = {"retry-after": "2"}
@@ -74,21 +77,24 @@ class SchedulerEndpoints:
         return self._scheduler.writer
 
     def routes(self, secrets: Secrets) -> Sequence[BaseRoute]:
-        """Return all routes. Each requires the operator's token."""
-        table: list[tuple[str, str, Handler]] = [
-            ("PUT", "/blobs/{digest}", self.put_blob),
-            ("GET", "/blobs/{digest}", self.get_blob),
-            ("POST", "/tasks", self.submit),
-            ("GET", "/tasks", self.tasks),
-            ("GET", "/tasks/{task_id}", self.task),
-            ("DELETE", "/tasks/{task_id}", self.cancel),
-            ("GET", "/events", self.progress),
-            ("GET", "/fleet", self.fleet),
-            ("POST", "/engines", self.join_engine),
-            ("POST", "/engines/{engine_id}/drain", self.drain_engine),
-            ("DELETE", "/engines/{engine_id}", self.remove_engine),
+        """Return all routes, each with the role that it needs. A principal gets the tasks of its team."""
+        table: list[tuple[str, str, Role, Handler]] = [
+            ("PUT", BLOB, Role.USER, self.put_blob),
+            ("GET", BLOB, Role.VIEWER, self.get_blob),
+            ("POST", "/tasks", Role.USER, self.submit),
+            ("GET", "/tasks", Role.VIEWER, self.tasks),
+            ("GET", "/tasks/{task_id}", Role.VIEWER, self.task),
+            ("DELETE", "/tasks/{task_id}", Role.USER, self.cancel),
+            ("GET", "/events", Role.VIEWER, self.progress),
+            ("GET", "/fleet", Role.VIEWER, self.fleet),
+            ("POST", "/engines", Role.ADMIN, self.join_engine),
+            ("POST", "/engines/{engine_id}/drain", Role.ADMIN, self.drain_engine),
+            ("DELETE", "/engines/{engine_id}", Role.ADMIN, self.remove_engine),
         ]
-        return [Route(path, operator_route(secrets, _answered(handler)), methods=[method]) for method, path, handler in table]
+        return [
+            Route(path, control_route(secrets, _answered(handler), role, quiet=path == BLOB), methods=[method])
+            for method, path, role, handler in table
+        ]
 
     async def put_blob(self, request: Request) -> Response:
         """Store the body under its digest."""
@@ -114,7 +120,10 @@ class SchedulerEndpoints:
         await self._check_archive(submission)
         now, options = time.time(), submission.options
         task_id = submission.task_id or new_id("t", now=now)
-        submitted = TaskSubmitted(task_id=task_id, task=submission.task, options=options, submitted_at=now)
+        who = principal_of(request)
+        submitted = TaskSubmitted(
+            task_id=task_id, task=submission.task, options=options, principal=who.name, team=who.team, submitted_at=now
+        )
         attributes = {"evener.task.id": task_id, "evener.run.id": options.run_id, "evener.harness": options.harness.name}
         parent = propagate.extract(request.headers)
         try:
@@ -125,27 +134,33 @@ class SchedulerEndpoints:
             return error_response(
                 409, f"task {submitted.task_id} is there already, with other content: give it, or its run, another id", "task_id"
             )
-        return self._detail(submitted.task_id)
+        return self._detail(request, submitted.task_id)
 
     async def tasks(self, request: Request) -> Response:
         """Answer with the tasks of a run."""
-        views = self._writer.watch.views(request.query_params.get("run_id"))
+        views = self._writer.watch.views(request.query_params.get("run_id"), sees=principal_of(request).sees)
         return json_response(TaskList(tasks=tuple(sorted(views, key=lambda view: (view.submitted_at, view.task_id)))))
 
     async def task(self, request: Request) -> Response:
         """Answer with a task and its sessions."""
-        return self._detail(request.path_params["task_id"])
+        return self._detail(request, request.path_params["task_id"])
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a task. A task that has ended does not change."""
         task_id, reason = request.path_params["task_id"], request.query_params.get("reason", "cancelled by its user")
-        await self._writer.ask(lambda draft: draft.cancel(task_id, reason))
-        return self._detail(task_id)
+        sees = principal_of(request).sees
+
+        def cancel(draft: Draft) -> TaskState | None:
+            task = draft.task(task_id)
+            return draft.cancel(task_id, reason) if task is not None and sees(task.submitted.team) else None
+
+        await self._writer.ask(cancel)
+        return self._detail(request, task_id)
 
     async def progress(self, request: Request) -> Response:
         """Stream changed tasks as lines of JSON, from `after` on, until this scheduler stops. Idle streams get empty lines."""
         after = _number(request, "after", 0)
-        views = self._writer.watch.follow(request.query_params.get("run_id"), after)
+        views = self._writer.watch.follow(request.query_params.get("run_id"), after, principal_of(request).sees)
 
         async def lines() -> AsyncIterator[bytes]:
             async for view in views:
@@ -153,9 +168,17 @@ class SchedulerEndpoints:
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
-    async def fleet(self, _request: Request) -> Response:
-        """Answer with the instances and engines."""
-        return json_response(fleet_view(self._writer, now=time.monotonic()))
+    async def fleet(self, request: Request) -> Response:
+        """Answer with the instances and engines. Of what runs, a principal sees the sessions of its team."""
+        writer, sees = self._writer, principal_of(request).sees
+        view = fleet_view(writer, now=time.monotonic())
+
+        def is_seen(running: Running) -> bool:
+            task = writer.tasks.get(running.session_id.rpartition(".")[0])
+            return sees("" if task is None else task.submitted.team)
+
+        instances = (structs.replace(one, running=tuple(filter(is_seen, one.running))) for one in view.instances)
+        return json_response(structs.replace(view, instances=tuple(instances)))
 
     async def join_engine(self, request: Request) -> Response:
         """Register an engine."""
@@ -194,8 +217,8 @@ class SchedulerEndpoints:
             raise NotFound(msg)
         return engine_id
 
-    def _detail(self, task_id: str) -> Response:
-        detail = self._writer.watch.detail(task_id)
+    def _detail(self, request: Request, task_id: str) -> Response:
+        detail = self._writer.watch.detail(task_id, principal_of(request).sees)
         if detail is None:
             msg = f"no task {task_id}"
             raise NotFound(msg)

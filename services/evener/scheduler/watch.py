@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Final
 
 from evener.client.views import SessionProgress, TaskDetail, TaskView
@@ -12,6 +12,14 @@ from evener.proto.state import TaskState
 
 QUIET_SECONDS: Final = 15.0
 """After this time without a change, a watcher is sent an empty line, which shows that the connection is alive."""
+
+Sees = Callable[[str], bool]
+"""Whether somebody sees what belongs to a team."""
+
+
+def everything(_team: str) -> bool:
+    """See the tasks of all teams."""
+    return True
 
 
 class Watch:
@@ -45,31 +53,34 @@ class Watch:
         self._news.set()
         self._news = asyncio.Event()
 
-    def views(self, run_id: str | None = None, *, after: int = 0) -> list[TaskView]:
-        """Return the tasks of a run (None: of all) that changed after a cursor, in the order of their last changes."""
+    def views(self, run_id: str | None = None, *, after: int = 0, sees: Sees = everything) -> list[TaskView]:
+        """Return the tasks of a run (None: of all) that changed after a cursor, in the order of their last changes.
+
+        `sees`: of which teams.
+        """
         found: list[TaskView] = []
         for task_id, cursor in reversed(self._cursors.items()):
             if cursor <= after:
                 break
             state = self._tasks[task_id]
-            if run_id is None or state.submitted.options.run_id == run_id:
+            if run_id in {None, state.submitted.options.run_id} and sees(state.submitted.team):
                 found.append(view(state, cursor))
         return found[::-1]
 
-    def detail(self, task_id: str) -> TaskDetail | None:
-        """Return a task with its sessions. None: there is no such task."""
+    def detail(self, task_id: str, sees: Sees = everything) -> TaskDetail | None:
+        """Return a task with its sessions. None: there is no such task of a team that is seen."""
         state = self._tasks.get(task_id)
-        if state is None:
+        if state is None or not sees(state.submitted.team):
             return None
         sessions = tuple(SessionProgress(**shared_fields(session, SessionProgress)) for session in state.sessions)
         return TaskDetail(task=view(state, self._cursors[task_id]), sessions=sessions)
 
-    async def follow(self, run_id: str | None, after: int) -> AsyncIterator[TaskView | None]:
+    async def follow(self, run_id: str | None, after: int, sees: Sees = everything) -> AsyncIterator[TaskView | None]:
         """Yield what changed after the cursor, then what changes, until the end. None: nothing changed, the connection is alive."""
         cursor = after if after <= self._newest else 0
         while True:
             news = self._news
-            for changed in self.views(run_id, after=cursor):
+            for changed in self.views(run_id, after=cursor, sees=sees):
                 yield changed
                 cursor = changed.cursor
             if self._ended:
@@ -87,6 +98,8 @@ def view(state: TaskState, cursor: int) -> TaskView:
         cursor=cursor,
         task_id=submitted.task_id,
         run_id=submitted.options.run_id,
+        team=submitted.team,
+        principal=submitted.principal,
         name=None if submitted.task is None else submitted.task.name,
         harness=submitted.options.harness.name,
         purpose=submitted.options.purpose,

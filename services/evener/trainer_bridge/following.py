@@ -17,11 +17,12 @@ from starlette.routing import BaseRoute, Route
 
 from evener.proto.delivered import Delivered
 from evener.proto.framing import framed
-from evener.service.auth import operator_route
+from evener.service.auth import control_route, principal_of
 from evener.service.context import ServiceContext
 from evener.service.delivered import PositionUnknown, check_position, delivered
 from evener.service.events import EventLog
 from evener.service.http import error_response
+from evener.service.principals import Role
 
 MSGPACK: Final = "application/x-msgpack"
 QUIET_SECONDS: Final = 15.0
@@ -31,7 +32,7 @@ NOTHING: Final = framed(b"")
 
 
 def following_routes(context: ServiceContext) -> Sequence[BaseRoute]:
-    """Return the endpoint. It requires the operator's token."""
+    """Return the endpoint. A principal gets the groups of its team."""
     waiting = EventLog(context.bus, context.waiting_blobs())
     asking = EventLog(context.bus, context.answering_blobs())
 
@@ -45,10 +46,10 @@ def following_routes(context: ServiceContext) -> Sequence[BaseRoute]:
         except PositionUnknown as unknown:
             return error_response(409, str(unknown), "at")
         followed = follow == "true"
-        groups = delivered(context.bus, waiting if followed else asking, position, follow=followed)
+        groups = delivered(context.bus, waiting if followed else asking, position, follow=followed, sees=principal_of(request).sees)
         return StreamingResponse(_frames(groups), media_type=MSGPACK)
 
-    return (Route("/groups/follow", operator_route(context.secrets, stream), methods=["GET"]),)
+    return (Route("/groups/follow", control_route(context.secrets, stream, Role.VIEWER), methods=["GET"]),)
 
 
 async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[bytes]:

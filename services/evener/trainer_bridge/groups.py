@@ -5,7 +5,7 @@ the states of all partitions, so each can answer for every group. For a group th
 reads a topic from its beginning.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import structlog
@@ -54,13 +54,16 @@ class GroupReader:
             for partition in range(self._bus.partitions_of(Topic.BRIDGE_STATE)):
                 tasks.create_task(self._follow(partition))
 
-    async def ended(self, query: GroupQuery) -> AsyncIterator[Outcome]:
-        """Yield the requested groups with their blobs fetched, partition by partition, in the order of each partition."""
+    async def ended(self, query: GroupQuery, sees: Callable[[str], bool]) -> AsyncIterator[Outcome]:
+        """Yield the requested groups with their blobs fetched, partition by partition, in the order of each partition.
+
+        `sees`: of which teams.
+        """
         purposes = Purpose if query.purpose is None else (query.purpose,)
         for topic in sorted({TOPIC_OF[purpose] for purpose in purposes}):
             for partition in range(self._bus.partitions_of(topic)):
                 async for record, event in self._outcomes(topic, partition, await self._bus.beginning(topic, partition)):
-                    if query.matches(event):
+                    if query.matches(event) and sees(event.team):
                         fetched = await self._events.event(record)
                         if isinstance(fetched, GroupMerged | GroupFailed):
                             yield fetched

@@ -21,8 +21,9 @@ from evener.proto.fields import shared_fields
 from evener.proto.framing import framed
 from evener.proto.prepared import Converter
 from evener.proto.trajectories import GroupMerged
-from evener.service.auth import Secrets, operator_route
+from evener.service.auth import Secrets, control_route, principal_of
 from evener.service.http import error_response, json_response
+from evener.service.principals import Role
 from evener.trainer_bridge.core import Outcome
 from evener.trainer_bridge.groups import GroupQuery, GroupReader
 
@@ -34,7 +35,7 @@ _queries: Final = Converter(GroupQuery, strict=False)
 
 
 def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
-    """Return the endpoints for groups and sessions. Each requires the operator's token."""
+    """Return the endpoints for groups and sessions. A principal gets those of its team."""
 
     async def listed(request: Request) -> Response:
         try:
@@ -42,7 +43,9 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
         except msgspec.ValidationError as cause:
             return error_response(400, f"query: {cause}")
         packed = request.headers.get("accept") == MSGPACK
-        return StreamingResponse(_written(groups.ended(query), packed=packed), media_type=MSGPACK if packed else NDJSON)
+        return StreamingResponse(
+            _written(groups.ended(query, principal_of(request).sees), packed=packed), media_type=MSGPACK if packed else NDJSON
+        )
 
     async def one(request: Request) -> Response:
         group_id = request.path_params["group_id"]
@@ -50,7 +53,7 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
             event = await groups.one(group_id)
         except Recoverable as away:
             return error_response(503, str(away), headers=RETRY)
-        if event is None:
+        if event is None or not principal_of(request).sees(event.team):
             message = f"group {group_id} has not ended, or so long ago that only GET /groups still has it (keep_ended_seconds)"
             return error_response(404, message)
         packed = request.headers.get("accept") == MSGPACK
@@ -62,11 +65,13 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
             scored, event = await groups.session(session_id)
         except Recoverable as away:
             return error_response(503, str(away), headers=RETRY)
+        if scored is not None and not principal_of(request).sees(scored.trajectory.spec.team):
+            scored, event = None, None
         told = None if scored is None else Score(**shared_fields(scored, Score))
         return json_response(ScoreView(session_id=session_id, score=told, use=None if event is None else _use(event, session_id)))
 
     table = (("/groups", listed), ("/groups/{group_id}", one), ("/scores/{session_id}", score))
-    return tuple(Route(path, operator_route(secrets, handler), methods=["GET"]) for path, handler in table)
+    return tuple(Route(path, control_route(secrets, handler, Role.VIEWER), methods=["GET"]) for path, handler in table)
 
 
 async def _written(events: AsyncIterator[Outcome], *, packed: bool) -> AsyncIterator[bytes]:

@@ -19,8 +19,9 @@ from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.fields import shared_fields
 from evener.proto.fleet import PolicyPublished, PolicyRetired, PolicyStaged
 from evener.proto.ids import TASK_ID_PATTERN
-from evener.service.auth import Secrets, operator_route
+from evener.service.auth import Secrets, control_route
 from evener.service.http import decoded, error_response, json_response
+from evener.service.principals import Role
 from evener.service.published import Version
 from evener.trainer_bridge.canary import CanaryFailed
 from evener.trainer_bridge.engines import PolicyEngines
@@ -42,7 +43,7 @@ _bodies: Final = msgspec.json.Decoder(Publish)
 
 
 def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, publisher: Publisher) -> Sequence[BaseRoute]:
-    """Return the endpoints for policies. Each requires the operator's token."""
+    """Return the endpoints for policies. Publishing needs a trainer."""
 
     async def publish(request: Request) -> Response:
         name = request.path_params["name"]
@@ -72,8 +73,11 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, 
             return error_response(404, f"nothing was published of a policy {name}, and no engine samples it")
         return json_response(_view(name, policies, engines))
 
-    table = (("POST", "/policies/{name}/versions", publish), ("GET", "/policies", listed), ("GET", "/policies/{name}", one))
-    return tuple(Route(path, operator_route(secrets, handler), methods=[method]) for method, path, handler in table)
+    return (
+        Route("/policies/{name}/versions", control_route(secrets, publish, Role.TRAINER), methods=["POST"]),
+        Route("/policies", control_route(secrets, listed, Role.VIEWER), methods=["GET"]),
+        Route("/policies/{name}", control_route(secrets, one, Role.VIEWER), methods=["GET"]),
+    )
 
 
 def _view(name: str, policies: Policies, engines: PolicyEngines) -> PolicyView:

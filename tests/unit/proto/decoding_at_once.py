@@ -13,14 +13,14 @@ ROUNDS = 20
 def main(count: int) -> None:
     """Let all threads begin at the same moment, each with another event."""
     sys.setswitchinterval(1e-6)
-    written = [bytes.fromhex(file_of(event).read_text()) for event in EVENTS]
+    written = [(bytes.fromhex(file_of(event).read_text()), encode(event)) for event in EVENTS]
     together = threading.Barrier(count)
     equal: list[bool] = []
 
     def read(first: int) -> None:
         together.wait()
         mine = [*written[first:], *written[:first]] * ROUNDS
-        equal.append(all(encode(decode(data)) == data for data in mine))
+        equal.append(all(encode(decode(data)) == event for data, event in mine))
 
     threads = [threading.Thread(target=read, args=(number * len(written) // count,)) for number in range(count)]
     for thread in threads:

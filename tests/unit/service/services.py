@@ -14,7 +14,7 @@ from starlette.routing import Route
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
 from evener.proto.fleet import Heartbeat
-from evener.service.auth import load_secrets, operator_route
+from evener.service.auth import control_route, load_secrets
 from evener.service.config import ServiceConfig
 from evener.service.context import Service, ServiceContext
 from evener.service.http import json_response
@@ -70,7 +70,7 @@ class Toy:
         try:
             yield Service(
                 name="toy",
-                routes=[Route("/hello", operator_route(context.secrets, hello))],
+                routes=[Route("/hello", control_route(context.secrets, hello))],
                 run=lambda: self._run(number),
                 ready=lambda: {"warm": True},
                 heartbeat=lambda: Heartbeat(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from starlette.requests import Request
 
 from evener.proto.errors import ConfigError
-from evener.service.auth import Capability, CapabilityRefused, Secrets, load_secrets, open_capability, seal_capability, token_ok
+from evener.service.auth import Capability, CapabilityRefused, Secrets, load_secrets, open_capability, seal_capability
+from evener.service.principals import OPERATOR, Principal
 
 SECRETS = Secrets(operator_token="operator", capability_key=b"key")
 CAPABILITY = Capability(session_id="t.0", attempt=1, start_id="s1", partition=0, offset=7, expires_at=time.time() + 86_400)
@@ -55,11 +57,24 @@ def test_capability_dies_with_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "good"), [("Bearer operator", True), ("operator", True), ("Bearer op", False), ("", False), (None, False)]
+    ("header", "good"), [(b"Bearer operator", True), (b"operator", True), (b"Bearer op", False), (b"", False), (None, False)]
 )
-def test_operators_token(header: str | None, good: bool) -> None:  # noqa: FBT001 - what is expected
+def test_operators_token(header: bytes | None, good: bool) -> None:  # noqa: FBT001 - what is expected
     """Whole, or not at all."""
-    assert token_ok(SECRETS, header) is good
+    headers = [] if header is None else [(b"authorization", header)]
+
+    assert (SECRETS.principal(Request({"type": "http", "headers": headers})) is OPERATOR) is good
+
+
+@pytest.mark.parametrize(("host", "principal"), [("127.0.0.1", OPERATOR), ("::1", OPERATOR), ("192.0.2.7", None)])
+def test_token_that_was_drawn_beside_principals_is_for_loopback_alone(tmp_path: Path, host: str, principal: Principal | None) -> None:
+    """Whoever reads the state folder of one pod could otherwise do everything from anywhere."""
+    file = tmp_path / "principals.toml"
+    file.touch()
+    drawn = load_secrets(tmp_path / "state", principals_file=str(file))
+    request = Request({"type": "http", "headers": [(b"authorization", drawn.operator_token.encode())], "client": (host, 1)})
+
+    assert drawn.principal(request) is principal
 
 
 def test_secrets_are_drawn_once_and_kept_for_their_owner(tmp_path: Path) -> None:

@@ -190,7 +190,9 @@ def test_address_beyond_loopback_wants_a_token_that_was_given(tmp_path: Path) ->
     code, errors = Process(tmp_path, "steady", "--host", "0.0.0.0").end()  # noqa: S104
 
     assert code == 2
-    assert errors.startswith("evener: host 0.0.0.0 can be reached from other machines, and no operator_token was given. ")
+    assert errors.startswith(
+        "evener: host 0.0.0.0 can be reached from other machines, and no operator_token or principals_file was given. "
+    )
     assert errors.count("\n") == 1
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from tests.support.service_context import OPERATOR, operator
 
-from evener.service.auth import Secrets, operator_route
+from evener.service.auth import Secrets, control_route
 from evener.service.http import BODY_BYTES, decoded, json_response
 
 SECRETS = Secrets(operator_token=OPERATOR, capability_key=b"key")
@@ -33,7 +33,7 @@ async def counted(request: Request) -> Response:
 )
 async def test_body_is_decoded_or_refused_with_what_is_wrong(body: bytes, status: int, told: str) -> None:
     async with (
-        operator([Route("/", operator_route(SECRETS, counted), methods=["POST"])]) as http,
+        operator([Route("/", control_route(SECRETS, counted), methods=["POST"])]) as http,
         http.post("/", data=io.BytesIO(body)) as answer,
     ):
         assert answer.status == status
