@@ -12,7 +12,7 @@ import pytest
 
 from evener.bus.embedded import open_embedded
 from evener.bus.kafka import open_kafka
-from evener.bus.port import MAX_RECORD_BYTES, Bus, Fenced, GroupOffset, Header, Outgoing, Position, Record, RecordTooLarge
+from evener.bus.port import MAX_RECORD_BYTES, Bus, Fenced, GroupOffset, Header, Outgoing, Position, Reader, Record, RecordTooLarge
 from evener.proto.errors import ConfigError
 from evener.proto.topics import TOPICS, Topic
 
@@ -45,6 +45,13 @@ async def followed(batches: AsyncIterator[Sequence[Record]], count: int) -> list
             if len(found) >= count:
                 break
     return found
+
+
+async def lag_is(bus: Bus, records: int) -> None:
+    """Wait until the only named follower is so far behind: its consumer passes a marker a moment after the record."""
+    async with asyncio.timeout(60):
+        while [lag.records for lag in await bus.lags()] != [records]:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
 
 
 class BusContract(abc.ABC):
@@ -357,6 +364,44 @@ class BusContract(abc.ABC):
         with pytest.raises(ConfigError, match="4 partitions, not 5"):
             async with open_with(5):
                 pass
+
+    async def test_lag_is_what_a_named_follower_has_not_worked_on(self, bus: Bus) -> None:
+        """Also after transactions, whose markers are no records; what is handed out counts until the next is asked for."""
+        producer = await bus.producer("gateway-0")
+        for number in range(3):
+            await producer.commit([record(b"%d" % number)])
+        batches = bus.follow(CALLS, 0, 0, Reader("reconstructor"))
+        unnamed = bus.follow(CALLS, 0, 0)
+        for follower in (batches, unnamed):
+            assert await followed(follower, 3) == [b"0", b"1", b"2"]
+        waiting = asyncio.ensure_future(anext(batches))
+        await lag_is(bus, 0)
+
+        await producer.commit([record(b"3"), record(b"4")])
+        assert [item.value for item in await waiting] == [b"3", b"4"]
+        (lag,) = await bus.lags()
+        assert (lag.reader, lag.topic, lag.partition) == ("reconstructor", CALLS, 0)
+        assert lag.records >= 2
+
+        waiting = asyncio.ensure_future(anext(batches))
+        await lag_is(bus, 0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert await bus.lags() == []
+
+    async def test_lag_counts_from_the_oldest_record_that_is_held(self, bus: Bus) -> None:
+        """An evaluator asks for more while gradings are open."""
+        held: list[int] = []
+        positions = await bus.send([record(b"%d" % number) for number in range(4)])
+        batches = bus.follow(CALLS, 0, 0, Reader("evaluator", lambda: min(held, default=None)))
+        held.append(positions[1].offset)
+        assert len(await followed(batches, 4)) == 4
+        waiting = asyncio.ensure_future(anext(batches))
+        await lag_is(bus, 3)
+        held.clear()
+        await lag_is(bus, 0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
     async def test_check_returns_while_the_log_can_be_written(self, bus: Bus) -> None:
         """Readiness asks for nothing else."""

@@ -13,7 +13,8 @@ from evener.bus import embedded_store as store
 from evener.bus.embedded_lock import hold
 from evener.bus.embedded_store import Log
 from evener.bus.embedded_writer import Ends, Transaction, Writer
-from evener.bus.port import BusError, Fenced, GroupOffset, Membership, NotCommitted, Outgoing, Position, Record
+from evener.bus.port import BusError, Fenced, GroupOffset, Membership, NotCommitted, Outgoing, Position, Reader, ReaderLag, Record
+from evener.bus.readings import Readings
 from evener.bus.records import check, group_of_offsets, partition_for
 from evener.proto.topics import TOPICS, Topic, TopicSpec
 from evener.runtime.disk import says_full
@@ -62,6 +63,7 @@ class EmbeddedBus:
         self._to_wake: asyncio.TimerHandle | None = None
         self._writer = Writer(writing, ends, self._note_growth)
         self._reading = reading
+        self._readings = Readings()
         self._reader = ThreadPoolExecutor(1, "bus-reader")
         self._members: set[tuple[str, str]] = set()
 
@@ -117,17 +119,30 @@ class EmbeddedBus:
                 yield record
             start = records[-1].offset + 1 if records else end
 
-    async def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
+    async def follow(self, topic: str, partition: int, start: int, reader: Reader | None = None) -> AsyncIterator[Sequence[Record]]:
         log = self._logs[topic, partition]
-        while True:
-            grown, end = self._grown[log.number], self._ends[log.number]
-            if start >= end:
-                await grown.wait()
-                continue
-            records = await self._next(log, start, end)
-            start = records[-1].offset + 1 if records else end
-            if records:
-                yield records
+        with self._readings.open(reader, topic, partition, start) as reading:
+            while True:
+                grown, end = self._grown[log.number], self._ends[log.number]
+                if start >= end:
+                    await grown.wait()
+                    continue
+                records = await self._next(log, start, end)
+                start = records[-1].offset + 1 if records else end
+                if records:
+                    yield records
+                reading.handed_out(start)
+
+    async def lags(self) -> list[ReaderLag]:
+        return [
+            ReaderLag(
+                reader=reading.reader.name,
+                topic=reading.topic,
+                partition=reading.partition,
+                records=max(0, self._ends[self._logs[reading.topic, reading.partition].number] - await reading.position()),
+            )
+            for reading in self._readings
+        ]
 
     async def last_values(self, topic: str, partition: int) -> dict[str, Record]:
         log = self._logs[topic, partition]

@@ -6,7 +6,7 @@ counts when two have it.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer
@@ -22,7 +22,8 @@ from evener.bus.kafka_producer import TRANSACTION_MS, KafkaProducer
 from evener.bus.kafka_security import OPEN, KafkaSecurity
 from evener.bus.kafka_sender import Sender
 from evener.bus.kafka_topics import find_topics
-from evener.bus.port import BusUnreachable, GroupOffset, Membership, Outgoing, Position, Record
+from evener.bus.port import BusUnreachable, GroupOffset, Membership, Outgoing, Position, Reader, ReaderLag, Record
+from evener.bus.readings import Readings
 from evener.bus.records import check, partition_for
 from evener.proto.topics import TOPICS, RetentionDays, Topic, TopicSpec
 
@@ -89,6 +90,7 @@ class KafkaBus:
         self._admin = admin
         self._lookup = lookup
         self._sender = Sender(cluster)
+        self._readings = Readings()
         self._offsets = GroupOffsets(cluster, admin, stack)
         self._producers: list[KafkaProducer] = []
 
@@ -126,8 +128,25 @@ class KafkaBus:
         async for record in kafka_reader.read(self._cluster, topic, partition, start, end):
             yield record
 
-    def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
-        return kafka_reader.follow(self._cluster, topic, partition, start)
+    async def follow(self, topic: str, partition: int, start: int, reader: Reader | None = None) -> AsyncIterator[Sequence[Record]]:
+        with self._readings.open(reader, topic, partition, start) as reading:
+            async with aclosing(kafka_reader.follow(self._cluster, reading, start)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    async def lags(self) -> list[ReaderLag]:
+        readings = {reading: self._cluster.place(reading.topic, reading.partition) for reading in self._readings}
+        with asking(self._cluster.servers, "ends of topics"):
+            ends = await self._lookup.end_offsets([*set(readings.values())]) if readings else {}
+        return [
+            ReaderLag(
+                reader=reading.reader.name,
+                topic=reading.topic,
+                partition=reading.partition,
+                records=max(0, int(ends[place]) - await reading.position()),
+            )
+            for reading, place in readings.items()
+        ]
 
     async def last_values(self, topic: str, partition: int) -> dict[str, Record]:
         if topic not in self._cluster.compacted:

@@ -1,6 +1,6 @@
 """Readers of committed records: consumers with assigned partitions that belong to no group."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ from aiokafka.errors import KafkaError
 
 from evener.bus.kafka_client import REQUEST_MS, Cluster, reaching, started
 from evener.bus.port import BusError, Header, Record
+from evener.bus.readings import Reading
 
 READ_RECORDS: Final = 1000
 MARKER_MS: Final = 20
@@ -50,15 +51,20 @@ async def read(cluster: Cluster, topic: str, partition: int, start: int, end: in
                     yield record
 
 
-async def follow(cluster: Cluster, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
+async def follow(cluster: Cluster, reading: Reading, start: int) -> AsyncGenerator[Sequence[Record], None]:
     """Read from `start` for ever. While no broker answers, it waits."""
+    topic, partition = reading.topic, reading.partition
     place = cluster.place(topic, partition)
     async with open_consumer(cluster, **FOLLOW) as consumer:
         consumer.assign([place])
         consumer.seek(place, start)
         while True:
-            if batch := await _batch(consumer, topic, partition, IDLE_MS):
+            with reading.waiting(lambda: consumer.position(place)):  # past markers and aborted records
+                batch = await _batch(consumer, topic, partition, IDLE_MS)
+            if batch:
+                reading.handed_out(batch[0].offset)
                 yield batch
+                reading.handed_out(batch[-1].offset + 1)
 
 
 async def _batch(consumer: AIOKafkaConsumer, topic: str, partition: int, timeout_ms: int) -> list[Record]:

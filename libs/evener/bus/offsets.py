@@ -13,6 +13,10 @@ class Contiguous:
         """The offset to commit: all records before it are finished."""
         self._open: dict[int, bool] = {}
 
+    def oldest_open(self) -> int | None:
+        """Return the lowest offset that is being worked on. None: there is none."""
+        return next(iter(self._open), None)
+
     def handed_out(self, offset: int) -> None:
         """Register a record that is being worked on. Raises ValueError unless offsets rise."""
         last = next(reversed(self._open), self.next_offset - 1)

@@ -11,7 +11,7 @@
   raises otherwise, whatever other commits shared its transaction. A record that is too large fails its own commit alone.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
@@ -91,6 +91,29 @@ class GroupOffset(Struct, frozen=True):
 
     group: str
     position: Position
+
+
+def nothing_held() -> None:
+    """Return that no record is held: what was handed out is done when the next is asked for."""
+
+
+class Reader(Struct, frozen=True, eq=False):
+    """A follower whose lag is measured."""
+
+    name: str
+    """The service that reads."""
+    held: Callable[[], int | None] = nothing_held
+    """Returns the lowest offset that is still worked on although later records were asked for. None: there is none."""
+
+
+class ReaderLag(Struct, frozen=True, kw_only=True):
+    """How far a follower is behind the end of its partition."""
+
+    reader: str
+    topic: str
+    partition: int
+    records: int
+    """The end minus the position. On Kafka it counts the markers of transactions that stand between records."""
 
 
 class Producer(Protocol):
@@ -173,8 +196,15 @@ class Bus(LogReader, Protocol):
         """Become the only writer under this id, fencing the earlier one, whose open transaction is aborted before this returns."""
         ...
 
-    def follow(self, topic: str, partition: int, start: int) -> AsyncIterator[Sequence[Record]]:
-        """Read committed records from `start` for ever, in batches as they come (never empty)."""
+    def follow(self, topic: str, partition: int, start: int, reader: Reader | None = None) -> AsyncIterator[Sequence[Record]]:
+        """Read committed records from `start` for ever, in batches as they come (never empty).
+
+        A batch counts as worked on when the next is asked for. `reader` None: its lag is not measured.
+        """
+        ...
+
+    async def lags(self) -> Sequence[ReaderLag]:
+        """Return the lag of every follower of this process that has a name. Raises BusError, BusUnreachable."""
         ...
 
     async def last_values(self, topic: str, partition: int) -> dict[str, Record]:

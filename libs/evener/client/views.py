@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from evener.proto.fleet import Canary, Running
+from evener.proto.fleet import Canary, Running, TopicLag
 from evener.proto.reasons import TerminationReason
 from evener.proto.spec import Purpose, TaskRef
 from evener.proto.state import Stage
@@ -54,6 +54,8 @@ class TaskView(Struct, frozen=True, kw_only=True):
     outcome: TaskOutcome | None = None
     """How the task ended. None: it has not ended."""
     reason: str = ""
+    held: str = ""
+    """Why its sessions that have not begun do not start, whatever room there is. Empty: nothing holds them."""
     submitted_at: float
     ended_at: float | None = None
 
@@ -97,6 +99,8 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     running: tuple[Running, ...]
     harnesses: tuple[str, ...]
     partitions: tuple[int, ...]
+    lag: tuple[TopicLag, ...]
+    """How far it is behind in each topic that it reads."""
     quarantined_seconds: float | None
     """How long a runner that lost sandboxes in a row still gets no sessions. 0: it gets one at a time. None: it is not quarantined."""
 
@@ -117,6 +121,8 @@ class FleetView(Struct, frozen=True, kw_only=True):
 
     instances: tuple[InstanceView, ...]
     engines: tuple[EngineView, ...]
+    held: str = ""
+    """Why no new session starts. Empty: nothing holds them."""
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 from evener.blobs.port import Blobs
 from evener.blobs.waited import TIMINGS, BlobTimings, Waited
 from evener.bus.port import Bus
-from evener.proto.fleet import Heartbeat
+from evener.proto.fleet import Heartbeat, TopicLag
 from evener.service.auth import Secrets
 
 
@@ -34,6 +34,8 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     blob_timings: BlobTimings = TIMINGS
     alone: bool = True
     """Whether the service has this process to itself. In `evener up` it has not: all services stop at the same time."""
+    lag: Callable[[str], tuple[TopicLag, ...]] = lambda _: ()
+    """How far a service of this process was behind when that was last measured."""
 
     def waiting_blobs(self, *, put_seconds: float | None = None) -> Waited:
         """Return the blob store for readers of a stream. It waits as long as the store is unavailable, in `put` at most `put_seconds`."""
@@ -50,6 +52,7 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
             service=service,
             address=self.address,
             boot_id=self.boot_id,
+            lag=self.lag(service),
             stopping=stopping,
             at=time.time(),
             **fields,

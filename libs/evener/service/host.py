@@ -29,6 +29,7 @@ from evener.service.config import PREFIX, ServiceConfig
 from evener.service.context import ServiceContext
 from evener.service.exits import complain
 from evener.service.health import health_routes
+from evener.service.lag import LagWatch
 from evener.service.listener import Mounts, Server, address_of, bind, listen
 from evener.service.logs import RouteOf, set_up_logs
 from evener.service.loop_watch import watch_loop
@@ -88,7 +89,9 @@ async def run_services(
     async with _signals(config.stop_seconds) as stop, AsyncExitStack() as stack:
         listening = stack.enter_context(bind(config))
         mounts = Mounts()
-        context, store = await _open_context(config, address_of(config, listening), stack, blobs or open_blobs(config.blobs), blob_timings)
+        context, store, lag = await _open_context(
+            config, address_of(config, listening), stack, blobs or open_blobs(config.blobs), blob_timings
+        )
         context = structs.replace(context, alone=len(wanted) == 1)
         stack.enter_context(watch_loop(metrics(context.registry)))
         names = [f"{context.instance_id}-{one.name}" for one in wanted]
@@ -111,12 +114,12 @@ async def run_services(
             await stack.enter_async_context(opening(context))
         if state_file:
             stack.enter_context(_told(Path(config.state) / STATE_FILE, context.address))
-        await _run_all(supervisors, [neighbours.watch(), store.watch(), altered.watch()], server, stop, config.stop_seconds)
+        await _run_all(supervisors, [neighbours.watch(), store.watch(), altered.watch(), lag.watch()], server, stop, config.stop_seconds)
 
 
 async def _open_context(
     config: ServiceConfig, address: str, stack: AsyncExitStack, opened_blobs: Blobs, blob_timings: BlobTimings
-) -> tuple[ServiceContext, Store]:
+) -> tuple[ServiceContext, Store, LagWatch]:
     state = Path(config.state)
     secrets = load_secrets(
         state,
@@ -134,6 +137,7 @@ async def _open_context(
     store = Store(blobs, boot_id)
     measured.blob_store_usable.set_function(lambda: store.usable)
     await store.look()
+    lag = LagWatch(bus, measured)
     context = ServiceContext(
         bus=bus,
         blobs=blobs,
@@ -144,8 +148,9 @@ async def _open_context(
         address=address,
         store_usable=lambda: store.usable,
         blob_timings=blob_timings,
+        lag=lag.of,
     )
-    return context, store
+    return context, store, lag
 
 
 def _routes(context: ServiceContext, supervisors: Sequence[Supervisor], warnings: Callable[[], list[str]]) -> list[BaseRoute]:

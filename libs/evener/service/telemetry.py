@@ -14,7 +14,7 @@ STOP_SECONDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 class Metrics:
     """Every series of Evener. `metrics(registry)` returns the one instance of a registry, also when six services share it."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:  # noqa: PLR0915 - a statement for each series
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         # every process
@@ -36,9 +36,15 @@ class Metrics:
         self.blob_failures = counter("evener_blob_failures_total", "Requests to the blob store that failed.", ["request"])
         self.blob_bytes = counter("evener_blob_bytes_total", "Bytes that were put into the blob store, or fetched from it.", ["request"])
         self.blob_store_usable = gauge("evener_blob_store_usable", "Whether the blob store could be used when it was last checked: 1 or 0.")
+        self.lag_records = gauge(
+            "evener_lag_records",
+            "Records of a partition that a service of this process reads and has not worked on yet.",
+            ["reader", "topic", "partition"],
+        )
         self.topics_altered = gauge("evener_topics_altered", "Topics that got more partitions than the deployment uses.")
         # scheduler
         self.tasks_ended = counter("evener_tasks_ended_total", "Tasks that ended.", ["outcome"])
+        self.admission_held = gauge("evener_admission_held", "Whether no session starts because a service lags behind: 1 or 0.", ["behind"])
         self.sessions_waiting = gauge("evener_sessions_waiting", "Sessions that wait for a runner.")
         self.sessions_running = gauge("evener_sessions_running", "Sessions that runners hold.")
         self.attempts_lost = counter(

@@ -15,6 +15,20 @@ class Running(Struct, frozen=True, kw_only=True):
     attempt: int
 
 
+class TopicLag(Struct, frozen=True, kw_only=True):
+    """How far an instance is behind the ends of its partitions of a topic."""
+
+    topic: str
+    records: int
+    """The number of records that it has not worked on, of all its partitions."""
+    partitions: int
+    """The number of partitions that it reads."""
+    worst_partition: int
+    """The partition in which it is furthest behind."""
+    worst_records: int
+    """The number of records that it has not worked on there."""
+
+
 class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """A sign that an instance is alive. The last heartbeat of an instance id counts."""
 
@@ -51,6 +65,8 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     probe: BlobRef | None = None
     """A blob that the process has put into its blob store. A process that does not find this blob uses another store. None: the store
     cannot be used now."""
+    lag: tuple[TopicLag, ...] = ()
+    """How far the instance is behind in each topic that it reads, measured in the last seconds."""
     stopping: bool = False
     at: float
 

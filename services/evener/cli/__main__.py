@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "principal": "Draw a token for somebody, and print the entry of the file of principals.\n\n"
     "The token is shown once, on stderr; the file holds its SHA-256: `evener principal ann --team search >> principals.toml`.",
     "replay": "Append a dead letter to its topic again.",
+    "lag": "Show how far each instance is behind what it reads.",
     "topics": "Compare the topics of a Kafka with what Evener wants, or make them.",
     "doctor": "Show what is missing on this machine, and how to get it.",
 }

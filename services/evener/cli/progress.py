@@ -111,7 +111,9 @@ def overview(views: Sequence[TaskView], total: int) -> RenderableType:
     shown += ended[len(shown) - SHOWN_TASKS :] if len(shown) < SHOWN_TASKS else []
     hidden = len(views) - len(shown)
     more = [Text(f"and {hidden} more tasks", "dim")] if hidden else []
-    return Group(task_table(shown), *more, _counts(views, total))
+    held = next((view.held for view in views if view.held), "")
+    waits = [Text(f"new sessions wait: {held}", "yellow")] if held else []
+    return Group(task_table(shown), *more, *waits, _counts(views, total))
 
 
 def _counts(views: Sequence[TaskView], total: int) -> Text:

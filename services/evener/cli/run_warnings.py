@@ -37,11 +37,16 @@ class RunWarnings:
         self._run_request = run_request
         self._known = False
         self._told: set[TerminationReason] = set()
+        self._held = False
 
     async def observe(self, view: TaskView) -> None:
         """Note the progress of a task."""
         if view.stages.get(Stage.SEALED):
             await self.check_engines()
+        if view.stages.get(Stage.QUEUED):
+            if view.held and not self._held:
+                complain(f"warning: new sessions wait: {view.held}")
+            self._held = bool(view.held)
         for end in sorted(TELLING & view.ends.keys() - self._told):
             self._told.add(end)
             await self._tell(view.task_id, end)

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from structlog.contextvars import bound_contextvars
 
 from evener.bus.offsets import Contiguous
-from evener.bus.port import GroupOffset, Position, Record
+from evener.bus.port import GroupOffset, Position, Reader, Record
 from evener.evaluator.config import Config
 from evener.evaluator.grading import Gradings
 from evener.proto.codec import BadRecord
@@ -71,7 +71,7 @@ class Evaluator:
         try:
             async with Tasks() as tasks:
                 tasks.create_task(self._commit_for_ever(partition))
-                async for batch in bus.follow(Topic.BUILT, number, start):
+                async for batch in bus.follow(Topic.BUILT, number, start, Reader(GROUP, partition.progress.oldest_open)):
                     for record in batch:
                         await self._take(partition, record, tasks)
         finally:

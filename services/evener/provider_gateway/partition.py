@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct, field
 from opentelemetry import trace
 
-from evener.bus.port import Bus, Fenced, GroupOffset, Position, Record
+from evener.bus.port import Bus, Fenced, GroupOffset, Position, Reader, Record
 from evener.proto.codec import AnyEvent, BadRecord, tag_of
 from evener.proto.errors import Recoverable
 from evener.proto.reasons import END_POLICY, CallFailure, TerminationReason
@@ -47,6 +47,7 @@ from evener.tokens.session import SessionLog, attempt_end
 
 GROUP: Final = "provider-gateway"
 """The consumer group that divides the partitions, and whose offset in each is the low-water mark."""
+READER: Final = Reader("provider_gateway")
 OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
 OWN_TAGS: Final = frozenset(tag_of(event).encode() for event in OWN_EVENTS)
 """Events that the owner alone writes and folds when they are committed. The tail skips them."""
@@ -163,7 +164,7 @@ class Partition(Struct, eq=False):
         await asyncio.gather(*(call.over() for call in calls))
 
     async def _follow(self) -> None:
-        async for batch in self.bus.follow(Topic.SESSIONS, self.number, self._next):
+        async for batch in self.bus.follow(Topic.SESSIONS, self.number, self._next, READER):
             for record in batch:
                 await self._fold(record, replay=False)
             self._read_on.set()

@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from structlog.contextvars import bound_contextvars
 
-from evener.bus.port import GroupOffset, Position, Record
+from evener.bus.port import GroupOffset, Position, Reader, Record
 from evener.proto.codec import BadRecord
 from evener.proto.spec import Strategy
 from evener.proto.topics import Topic
@@ -29,6 +29,7 @@ from evener.tokens.trajectory import build
 
 GROUP: Final = "reconstructor"
 """The consumer group that divides the partitions. Its offset in each is the low-water mark, from which open sessions are read again."""
+READER: Final = Reader("reconstructor")
 BUILT_GROUP: Final = "reconstructor-built"
 """Holds the offset before which every seal has been built. Sessions sealed there may begin before the mark, and be read in part."""
 
@@ -51,7 +52,7 @@ class Replayer:
         reading = SessionsReader(self._events)
         marked = await resumed_at(self._bus, GROUP, Topic.SESSIONS, partition)
         built = await self._bus.committed(BUILT_GROUP, Topic.SESSIONS, partition) or 0
-        async for batch in self._bus.follow(Topic.SESSIONS, partition, marked):
+        async for batch in self._bus.follow(Topic.SESSIONS, partition, marked, READER):
             end = batch[-1].offset + 1
             if await self._replay(reading, batch, built):  # noted before the mark: what is sealed from there on begins at the mark or later
                 built = end

@@ -49,15 +49,15 @@ class RunnerCapacity:
 class Queue:
     """The waiting sessions of one run, in the order of their tasks."""
 
-    def __init__(self, tasks: Sequence[TaskState], now: float) -> None:
-        """`now` is in Unix seconds."""
+    def __init__(self, tasks: Sequence[TaskState], now: float, *, only_begun: bool) -> None:
+        """`now` is in Unix seconds. `only_begun`: sessions without an earlier attempt wait."""
         self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
         """The number of the run's sessions that hold a place."""
         self._waiting = (
             (task.submitted.options.harness.name, session.session_id, session.failed_on if now < _anywhere_at(session) else ())
             for task in tasks
             for session in task.sessions
-            if session.stage is Stage.QUEUED and may_start_at(session) <= now
+            if session.stage is Stage.QUEUED and may_start_at(session) <= now and (session.attempt or not only_begun)
         )
 
     def take(self, slots: RunnerCapacity) -> tuple[str, Heartbeat] | None:
@@ -69,8 +69,13 @@ class Queue:
         return None
 
 
-def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *, now: float, lease_seconds: float) -> None:
-    """Dispatch as many sessions of these tasks as possible. Each free place goes to the run with the fewest. `now` is in Unix seconds."""
+def admit(
+    draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *, now: float, lease_seconds: float, only_begun: bool = False
+) -> None:
+    """Dispatch as many sessions of these tasks as possible. Each free place goes to the run with the fewest. `now` is in Unix seconds.
+
+    `only_begun`: no new sessions, only further attempts of those that had one.
+    """
     tasks = [task for task_id in task_ids if (task := draft.task(task_id)) is not None]
     slots = RunnerCapacity(runners, draft, tasks)
     if not slots.any():
@@ -78,7 +83,9 @@ def admit(draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *
     runs: dict[str, list[TaskState]] = {}
     for task in tasks:
         runs.setdefault(task.submitted.options.run_id, []).append(task)
-    turns = [(queue.held, number, queue) for number, queue in enumerate(Queue(of_run, now) for of_run in runs.values())]
+    turns = [
+        (queue.held, number, queue) for number, queue in enumerate(Queue(of_run, now, only_begun=only_begun) for of_run in runs.values())
+    ]
     heapify(turns)
     while turns and slots.any():
         _, number, queue = heappop(turns)

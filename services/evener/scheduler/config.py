@@ -20,5 +20,9 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A runner that loses the sandboxes of this many sessions in a row gets none for a while, then one at a time until one has run."""
     quarantine_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """How long it gets none at first. Each further pause is twice as long, up to 15 minutes."""
+    hold_behind_records: Annotated[int, Meta(ge=0)] = 200_000
+    """No session starts while the reconstructors are this many records of `sessions` behind, until they are half as many. 0: no limit."""
+    hold_behind_sessions: Annotated[int, Meta(ge=0)] = 20_000
+    """No session starts while the evaluators, or the bridges, are this many sessions behind, until they are half as many. 0: no limit."""
     forget_seconds: Annotated[float, Meta(ge=60)] = 600.0
     """An instance that sent no heartbeat for this time leaves `fleet`. One that comes back is there with its next heartbeat."""

@@ -50,9 +50,13 @@ class Fleet:
         """Return whether the instance was heard within a lease."""
         return now - self.heard_at.get(instance_id, float("-inf")) < self._lease_seconds
 
+    def all_living(self, *, now: float) -> list[Heartbeat]:
+        """Return the last heartbeats of all instances that are alive."""
+        return [beat for beat in self.heartbeats.values() if self.alive(beat.instance_id, now=now)]
+
     def living(self, service: str, *, now: float) -> list[Heartbeat]:
         """Return the last heartbeats of a service's instances that are alive."""
-        return [beat for beat in self.heartbeats.values() if beat.service == service and self.alive(beat.instance_id, now=now)]
+        return [beat for beat in self.all_living(now=now) if beat.service == service]
 
     def runners(self, *, now: float) -> list[Heartbeat]:
         """Return the runners that accept sessions."""

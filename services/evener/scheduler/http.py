@@ -242,6 +242,7 @@ def fleet_view(writer: TaskWriter, *, now: float) -> FleetView:
             for instance_id, beat in sorted(fleet.heartbeats.items())
         ),
         engines=tuple(_engine(event) for _, event in sorted(fleet.engines.items())),
+        held=writer.backpressure.reason,
     )
 
 

@@ -82,6 +82,11 @@ class Scheduler:
             return {"active": self._writer.serving}
         return {"standby": self._member is not None and not self._stopping}
 
+    def warnings(self) -> list[str]:
+        """Return why no new session starts, if something holds them."""
+        reason = "" if self._writer is None else self._writer.backpressure.reason
+        return [reason] if reason else []
+
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat for `fleet`."""
         active = self._writer is not None and self._writer.serving

@@ -21,6 +21,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
         routes=endpoints.routes(context.secrets),
         run=scheduler.run,
         ready=scheduler.ready,
+        warnings=scheduler.warnings,
         heartbeat=scheduler.heartbeat,
         drain=scheduler.drain,
     )

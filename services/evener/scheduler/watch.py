@@ -8,7 +8,7 @@ from typing import Final
 
 from evener.client.views import SessionProgress, TaskDetail, TaskView
 from evener.proto.fields import shared_fields
-from evener.proto.state import TaskState
+from evener.proto.state import Stage, TaskState
 
 QUIET_SECONDS: Final = 15.0
 """After this time without a change, a watcher is sent an empty line, which shows that the connection is alive."""
@@ -32,6 +32,7 @@ class Watch:
         self._newest = time.time_ns() // 1000
         self._news = asyncio.Event()
         self._ended = False
+        self._held = ""
 
     def end(self) -> None:
         """End all streams: this scheduler sends nothing more, and watchers should ask the next one."""
@@ -53,6 +54,11 @@ class Watch:
         self._news.set()
         self._news = asyncio.Event()
 
+    def hold(self, reason: str, task_ids: Iterable[str]) -> None:
+        """Say of these tasks from now on why their new sessions wait. An empty reason: they do not."""
+        self._held = reason
+        self.changed(task_ids)
+
     def views(self, run_id: str | None = None, *, after: int = 0, sees: Sees = everything) -> list[TaskView]:
         """Return the tasks of a run (None: of all) that changed after a cursor, in the order of their last changes.
 
@@ -64,7 +70,7 @@ class Watch:
                 break
             state = self._tasks[task_id]
             if run_id in {None, state.submitted.options.run_id} and sees(state.submitted.team):
-                found.append(view(state, cursor))
+                found.append(view(state, cursor, held=self._held))
         return found[::-1]
 
     def detail(self, task_id: str, sees: Sees = everything) -> TaskDetail | None:
@@ -73,7 +79,7 @@ class Watch:
         if state is None or not sees(state.submitted.team):
             return None
         sessions = tuple(SessionProgress(**shared_fields(session, SessionProgress)) for session in state.sessions)
-        return TaskDetail(task=view(state, self._cursors[task_id]), sessions=sessions)
+        return TaskDetail(task=view(state, self._cursors[task_id], held=self._held), sessions=sessions)
 
     async def follow(self, run_id: str | None, after: int, sees: Sees = everything) -> AsyncIterator[TaskView | None]:
         """Yield what changed after the cursor, then what changes, until the end. None: nothing changed, the connection is alive."""
@@ -91,9 +97,10 @@ class Watch:
                 yield None
 
 
-def view(state: TaskState, cursor: int) -> TaskView:
-    """Return a task as clients see it."""
+def view(state: TaskState, cursor: int, *, held: str) -> TaskView:
+    """Return a task as clients see it. `held`: why no new session starts."""
     submitted = state.submitted
+    waiting = any(session.stage is Stage.QUEUED and not session.attempt for session in state.sessions)
     return TaskView(
         cursor=cursor,
         task_id=submitted.task_id,
@@ -107,6 +114,7 @@ def view(state: TaskState, cursor: int) -> TaskView:
         stages=dict(Counter(session.stage for session in state.sessions)),
         ends=dict(Counter(session.termination_reason for session in state.sessions if session.termination_reason is not None)),
         attempts=sum(session.attempt for session in state.sessions),
+        held=held if waiting else "",
         submitted_at=submitted.submitted_at,
         **shared_fields(state, TaskView),
     )

@@ -21,6 +21,7 @@ from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
 from evener.runtime.faults import point
 from evener.runtime.tasks import Tasks
 from evener.scheduler.admission import admit
+from evener.scheduler.backpressure import Backpressure
 from evener.scheduler.config import Config
 from evener.scheduler.core import HELD, Draft, TaskDiffers, Write, given_up, is_open
 from evener.scheduler.fleet_reader import FleetReader
@@ -56,6 +57,7 @@ class TaskWriter:
         self._metrics = metrics(context.registry)
         self.fleet = FleetReader(config, context)
         self.quarantine = Quarantine(losses=config.quarantine_losses, seconds=config.quarantine_seconds)
+        self.backpressure = Backpressure(config.hold_behind_records, config.hold_behind_sessions, self._metrics)
         self._group = f"scheduler-{config.name}"
         self._inbox = Inbox()
         self._open: dict[str, None] = {}
@@ -173,7 +175,10 @@ class TaskWriter:
         monotonic = time.monotonic()
         runners = self.quarantine.limited(self.fleet.fleet.runners(now=monotonic), now=monotonic)
         task_ids = {**self._open, **dict.fromkeys(draft.changed)}
-        admit(draft, task_ids, runners, now=time.time(), lease_seconds=self._config.lease_seconds)
+        if self.backpressure.look(self.fleet.fleet.all_living(now=monotonic)):
+            self.watch.hold(self.backpressure.reason, self._open)
+        only_begun = bool(self.backpressure.reason)
+        admit(draft, task_ids, runners, now=time.time(), lease_seconds=self._config.lease_seconds, only_begun=only_begun)
 
     async def _commit(self, producer: Producer, draft: Draft) -> None:
         """Commit outputs, states and offsets together. Only then does the draft become the truth."""

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
+from evener.bus.port import Reader
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.runtime.tasks import Tasks
@@ -21,6 +23,8 @@ from evener.trainer_bridge.policies import Policies
 from evener.trainer_bridge.policies_http import policy_routes
 from evener.trainer_bridge.reconcile import Reconciler
 from evener.trainer_bridge.rollout import Publisher, RolloutGate
+
+READER: Final = Reader("trainer_bridge")
 
 
 class TrainerBridge:
@@ -64,7 +68,7 @@ class TrainerBridge:
         try:
             start = await merging.restore()
             transaction = self._serving[partition] = asyncio.Lock()
-            async for batch in context.bus.follow(Topic.SCORED, partition, start):
+            async for batch in context.bus.follow(Topic.SCORED, partition, start, READER):
                 for first in range(0, len(batch), self._config.batch):
                     if self._stopping.is_set():
                         await asyncio.Event().wait()
