@@ -19,7 +19,7 @@ GO_ON: Final = 0.5
 log = structlog.get_logger()
 
 
-class Stage(Struct, frozen=True):
+class StageLimit(Struct, frozen=True):
     """A service that new sessions may have to wait for."""
 
     service: str
@@ -34,12 +34,12 @@ class Backpressure:
     def __init__(self, records: int, sessions: int, metrics: Metrics) -> None:
         """`records` and `sessions`: the limits, in records of `sessions` for the reconstructors, in sessions for the others."""
         self._stages = (
-            Stage("reconstructor", records, "records"),
-            Stage("evaluator", sessions, "sessions"),
-            Stage("trainer_bridge", sessions, "sessions"),
+            StageLimit("reconstructor", records, "records"),
+            StageLimit("evaluator", sessions, "sessions"),
+            StageLimit("trainer_bridge", sessions, "sessions"),
         )
         self._metrics = metrics
-        self._behind: dict[Stage, int] = {}
+        self._behind: dict[StageLimit, int] = {}
 
     @property
     def reason(self) -> str:
@@ -60,7 +60,7 @@ class Backpressure:
                 self._decide(stage, behind[stage.service])
         return set(self._behind) != before
 
-    def _decide(self, stage: Stage, behind: int) -> None:
+    def _decide(self, stage: StageLimit, behind: int) -> None:
         held = stage in self._behind
         if behind > (stage.limit * GO_ON if held else stage.limit):
             self._behind[stage] = behind
