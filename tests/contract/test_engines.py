@@ -329,7 +329,7 @@ class TestVllmEngine(EngineContract):
     def is_sampling(self, vllm: RunningVllm) -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:
             sampled = await sampled_by(vllm.url)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # in which it samples, or not
             return await sampled_by(vllm.url) > sampled
 
         return look

@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 from tests.support.builders import T0, built, ended, group, heartbeat, scored
 from tests.support.scheduler import scheduler
 from tests.support.service_context import context_on
+from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import NotRead
@@ -71,9 +72,9 @@ def recording(run_id: str) -> TaskOptions:
     return TaskOptions(run_id=run_id, harness=HarnessSpec(name="mine", sandbox="none"), grader=GraderSpec(name="none"))
 
 
-async def first(groups: Groups, count: int) -> list[Group]:
-    """Return the next groups; fewer where there are no more."""
-    found: list[Group] = []
+async def first(groups: Groups, count: int, found: list[Group] | None = None) -> list[Group]:
+    """Return the next groups; fewer where there are no more. `found` gets each as it comes."""
+    found = [] if found is None else found
     async with asyncio.timeout(SECONDS):
         stream = aiter(groups)
         while len(found) < count and (one := await anext(stream, None)) is not None:
@@ -241,11 +242,12 @@ class GroupsContract(abc.ABC):
         await deliver(bus, tmp_path, "d", run_id="other")
         await self.task_ended(bus, "d", TaskOutcome.MERGED)
         await deliver(bus, tmp_path, "a", run_id="mine")
-        taking = asyncio.ensure_future(first(self.groups(source, tmp_path, run_id="mine"), 9))
+        taken: list[Group] = []
+        taking = asyncio.ensure_future(first(self.groups(source, tmp_path, run_id="mine"), 9, taken))
         await self.task_ended(bus, "a", TaskOutcome.MERGED)
         await fail(bus, tmp_path, "b", "mine")
         await self.task_ended(bus, "b", TaskOutcome.FAILED)
-        await asyncio.sleep(0.3)
+        await eventually(lambda: taken)
         assert not taking.done()
         await deliver(bus, tmp_path, "c", run_id="mine")
         await self.task_ended(bus, "c", TaskOutcome.MERGED)
@@ -282,11 +284,13 @@ class GroupsContract(abc.ABC):
 
     async def test_groups_come_as_they_are_delivered(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """Whoever waits at the end of the log gets the next one."""
-        waiting = asyncio.ensure_future(first(self.groups(source, tmp_path), 2))
-        await asyncio.sleep(0.3)
+        taken: list[Group] = []
+        waiting = asyncio.ensure_future(first(self.groups(source, tmp_path), 3, taken))
+        await deliver(bus, tmp_path, "early")
+        await eventually(lambda: taken)
         await deliver(bus, tmp_path, "later", "last")
 
-        assert sorted(one.group_id for one in await waiting) == ["last", "later"]
+        assert sorted(one.group_id for one in await waiting) == ["early", "last", "later"]
 
     async def test_a_position_of_another_log_is_refused(self, bus: Bus, source: Any, tmp_path: Path) -> None:
         """It would wait for ever, or leave groups out, and say nothing."""

@@ -216,7 +216,7 @@ async def test_end_is_not_told_before_it_is_in_the_log(tmp_path: Path, messages:
             meddling.execute("CREATE TRIGGER full BEFORE INSERT ON record BEGIN SELECT RAISE(ABORT, 'disk full'); END")
             unseen = await hand.ask(capability, messages, request_id)
             assert (unseen.status, unseen.body) == (503, b"")
-            await asyncio.sleep(PATIENCE_SECONDS)
+            await asyncio.sleep(PATIENCE_SECONDS)  # time alone ends the patience
             told = await hand.ask(capability, messages, request_id)
             assert (told.status, "the log cannot be written" in told.body.decode()) == (503, True)
             meddling.execute("DROP TRIGGER full")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from tests.support import builders
 from tests.support.builders import built, spec
 from tests.support.outage import Outage
 from tests.support.service_context import MISSING, RUBBISH, open_parts
+from tests.support.waiting import eventually
 
 from evener.blobs.store import path_of
 from evener.bus.port import Header, Outgoing
@@ -249,12 +251,13 @@ async def test_blob_that_is_missing_is_waited_for_and_is_no_failure_of_the_grade
         (tmp_path / "blobs").rename(tmp_path / "away")
         (tmp_path / "blobs").mkdir()
         await write(context, built(index=0, task=task, grader=GraderSpec(name="harbor", tries=1)), built(index=1))
-        async with running(context, patient):
-            assert [score.trajectory.session_id for score in await scores(context, 1)] == ["fix-the-bug.1"]
-            await asyncio.sleep(0.3)
-            (tmp_path / "blobs").rmdir()
-            (tmp_path / "away").rename(tmp_path / "blobs")
-            found = {score.trajectory.session_id: score for score in await scores(context, 2)}
+        with capture_logs() as logs:
+            async with running(context, patient):
+                assert [score.trajectory.session_id for score in await scores(context, 1)] == ["fix-the-bug.1"]
+                await eventually(lambda: sum(entry["event"] == "blob_not_fetched" for entry in logs) > 1)
+                (tmp_path / "blobs").rmdir()
+                (tmp_path / "away").rename(tmp_path / "blobs")
+                found = {score.trajectory.session_id: score for score in await scores(context, 2)}
     assert (found["fix-the-bug.0"].ungraded, found["fix-the-bug.0"].tries) == (None, 1)
 
 

@@ -379,7 +379,7 @@ async def _asked_as_the_relay_asks(hand: Hand, capability: str, text: str) -> st
         if (answer.status, answer.body) != (OVERLOADED_STATUS, b""):
             assert answer.status == 200, answer.body
             return answer.body.decode()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # as a relay waits, before it asks again
 
 
 @pytest.mark.parametrize("name", ["a%3Fb", "a%2Fb", "a/b", "a%0Ab", "a%25b", "%F0%9F%98%80"])

@@ -111,7 +111,7 @@ async def test_answer_that_is_lost_before_anything_was_seen_stays_unseen(hand: H
     commit = hold("gateway.commit")
     hand.engine.go()
     await commit.reached()
-    await asyncio.sleep(STREAMING_SECONDS)
+    await asyncio.sleep(STREAMING_SECONDS)  # so long it could leave
     commit.let_go()
     frames = await listening
     assert [type(frame) for frame in frames] == [Admitted, Waiting, Answer]

@@ -1,12 +1,12 @@
 """When the relay sends a call again, how soon, and when it must not."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
 from tests.integration.test_relay import harness
 from tests.support.frames_gateway import DIALECT, FramesGateway, Talk, cut_after_admission, frames_gateway, reply
+from tests.support.loop import turns
 
 from evener.dialects.canonical import NOTHING, Head
 from evener.proto.ids import answer_identity
@@ -25,7 +25,7 @@ async def half_an_answer(talk: Talk) -> None:
     answer_id, created = answer_identity(talk.seen.request_id)
     head = Head(answer_id=answer_id, created=created, model="policy", prompt_tokens=3)
     await talk.say(Delta(body=DIALECT.delta(head, "key", NOTHING, text="FIRST HALF")))
-    await asyncio.sleep(0.05)
+    await turns()  # until the relay has it
     talk.cut()
 
 

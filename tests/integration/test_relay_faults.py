@@ -23,6 +23,7 @@ from tests.support.frames_gateway import (
     silence,
     told,
 )
+from tests.support.waiting import eventually
 
 from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.relay import Answer
@@ -84,12 +85,10 @@ async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_l
     async with harness(gateway, in_vain_seconds=0.1) as agent:
         asking = asyncio.create_task(agent.text())
         await agent.clock_stands()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # longer than in vain
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        async with asyncio.timeout(60):
-            while not agent.report.waited_in_vain:  # noqa: ASYNC110 - the relay notices in its own time
-                await asyncio.sleep(0.01)
+        await eventually(lambda: agent.report.waited_in_vain)
         gateway.script = [reply("hello")]
         assert await agent.text() == "hello"
         assert not agent.report.waited_in_vain
@@ -144,7 +143,7 @@ async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in
         for count in range(1, len(steps) + 1):
             asking.append(asyncio.create_task(agent.text()))
             await gateway.asked(count)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # longer than in vain
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)

@@ -21,6 +21,7 @@ from tests.support.builders import alone, dispatched, heartbeat
 from tests.support.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, refuse, reply, told
 from tests.support.service_context import context_on, running, serving
 from tests.support.trees import scratch
+from tests.support.waiting import eventually
 
 from evener.bus.open import open_bus
 from evener.harnesses.registry import harness as harness_named
@@ -335,11 +336,8 @@ async def test_a_start_that_would_be_void_is_left_to_its_lease(tmp_path: Path) -
     with capture_logs() as logs:
         async with bench(tmp_path, timings=RunnerTimings(start_limit_seconds=-1.0)) as b:
             await b.dispatch()
-            async with asyncio.timeout(60):
-                while not [entry for entry in logs if entry["event"] == "start_too_late"]:  # noqa: ASYNC110 - the runner says it
-                    await asyncio.sleep(0.01)
-                while b.service.heartbeat().running:  # noqa: ASYNC110 - the runner is asked
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: [entry for entry in logs if entry["event"] == "start_too_late"])
+            await eventually(lambda: not b.service.heartbeat().running)
 
             assert await b.log() == []
 
@@ -361,9 +359,8 @@ async def test_sessions_beyond_the_capacity_wait_and_are_held(tmp_path: Path) ->
         await b.dispatch(harness=HarnessSpec(name="command", options=SLEEP))
         await b.until(SessionStarted)
         await b.dispatch("t.1")
-        await asyncio.sleep(0.2)
+        await eventually(lambda: len(b.service.heartbeat().running) == 2)
         assert await b.log("t.1") == []
-        assert len(b.service.heartbeat().running) == 2
         await b.cancel("t.0")
 
         assert (await b.until(HarnessExited, "t.1")).cause is ExitCause.EXITED
@@ -619,8 +616,9 @@ async def test_blob_store_that_is_away_while_a_session_is_prepared_costs_no_atte
     async with bench(tmp_path) as b:
         folder.rename(away)
         folder.write_text("no folder: reading fails, and does not say that the object is missing")
-        await b.dispatch()
-        await asyncio.sleep(0.5)
+        with capture_logs() as logs:
+            await b.dispatch()
+            await eventually(lambda: [entry for entry in logs if entry["event"] == "blob_store_away"])
         assert not any(isinstance(event, HarnessExited) for event in await b.log())
         folder.unlink()
         away.rename(folder)

@@ -17,6 +17,7 @@ from tests.support.engines import smollm
 from tests.support.gateway import POLICY, Hand, gateway
 from tests.support.held import Hold
 from tests.support.loop import turns
+from tests.support.waiting import eventually, until
 
 from evener.engines.scripted import Rule, Script, ScriptedServer, Wait, scripted_engine
 from evener.proto.fleet import EngineDraining, EngineJoined, PolicyPublished
@@ -72,9 +73,7 @@ async def drain(hand: Hand, engine_id: str) -> None:
 
 async def noticed(hand: Hand) -> None:
     """Wait until the gateway knows that no engine answers."""
-    async with asyncio.timeout(60):
-        while hand.ready()["engine"]:  # noqa: ASYNC110 - readiness has no event
-            await asyncio.sleep(0.005)
+    await eventually(lambda: not hand.ready()["engine"])
 
 
 async def used(hand: Hand, session_id: str) -> list[str]:
@@ -87,7 +86,7 @@ async def at_once(hand: Hand, server: ScriptedServer, calls: int, *, limit: int)
     ended, most = len(server.ledger), 0
     for number in range(calls):
         await server.waiting(count=min(limit, calls - number))
-        await asyncio.sleep(0.05)  # for one too many
+        await turns()  # for one too many
         most = max(most, server.sampling)
         server.go()
         await server.recorded(ended + number + 1)
@@ -113,10 +112,8 @@ async def test_engine_that_is_down_for_three_seconds_is_not_noticed(tmp_path: Pa
             await leave(opened.hand, "e1")
             messages = [{"role": "user", "content": "slowly, you who are here"}]
             asking = [asyncio.create_task(post(opened, messages, stream=stream)) for stream in (False, True)]
-            async with asyncio.timeout(60):
-                while dying.sampling < len(asking):  # noqa: ASYNC110 - of the engine
-                    await asyncio.sleep(0.01)
-        await asyncio.sleep(DOWN_SECONDS)
+            await eventually(lambda: dying.sampling == len(asking))
+        await asyncio.sleep(DOWN_SECONDS)  # the fault itself
         assert not any(task.done() for task in asking)
         await stack.enter_async_context(engine(port=unused_tcp_port))
         async with asyncio.timeout(60):
@@ -138,7 +135,7 @@ async def test_first_call_after_an_engine_died_is_not_noticed_either(tmp_path: P
             await opened.hand.engines("e1", "e2")
             await leave(opened.hand, "e1")
         asking = asyncio.create_task(post(opened, HI, stream=False))
-        await asyncio.sleep(1.0)
+        await noticed(opened.hand)
         assert not asking.done()
         await stack.enter_async_context(engine(port=unused_tcp_port))
         async with asyncio.timeout(60):
@@ -210,9 +207,7 @@ async def test_log_that_cannot_be_written_is_told_after_a_while_however_many_tri
             answers = [await hand.ask(capability, HI, request_ids[0]) for _ in range(TRANSPARENT_TRIES + 2)]
             assert {(answer.status, answer.body) for answer in answers} == {(503, b"")}
             assert (await hand.ask(capability, HI, request_ids[1])).body == b""
-            async with asyncio.timeout(60):
-                while not (told := await hand.ask(capability, HI, request_ids[0])).body:  # noqa: ASYNC110 - the gateway is asked
-                    await asyncio.sleep(0.5)
+            told = await until(lambda: hand.ask(capability, HI, request_ids[0]), lambda told: told.body)
             assert "the log cannot be written" in json.loads(told.body)["error"]["message"]
             meddling.execute("DROP TRIGGER full")
         assert (await hand.ask(capability, HI, request_ids[1])).status == 200
@@ -256,7 +251,7 @@ async def test_engine_that_is_silent_for_a_moment_keeps_its_calls(hand: Hand) ->
         await leave(hand, "e1")
         asking = asyncio.create_task(hand.ask(await hand.start("s1"), GATED))
         await second.waiting()
-        await asyncio.sleep(GIVEN_UP_SECONDS)
+        await asyncio.sleep(GIVEN_UP_SECONDS)  # it has been there for so long
         wire.freeze()
         await noticed(hand)
         wire.thaw()
@@ -274,7 +269,7 @@ async def test_engine_that_came_back_with_old_weights_waits_for_the_new_ones(han
     hand.engine.play(Script(rules=(Rule(say="x", fail="cut", times=1),), default=Rule(say="Hello.")))
     assert (await hand.ask(capability, HI, request_id)).body == b""
     asking = asyncio.create_task(hand.ask(capability, HI, request_id))
-    await asyncio.sleep(0.5)
+    await hand.measured("evener_calls_waiting", 1)
     assert not asking.done()
     hand.engine.publish(proven_label(published, joined))
     async with asyncio.timeout(60):

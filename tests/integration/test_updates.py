@@ -195,7 +195,7 @@ async def test_engines_whose_policy_has_no_versions_here_are_left_alone(tmp_path
     server.publish("step-9")
     async with bridge(tmp_path / "state") as (parts, _):
         await join(parts, server.url)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # nothing tells that nothing is done
         assert await state(server.url) == ("step-9", False)
 
 
@@ -320,5 +320,5 @@ async def test_a_folder_that_was_written_over_is_not_loaded_under_its_old_number
         save_weights(folders[0], 99)
         late = await play(Script())
         await join(parts, late.url)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # nothing tells that nothing is loaded
         assert (await state(late.url))[0] == "default"

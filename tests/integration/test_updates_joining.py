@@ -207,7 +207,7 @@ async def test_the_gateway_gives_no_call_to_an_engine_before_it_has_proven_the_v
     await given(late.url, loaded_label(published), folders[0])
     await hand.join("late", late.url)
     asking = asyncio.ensure_future(versions_of(hand, "after"))
-    await asyncio.sleep(2.5)
+    await hand.measured("evener_calls_waiting", 1)
     assert late.ledger == []
     async with bridge_of(hand):
         async with asyncio.timeout(60):

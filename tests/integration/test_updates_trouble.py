@@ -13,6 +13,7 @@ from msgspec import structs
 from tests.integration.test_bridge import outcomes, write
 from tests.support.builders import group, heartbeat
 from tests.support.engines import Play
+from tests.support.loop import turns
 from tests.support.scheduler import scheduler
 from tests.support.service_context import open_parts, serving
 from tests.support.updates import (
@@ -29,6 +30,7 @@ from tests.support.updates import (
     trained,
     until_state,
 )
+from tests.support.waiting import until
 from tests.support.weights_folders import save_weights
 
 from evener.client.errors import Unavailable
@@ -189,23 +191,16 @@ async def test_an_engine_that_hangs_as_it_joins_leaves(tmp_path: Path, play: Pla
         await join(parts, good.url, "good")
         await until_state(good.url, ("policy@1", False))
         assert await events(parts, Topic.FLEET) == []
-        async with asyncio.timeout(60):
-            while [left.engine_id for left in await events(parts, Topic.FLEET)] != ["a-hung"]:  # noqa: ASYNC110 (the log)
-                await asyncio.sleep(0.05)
+        await until(lambda: events(parts, Topic.FLEET), lambda found: [left.engine_id for left in found] == ["a-hung"])
         held.set()
 
 
 async def until_paused(url: str) -> None:
-    async with asyncio.timeout(60):
-        while not (await state(url))[1]:  # noqa: ASYNC110 (a server is looked at)
-            await asyncio.sleep(0.02)
+    await until(lambda: state(url), lambda told: told[1])
 
 
 async def until_delivered(parts: Any, count: int) -> list[Any]:
-    async with asyncio.timeout(60):
-        while len(found := await outcomes(parts)) < count:  # noqa: ASYNC110 (the log is looked at)
-            await asyncio.sleep(0.05)
-    return found
+    return await until(lambda: outcomes(parts), lambda found: len(found) >= count)
 
 
 async def test_a_group_of_the_version_on_its_way_waits_and_is_trained(tmp_path: Path, play: Play, folders: list[Path]) -> None:
@@ -216,7 +211,7 @@ async def test_a_group_of_the_version_on_its_way_waits_and_is_trained(tmp_path: 
         publishing = asyncio.ensure_future(publish(http, folders[0], 1))
         await until_paused(engine.url)
         await write(parts, group((1.0, 0.0), version=1))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # nothing tells that nothing is delivered
         assert await outcomes(parts) == []
         held.set()
         assert (await publishing)[0] == 201
@@ -236,7 +231,7 @@ async def test_a_staged_version_is_waited_for_so_long_as_an_engine_may_take(tmp_
         async with policies.writer("policy") as write:
             await write(staged(1))
             waiting = asyncio.ensure_future(patient.settled("policy"))
-            await asyncio.sleep(0.3)
+            await turns()
             assert not waiting.done()
             await asyncio.wait_for(patient.settled("another"), 60)
             await write(PolicyPublished(policy="policy", version=1, location="/w", digest="d", published_at=1.0))
@@ -262,11 +257,9 @@ async def test_nothing_is_sampled_between_the_label_and_the_weights(tmp_path: Pa
             await join(parts, url)
             parts_of_answer = [await anext(chunks)]
             publishing = asyncio.ensure_future(publish(http, folders[0], 1))
-            async with asyncio.timeout(60):
-                while (await state(server.url))[0] == "default":  # noqa: ASYNC110 (a server is looked at)
-                    await asyncio.sleep(0.01)
+            await until(lambda: state(server.url), lambda told: told[0] != "default")
             server.go(times=None)
-            await asyncio.sleep(0.3)
+            await turns()  # it samples nothing
             held.set()
             assert (await publishing)[0] == 201
             parts_of_answer += [part async for part in chunks]
@@ -289,7 +282,7 @@ async def test_two_versions_at_once_come_one_after_the_other(tmp_path: Path, pla
         first = asyncio.ensure_future(publish(http, folders[0], 1))
         await until_paused(engine.url)
         second = asyncio.ensure_future(publish(http, folders[1], 2))
-        await asyncio.sleep(0.5)
+        await turns()
         held.set()
         assert [status for status, _ in await asyncio.gather(first, second)] == [201, 201]
         said = [(type(event), event.version) for event in await events(parts)]

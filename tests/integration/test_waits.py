@@ -64,7 +64,7 @@ async def test_call_is_held_unread_while_the_queue_is_full_and_comes_in_when_the
         await hand.at_the_gate()
         broken = asyncio.create_task(hand.ask(second, "no list"))
         held = [asyncio.create_task(hand.ask(second, [{"role": "user", "content": f"hi {number}"}])) for number in range(3)]
-        await asyncio.sleep(0.3)
+        await turns()
         assert not any(task.done() for task in (broken, *held))
         hand.engine.go()
         assert (await slow).status == 200
@@ -92,8 +92,7 @@ async def test_resend_of_a_call_that_came_in_before_is_not_held(tmp_path: Path) 
         capability, request_id = await hand.start("s1"), new_request_id()
         first = asyncio.create_task(hand.ask(capability, GATED, request_id))
         await hand.at_the_gate()
-        second = asyncio.create_task(hand.ask(capability, GATED, request_id))
-        await asyncio.sleep(0.5)
+        second = await hand.admitted(capability, GATED, request_id)
         hand.engine.go()
         assert (await second).body == (await first).body
         assert len(hand.engine.ledger) == 1

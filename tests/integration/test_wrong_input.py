@@ -69,6 +69,12 @@ class Shell:
         except urllib.error.HTTPError as refused:
             return refused.code, json.load(refused)
 
+    def has_crashed(self, url: str) -> bool:
+        """Whether a service has crashed, and was opened again after it."""
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:  # noqa: S310 - a URL of this test
+            told = answer.read().decode()
+        return any(line.startswith("evener_crashes_total{") and float(line.rpartition(" ")[2]) > 1 for line in told.splitlines())
+
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
@@ -236,7 +242,7 @@ def test_full_disk_stops_nothing_for_good(disk: Path, tmp_path: Path) -> None:
         fill(disk / "filler")
         late = shell.run(*runs(path, "true", "--samples", "1", "--run-id", "late"))
         until(lambda: shell.ask(f"{url}/readyz")[1]["ready"] is False, START_SECONDS)
-        time.sleep(4)  # services crash and come back meanwhile
+        until(lambda: shell.has_crashed(url), START_SECONDS)
         (disk / "filler").unlink()
         out, errors = acknowledged.communicate(timeout=120)
         again = shell.run(*runs(path, "true", "--samples", "1", "--run-id", "late"))
@@ -291,7 +297,8 @@ def test_full_disk_under_a_command_with_its_own_up(disk: Path, tmp_path: Path) -
     assert running.stdout is not None
     running.stdout.readline()
     fill(disk / "filler")
-    time.sleep(4)  # services crash and come back meanwhile
+    url = json.loads((shell.state / "evener.json").read_bytes())["url"]
+    until(lambda: shell.has_crashed(url), START_SECONDS)
     (disk / "filler").unlink()
     out, errors = running.communicate(timeout=120)
 

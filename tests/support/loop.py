@@ -11,6 +11,16 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+class Time:
+    """A clock that passes only when the test says so, for what takes its clock as a function."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class LoopTime:
     """The time of the running loop, which passes only when the test says so."""
 

@@ -19,21 +19,22 @@ log = structlog.get_logger()
 class FleetReader:
     """The fleet according to the log, and the leases of the attempts that its runners hold."""
 
-    def __init__(self, config: Config, context: ServiceContext) -> None:
+    def __init__(self, config: Config, context: ServiceContext, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells monotonic seconds."""
         self.fleet = Fleet(lease_seconds=config.lease_seconds)
         self._config = config
         self._bus = context.bus
+        self._clock = clock
         self._boot_id = context.boot_id
         """The boot id of this process, whose own records are not old."""
         self._next = 0
-        self._began_at = time.monotonic()
-        self._looked_at = time.monotonic()
+        self._began_at = self._looked_at = clock()
         self.leases = Leases(seconds=config.lease_seconds, began_at=self._looked_at)
 
     async def start(self) -> None:
         """Read `fleet` to its end. Leases run from now on."""
         self._next = await self._bus.end(Topic.FLEET, 0)
-        self._began_at = self._looked_at = time.monotonic()
+        self._began_at = self._looked_at = self._clock()
         for record in (await self._bus.last_values(Topic.FLEET, 0)).values():
             event = _event(record)
             ours = isinstance(event, Heartbeat) and event.boot_id == self._boot_id
@@ -50,7 +51,7 @@ class FleetReader:
     async def lost(self, held: Collection[Running]) -> list[Running]:
         """Return the held attempts that are lost. This is called every tick; the time by which a call is late counts for no lease."""
         await self._bus.check()
-        now = time.monotonic()
+        now = self._clock()
         late = now - self._looked_at - self._config.tick_seconds
         self._looked_at = now
         if late > self._config.tick_seconds:
@@ -63,7 +64,7 @@ class FleetReader:
 
     async def forget_the_dead(self) -> None:
         """Delete instances that were not heard for long from `fleet`. An instance that lives on beats again. Raises NotCommitted."""
-        dead = self.fleet.silent_since(time.monotonic() - self._config.forget_seconds, began_at=self._began_at)
+        dead = self.fleet.silent_since(self._clock() - self._config.forget_seconds, began_at=self._began_at)
         if dead:
             await self._bus.send([Outgoing(topic=Topic.FLEET, key=instance_id, value=None) for instance_id in dead])
         for instance_id in dead:
@@ -71,7 +72,7 @@ class FleetReader:
             self.fleet.forget(instance_id)
 
     def _read(self, record: Record) -> None:
-        now, event = time.monotonic(), _event(record)
+        now, event = self._clock(), _event(record)
         if record.value is None:
             self.fleet.forget(record.key)
         self.fleet.read(event, now=now)

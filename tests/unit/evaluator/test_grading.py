@@ -157,7 +157,7 @@ async def test_no_more_are_graded_at_a_time_than_are_allowed(opened: Any, tmp_pa
     async with asyncio.timeout(SECONDS):
         while not seen.exists() or len(seen.read_text().split()) < 2:  # noqa: ASYNC110 - other processes write it
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # a third would come meanwhile
+        await asyncio.sleep(0.2)  # a third would come meanwhile; nothing tells that it does not
         go.touch()
         scored = await grading
 

@@ -5,6 +5,7 @@ import threading
 from functools import partial
 
 from msgspec import structs
+from tests.support.loop import turns
 from tests.support.world import World, user
 
 from evener.proto.arrays import inline
@@ -95,7 +96,7 @@ async def test_session_is_looked_at_by_one_thread_at_a_time_and_changes_come_bet
         seen.append("first")
 
     looks = [asyncio.create_task(session.look(first)), asyncio.create_task(session.look(seen.append, "second"))]
-    await asyncio.sleep(0.01)
+    await turns()
     for change in ("one", "two"):
         session.change(partial(seen.append, change))
     assert seen == []

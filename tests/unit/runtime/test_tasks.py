@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
+from tests.support.loop import turns
 
 from evener.runtime.tasks import Tasks
 
@@ -54,7 +55,7 @@ async def test_error_of_a_task_of_a_task_is_raised_itself() -> None:
 async def test_cancellation_stays_a_cancellation() -> None:
     ended = asyncio.Event()
     running = asyncio.ensure_future(together(ended, asyncio.sleep(3600)))
-    await asyncio.sleep(0.01)
+    await turns()
     running.cancel()
 
     with pytest.raises(asyncio.CancelledError):

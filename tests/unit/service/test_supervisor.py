@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
+from tests.support.loop import turns
 from tests.unit.service.services import Toy, for_ever, open_parts
 
 from evener.bus.port import BusUnreachable, NotCommitted
@@ -201,8 +203,8 @@ async def test_heartbeat_that_cannot_be_sent_does_not_end_the_service(context: S
     toy = Toy(for_ever, instance_id="x" * 2_000_000)  # too large a key
     keeper = supervised(toy, context, heartbeat_seconds=0.001)
     running = asyncio.create_task(keeper.run())
-    await eventually(lambda: keeper.service is not None)
-    await asyncio.sleep(0.05)
+    with capture_logs() as logs:
+        await eventually(lambda: sum(entry["event"] == "heartbeat_not_sent" for entry in logs) > 1)
 
     assert toy.openings == 1
     assert keeper.service is not None
@@ -244,7 +246,7 @@ async def test_drained_service_stays_open_until_it_is_closed(context: ServiceCon
     await eventually(lambda: keeper.service is not None)
     await keeper.drain()
     drained.set()
-    await asyncio.sleep(0.05)
+    await turns()
 
     assert (toy.drained, toy.openings, toy.closed) == (1, 1, 0)
     running.cancel()
