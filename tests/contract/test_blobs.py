@@ -3,6 +3,8 @@
 import abc
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,17 @@ class BlobsContract(abc.ABC):
         with pytest.raises(BlobError, match="damaged"):
             await blobs.get(BlobRef(digest=ref.digest, size=4))
 
+    async def test_object_is_removed_unless_it_was_put_a_moment_ago(self, blobs: Blobs) -> None:
+        """Put again after its removal, it is there again; to remove what is not there is no error."""
+        ref = await blobs.put(b"ids")
+        assert not await blobs.remove(ref.digest, unused_seconds=3600.0)
+        assert await blobs.get(ref) == b"ids"
+        assert await blobs.remove(ref.digest, unused_seconds=0.0)
+        assert not await blobs.has(ref)
+        assert await blobs.remove(ref.digest, unused_seconds=0.0)
+        await blobs.put(b"ids")
+        assert await blobs.get(ref) == b"ids"
+
 
 class TestLocalBlobs(BlobsContract):
     @pytest.fixture
@@ -62,14 +75,14 @@ class TestLocalBlobs(BlobsContract):
     async def test_damaged_file_is_never_handed_out(self, blobs: Blobs, tmp_path: Path) -> None:
         """Same size, other bytes: only the digest tells."""
         ref = await blobs.put(b"sampled")
-        (tmp_path / "blobs" / path_of(ref)).write_bytes(b"sampleD")
+        (tmp_path / "blobs" / path_of(ref.digest)).write_bytes(b"sampleD")
         with pytest.raises(BlobError, match="damaged"):
             await blobs.get(ref)
 
     async def test_cut_file_is_written_again(self, blobs: Blobs, tmp_path: Path) -> None:
         """What a broken disk left in part does not pass for being there."""
         ref = await blobs.put(b"sampled")
-        (tmp_path / "blobs" / path_of(ref)).write_bytes(b"sam")
+        (tmp_path / "blobs" / path_of(ref.digest)).write_bytes(b"sam")
         assert not await blobs.has(ref)
         await blobs.put(b"sampled")
         assert await blobs.get(ref) == b"sampled"
@@ -78,7 +91,26 @@ class TestLocalBlobs(BlobsContract):
         """No temporary file is left, and a path follows from the digest alone."""
         refs = [await blobs.put(b"%d" % number) for number in range(20)]
         found = {str(path.relative_to(tmp_path / "blobs")) for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
-        assert found == {path_of(ref) for ref in refs}
+        assert found == {path_of(ref.digest) for ref in refs}
+
+    async def test_object_that_is_put_again_counts_as_put_now(self, blobs: Blobs, tmp_path: Path) -> None:
+        """Two runs share it, and one of them is deleted while the other begins."""
+        ref = await blobs.put(b"task")
+        os.utime(tmp_path / "blobs" / path_of(ref.digest), (0, 0))
+        await blobs.put(b"task")
+        assert not await blobs.remove(ref.digest, unused_seconds=3600.0)
+
+        os.utime(tmp_path / "blobs" / path_of(ref.digest), (0, 0))
+        assert await blobs.remove(ref.digest, unused_seconds=3600.0)
+        assert [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()] == []
+
+    async def test_removal_that_was_broken_off_loses_nothing(self, blobs: Blobs, tmp_path: Path) -> None:
+        """Its process died with the object aside."""
+        ref = await blobs.put(b"task")
+        path = tmp_path / "blobs" / path_of(ref.digest)
+        path.rename(path.with_name(f".removing-{ref.digest}"))
+        assert not await blobs.remove(ref.digest, unused_seconds=3600.0)
+        assert await blobs.get(ref) == b"task"
 
     async def test_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         """One line: which folder, and what is wrong with it."""

@@ -265,7 +265,7 @@ async def test_blob_that_stays_missing_leaves_the_session_ungraded_with_the_reas
     hasty = msgspec.structs.replace(config, blob_seconds=0.2)
     async with open_parts(tmp_path) as context:
         task = await task_of(context, tmp_path / "task", "exit 0")
-        (tmp_path / "blobs" / path_of(task.archive)).unlink()
+        (tmp_path / "blobs" / path_of(task.archive.digest)).unlink()
         await write(context, built(task=task, grader=GraderSpec(name="harbor", tries=1)))
         async with running(context, hasty):
             (score,) = await scores(context, 1)

@@ -34,6 +34,10 @@ class Outage:
             self._look()
         return await self._blobs.has(ref)
 
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
+        self._look()
+        return await self._blobs.remove(digest, unused_seconds=unused_seconds)
+
     def _look(self) -> None:
         if self.away or self.silent:
             self._meet()

@@ -18,11 +18,18 @@ class NotRead(BlobError, Recoverable):
     """The blob store did not return an object that it may have. Check its address and permissions, and try again."""
 
 
+class NotRemoved(BlobError, Recoverable):
+    """The blob store did not remove an object. Check that it may delete objects there, and try again."""
+
+
 class Blobs(Protocol):
     """A store of objects, keyed by digest."""
 
     async def put(self, data: bytes) -> BlobRef:
-        """Store `data` durably and return its reference. An object that exists is not written again. Raises NotStored."""
+        """Store `data` durably and return its reference. An object that exists is not written again, but counts as put now. Raises NotStored.
+
+        Object stores note this to half an hour (`REFRESH_SECONDS`).
+        """
         ...
 
     async def get(self, ref: BlobRef) -> bytes:
@@ -31,4 +38,11 @@ class Blobs(Protocol):
 
     async def has(self, ref: BlobRef) -> bool:
         """Return whether the object exists. Raises NotRead."""
+        ...
+
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
+        """Remove an object unless somebody put it within this time; return whether it is gone. Raises NotRemoved.
+
+        An object is put before the record that names it is written. So a time that is longer than that takes keeps what is about to be named.
+        """
         ...

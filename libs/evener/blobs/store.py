@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any, Final
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from evener.blobs.port import BlobError, NotRead, NotStored
+from evener.blobs.port import BlobError, NotRead, NotRemoved, NotStored
 from evener.proto.blobs import BlobRef
 
 SHORT_BYTES: Final = 64 << 10
 """Data up to this size is hashed at once, in a tenth of a millisecond; larger data is hashed in a thread."""
+REFRESH_SECONDS: Final = 1800.0
+"""An object of an object store that is put again after this time is written again, so that the store knows that it is in use."""
 
 
 def ref_of(data: bytes) -> BlobRef:
@@ -27,9 +30,9 @@ def ref_of(data: bytes) -> BlobRef:
     return BlobRef(digest=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
-def path_of(ref: BlobRef) -> str:
+def path_of(digest: str) -> str:
     """Return the object's path in its store."""
-    return f"{ref.digest[:2]}/{ref.digest}"
+    return f"{digest[:2]}/{digest}"
 
 
 def verified(data: bytes, ref: BlobRef) -> bytes:
@@ -62,11 +65,14 @@ class LocalBlobs:
         with self._reading("was not looked up"):
             return await asyncio.to_thread(self._has, ref)
 
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
+        return await asyncio.to_thread(self._remove, digest, unused_seconds)
+
     def _put(self, data: bytes) -> BlobRef:
         ref = ref_of(data)
-        path = self._folder / path_of(ref)
+        path = self._folder / path_of(ref.digest)
         try:
-            if not self._has(ref):
+            if not (self._has(ref) and _touched(path)):
                 path.parent.mkdir(exist_ok=True)
                 _write(path, data)
                 _sync_folder(self._folder)
@@ -80,7 +86,7 @@ class LocalBlobs:
     def _get(self, ref: BlobRef) -> bytes:
         with self._reading(f"did not give blob {ref.digest}"):
             try:
-                data = (self._folder / path_of(ref)).read_bytes()
+                data = (self._folder / path_of(ref.digest)).read_bytes()
             except FileNotFoundError as cause:
                 self._folder.stat()
                 msg = f"blob {ref.digest} is not in {self._folder}"
@@ -90,10 +96,29 @@ class LocalBlobs:
     def _has(self, ref: BlobRef) -> bool:
         """Return whether the file exists. Raises OSError if the folder itself is missing."""
         try:
-            return (self._folder / path_of(ref)).stat().st_size == ref.size
+            return (self._folder / path_of(ref.digest)).stat().st_size == ref.size
         except FileNotFoundError:
             self._folder.stat()
             return False
+
+    def _remove(self, digest: str, unused_seconds: float) -> bool:
+        path = self._folder / path_of(digest)
+        aside = path.with_name(f".removing-{digest}")
+        try:
+            self._folder.stat()
+            if aside.exists() and not path.exists():  # of a process that died between the two lines below
+                aside.rename(path)
+            path.rename(aside)  # so that whoever puts it from here on writes it anew
+            if time.time() - aside.stat().st_mtime < unused_seconds:
+                aside.rename(path)
+                return False
+            aside.unlink()
+        except FileNotFoundError:
+            return True
+        except OSError as cause:
+            msg = f"blob {digest} was not removed from {self._folder}: {cause.strerror}"
+            raise NotRemoved(msg) from cause
+        return True
 
     @contextmanager
     def _reading(self, what: str) -> Iterator[None]:
@@ -115,8 +140,8 @@ class ObjectBlobs:
     async def put(self, data: bytes) -> BlobRef:
         ref = ref_of(data) if len(data) <= SHORT_BYTES else await asyncio.to_thread(ref_of, data)
         try:
-            if not await self._has(ref):
-                await obstore.put_async(self._store, path_of(ref), data)
+            if not await self._has(ref, newer_than=time.time() - REFRESH_SECONDS):
+                await obstore.put_async(self._store, path_of(ref.digest), data)
         except (BaseError, OSError) as cause:
             msg = f"blob of {ref.size} bytes was not written to {self._name}: {cause}"
             raise NotStored(msg) from cause
@@ -124,7 +149,7 @@ class ObjectBlobs:
 
     async def get(self, ref: BlobRef) -> bytes:
         try:
-            found = await obstore.get_async(self._store, path_of(ref))
+            found = await obstore.get_async(self._store, path_of(ref.digest))
             data = await found.bytes_async()
         except (NotFoundError, FileNotFoundError) as cause:
             msg = f"blob {ref.digest} is not in {self._name}"
@@ -141,17 +166,40 @@ class ObjectBlobs:
             msg = f"{self._name} did not answer: {cause}"
             raise NotRead(msg) from cause
 
-    async def _has(self, ref: BlobRef) -> bool:
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
         try:
-            found = await obstore.head_async(self._store, path_of(ref))
+            found = await obstore.head_async(self._store, path_of(digest))
+            if time.time() - found["last_modified"].timestamp() < unused_seconds:
+                return False
+            await obstore.delete_async(self._store, path_of(digest))
+        except (NotFoundError, FileNotFoundError):
+            return True
+        except (BaseError, OSError) as cause:
+            msg = f"blob {digest} was not removed from {self._name}: {cause}"
+            raise NotRemoved(msg) from cause
+        return True
+
+    async def _has(self, ref: BlobRef, newer_than: float = 0.0) -> bool:
+        """Return whether the object is there, and was written after a time in Unix seconds."""
+        try:
+            found = await obstore.head_async(self._store, path_of(ref.digest))
         except (NotFoundError, FileNotFoundError):
             return False
-        return bool(found["size"] == ref.size)
+        return bool(found["size"] == ref.size and found["last_modified"].timestamp() > newer_than)
 
 
 def _read(data: Any, ref: BlobRef) -> bytes:
     """Return the bytes that an object store gave. Raises BlobError unless they match the reference."""
     return verified(bytes(data), ref)
+
+
+def _touched(path: Path) -> bool:
+    """Note that an object is in use. Return whether it is still there."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -69,3 +69,7 @@ class Waited:
     async def has(self, ref: BlobRef) -> bool:
         """Return whether the object exists. Raises NotRead after the limit."""
         return await self._store.ask(lambda: self._blobs.has(ref), self._seconds)
+
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
+        """Remove an object unless somebody put it within `unused_seconds`; return whether it is gone. Raises NotRemoved after the limit."""
+        return await self._store.ask(lambda: self._blobs.remove(digest, unused_seconds=unused_seconds), self._seconds)

@@ -32,6 +32,10 @@ class MeasuredBlobs:
         with self._measured("has"):
             return await self._blobs.has(ref)
 
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
+        with self._measured("remove"):
+            return await self._blobs.remove(digest, unused_seconds=unused_seconds)
+
     @contextmanager
     def _measured(self, request: str) -> Iterator[None]:
         began = time.perf_counter()

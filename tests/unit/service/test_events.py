@@ -165,6 +165,9 @@ class Failing:
     async def has(self, ref: BlobRef) -> bool:
         return await self._blobs.has(ref)
 
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
+        return await self._blobs.remove(digest, unused_seconds=unused_seconds)
+
     async def get(self, ref: BlobRef) -> bytes:
         self._reads -= 1
         if self._reads >= 0:

@@ -11,7 +11,7 @@ from msgspec import structs
 from tests.unit.service.services import open_parts
 
 from evener.blobs.open import open_blobs
-from evener.blobs.port import NotRead
+from evener.blobs.port import NotRead, NotRemoved
 from evener.bus.port import Bus, BusUnreachable
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
@@ -144,6 +144,9 @@ class Away:
 
     async def has(self, ref: BlobRef) -> bool:
         raise NotRead(ref.digest)
+
+    async def remove(self, digest: str, *, unused_seconds: float) -> bool:
+        raise NotRemoved(f"{digest} {unused_seconds}")
 
 
 async def test_store_that_is_away_is_not_another_store(context: ServiceContext, tmp_path: Path) -> None:
