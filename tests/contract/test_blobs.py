@@ -2,9 +2,8 @@
 
 import abc
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
 import os
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 

@@ -41,12 +41,17 @@ async def offload(event: E, blobs: Blobs, limit: int = INLINE_LIMIT_BYTES) -> E:
 
 async def hydrate(event: E, blobs: Blobs) -> E:
     """Return the event with the bytes of all its bulk fields. Raises BlobError."""
-    refs = dict.fromkeys(field for field in _bulks(event) if isinstance(field, BlobRef))
+    refs = dict.fromkeys(moved(event))
     if not refs:
         return event
     fetched = dict(zip(refs, await _each(blobs.get, refs), strict=True))
     whole: E = _changed(event, lambda field: fetched[field] if isinstance(field, BlobRef) else field)
     return whole
+
+
+def moved(event: Event) -> Iterator[BlobRef]:
+    """Yield the references of the bulk fields of an event that are in the blob store."""
+    return (field for field in _bulks(event) if isinstance(field, BlobRef))
 
 
 def _largest(event: Event, excess: int) -> Iterator[bytes]:

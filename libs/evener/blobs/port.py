@@ -26,9 +26,9 @@ class Blobs(Protocol):
     """A store of objects, keyed by digest."""
 
     async def put(self, data: bytes) -> BlobRef:
-        """Store `data` durably and return its reference. An object that exists is not written again, but counts as put now. Raises NotStored.
+        """Store `data` durably and return its reference. Raises NotStored.
 
-        Object stores note this to half an hour (`REFRESH_SECONDS`).
+        An object that exists is not written again, but counts as put now. Object stores note this to half an hour (`REFRESH_SECONDS`).
         """
         ...
 
@@ -43,6 +43,6 @@ class Blobs(Protocol):
     async def remove(self, digest: str, *, unused_seconds: float) -> bool:
         """Remove an object unless somebody put it within this time; return whether it is gone. Raises NotRemoved.
 
-        An object is put before the record that names it is written. So a time that is longer than that takes keeps what is about to be named.
+        An object is put before the record that names it is written: a longer time than that takes keeps what is about to be named.
         """
         ...

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -22,6 +23,7 @@ from evener.client.views import (
     PublishAnswer,
     RecordingView,
     Replayed,
+    RunDeleted,
     ServedEngine,
     ServedEngines,
     Submission,
@@ -52,6 +54,7 @@ _ref: Final = msgspec.json.Decoder(BlobRef)
 _view: Final = msgspec.json.Decoder(TaskView)
 _task: Final = msgspec.json.Decoder(TaskDetail)
 _tasks: Final = msgspec.json.Decoder(TaskList)
+_run_deleted: Final = msgspec.json.Decoder(RunDeleted)
 _fleet: Final = msgspec.json.Decoder(FleetView)
 _engines: Final = msgspec.json.Decoder(ServedEngines)
 _score: Final = msgspec.json.Decoder(ScoreView)
@@ -118,6 +121,10 @@ class Client:
     async def cancel(self, task_id: str, reason: str | None = None) -> TaskDetail:
         """Cancel a task. A task that has ended does not change."""
         return await self._connection.call("DELETE", f"/tasks/{task_id}", _task, query={"reason": reason})
+
+    async def delete_run(self, run_id: str) -> RunDeleted:
+        """Delete a run whose sessions have all ended. Its blobs are removed later. Raises RequestRefused with status 409, 404."""
+        return await self._connection.call("DELETE", f"/runs/{quote(run_id, safe='')}", _run_deleted)
 
     async def watch(self, run_id: str | None = None, *, after: int = 0) -> AsyncGenerator[TaskView, None]:
         """Yield tasks whenever they change, for ever. Reconnects when the connection breaks or the scheduler restarts."""

@@ -84,6 +84,14 @@ class TaskList(Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskView, ...]
 
 
+class RunDeleted(Struct, frozen=True, kw_only=True):
+    """DELETE /runs/{run_id}: the run is no longer listed. Its blobs are removed later."""
+
+    run_id: str
+    tasks: int
+    """The number of its tasks."""
+
+
 class InstanceView(Struct, frozen=True, kw_only=True):
     """An instance of a service."""
 

@@ -31,7 +31,10 @@ class Metrics:
             "The CPU time of the process during that longest block. It is far less than the block if the machine was too busy.",
         )
         self.blob_seconds = histogram(
-            "evener_blob_seconds", "Time of a request to the blob store that succeeded: put, get, has or remove.", ["request"], buckets=BLOB_SECONDS
+            "evener_blob_seconds",
+            "Time of a request to the blob store that succeeded.",
+            ["request"],
+            buckets=BLOB_SECONDS,
         )
         self.blob_failures = counter("evener_blob_failures_total", "Requests to the blob store that failed.", ["request"])
         self.blob_bytes = counter("evener_blob_bytes_total", "Bytes that were put into the blob store, or fetched from it.", ["request"])

@@ -9,12 +9,13 @@ from evener.proto.fleet import DeadLetter, FleetEvent, PolicyEvent
 from evener.proto.framing import framed
 from evener.proto.relay import AnyFrame
 from evener.proto.sessions import DispatchEvent, Event, SessionEvent
-from evener.proto.state import GroupState, TaskState
+from evener.proto.state import DeletedTask, GroupState, TaskState
 from evener.proto.tasks import TaskEvent
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt, TrajectoryScored
 
 TrajectoryEvent = TrajectoryBuilt | TrajectoryScored | GroupMerged | GroupFailed
-AnyEvent = TaskEvent | DispatchEvent | SessionEvent | TrajectoryEvent | PolicyEvent | FleetEvent | TaskState | GroupState | DeadLetter
+StateEvent = TaskState | DeletedTask | GroupState
+AnyEvent = TaskEvent | DispatchEvent | SessionEvent | TrajectoryEvent | PolicyEvent | FleetEvent | StateEvent | DeadLetter
 
 
 class BadRecord(EvenerError):

@@ -16,7 +16,7 @@ from evener.proto.codec import AnyEvent, tag_of
 from evener.proto.docs import meanings
 from evener.proto.fleet import DeadLetter, FleetEvent, PolicyEvent
 from evener.proto.sessions import DispatchEvent, Event, SessionEvent
-from evener.proto.state import GroupState, TaskState
+from evener.proto.state import DeletedTask, GroupState, TaskState
 from evener.proto.tasks import TaskEvent
 from evener.proto.topics import TOPICS, Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt, TrajectoryScored
@@ -31,7 +31,7 @@ EVENTS: Final[dict[Topic, tuple[type[Event], ...]]] = {
     Topic.KEPT: (GroupMerged, GroupFailed),
     Topic.POLICIES: get_args(PolicyEvent),
     Topic.FLEET: get_args(FleetEvent),
-    Topic.SCHEDULER_STATE: (TaskState,),
+    Topic.SCHEDULER_STATE: (TaskState, DeletedTask),
     Topic.BRIDGE_STATE: (GroupState,),
     Topic.DEAD_LETTERS: (DeadLetter,),
 }

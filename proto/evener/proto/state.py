@@ -66,6 +66,19 @@ class TaskState(Event, frozen=True, kw_only=True, tag="task_state.v1"):
     """The trace context of the submission, as HTTP headers. Whatever happens to the task continues that trace."""
 
 
+class DeletedTask(Event, frozen=True, kw_only=True, tag="deleted_task.v1"):
+    """Stands in the place of the state of a task whose run was deleted, as long as the log may hold records of the task."""
+
+    scheduler: str = "main"
+    """The name of the scheduler that owned the task."""
+    task_id: str
+    """The id, which no other task may have as long as this stands: its sessions have ended for good."""
+    run_id: str
+    deleted_at: float
+    swept: bool = False
+    """Whether the blobs that only deleted tasks name are removed."""
+
+
 class ScoredMember(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A scored session of a group that has not ended: what the rules need of it, and where the session itself lies."""
 

@@ -81,7 +81,17 @@ class TaskEnded(Event, frozen=True, kw_only=True, tag="task_ended.v1"):
     ended_at: float
 
 
-TaskEvent = TaskSubmitted | TaskCancelled | TaskEnded
+class TaskDeleted(Event, frozen=True, kw_only=True, tag="task_deleted.v1"):
+    """The run of an ended task was deleted: its state is gone, and blobs that only its records name are being removed."""
+
+    task_id: str
+    run_id: str
+    team: str = ""
+    """The team whose principal had submitted the task."""
+    deleted_at: float
+
+
+TaskEvent = TaskSubmitted | TaskCancelled | TaskEnded | TaskDeleted
 
 
 def group_problem(options: TaskOptions) -> tuple[str, str] | None:

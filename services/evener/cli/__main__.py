@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "session; its exit code is the command's. Without a program the session stays open until Ctrl-C, for any program that uses the printed "
     "base URL and key.",
     "show": "Show what happened in a session.",
-    "runs": "List runs.",
+    "runs": "List runs, or delete one.",
     "report": "Write a run as one HTML page.\n\n"
     "The page is self-contained: groups, time lines, a table of all sessions, and the tokens of as many as fit.",
     "rebuild": "Rebuild stored sessions and compare them with the record.",
@@ -39,7 +39,7 @@ COMMANDS: Final = {
 }
 """Command to help text, whose first line the list of commands shows. Each command is the function of that name in the module of that
 name."""
-GROUPS: Final = frozenset({"engine", "groups", "harness", "policy", "topics"})
+GROUPS: Final = frozenset({"engine", "groups", "harness", "policy", "runs", "topics"})
 """Commands that have subcommands: `app` in their module."""
 
 app = App(

@@ -24,5 +24,10 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """No session starts while the reconstructors are this many records of `sessions` behind, until they are half as many. 0: no limit."""
     hold_behind_sessions: Annotated[int, Meta(ge=0)] = 20_000
     """No session starts while the evaluators, or the bridges, are this many sessions behind, until they are half as many. 0: no limit."""
+    run_retention_days: Annotated[float, Meta(gt=0)] | None = None
+    """A run is deleted this many days after its last task has ended. Keep it below `log_retention_days`, or blobs that only trimmed records
+    named stay for ever. None: runs stay until somebody deletes them."""
+    blob_rest_seconds: Annotated[float, Meta(ge=0)] = 3600.0
+    """Blobs of a deleted run are removed when nobody has put them for this time. Less than an hour is safe only while nothing runs."""
     forget_seconds: Annotated[float, Meta(ge=60)] = 600.0
     """An instance that sent no heartbeat for this time leaves `fleet`. One that comes back is there with its next heartbeat."""

@@ -4,7 +4,8 @@ A `Draft` collects what one commit writes. It never changes its inputs: if the c
 happened.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -21,8 +22,8 @@ from evener.proto.sessions import (
     SessionStarted,
 )
 from evener.proto.spec import Purpose
-from evener.proto.state import SessionState, Stage, TaskState
-from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOutcome, TaskSubmitted, session_spec
+from evener.proto.state import DeletedTask, SessionState, Stage, TaskState
+from evener.proto.tasks import TaskCancelled, TaskDeleted, TaskEnded, TaskOutcome, TaskSubmitted, session_spec
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.runtime.retry import Backoff
@@ -47,6 +48,9 @@ MAX_DETAIL_BYTES: Final = 300
 """The limit of a session's reason in the state, so that a task of 1024 sessions fits into one record."""
 
 
+NOTHING_DELETED: Final[Mapping[str, DeletedTask]] = MappingProxyType({})
+
+
 class Write(Struct, frozen=True):
     """A record to write."""
 
@@ -69,20 +73,39 @@ class EndedAttempt(Struct, frozen=True, kw_only=True):
     """Whether it ended without a result."""
 
 
-class TaskDiffers(Exception):
+class CommandRefused(Exception):
+    """The base of what a client's command can be refused for."""
+
+
+class TaskDiffers(CommandRefused):
     """The task id is taken by a task with other content."""
+
+
+class TaskWasDeleted(CommandRefused):
+    """The task id belonged to a task whose run was deleted."""
+
+
+class RunIsOpen(CommandRefused):
+    """A task of the run has not ended, or a session of one has not."""
 
 
 class Draft:
     """The tasks as they will be once this draft is committed, and the records of that commit."""
 
-    def __init__(self, tasks: Mapping[str, TaskState], *, now: float, scheduler: str = "main") -> None:
-        """`now` is in Unix seconds, `scheduler` is the name of the writing scheduler."""
+    def __init__(
+        self, tasks: Mapping[str, TaskState], *, now: float, scheduler: str = "main", deleted: Mapping[str, DeletedTask] = NOTHING_DELETED
+    ) -> None:
+        """`now` is in Unix seconds, `scheduler` is the name of the writing scheduler. `deleted`: the tasks of deleted runs."""
         self._tasks = tasks
+        self._deleted = deleted
         self._scheduler = scheduler
         self._now = now
         self.changed: dict[str, TaskState] = {}
         """The changed tasks by id, which go to the state topic."""
+        self.deleted: dict[str, DeletedTask] = {}
+        """What takes the place of the states of deleted tasks, by id, or has changed since."""
+        self.forgotten: list[str] = []
+        """The ids of deleted tasks that leave the state."""
         self.writes: list[Write] = []
         self.given_up: list[SessionGivenUp] = []
         """What to tell the partitions' owners after the commit."""
@@ -91,6 +114,8 @@ class Draft:
 
     def task(self, task_id: str) -> TaskState | None:
         """Return the task as this draft leaves it."""
+        if task_id in self.deleted:
+            return None
         return self.changed.get(task_id) or self._tasks.get(task_id)
 
     def session(self, session_id: str) -> SessionState | None:
@@ -99,7 +124,9 @@ class Draft:
         return None if task is None else task.sessions[index]
 
     def submit(self, submitted: TaskSubmitted, trace: dict[str, str] | None = None) -> TaskState:
-        """Accept a task and the trace context of its submission. Submitting it again changes nothing. Raises TaskDiffers."""
+        """Accept a task and the trace context of its submission. Submitting it again changes nothing. Raises CommandRefused."""
+        if submitted.task_id in self._deleted:
+            raise TaskWasDeleted
         known = self.task(submitted.task_id)
         if known is not None:
             if structs.replace(known.submitted, submitted_at=submitted.submitted_at, principal=submitted.principal) != submitted:
@@ -120,6 +147,26 @@ class Draft:
         self._write(task, Topic.TASKS, task_id, TaskCancelled(task_id=task_id, reason=reason, cancelled_at=self._now))
         self._put(structs.replace(task, cancelled=reason))
         return self._give_up_all(task_id, frozenset({Stage.QUEUED, *HELD}), TerminationReason.CANCELLED, reason)
+
+    def delete(self, run_id: str, sees: Callable[[str], bool] = lambda _: True) -> None:
+        """Delete the tasks of a run, all of which have ended. `sees`: those of which teams. Raises RunIsOpen."""
+        known = filter(None, map(self.task, self._tasks))
+        tasks = [task for task in known if task.submitted.options.run_id == run_id and sees(task.submitted.team)]
+        if any(is_open(task) for task in tasks):
+            raise RunIsOpen
+        for task in tasks:
+            task_id, team = task.submitted.task_id, task.submitted.team
+            self._write(task, Topic.TASKS, task_id, TaskDeleted(task_id=task_id, run_id=run_id, team=team, deleted_at=self._now))
+            self.changed.pop(task_id, None)
+            self.deleted[task_id] = DeletedTask(scheduler=self._scheduler, task_id=task_id, run_id=run_id, deleted_at=self._now)
+
+    def swept(self, task_ids: Iterable[str]) -> None:
+        """Note that the blobs that only these deleted tasks name are removed."""
+        self.deleted.update({task_id: structs.replace(self._deleted[task_id], swept=True) for task_id in task_ids})
+
+    def forget(self, task_ids: Iterable[str]) -> None:
+        """Forget deleted tasks: their ids are as good as new."""
+        self.forgotten += task_ids
 
     def read(self, event: object) -> None:
         """Apply an event of another service. An event of a foreign task, or one that was applied before, changes nothing."""

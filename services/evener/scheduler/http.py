@@ -25,6 +25,7 @@ from evener.client.views import (
     InstanceView,
     Problem,
     ProblemAnswer,
+    RunDeleted,
     Submission,
     TaskList,
 )
@@ -37,7 +38,7 @@ from evener.proto.prepared import Converter
 from evener.proto.state import TaskState
 from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
-from evener.scheduler.core import Draft, TaskDiffers
+from evener.scheduler.core import Draft, RunIsOpen, TaskDiffers, TaskWasDeleted
 from evener.scheduler.membership import NotActive, Scheduler
 from evener.scheduler.submission import SubmissionRefused, check, check_archive, check_policies, parse
 from evener.scheduler.writer import NotServing, TaskWriter
@@ -85,6 +86,7 @@ class SchedulerEndpoints:
             ("GET", "/tasks", Role.VIEWER, self.tasks),
             ("GET", "/tasks/{task_id}", Role.VIEWER, self.task),
             ("DELETE", "/tasks/{task_id}", Role.USER, self.cancel),
+            ("DELETE", "/runs/{run_id:path}", Role.USER, self.delete_run),
             ("GET", "/events", Role.VIEWER, self.progress),
             ("GET", "/fleet", Role.VIEWER, self.fleet),
             ("POST", "/engines", Role.ADMIN, self.join_engine),
@@ -134,6 +136,8 @@ class SchedulerEndpoints:
             return error_response(
                 409, f"task {submitted.task_id} is there already, with other content: give it, or its run, another id", "task_id"
             )
+        except TaskWasDeleted:
+            return error_response(409, f"task {submitted.task_id} was deleted with its run: give it, or its run, another id", "task_id")
         return self._detail(request, submitted.task_id)
 
     async def tasks(self, request: Request) -> Response:
@@ -156,6 +160,21 @@ class SchedulerEndpoints:
 
         await self._writer.ask(cancel)
         return self._detail(request, task_id)
+
+    async def delete_run(self, request: Request) -> Response:
+        """Delete the ended tasks of a run, as far as the principal sees them. 409 while one of them is open."""
+        run_id, sees = request.path_params["run_id"], principal_of(request).sees
+        tasks = self._writer.watch.views(run_id, sees=sees)
+        if not tasks:
+            msg = f"no run {run_id}"
+            raise NotFound(msg)
+        try:
+            await self._writer.ask(lambda draft: draft.delete(run_id, sees))
+        except RunIsOpen:
+            return error_response(
+                409, f"run {run_id} has not ended: cancel it first, or wait until all of its sessions have ended", "run_id"
+            )
+        return json_response(RunDeleted(run_id=run_id, tasks=len(tasks)))
 
     async def progress(self, request: Request) -> Response:
         """Stream changed tasks as lines of JSON, from `after` on, until this scheduler stops. Idle streams get empty lines."""

@@ -12,6 +12,7 @@ from evener.proto.sessions import AttemptEnded, SessionSealed, SessionStarted
 from evener.proto.state import TaskState
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.scheduler.core import Draft
+from evener.scheduler.housekeeping import Chores
 from evener.service.events import EventLog, header
 from evener.service.partitions import resumed_at
 from evener.tokens.session import too_late
@@ -52,7 +53,7 @@ class Wake(Struct, frozen=True):
     """The fleet changed: there may be free places."""
 
 
-Item = Batch | PendingCommand | ClockTick | Wake
+Item = Batch | PendingCommand | ClockTick | Wake | Chores
 
 
 class Inbox(asyncio.Queue[Item]):

@@ -59,6 +59,11 @@ class Watch:
         self._held = reason
         self.changed(task_ids)
 
+    def forget(self, task_ids: Iterable[str]) -> None:
+        """Drop deleted tasks."""
+        for task_id in task_ids:
+            self._cursors.pop(task_id, None)
+
     def views(self, run_id: str | None = None, *, after: int = 0, sees: Sees = everything) -> list[TaskView]:
         """Return the tasks of a run (None: of all) that changed after a cursor, in the order of their last changes.
 

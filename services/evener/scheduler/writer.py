@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -10,12 +11,12 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from evener.bus.port import GroupOffset, Position, Producer
+from evener.bus.port import GroupOffset, Outgoing, Position, Producer
 from evener.proto.codec import tag_of
 from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched, SessionGivenUp, SessionSealed
-from evener.proto.state import Stage, TaskState
+from evener.proto.state import DeletedTask, Stage, TaskState
 from evener.proto.tasks import TaskEnded, TaskSubmitted
 from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
 from evener.runtime.faults import point
@@ -23,9 +24,10 @@ from evener.runtime.tasks import Tasks
 from evener.scheduler.admission import admit
 from evener.scheduler.backpressure import Backpressure
 from evener.scheduler.config import Config
-from evener.scheduler.core import HELD, Draft, TaskDiffers, Write, given_up, is_open
+from evener.scheduler.core import HELD, CommandRefused, Draft, RunIsOpen, Write, given_up, is_open
 from evener.scheduler.fleet_reader import FleetReader
 from evener.scheduler.fleet_series import hide_fleet, show_fleet
+from evener.scheduler.housekeeping import Chores, Housekeeper
 from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Item, PendingCommand, fail, follow
 from evener.scheduler.quarantine import Quarantine
 from evener.scheduler.watch import Watch
@@ -49,6 +51,7 @@ class TaskWriter:
 
     def __init__(self, config: Config, context: ServiceContext) -> None:
         self.tasks: dict[str, TaskState] = {}
+        self.deleted: dict[str, DeletedTask] = {}
         self.watch = Watch()
         self.serving = False
         self._config = config
@@ -60,6 +63,9 @@ class TaskWriter:
         self.backpressure = Backpressure(config.hold_behind_records, config.hold_behind_sessions, self._metrics)
         self._group = f"scheduler-{config.name}"
         self._inbox = Inbox()
+        self._housekeeper = Housekeeper(
+            config, context.bus, context.answering_blobs(), tell=self._inbox.put, tasks=self.tasks, deleted=self.deleted
+        )
         self._open: dict[str, None] = {}
         """The ids of the tasks that can still change, in the order of their submission."""
         self._offsets: dict[tuple[str, int], Position] = {}
@@ -83,6 +89,7 @@ class TaskWriter:
             async with Tasks() as tasks:
                 tasks.create_task(self._write(producer))
                 tasks.create_task(self._tick())
+                tasks.create_task(self._housekeeper.run())
                 tasks.create_task(self.fleet.follow(self._inbox.wake))
                 for topic in TOPICS:
                     for partition in range(self._bus.partitions_of(topic)):
@@ -101,9 +108,12 @@ class TaskWriter:
     async def _take_over(self) -> None:
         """Rebuild everything from the log: the last writer may have been another process."""
         stored = (await self._bus.last_values(Topic.SCHEDULER_STATE, 0)).values()
-        states = [state for record in stored if isinstance(state := await self._events.event(record), TaskState)]
+        found = [await self._events.event(record) for record in stored]
+        states = [state for state in found if isinstance(state, TaskState) and state.scheduler == self._config.name]
         states.sort(key=lambda state: (state.submitted.submitted_at, state.submitted.task_id))
-        self.tasks = {state.submitted.task_id: state for state in states if state.scheduler == self._config.name}
+        self.tasks.update({state.submitted.task_id: state for state in states})
+        deleted = [task for task in found if isinstance(task, DeletedTask) and task.scheduler == self._config.name]
+        self.deleted.update({task.task_id: task for task in deleted})
         self._open = {task_id: None for task_id, state in self.tasks.items() if is_open(state)}
         self.watch.reset(self.tasks)
         await self.fleet.start()
@@ -138,13 +148,15 @@ class TaskWriter:
                 self._fail(items, NotServing("the scheduler stopped before it could answer"))
 
     async def _step(self, producer: Producer, items: Sequence[Item]) -> None:
-        draft = Draft(self.tasks, now=time.time(), scheduler=self._config.name)
+        draft = Draft(self.tasks, now=time.time(), scheduler=self._config.name, deleted=self.deleted)
         answers = [(item, answer) for item in items if isinstance(item, PendingCommand) for answer in _run(item, draft)]
         for item in items:
             if isinstance(item, Batch):
                 self._offsets[item.position.topic, item.position.partition] = item.position
                 for event in item.events:
                     draft.read(event)
+            elif isinstance(item, Chores):
+                _do(item, draft)
         ticked = any(isinstance(item, ClockTick) for item in items)
         if ticked:
             await self._look_at_time(draft)
@@ -152,7 +164,7 @@ class TaskWriter:
         self.quarantine.read(draft.ended, self.fleet.fleet.runners(now=time.monotonic()), now=time.monotonic())
         self._metrics.runners_quarantined.set(self.quarantine.count())
         self._admit(draft)
-        if draft.changed or (ticked and self._offsets):
+        if draft.changed or draft.deleted or draft.forgotten or (ticked and self._offsets):
             await self._commit(producer, draft)
         for asked, answer in answers:
             if not asked.answer.done():
@@ -187,7 +199,9 @@ class TaskWriter:
             await self._events.outgoing(write.topic, write.key, write.event, trace=trace.set_span_in_context(span))
             for write, span in zip(draft.writes, spans, strict=True)
         ]
-        records += [await self._events.outgoing(Topic.SCHEDULER_STATE, task_id, state) for task_id, state in draft.changed.items()]
+        states: dict[str, TaskState | DeletedTask] = {**draft.changed, **draft.deleted}
+        records += [await self._events.outgoing(Topic.SCHEDULER_STATE, task_id, state) for task_id, state in states.items()]
+        records += [Outgoing(topic=Topic.SCHEDULER_STATE, key=task_id, value=None) for task_id in draft.forgotten]
         await producer.commit(records, [GroupOffset(self._group, position) for position in self._offsets.values()])
         for span in spans:
             span.end()
@@ -203,6 +217,12 @@ class TaskWriter:
                 self._open.setdefault(task_id)
             else:
                 self._open.pop(task_id, None)
+        for task_id in draft.deleted:
+            self.tasks.pop(task_id, None)
+        self.deleted.update(draft.deleted)
+        for task_id in draft.forgotten:
+            self.deleted.pop(task_id, None)
+        self.watch.forget(draft.deleted)
         dispatched = [write.event for write in draft.writes if isinstance(write.event, SessionDispatched)]
         attempts = [Running(session_id=event.session_id, attempt=event.attempt) for event in dispatched]
         self.fleet.leases.sign(attempts, now=time.monotonic())
@@ -246,9 +266,18 @@ def _run(asked: PendingCommand, draft: Draft) -> list[TaskState | None]:
     """Return the command's answer. Empty if it was refused."""
     try:
         return [asked.command(draft)]
-    except TaskDiffers as differs:
-        fail(asked, differs)
+    except CommandRefused as refused:
+        fail(asked, refused)
         return []
+
+
+def _do(chores: Chores, draft: Draft) -> None:
+    """Write what the housekeeper found."""
+    for run_id in chores.old_runs:
+        with suppress(RunIsOpen):  # a task was added meanwhile
+            draft.delete(run_id)
+    draft.swept(chores.swept)
+    draft.forget(chores.forgotten)
 
 
 def _context(headers: Mapping[str, str]) -> Context:

@@ -68,8 +68,8 @@ from evener.proto.spec import (
     Thinking,
     Tolerance,
 )
-from evener.proto.state import GroupState, ScoredMember, SessionState, Stage, TaskState
-from evener.proto.tasks import TaskCancelled, TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
+from evener.proto.state import DeletedTask, GroupState, ScoredMember, SessionState, Stage, TaskState
+from evener.proto.tasks import TaskCancelled, TaskDeleted, TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
 from evener.proto.trajectories import (
     Accounting,
     CallSummary,
@@ -230,6 +230,7 @@ EVENTS: Final[tuple[Event, ...]] = (
     SUBMITTED,
     TaskCancelled(task_id="fix-the-letter", reason="asked by the operator", cancelled_at=NOW),
     TaskEnded(task_id="fix-the-letter", outcome=TaskOutcome.FAILED, reason="harness not installed", ended_at=NOW),
+    TaskDeleted(task_id="fix-the-letter", run_id="default", team="agents", deleted_at=NOW),
     SessionDispatched(session_id=SESSION, attempt=1, runner_id="local-sandbox_runner", dispatched_at=NOW, lease_seconds=10.0, spec=SPEC),
     SessionCancelled(session_id=SESSION, runner_id="local-sandbox_runner", reason="task cancelled"),
     SessionStarted(
@@ -381,6 +382,7 @@ EVENTS: Final[tuple[Event, ...]] = (
     EngineJoined(engine_id="embedded", kind="embedded", url="http://127.0.0.1:8701", policy="policy", max_concurrency=4, joined_at=NOW),
     EngineDraining(engine_id="embedded", draining_at=NOW),
     EngineLeft(engine_id="embedded", left_at=NOW),
+    DeletedTask(task_id="fix-the-letter", run_id="default", deleted_at=NOW, swept=True),
     TaskState(
         submitted=SUBMITTED,
         sessions=(

@@ -146,7 +146,7 @@ class Away:
         raise NotRead(ref.digest)
 
     async def remove(self, digest: str, *, unused_seconds: float) -> bool:
-        raise NotRemoved(f"{digest} {unused_seconds}")
+        raise NotRemoved(digest, unused_seconds)
 
 
 async def test_store_that_is_away_is_not_another_store(context: ServiceContext, tmp_path: Path) -> None:
