@@ -75,9 +75,12 @@ class Client:
     Use it as an async context manager, or call `aclose`.
     """
 
-    def __init__(self, url: str, token: str, *, again_seconds: float = AGAIN_SECONDS) -> None:
-        """`again_seconds`: the pause before a request or a stream that broke is begun again."""
-        self._connection = Connection(url, token)
+    def __init__(self, url: str, token: str, *, ca_file: str | None = None, again_seconds: float = AGAIN_SECONDS) -> None:
+        """`ca_file`: the PEM file of the authorities that sign the deployment's certificates; None: those of the system.
+
+        `again_seconds`: the pause before a request or a stream that broke is begun again. Raises ConfigError for an unusable file.
+        """
+        self._connection = Connection(url, token, ca_file)
         self._again_seconds = again_seconds
 
     @property

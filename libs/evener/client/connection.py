@@ -8,8 +8,19 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from evener.client.errors import ClientError, Elsewhere, NotAllowed, RequestRefused, StandsBy, TokenRefused, Unavailable, Unreachable
+from evener.client.errors import (
+    ClientError,
+    Elsewhere,
+    NotAllowed,
+    NotTrusted,
+    RequestRefused,
+    StandsBy,
+    TokenRefused,
+    Unavailable,
+    Unreachable,
+)
 from evener.client.views import ACTIVE_HEADER, ProblemAnswer
+from evener.runtime.tls import client_context
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
@@ -25,13 +36,17 @@ Query = Mapping[str, object]
 class Connection:
     """A pool of connections to one deployment. Requests to its scheduler go to the active one of those that stand by for each other."""
 
-    def __init__(self, url: str, token: str) -> None:
-        """`url`: the scheduler's base URL, or several, separated by commas, of schedulers of the same name."""
+    def __init__(self, url: str, token: str, ca_file: str | None = None) -> None:
+        """`url`: the scheduler's base URL, or several, separated by commas, of schedulers of the same name.
+
+        `ca_file`: the authorities that sign their certificates; None: those of the system. Raises ConfigError.
+        """
         self._given = tuple(each.strip().rstrip("/") for each in url.split(","))
         self.url = self._given[0]
         """The base URL of the scheduler that answered last."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
-        self._session = aiohttp.ClientSession(timeout=timeout, headers={"authorization": f"Bearer {token}"}, read_bufsize=2**20)
+        headers, tls = {"authorization": f"Bearer {token}"}, aiohttp.TCPConnector(ssl=client_context(ca_file))
+        self._session = aiohttp.ClientSession(timeout=timeout, headers=headers, connector=tls, read_bufsize=2**20)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -138,6 +153,9 @@ def _breaks(base: str) -> Iterator[None]:
     """Name what breaks in this block after the instance at `base`."""
     try:
         yield
+    except aiohttp.ClientSSLError as cause:
+        msg = f"no TLS with {base}: {cause}"
+        raise NotTrusted(msg) from cause
     except aiohttp.ClientConnectorError as cause:
         msg = f"no evener is running at {base}"
         raise Unreachable(msg) from cause

@@ -32,6 +32,10 @@ class TokenRefused(ClientError):
     """Give a token that the deployment knows: EVENER_TOKEN, or the file `operator-token` in the state folder of the running Evener."""
 
 
+class NotTrusted(ClientError):
+    """Name the authorities that sign its certificates: EVENER_TLS_CA_FILE for commands, `ca_file` in Python."""
+
+
 class NotAllowed(ClientError):
     """Ask an administrator of this deployment for the role, or for somebody who has it."""
 

@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 @contextmanager
-def connect(url: str, token: str) -> Iterator["SyncClient"]:
-    """Yield a client of the Evener at `url`."""
+def connect(url: str, token: str, *, ca_file: str | None = None) -> Iterator["SyncClient"]:
+    """Yield a client of the Evener at `url`. See `Client` for what is given."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="evener-client", daemon=True)
     thread.start()
-    evener = SyncClient(_make(url, token, loop), loop)
+    evener = SyncClient(_make(url, token, ca_file, loop), loop)
     try:
         yield evener
     finally:
@@ -113,9 +113,9 @@ class SyncGroups:
         self._client.wait(self._stream.aclose())
 
 
-def _make(url: str, token: str, loop: asyncio.AbstractEventLoop) -> Client:
+def _make(url: str, token: str, ca_file: str | None, loop: asyncio.AbstractEventLoop) -> Client:
     async def made() -> Client:  # its connections belong to that loop
-        return Client(url, token)
+        return Client(url, token, ca_file=ca_file)
 
     return asyncio.run_coroutine_threadsafe(made(), loop).result()
 

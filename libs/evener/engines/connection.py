@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
+from msgspec import Struct
 
 from evener.engines.port import HEALTH_SECONDS, EngineError, EngineUnreachable, GenerateRequest
 from evener.runtime.threads import Threads
@@ -43,14 +45,29 @@ class HttpRefusal(EngineError):
         self.body = body
 
 
+class EngineLink(Struct, frozen=True):
+    """How an engine is reached, besides its URL."""
+
+    tls: ssl.SSLContext | None = None
+    """Whose certificates are trusted. None: those that the system trusts."""
+    api_key: str | None = None
+    """The key that every request carries. None: none does."""
+
+
+PLAIN: Final = EngineLink()
+
+
 class EngineHttp:
     """Connections to one engine. Closing or cancelling a request closes its connection, which tells the engine to abort it."""
 
-    def __init__(self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False) -> None:
+    def __init__(
+        self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False, link: EngineLink = PLAIN
+    ) -> None:
         """`refuses_by_500`: a status of 500 is a refusal with a reason. Otherwise the engine has failed and counts as unreachable."""
         self.url: Final = url.rstrip("/")
         self._refuses_by_500: Final = refuses_by_500
         self._silence_seconds: Final = silence_seconds
+        self._link: Final = link
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, silence_seconds: float | None = None) -> Any:
@@ -120,8 +137,7 @@ class EngineHttp:
     async def _request(self, method: str, path: str, body: bytes | None, silence: float | None) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request. `silence`: the engine is unreachable after this many seconds without a byte."""
         if self._session is None:  # whoever calls bounds the calls in flight
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=kept_alive)
-            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES)
+            self._session = self._opened()
         if self._session.closed:
             msg = f"{method} {self.url}{path}: its connections were closed"
             raise EngineUnreachable(msg)
@@ -138,6 +154,12 @@ class EngineHttp:
             raise EngineUnreachable(msg) from cause
         except aiohttp.ClientError as cause:
             raise self.rubbish(path, cause) from cause
+
+    def _opened(self) -> aiohttp.ClientSession:
+        tls = True if self._link.tls is None else self._link.tls
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=kept_alive, ssl=tls)
+        key = {} if self._link.api_key is None else {"authorization": f"Bearer {self._link.api_key}"}
+        return aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES, headers=key)
 
     def _refusal(self, path: str, status: int, text: str) -> EngineError:
         what = f"{self.url}{path} answered {status}: {_shown(text)}"

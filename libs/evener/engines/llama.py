@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
-from evener.engines.connection import EngineHttp, HttpRefusal
+from evener.engines.connection import PLAIN, EngineHttp, EngineLink, HttpRefusal
 from evener.engines.port import HEALTH_SECONDS, Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
@@ -54,8 +54,8 @@ what it samples."""
 class LlamaEngine:
     """An engine behind llama.cpp's HTTP API. Its weights never change, so every token is of version 0. It reports raw logprobs."""
 
-    def __init__(self, url: str) -> None:
-        self._http: Final = EngineHttp(url)
+    def __init__(self, url: str, *, link: EngineLink = PLAIN) -> None:
+        self._http: Final = EngineHttp(url, link=link)
         self._slots: asyncio.Semaphore | None = None
 
     async def health(self, seconds: float = HEALTH_SECONDS) -> None:

@@ -18,7 +18,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
-from evener.engines.connection import HttpRefusal, encoded
+from evener.engines.connection import PLAIN, EngineLink, HttpRefusal, encoded
 from evener.engines.port import PROBE, Chunk, EngineFacts, GenerateRequest
 from evener.engines.vllm_http import FINISH, MISSING, NEUTRAL, VllmHttp, known_logprob, version_number
 from evener.proto.sessions import FinishReason
@@ -34,9 +34,9 @@ IDS: Final[dict[str, Any]] = {"return_token_ids": True, "return_tokens_as_token_
 class VllmChatEngine(VllmHttp):
     """An engine behind vLLM's chat endpoint. `generate` needs messages; versions are unknown."""
 
-    def __init__(self, url: str, *, vision: bool = False) -> None:
+    def __init__(self, url: str, *, vision: bool = False, link: EngineLink = PLAIN) -> None:
         """`vision`: the model takes images."""
-        super().__init__(url)
+        super().__init__(url, link=link)
         self._vision: Final = vision
 
     async def facts(self) -> EngineFacts:

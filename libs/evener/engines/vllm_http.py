@@ -8,7 +8,7 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Final
 
-from evener.engines.connection import CONTROL_SECONDS, EngineHttp, HttpRefusal
+from evener.engines.connection import CONTROL_SECONDS, PLAIN, EngineHttp, EngineLink, HttpRefusal
 from evener.engines.port import HEALTH_SECONDS, Chunk, ContextOverflow, EngineError, EngineUnreachable
 from evener.proto.sessions import FinishReason
 
@@ -36,9 +36,11 @@ NEUTRAL: Final[dict[str, Any]] = {
 class VllmHttp:
     """A vLLM server that serves one model."""
 
-    def __init__(self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False) -> None:
+    def __init__(
+        self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False, link: EngineLink = PLAIN
+    ) -> None:
         """See `EngineHttp`."""
-        self._http: Final = EngineHttp(url, silence_seconds=silence_seconds, refuses_by_500=refuses_by_500)
+        self._http: Final = EngineHttp(url, silence_seconds=silence_seconds, refuses_by_500=refuses_by_500, link=link)
 
     async def health(self, seconds: float = HEALTH_SECONDS) -> None:
         await self._http.health(seconds)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.engines.connection import CONTROL_SECONDS, HttpRefusal
+from evener.engines.connection import CONTROL_SECONDS, PLAIN, EngineLink, HttpRefusal
 from evener.engines.port import PROBE, EngineError, TokenScores
 from evener.engines.vllm import GENERATE
 from evener.engines.vllm_http import MISSING, VllmHttp, known_logprob, version_number
@@ -23,9 +23,9 @@ class WeightsOutOfReach(EngineError):
 class VllmWeights(VllmHttp):
     """The weights of an engine behind vLLM's control endpoints."""
 
-    def __init__(self, url: str, *, load_seconds: float = CONTROL_SECONDS) -> None:
+    def __init__(self, url: str, *, load_seconds: float = CONTROL_SECONDS, link: EngineLink = PLAIN) -> None:
         """`load_seconds`: the limit of silence while it loads weights."""
-        super().__init__(url, silence_seconds=load_seconds, refuses_by_500=True)
+        super().__init__(url, silence_seconds=load_seconds, refuses_by_500=True, link=link)
 
     async def label(self) -> str:
         answer = await self._get("/weight_info")

@@ -15,7 +15,7 @@ PREFIX: Final = "EVENER_"
 """What the names of environment variables begin with."""
 SECTIONS: Final = ("up", "scheduler", "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
 """The tables of a configuration file. One file serves all processes of a deployment."""
-SECRET: Final = frozenset({"operator_token", "capability_key", "kafka_password"})
+SECRET: Final = frozenset({"operator_token", "capability_key", "kafka_password", "engine_api_keys"})
 """Keys whose values are not shown. Each may be `file:PATH`, for the first line of a file, such as a mounted secret."""
 FROM_FILE: Final = "file:"
 
@@ -65,6 +65,16 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The port to listen on. 0: any free one."""
     address: str | None = None
     """The base URL under which others reach this process. None: derived from host and port."""
+    tls_certificate_file: str | None = None
+    """The PEM file of the certificate under which this process serves HTTPS. None: it serves HTTP. It is loaded again when it changes."""
+    tls_key_file: str | None = None
+    """The PEM file of its key. None: the key is in the certificate's file."""
+    tls_ca_file: str | None = None
+    """The PEM file of the authorities that sign the certificates of Evener's own processes. None: those of the system."""
+    engine_ca_file: str | None = None
+    """The PEM file of the authorities that sign the certificates of engines. None: those of the system."""
+    engine_api_keys: dict[str, str] = {}
+    """Engine id to the API key with which the engine is asked. `*`: the key for all others. Each may be `file:PATH`."""
     instance: str = "local"
     """The name of this process in the fleet, different for each process of a deployment."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -86,7 +96,12 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for name in ("bus", "blobs"):
             structs.force_setattr(self, name, getattr(self, name).replace("{state}", state))
         for name in SECRET:
-            structs.force_setattr(self, name, secret_of(getattr(self, name)))
+            given = getattr(self, name)
+            read = {of: secret_of(key) for of, key in given.items()} if isinstance(given, dict) else secret_of(given)
+            structs.force_setattr(self, name, read)
+        if self.tls_key_file and not self.tls_certificate_file:
+            msg = "tls_key_file is given without tls_certificate_file"
+            raise ConfigError(msg)
         self.kafka_security  # noqa: B018 - it refuses keys that contradict each other
 
     @property

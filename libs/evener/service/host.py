@@ -25,6 +25,7 @@ from evener.proto.ids import new_id
 from evener.runtime import faults
 from evener.service.altered_topics import AlteredTopics
 from evener.service.auth import load_secrets
+from evener.service.certificate import certificate_of
 from evener.service.config import PREFIX, ServiceConfig
 from evener.service.context import ServiceContext
 from evener.service.exits import complain
@@ -87,6 +88,7 @@ async def run_services(
     `opened` is called whenever all of them are open. `blobs`: another store than the configured one.
     """
     async with _signals(config.stop_seconds) as stop, AsyncExitStack() as stack:
+        certificate = certificate_of(config)
         listening = stack.enter_context(bind(config))
         mounts = Mounts()
         context, store, lag = await _open_context(
@@ -108,13 +110,15 @@ async def run_services(
 
         supervisors += [Supervisor(one, context, remount, neighbours.marked) for one in wanted]
         remount()
-        server = await stack.enter_async_context(listen(mounts, listening))
+        server = await stack.enter_async_context(listen(mounts, listening, None if certificate is None else certificate.context))
         log.info("listening", url=context.address, services=[one.name for one in wanted])
         for opening in beside:
             await stack.enter_async_context(opening(context))
         if state_file:
             stack.enter_context(_told(Path(config.state) / STATE_FILE, context.address))
-        await _run_all(supervisors, [neighbours.watch(), store.watch(), altered.watch(), lag.watch()], server, stop, config.stop_seconds)
+        watches = [neighbours.watch(), store.watch(), altered.watch(), lag.watch()]
+        watches += [certificate.watch()] if certificate is not None else []
+        await _run_all(supervisors, watches, server, stop, config.stop_seconds)
 
 
 async def _open_context(

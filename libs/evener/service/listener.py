@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
@@ -100,12 +101,13 @@ def address_of(config: ServiceConfig, listening: socket.socket) -> str:
     if config.address:
         return config.address.rstrip("/")
     host = config.host if config.host not in {"0.0.0.0", "::"} else socket.gethostname()  # noqa: S104
-    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    scheme = "http" if config.tls_certificate_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
 
 @asynccontextmanager
-async def listen(mounts: Mounts, listening: socket.socket) -> AsyncIterator[Server]:
-    """Serve HTTP inside this block."""
+async def listen(mounts: Mounts, listening: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    """Serve HTTP inside this block, over TLS if there is a context for it."""
     settings = uvicorn.Config(
         mounts,
         http="httptools",
@@ -117,6 +119,7 @@ async def listen(mounts: Mounts, listening: socket.socket) -> AsyncIterator[Serv
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     server = Server(settings)
     server.begin(listening)

@@ -19,6 +19,7 @@ from evener.client.errors import Unavailable, Unreachable
 from evener.proto.errors import ConfigError, EvenerError
 from evener.runtime.disk import is_full
 from evener.runtime.interrupt import ended_by
+from evener.runtime.tls import client_context
 from evener.service.auth import TOKEN_FILE
 from evener.service.config import default_state, secret_of
 from evener.service.exits import complain
@@ -32,6 +33,8 @@ PING_SECONDS: Final = 2.0
 POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 LOG_FILE: Final = "up.log"
+CA_FILE: Final = "EVENER_TLS_CA_FILE"
+"""The variable of the key `tls_ca_file`, by which commands too know whom to trust."""
 TOKEN: Final = "EVENER_TOKEN"
 """The variable of the token with which commands ask. Without it they use the operator's."""
 COMPLAINT: Final = "evener: "
@@ -75,12 +78,15 @@ async def connect(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *
     folder = state_folder(state)
     if url := os.environ.get("EVENER_URL"):
         _check_url(url)
-        async with Client(url, _token(folder)) as client:
+        async with Client(url, _token(folder), ca_file=_ca_file()) as client:
             yield client
     elif found := await find_running(folder):
         if sampling and (lacking := await _lacks(found.url)):
             complain(f"warning: waiting for the evener at {found.url}, which is not ready: {lacking}")
-        async with Client(found.url, _token(folder)) as client, ended_by(_until_full(folder, OTHERS_FULL_SECONDS)):
+        async with (
+            Client(found.url, _token(folder), ca_file=_ca_file()) as client,
+            ended_by(_until_full(folder, OTHERS_FULL_SECONDS)),
+        ):
             yield client
     else:
         async with connect_new(folder, up()) as client:
@@ -90,7 +96,7 @@ async def connect(state: Path | None, up: Callable[[], Sequence[str]] = tuple, *
 @asynccontextmanager
 async def connect_new(folder: Path, up: Sequence[str]) -> AsyncIterator[Client]:
     """Yield a client of an Evener that is started for this block, whatever else runs. `up` are its options."""
-    async with _started(folder, up) as url, Client(url, _token(folder)) as client:
+    async with _started(folder, up) as url, Client(url, _token(folder), ca_file=_ca_file()) as client:
         yield client
 
 
@@ -112,6 +118,10 @@ def _told(folder: Path) -> RunningUp | None:
         return None
 
 
+def _ca_file() -> str | None:
+    return os.environ.get(CA_FILE)
+
+
 def _token(folder: Path) -> str:
     given = secret_of(os.environ.get(TOKEN) or os.environ.get("EVENER_OPERATOR_TOKEN") or None)
     if given is not None:
@@ -126,7 +136,8 @@ def _token(folder: Path) -> str:
 async def _get(url: str) -> tuple[bool, bytes]:
     """Return whether a URL answers with success, and what it answers."""
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PING_SECONDS)) as session, session.get(url) as answer:
+        timeout, tls = aiohttp.ClientTimeout(total=PING_SECONDS), aiohttp.TCPConnector(ssl=client_context(_ca_file()))
+        async with aiohttp.ClientSession(timeout=timeout, connector=tls) as session, session.get(url) as answer:
             return answer.ok, await answer.read()
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return False, b""

@@ -12,7 +12,7 @@ import structlog
 from evener.bus.port import Bus, Record
 from evener.engines.check import check_engine, compare_tokenizers
 from evener.engines.port import Engine, EngineError, EngineFacts, EngineRefused, LogprobRule
-from evener.engines.registry import open_engine, open_weights
+from evener.engines.registry import OPEN, EngineAccess, open_engine, open_weights
 from evener.proto.codec import BadRecord
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, PolicyPublished
@@ -58,6 +58,7 @@ class EnginePool:
         required: str | None,
         metrics: Metrics,
         timings: GatewayTimings,
+        access: EngineAccess = OPEN,
     ) -> None:
         self._bus = bus
         self._events = events
@@ -67,6 +68,7 @@ class EnginePool:
         self._required = required
         self._metrics = metrics
         self._timings = timings
+        self._access = access
         self._required_refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._registered: dict[str, tuple[RegisteredEngine, asyncio.Task[None]]] = {}
         """Engines that have joined and are not refused, each with the task that checks and then probes it."""
@@ -133,7 +135,10 @@ class EnginePool:
         """Check an engine, use it, and probe it until it leaves. An engine that fails the check is refused."""
         joined = registered.joined
         try:
-            async with aclosing(open_engine(joined)) as engine, aclosing(Pauses(open_weights(joined))) as pauses:
+            async with (
+                aclosing(open_engine(joined, self._access)) as engine,
+                aclosing(Pauses(open_weights(joined, self._access))) as pauses,
+            ):
                 facts, rule, unfit = await self._check(registered, engine)
                 log.info("engine_joined", engine_id=joined.engine_id, kind=joined.kind, policy=joined.policy, version=facts.version)
                 handle = EngineHandle(registered, engine, facts, rule, pauses, unfit=unfit)

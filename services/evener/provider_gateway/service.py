@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from evener.engines.registry import EngineAccess
 from evener.proto.fleet import Heartbeat
 from evener.provider_gateway.call import CallServices
 from evener.provider_gateway.calls import Calls
@@ -47,7 +48,16 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     scheduler = EngineScheduler(queue=config.queue, patience_seconds=config.transparent_retry_seconds)
     renderers = {name: policy.renderer for name, policy in policies.items()}
     measured = metrics(context.registry)
-    pool = EnginePool(context.bus, events, renderers, scheduler, required=config.required_engine, metrics=measured, timings=timings)
+    pool = EnginePool(
+        context.bus,
+        events,
+        renderers,
+        scheduler,
+        required=config.required_engine,
+        metrics=measured,
+        timings=timings,
+        access=EngineAccess(ca_file=config.engine_ca_file, api_keys=config.engine_api_keys),
+    )
     measured.calls_waiting.set_function(lambda: scheduler.waiting)
     owners, heartbeat_due, stopping = Owners(), asyncio.Event(), asyncio.Event()
     partitions = OwnedPartitions(

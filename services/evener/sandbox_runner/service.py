@@ -17,6 +17,7 @@ from evener.proto.sessions import SessionCancelled, SessionDispatched
 from evener.proto.topics import Topic
 from evener.runtime.retry import Dependency
 from evener.runtime.tasks import Tasks
+from evener.runtime.tls import client_context
 from evener.sandbox_runner.bundles import Bundles
 from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import TIMINGS, RunnerContext, RunnerTimings
@@ -143,7 +144,9 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
     async with AsyncExitStack() as stack:
         start = await context.bus.end(Topic.DISPATCH, 0)
         sandboxes = await stack.enter_async_context(open_backends(Path(config.state) / "sandboxes" / context.instance_id))
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=client_context(config.tls_ca_file)))
+        )
         owners, recordings = Owners(), Recordings(context.secrets)
         blobs = context.waiting_blobs()
         runner_context = RunnerContext(

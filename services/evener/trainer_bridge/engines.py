@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from evener.bus.port import Bus, Record
 from evener.engines.port import EngineUnreachable, TokenScores, WeightControl
-from evener.engines.registry import open_weights
+from evener.engines.registry import OPEN, EngineAccess, open_weights
 from evener.proto.codec import BadRecord
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Canary, CanaryPrompt, EngineJoined, EngineLeft, Heartbeat, PolicyPublished, PolicyStaged
@@ -83,9 +83,10 @@ class PolicyEngine(Struct, eq=False):
 class PolicyEngines:
     """The engines that sample policies, and the policies that gateways serve, according to `fleet`. Frozen engines are not listed."""
 
-    def __init__(self, bus: Bus, events: EventLog, metrics: Metrics, *, load_seconds: float) -> None:
+    def __init__(self, bus: Bus, events: EventLog, metrics: Metrics, *, load_seconds: float, access: EngineAccess = OPEN) -> None:
         """`load_seconds`: how long an engine may take to load new weights, or to prove them."""
         self.load_seconds: Final = load_seconds
+        self._access: Final = access
         self.changed: Final = asyncio.Event()
         """Set when an engine has joined."""
         self._bus = bus
@@ -178,7 +179,7 @@ class PolicyEngines:
         match event:
             case EngineJoined():
                 self._forget(event.engine_id)
-                self._engines[event.engine_id] = PolicyEngine(event, open_weights(event, load_seconds=self.load_seconds))
+                self._engines[event.engine_id] = PolicyEngine(event, open_weights(event, self._access, load_seconds=self.load_seconds))
                 self.changed.set()
             case EngineLeft():
                 self._forget(event.engine_id)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from evener.bus.port import Reader
+from evener.engines.registry import EngineAccess
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.runtime.tasks import Tasks
@@ -37,7 +38,8 @@ class TrainerBridge:
         self.groups = GroupReader(context.bus, EventLog(context.bus, context.answering_blobs()))
         self.policies = Policies(context.bus, events)
         told = metrics(context.registry)
-        self.engines = PolicyEngines(context.bus, events, told, load_seconds=config.load_seconds)
+        access = EngineAccess(ca_file=config.engine_ca_file, api_keys=config.engine_api_keys)
+        self.engines = PolicyEngines(context.bus, events, told, load_seconds=config.load_seconds, access=access)
         self.gate = RolloutGate(self.policies, self.owns, config.load_seconds)
         self.publisher = Publisher(self.policies, self.engines, self.gate, told)
         self.reconciler = Reconciler(self.policies, self.engines, self.publisher, self.gate)
