@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from evener.graders.port import Grade, GraderRefused, GradingContext, graded
-from evener.proto.patterns import SlowPattern, text_pattern
+from evener.proto.patterns import BadPattern, SlowPattern, text_pattern
 
 OPTIONS: Final = frozenset({"expected", "match"})
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -53,8 +53,8 @@ def _contains(answer: str, expected: str) -> bool:
 def _regex(answer: str, expected: str) -> bool:
     try:
         return text_pattern(expected, ignore_case=True).occurs_in(answer)
-    except ValueError as cause:
-        msg = f"grader `answer`: `expected` is not a regular expression: {cause}"
+    except BadPattern as cause:
+        msg = f"grader `answer`: `expected` is {cause.args[0]}"
         raise GraderRefused(msg) from cause
     except SlowPattern as cause:
         msg = f"grader `answer`: {cause.args[0]}"

@@ -9,6 +9,7 @@ import msgspec
 
 from evener.harnesses.port import HarnessError
 from evener.proto.names import unknown
+from evener.proto.patterns import BadPattern, text_pattern
 from evener.proto.prepared import Converter
 from evener.proto.spec import NOISY_ROLES, Noise, Quirks, SideCall, Tolerance
 
@@ -28,12 +29,23 @@ def read_quirks(path: Path) -> Quirks:
     except msgspec.ValidationError as cause:
         msg = f"quirks in {path}: {cause}"
         raise HarnessError(msg) from cause
+    check_patterns(quirks, f"quirks in {path}")
     for name in ("retry_header", "sub_agent_header"):
         header = getattr(quirks, name)
         if header is not None and header != header.lower():
             msg = f"quirks in {path}: {name} is {header!r}; write it in lower case, as HTTP compares it"
             raise HarnessError(msg)
     return quirks
+
+
+def check_patterns(quirks: Quirks, where: str) -> None:
+    """Raise HarnessError for what is no regular expression, or too much work to compile."""
+    for place, pattern in quirks.patterns():
+        try:
+            text_pattern(pattern)
+        except BadPattern as cause:
+            msg = f"{where}: {place} is {cause.args[0]}"
+            raise HarnessError(msg) from cause
 
 
 def _check_names(table: dict[str, Any], path: Path) -> None:

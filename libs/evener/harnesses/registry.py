@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from evener.harnesses.port import Harness, HarnessError
+from evener.harnesses.quirks_file import check_patterns
 
 FOLDER: Final = Path(__file__).parent
 GROUP: Final = "evener.harnesses"
@@ -64,6 +65,7 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> Harness:
     if found.name != entry.name:
         msg = f"{where} calls itself {found.name!r}: its entry point must have that name"
         raise HarnessError(msg)
+    check_patterns(found.quirks, where)
     return cast("Harness", found)
 
 

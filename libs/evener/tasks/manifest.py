@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from evener.proto.patterns import text_pattern
+from evener.proto.patterns import BadPattern, text_pattern
 from evener.proto.prepared import Converter
 from evener.proto.spec import GraderSpec
 from evener.tasks.errors import TaskError
@@ -163,6 +163,9 @@ def _check_match(match: str, expected: str) -> None:
             text_pattern(expected)
         elif match == "number":
             float(expected)
+    except BadPattern as cause:
+        msg = f"task.toml: [metadata.evener] expected is {cause.args[0]}"
+        raise TaskError(msg) from cause
     except ValueError as cause:
         msg = f"task.toml: [metadata.evener] expected is not a {match}: {cause}"
         raise TaskError(msg) from cause

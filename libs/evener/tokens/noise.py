@@ -14,17 +14,17 @@ class NoiseFilter:
     """Cuts what the patterns match. It remembers every message by its digest, so that a long history is searched once."""
 
     def __init__(self, noise: tuple[Noise, ...]) -> None:
-        self._patterns = [(one.where, text_pattern(one.pattern)) for one in noise]
+        self._noise = noise
         self._known: dict[Digest, Cut | None] = {}
         """The cuts by message digest. None: nothing is cut."""
 
     @property
     def active(self) -> bool:
         """Whether the filter ever cuts anything."""
-        return bool(self._patterns)
+        return bool(self._noise)
 
     def cut(self, message: Message, digest: Digest) -> Cut:
-        """Return the message without noise. Raises SlowPattern.
+        """Return the message without noise. Raises BadPattern, SlowPattern.
 
         A message that consisted of noise stays, empty, so that no message changes its place.
         """
@@ -34,7 +34,7 @@ class NoiseFilter:
 
     def _search(self, message: Message) -> Cut | None:
         role = "system" if message.get("role") == "developer" else message.get("role")
-        patterns = [pattern for where, pattern in self._patterns if where == role]
+        patterns = [text_pattern(one.pattern) for one in self._noise if one.where == role]
         cuts: list[str] = []
         content = _without(message.get("content"), patterns, cuts)
         if not cuts:

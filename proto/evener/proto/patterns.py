@@ -1,4 +1,7 @@
-"""Regular expressions that tasks and quirks bring along. They meet texts of models, so that a search has a limit."""
+"""Regular expressions that tasks and quirks bring along. Compiling one is limited, and so is a search: the texts are those of models.
+
+Nothing compiles a pattern while it is decoded: who takes one in checks it, in a thread.
+"""
 
 from functools import lru_cache
 from typing import Final
@@ -6,9 +9,14 @@ from typing import Final
 import regex
 
 from evener.proto.errors import EvenerError
+from evener.proto.pattern_cost import check_cost
 
 SECONDS: Final = 2.0
 """The limit of one search in one text, in seconds of the process's CPU time."""
+
+
+class BadPattern(EvenerError):
+    """Correct the regular expression; its syntax is that of Python's `re`."""
 
 
 class SlowPattern(EvenerError):
@@ -19,12 +27,13 @@ class TextPattern:
     """A regular expression, in the syntax of Python's `re`. Its searches release the GIL."""
 
     def __init__(self, pattern: str, *, ignore_case: bool = False) -> None:
-        """Raise ValueError if it is not a regular expression."""
+        """Raise BadPattern if it is not a regular expression, or too much work to compile."""
         try:
+            check_cost(pattern)
             self._compiled = regex.compile(pattern, regex.IGNORECASE if ignore_case else 0)
-        except (regex.error, RecursionError, OverflowError) as cause:
-            msg = f"{cause}: {pattern[:100]!r}"
-            raise ValueError(msg) from cause
+        except (regex.error, RecursionError, OverflowError, ValueError) as cause:
+            msg = f"not a regular expression that can be used: {cause}: {pattern[:100]!r}"
+            raise BadPattern(msg) from cause
 
     def occurs_in(self, text: str) -> bool:
         """Return whether some part of the text matches. Raises SlowPattern."""
@@ -49,5 +58,5 @@ class TextPattern:
 
 @lru_cache(maxsize=1024)
 def text_pattern(pattern: str, *, ignore_case: bool = False) -> TextPattern:
-    """Return a pattern, compiled once. Raises ValueError if it is not a regular expression."""
+    """Return a pattern, compiled once. Raises BadPattern. Takes up to some 50 ms the first time: call it in a thread."""
     return TextPattern(pattern, ignore_case=ignore_case)

@@ -15,7 +15,7 @@ from evener.proto.arrays import inline, int32s, pack_int32
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.ids import new_call_id
-from evener.proto.patterns import SlowPattern
+from evener.proto.patterns import BadPattern, SlowPattern
 from evener.proto.sessions import CallOpened, SessionStarted
 from evener.proto.spec import SessionSpec, Target
 from evener.provider_gateway.core import STOP_STATUS, Sample, target_of, unsupported
@@ -188,5 +188,5 @@ def _hang(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Pl
             digests=canonical.digests,
             sub_agent=request.sub_agent,
         )
-    except (TemplateError, SlowPattern) as cause:
+    except (TemplateError, BadPattern, SlowPattern) as cause:
         raise RequestError(str(cause.args[0]), field=request.dialect.history, status=STOP_STATUS) from cause

@@ -116,8 +116,7 @@ class SchedulerEndpoints:
 
     async def submit(self, request: Request) -> Response:
         """Accept a task. Answers 200 after the commit, also for the same task again, and 409 if another task has its id."""
-        submission = parse(await body_of(request, MAX_BODY_BYTES), _submissions)
-        check(submission)
+        submission = await asyncio.to_thread(_checked, await body_of(request, MAX_BODY_BYTES))
         check_policies(submission.options, self._writer.fleet.fleet.living("provider_gateway", now=time.monotonic()))
         await self._check_archive(submission)
         now, options = time.time(), submission.options
@@ -300,6 +299,13 @@ def _elsewhere(error: NotActive) -> Response:
     """Return the answer of a scheduler that is not the active one: the address of that one in the body and in a header."""
     body = ProblemAnswer(error=Problem(message=str(error.args[0]), active=error.address))
     return json_response(body, 503, headers={**RETRY, ACTIVE_HEADER: error.address or ""})
+
+
+def _checked(body: bytes) -> Submission:
+    """Return what a body submits. Raises SubmissionRefused. Call it in a thread: it compiles patterns."""
+    submission = parse(body, _submissions)
+    check(submission)
+    return submission
 
 
 def _sha256(data: bytes) -> str:

@@ -16,8 +16,9 @@ from evener.harnesses.registry import harness
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Heartbeat
 from evener.proto.ids import TASK_ID_PATTERN
+from evener.proto.patterns import BadPattern, text_pattern
 from evener.proto.prepared import Converter
-from evener.proto.spec import HarnessSpec, Target
+from evener.proto.spec import HarnessSpec, Quirks, Target
 from evener.proto.tasks import TaskOptions, group_problem
 from evener.sandboxes.registry import BACKENDS, LOCAL
 from evener.tasks.errors import TaskError
@@ -86,7 +87,7 @@ def unknown_field(raw: Any, value: object, path: str = "") -> str | None:
 
 
 def check(submission: Submission) -> None:
-    """Refuse unknown names, and options that contradict each other. Raises Refused."""
+    """Refuse unknown names, bad patterns, and options that contradict each other. Raises Refused. Blocks: call it in a thread."""
     options = submission.options
     if submission.task_id is not None and not TASK_ID_PATTERN.match(submission.task_id):
         _refuse("a task id has 1 to 100 letters, digits, '.', '_' and '-', and begins with a letter or digit", "task_id")
@@ -104,6 +105,7 @@ def check(submission: Submission) -> None:
         _refuse(what, f"options.group.{field}")
     for model, target in options.models.items():
         _check_target(model, target, options.policy)
+    _check_patterns(options)
 
 
 def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
@@ -136,6 +138,19 @@ def _check_harness(wanted: HarnessSpec) -> None:
         harness(wanted.name).check(wanted.options)
     except HarnessError as cause:
         raise SubmissionRefused(str(cause.args[0]), "options.harness") from cause
+
+
+def _check_patterns(options: TaskOptions) -> None:
+    """Refuse what is no regular expression, or too much work to compile."""
+    quirks, grader = options.harness.quirks or Quirks(), options.grader.options
+    patterns = [(f"options.harness.quirks.{place}", pattern) for place, pattern in quirks.patterns()]
+    if grader.get("match") == "regex" and "expected" in grader:
+        patterns.append(("options.grader.options.expected", grader["expected"]))
+    for field, pattern in patterns:
+        try:
+            text_pattern(pattern)
+        except BadPattern as cause:
+            _refuse(str(cause.args[0]), field)
 
 
 def _check_target(model: str, target: Target, policy: str) -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from evener.harnesses.port import HarnessError
@@ -48,7 +47,8 @@ def test_every_field_can_be_given(tmp_path: Path) -> None:
         ('[[side_calls]]\nname = "x"\ntool = true', r"unknown key 'tool' in \[\[side_calls\]\] 1 of .*; did you mean 'tools'\?"),
         ('[[noise]]\nwhere = "sytem"\npattern = "x"', r"unknown where 'sytem' in \[\[noise\]\] 1 of .*; did you mean 'system'\?"),
         ('[[side_calls]]\nname = "x"', r"side call 'x' has no condition: give system, last or tools"),
-        ('[[noise]]\nwhere = "tool"\npattern = "(x"', r"pattern is not a regular expression: missing \) at position 2.*noise"),
+        ('[[noise]]\nwhere = "tool"\npattern = "(x"', r"noise\[0\].pattern is not a regular expression .*: missing \) at position 2"),
+        ("compacted = '((((((((((((((((a)+)+)+)+)+)+)+)+)+)+)+)+)+)+)+)+'", r"compacted is not .*: repeat fewer parts"),
         ('compacted = "["', "compacted is not a regular expression"),
         ('[[side_calls]]\nname = "x"\nlast = "*"', "last is not a regular expression"),
         ("[[noise]]\nwhere = 'tool'", "missing required field `pattern`"),
@@ -68,9 +68,3 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     """In one line."""
     with pytest.raises(HarnessError, match="No such file"):
         read_quirks(tmp_path / "none.toml")
-
-
-def test_quirks_in_a_request_are_checked_as_well() -> None:
-    """A pattern that is none would stop the calls of its session at the gateway."""
-    with pytest.raises(msgspec.ValidationError, match="not a regular expression"):
-        msgspec.json.decode(b'{"noise": [{"where": "tool", "pattern": "("}]}', type=Quirks)

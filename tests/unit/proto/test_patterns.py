@@ -5,17 +5,44 @@ import time
 
 import pytest
 
-from evener.proto.patterns import SlowPattern, text_pattern
+from evener.proto.patterns import BadPattern, SlowPattern, text_pattern
 
 ENDLESS = "(a|aa)+$"
 """Tries every way to part a row of letters into ones and twos."""
 TEXT = 60 * "a" + "!"
 
 
-@pytest.mark.parametrize("pattern", ["(", "*", "a{99999999999}", "(" * 3000, "["])
+@pytest.mark.parametrize("pattern", ["(", "*", "a{99999999999}", "(" * 1500, "["])
 def test_what_is_no_regular_expression_is_told(pattern: str) -> None:
-    with pytest.raises(ValueError, match=r"at position|recursion|too big"):
+    with pytest.raises(BadPattern, match=r"at position|recursion|repeat fewer"):
         text_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("(" * 22 + "a" + ")+" * 22, "repeat fewer parts"),
+        ("(?:" * 12 + "a" + "){2}" * 12, "repeat fewer parts"),
+        ("(?:a{10000}){100}", "repeat fewer parts"),
+        ("(?:" * 22 + "a" + ")(?i)(?#c)+" * 22, "repeat fewer parts"),
+        ("|".join(["word"] * 1000), "at most 4000"),
+        ("(?x)" + "(" * 22 + "a" + ") +" * 22, "the flags x"),
+        ("(?V1:[[a](]", "the flags x and V1"),
+        ("(?:" * 22 + "a" + "){e<=0}+" * 22, "approximate matching"),
+        ("[[:alpha:](]", "a set contains a set"),
+    ],
+)
+def test_what_would_take_long_to_compile_is_refused_before_it_is(pattern: str, told: str) -> None:
+    """Each level of a repetition doubles the work; 24 levels take 30 GB. The rest would hide how many there are."""
+    with pytest.raises(BadPattern, match=told):
+        text_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(?:ab{2,3}|[^]()+]\(){5}", r"x-billing:(?: *\w+=[^;\n]*;)+\n*", r"(?i:a)(?=b)[^\]]{400}", '{"id": "[0-9a-f]{32}"}']
+)
+def test_usual_patterns_pass(pattern: str) -> None:
+    text_pattern(pattern)
 
 
 def test_cut_returns_what_is_left_and_what_was_cut() -> None:

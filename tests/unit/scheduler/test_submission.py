@@ -7,9 +7,9 @@ from tests.support.builders import heartbeat
 from evener.client.views import Submission
 from evener.proto.fleet import Heartbeat
 from evener.proto.prepared import Converter
-from evener.proto.spec import GraderSpec, HarnessSpec, Target
+from evener.proto.spec import GraderSpec, HarnessSpec, Noise, Quirks, SideCall, Target
 from evener.proto.tasks import TaskOptions
-from evener.scheduler.submission import SubmissionRefused, check_policies, parse
+from evener.scheduler.submission import SubmissionRefused, check, check_policies, parse
 
 
 def options(policy: str, **models: Target) -> TaskOptions:
@@ -60,3 +60,27 @@ def test_body_that_no_parser_reads_is_refused(body: bytes) -> None:
     """Bytes that are no UTF-8, and levels without end."""
     with pytest.raises(SubmissionRefused, match="the body is no JSON"):
         parse(body, SUBMISSIONS)
+
+
+ENDLESS = "(" * 22 + "a" + ")+" * 22
+"""Would take minutes and all memory to compile."""
+
+
+@pytest.mark.parametrize(
+    ("field", "quirks", "grader"),
+    [
+        ("harness.quirks.noise[0].pattern", Quirks(noise=(Noise(where="user", pattern=ENDLESS),)), {}),
+        ("harness.quirks.side_calls[0].last", Quirks(side_calls=(SideCall(name="x", last="("),)), {}),
+        ("harness.quirks.compacted", Quirks(compacted=ENDLESS), {}),
+        ("grader.options.expected", None, {"match": "regex", "expected": ENDLESS}),
+    ],
+)
+def test_pattern_that_nothing_could_compile_is_refused_by_its_field(field: str, quirks: Quirks | None, grader: dict[str, str]) -> None:
+    """It is decoded without being compiled, so that a record with it stops no reader."""
+    spec = HarnessSpec(name="anything", sandbox="none", quirks=quirks)
+    wanted = Submission(task=None, options=TaskOptions(harness=spec, grader=GraderSpec(name="answer", options=grader)))
+    body = msgspec.json.encode(wanted)
+    with pytest.raises(SubmissionRefused, match="not a regular expression") as refused:
+        check(parse(body, SUBMISSIONS))
+
+    assert refused.value.field == f"options.{field}"
