@@ -3,7 +3,7 @@
 import pytest
 from tests.support.builders import built
 
-from evener.evaluator.core import gives_up, not_graded, score
+from evener.evaluator.core import gives_up, not_graded, of_try, score
 from evener.graders.port import Grade, GraderError, GraderRefused
 from evener.proto.codec import decode, encode
 from evener.proto.reasons import END_POLICY, TerminationReason
@@ -35,3 +35,29 @@ def test_reason_that_names_a_file_of_any_bytes_can_be_written() -> None:
     event = score(built(), Grade(reward=None, ungraded="no such file: \udcff"), (), seconds=0.0, tries=1, now=0.0)
     assert decode(encode(event)) == event
     assert event.ungraded == "no such file: \\udcff"
+
+
+def test_end_without_a_detail_is_its_own_reason() -> None:
+    assert not_graded(built(end=TerminationReason.CANCELLED)) == "cancelled"
+
+
+def test_evidence_of_a_failed_try_does_not_stand_in_the_way_of_a_later_one() -> None:
+    """Each try writes the same names; why it failed stands beside them, whatever its bytes."""
+    kept = of_try(1, {"test-stdout.txt": b"said"}, "exited with 7: \udcff") | of_try(2, {"test-stdout.txt": b"said again"}, "again")
+
+    assert kept == {
+        "try-1/test-stdout.txt": b"said",
+        "try-1/error.txt": b"exited with 7: ?",
+        "try-2/test-stdout.txt": b"said again",
+        "try-2/error.txt": b"again",
+    }
+
+
+def test_score_carries_the_trajectory_as_it_was_built() -> None:
+    """With the grade, what it cost, and the name of who gave it."""
+    trajectory = built(grader=GraderSpec(name="harbor"))
+    event = score(trajectory, Grade(reward=0.5, rewards={"reward": 0.5, "style": 1.0}), (), seconds=2.0, tries=2, now=7.0)
+
+    assert event.trajectory is trajectory
+    assert (event.reward, event.rewards, event.ungraded) == (0.5, {"reward": 0.5, "style": 1.0}, None)
+    assert (event.grader, event.grading_seconds, event.tries, event.scored_at) == ("harbor", 2.0, 2, 7.0)

@@ -38,8 +38,8 @@ class Bench:
         self.gradings = gradings
         self.store = store
 
-    async def tested(self, script: str, *, tries: int = 2, index: int = 0) -> TrajectoryBuilt:
-        """Return a session whose task's tests are this shell script."""
+    async def tested(self, script: str, *, tries: int = 2, index: int = 0, removed: bytes = b"[]") -> TrajectoryBuilt:
+        """Return a session whose task's tests are this shell script. `removed`: the JSON of what its harness removed."""
         task = self._folder / f"task-{index}"
         (task / "tests").mkdir(parents=True)
         (task / "instruction.md").write_text("Do nothing.")
@@ -48,7 +48,7 @@ class Bench:
         await self.store.put(packed.data)
         empty = io.BytesIO()
         tarfile.open(fileobj=empty, mode="w").close()
-        kept = {"changes.tar": empty.getvalue(), "removed.json": b"[]"}
+        kept = {"changes.tar": empty.getvalue(), "removed.json": removed}
         artifacts = tuple([Artifact(name=name, blob=await self.store.put(data)) for name, data in kept.items()])
         left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
         return built(index=index, given={"exit": left}, task=packed.ref, grader=GraderSpec(name="harbor", tries=tries))
@@ -102,6 +102,29 @@ async def test_failed_try_is_followed_by_another_and_its_evidence_is_kept_beside
     assert b"by chance" in kept["try-1/test-stdout.txt"]
     assert b"exited with 7" in kept["try-1/error.txt"]
     assert bench.counted("harbor", "graded") == 1
+
+
+async def test_grader_that_crashes_is_asked_again_and_each_traceback_is_kept(opened: Any) -> None:
+    """A damaged artifact: what it met is in the evidence, and the session ends without a reward."""
+    bench = opened()
+    scored = await bench.gradings.scored(await bench.tested("true\n", removed=b"{"), "a")
+    kept = {one.name: await bench.store.get(one.blob) for one in scored.evidence}
+
+    assert (scored.reward, scored.tries) == (None, 2)
+    assert scored.ungraded.startswith("the grader crashed: JSONDecodeError")
+    assert b"Traceback" in kept["try-1/crash.txt"]
+    assert b"Traceback" in kept["crash.txt"]
+    assert bench.counted("harbor", "ungraded") == 1
+
+
+async def test_session_of_a_sandbox_that_is_not_here_is_graded_in_a_local_one(opened: Any) -> None:
+    """A recording's harness ran in none."""
+    bench = opened()
+    tested = await bench.tested("echo 1 > /logs/verifier/reward.txt\n")
+    spec = structs.replace(tested.spec, harness=structs.replace(tested.spec.harness, sandbox="none"))
+    scored = await bench.gradings.scored(structs.replace(tested, spec=spec), "a")
+
+    assert scored.reward == 1.0
 
 
 async def test_store_that_is_away_takes_none_of_the_graders_tries(opened: Any) -> None:

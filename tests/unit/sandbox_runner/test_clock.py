@@ -2,18 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.loop import Time
 
 from evener.sandbox_runner.clock import AgentClock
-
-
-class Time:
-    """A time that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "pass"]), st.integers(0, 2))))
@@ -47,3 +38,28 @@ def test_reported_waits_are_taken_out_once() -> None:
     clock.take_out(2)
 
     assert clock.seconds() == 3
+
+
+def test_wait_that_is_reported_while_another_call_waits_counts_once() -> None:
+    """The clock stands already."""
+    time = Time()
+    clock = AgentClock(time)
+    time.now += 1
+    clock.begin("held")
+    time.now += 3
+    clock.take_out(2)
+    assert clock.seconds() == 1
+    clock.end("held")
+    time.now += 1
+
+    assert clock.seconds() == 2
+
+
+def test_reported_wait_that_began_before_the_clock_takes_nothing_out_twice() -> None:
+    """The agent's time is never negative."""
+    time = Time()
+    clock = AgentClock(time)
+    time.now += 1
+    clock.take_out(60)
+
+    assert clock.seconds() == 0

@@ -7,8 +7,8 @@ from tests.support.builders import spec
 from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
-from evener.sandbox_runner import core
-from evener.sandbox_runner.core import HeldAttempts, NoStart, allow, one_line
+from evener.sandbox_runner.core import HeldAttempts, NoStart, allow, one_line, told_excluded
+from evener.sandboxes.port import Changes
 from evener.scheduler.core import cut
 
 
@@ -49,18 +49,6 @@ def test_a_further_attempt_names_those_that_it_ends() -> None:
     assert held.superseded(dispatched(attempt=2)) == (Running(session_id="s", attempt=1),)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner lives for months."""
-    monkeypatch.setattr(core, "REMEMBERED", 2)
-    held = HeldAttempts("r", "b2")
-    for number in range(5):
-        held.take(dispatched(f"s{number}"))
-        held.release(Running(session_id=f"s{number}", attempt=1))
-
-    assert held.take(dispatched("s0"))
-    assert not held.take(dispatched("s4"))
-
-
 def test_local_asks_for_trust_when_the_harness_has_tools() -> None:
     """What a model writes would run on the user's machine."""
     allow(HarnessSpec(name="script"), has_tools=False, trust_local=False)
@@ -74,3 +62,18 @@ def test_details_are_one_bounded_line() -> None:
     """They stand in events and on terminals."""
     assert one_line("a\n  b\t c") == "a b c"
     assert one_line("x" * 30, 10) == "xxxxxxxxxx..."
+
+
+def test_details_of_any_bytes_can_be_written() -> None:
+    """A file name on a disk need not be text."""
+    assert one_line("no such file: \udcff") == "no such file: \\udcff"
+
+
+def test_first_changes_that_were_not_kept_are_named_and_the_others_counted() -> None:
+    """The artifact `excluded.json` has them all."""
+    names = {f"{number}/socket": "a socket" for number in range(4)}
+    few, many = Changes(archive=b"", excluded={"a": "a device"}, excluded_count=1), Changes(archive=b"", excluded=names, excluded_count=9)
+
+    assert told_excluded(few) == "not kept of the changes: 'a': a device"
+    assert told_excluded(many).startswith("not kept of the changes: '0/socket': a socket; '1/socket'")
+    assert told_excluded(many).endswith("; 6 more, see excluded.json")
