@@ -12,6 +12,7 @@ from rich.table import Table
 
 OUTPUTS = Path(__file__).parents[1] / "outputs"
 PIPED_COLUMNS = 140
+TICKS = os.sysconf("SC_CLK_TCK")
 Row = Mapping[str, str | float | int | None]
 
 
@@ -45,6 +46,12 @@ def show(title: str, rows: Sequence[Row]) -> None:
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which `share` (0 to 1) of `values` lie. Raises IndexError for none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used, without that of its children. Raises OSError if there is no such process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _cell(value: str | float | None) -> str:

@@ -57,7 +57,7 @@ class Bench:
         folder = _made(self.folder / name)
         async with AsyncExitStack() as stack:
             gateway_at = await stack.enter_async_context(gateway(self.http, folder, self.policy, url, engine_at))
-            relays_at = await stack.enter_async_context(relays(self.http, folder, gateway_at))
+            relays_at = await stack.enter_async_context(relays(self.http, folder, gateway_at.url))
             place = Place(http=self.http, engine=engine_at, gateway=gateway_at, relays=relays_at)
             whole, crowds = await arms.buffered(place, self.size)
             first, more = await arms.live(place, self.size)
@@ -148,7 +148,7 @@ class Bench:
         folder = _made(self.folder / "many")
         async with AsyncExitStack() as stack:
             gateway_at = await stack.enter_async_context(gateway(self.http, folder, self.policy, f"embedded:{folder / 'bus'}", engine_at))
-            relays_at = await stack.enter_async_context(relays(self.http, folder, gateway_at))
+            relays_at = await stack.enter_async_context(relays(self.http, folder, gateway_at.url))
             return await arms.crowded(Place(http=self.http, engine=engine_at, gateway=gateway_at, relays=relays_at), self.size)
 
     async def _profile(self, place: Place, streaming: Streaming, *, token_ms: float = 0.0) -> dict[str, float]:
@@ -236,7 +236,7 @@ async def measure(size: Size, *, kafka: bool, peers: bool) -> bool:
     began, load = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="evener-bench-") as scratch:
         folder = Path(scratch)
-        policy = Policy(source=f"hf:{await _tokenizers() / 'qwen3'}", template=None)
+        policy = Policy(source=f"hf:{await tokenizers() / 'qwen3'}", template=None)
         async with Http() as http, engine(http, folder, policy) as engine_at:
             bench = Bench(http, folder, policy, size)
             embedded = await bench.bus("embedded", f"embedded:{folder / 'bus'}", engine_at)
@@ -261,7 +261,8 @@ async def measure(size: Size, *, kafka: bool, peers: bool) -> bool:
     return all(bar["met"] for bar in about["bars"].values())
 
 
-async def _tokenizers() -> Path:
+async def tokenizers() -> Path:
+    """Fetch the tokenizers that benches need, at first use; return their folder."""
     process = await asyncio.create_subprocess_exec(sys.executable, str(FETCH), stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     return Path(said.decode().strip().splitlines()[-1])

@@ -69,8 +69,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 class EngineAt:
     """The scripted engine, in another process."""
 
-    def __init__(self, http: Http, url: str) -> None:
+    def __init__(self, http: Http, url: str, pid: int) -> None:
         self.url = url
+        self.pid = pid
         self._http = http
 
     async def play(self, **step: Any) -> None:
@@ -163,20 +164,22 @@ class RelaysAt:
 async def engine(http: Http, folder: Path, policy: Policy) -> AsyncIterator[EngineAt]:
     """Run the scripted engine."""
     words = ["-m", "evener.cli", "engine", "scripted", "--source", policy.source, "--template", policy.template or ""]
-    async with program("engine", folder, [sys.executable, *words, "--context", str(CONTEXT), "--keep", "1"]) as (url, _):
-        at = EngineAt(http, url)
+    async with program("engine", folder, [sys.executable, *words, "--context", str(CONTEXT), "--keep", "1"]) as (url, pid):
+        at = EngineAt(http, url, pid)
         await at.play()
         yield at
 
 
 @asynccontextmanager
-async def gateway(http: Http, folder: Path, policy: Policy, bus: str, engine_at: EngineAt) -> AsyncIterator[GatewayAt]:
-    """Run the gateway in a folder that exists, its engine joined and checked."""
+async def gateway(
+    http: Http, folder: Path, policy: Policy, bus: str, engine_at: EngineAt, *, state: Path | None = None, **keys: str | int
+) -> AsyncIterator[GatewayAt]:
+    """Run the gateway in a folder that exists, its engine joined and checked. `keys` are further ones of its configuration."""
     template = "" if policy.template is None else f', template = "{policy.template}"'
     policies = f'[{{name = "policy", source = "{policy.source}", renderer = "{policy.renderer}"{template}}}]'
-    (folder / "bench.toml").write_text(
-        f'bus = "{bus}"\nstate = "{folder / "state"}"\n[provider_gateway]\npolicies = {policies}\nqueue = 100000\n'
-    )
+    shared = {"bus": bus, "state": str(state or folder / "state"), **keys}
+    top = "".join(f"{key} = {json.dumps(value)}\n" for key, value in shared.items())
+    (folder / "bench.toml").write_text(f"{top}[provider_gateway]\npolicies = {policies}\nqueue = 100000\n")
     words = [sys.executable, "-m", "proofs.bench.gateway_served", "--config", str(folder / "bench.toml")]
     async with program("gateway", folder, words) as (url, pid):
         at = GatewayAt(http, url, pid)
@@ -187,9 +190,9 @@ async def gateway(http: Http, folder: Path, policy: Policy, bus: str, engine_at:
 
 
 @asynccontextmanager
-async def relays(http: Http, folder: Path, gateway_at: GatewayAt) -> AsyncIterator[RelaysAt]:
-    """Run relays before a gateway."""
-    async with program("relays", folder, [sys.executable, "-m", "proofs.bench.gateway_relays", gateway_at.url]) as (url, pid):
+async def relays(http: Http, folder: Path, before: str) -> AsyncIterator[RelaysAt]:
+    """Run relays before the gateway at a URL, or before all that a bus lists."""
+    async with program("relays", folder, [sys.executable, "-m", "proofs.bench.gateway_relays", before]) as (url, pid):
         yield RelaysAt(http, url, pid)
 
 

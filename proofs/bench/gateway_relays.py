@@ -1,4 +1,6 @@
-"""A process of relays, one for each session, as a sandbox-runner holds them: `python -m proofs.bench.gateway_relays GATEWAY_URL`.
+"""A process of relays, one for each session, as a sandbox-runner holds them: `python -m proofs.bench.gateway_relays URL`.
+
+The URL is that of a gateway, or of a bus on which gateways list what they own.
 
 Its own HTTP endpoint, whose URL it prints, opens relays and says what the process has cost.
 """
@@ -7,7 +9,8 @@ import asyncio
 import resource
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import msgspec
@@ -19,6 +22,7 @@ from proofs.bench.gateway_served import Started
 from tests.support.builders import listing
 from tests.support.tasks import tasks_of
 
+from evener.bus.open import open_bus
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
@@ -29,6 +33,7 @@ from evener.service.telemetry import metrics
 LIMITS = Limits(admission_seconds=30.0, call_seconds=3600.0, keep_alive_seconds=15.0, body_bytes=32 << 20)
 PARTITIONS = 64
 KEY = "nonce"
+KAFKA = "kafka://"
 
 
 class Door(Struct, frozen=True, kw_only=True):
@@ -63,18 +68,28 @@ class Relays:
         return await self._stack.enter_async_context(open_relay(opening, self._client, clock, LIMITS, metrics=self._metrics, report=report))
 
 
-def owners(address: str) -> Owners:
-    """Return what `fleet` would tell: one gateway owns everything."""
+@asynccontextmanager
+async def known_owners(before: str) -> AsyncIterator[Owners]:
+    """Yield who owns which partition: what the fleet of a bus tells, or one gateway everything."""
     known = Owners()
-    known.read([listing("g", address, *range(PARTITIONS))])
-    return known
+    if not before.startswith(KAFKA):
+        known.read([listing("g", before, *range(PARTITIONS))])
+        yield known
+        return
+    async with open_bus(before) as bus:
+        following = asyncio.create_task(known.follow(bus))
+        try:
+            yield known
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
 
-async def main(gateway: str) -> None:
+async def main(before: str) -> None:
     """Serve until the process that started this one closes its end of stdin."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        relays = Relays(GatewayClient(http, owners(gateway)), stack)
+        relays = Relays(GatewayClient(http, await stack.enter_async_context(known_owners(before))), stack)
         application = web.Application(client_max_size=LIMITS.body_bytes)
         application.router.add_post("/open", relays.open)
         application.router.add_get("/cost", relays.cost)

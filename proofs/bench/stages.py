@@ -5,7 +5,6 @@ them at a steady rate, one after another, by the transactional producer of their
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Final
 
 import numpy as np
 from msgspec import Struct, structs
-from proofs.figures import percentile
+from proofs.figures import cpu_seconds, percentile
 from tests.support.builders import call_closed, choice, spec
 from tests.support.processes import deployment
 from tests.support.toy import ToyRenderer
@@ -39,7 +38,6 @@ WARM_GROUPS: Final = 5
 """Groups that come first and are not counted: processes and broker warm up."""
 ENDED_SECONDS: Final = 180.0
 POLL_SECONDS: Final = 0.05
-TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class StageFigures(Struct, frozen=True, kw_only=True):
@@ -85,11 +83,11 @@ async def measure_stages(servers: str, prefix: str, folder: Path) -> StageFigure
         writer = _Writer(bus)
         warm, measured = range(WARM_GROUPS), range(WARM_GROUPS, WARM_GROUPS + GROUPS)
         await writer.send(warm)
-        before = {program.name: _cpu_seconds(program.pid) for program in programs}
+        before = {program.name: cpu_seconds(program.pid) for program in programs}
         began = time.perf_counter()
         await writer.send(measured)
         seconds = time.perf_counter() - began
-        used = {program.name: _cpu_seconds(program.pid) - before[program.name] for program in programs}
+        used = {program.name: cpu_seconds(program.pid) - before[program.name] for program in programs}
     taken = [writer.merged_at[_task(number)] - writer.sealed_at[_task(number)] for number in measured]
     sessions = GROUPS * GROUP_SIZE
     return StageFigures(
@@ -153,9 +151,3 @@ class _Writer:
 
 def _task(number: int) -> str:
     return f"task-{number}"
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used, from its line in /proc."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS

@@ -125,7 +125,7 @@ class Deployment:
             yield client
 
     async def ready(self, *names: str) -> None:
-        """Wait until /readyz of these services (none: of all) answers 200."""
+        """Wait until /readyz of these services (none: of all) answers 200, and the one scheduler knows that it is the active one."""
         async with aiohttp.ClientSession() as http:
             waiting = set(names or SERVICES)
             said: dict[str, Any] = {}
@@ -133,7 +133,7 @@ class Deployment:
             while waiting:
                 for name in sorted(waiting):
                     status, said[name] = await self.programs[name].readiness(http)
-                    waiting -= {name} if status == 200 else set()
+                    waiting -= {name} if status == 200 and "standby" not in said[name].get(name, {}) else set()
                 assert time.monotonic() < deadline, f"not ready: {[said[name] for name in waiting]}\n{self.last_words()}"
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -148,11 +148,12 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployment(folder: Path, bus: str, *, partitions: int, policies: str) -> AsyncIterator[Deployment]:
+async def deployment(folder: Path, bus: str, *, partitions: int, policies: str, trust_local: bool = False) -> AsyncIterator[Deployment]:
     """Yield what can be started; nothing of it runs on after the block. `policies`: of the gateway, as TOML."""
     shared = f'bus = "{bus}"\nstate = "{folder / "state"}"\npartitions = {partitions}\n'
     shared += f"stop_seconds = {DRAIN_SECONDS}\n"
-    (folder / "evener.toml").write_text(f"{shared}\n[provider_gateway]\npolicies = {policies}\n")
+    services = f"[provider_gateway]\npolicies = {policies}\n[sandbox_runner]\ntrust_local = {str(trust_local).lower()}\n"
+    (folder / "evener.toml").write_text(f"{shared}\n{services}")
     six = Deployment(folder)
     try:
         yield six
