@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from evener.proto.arrays import int32s
 from evener.proto.fleet import EngineLeft
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExitCause, TerminationReason
-from evener.proto.relay import CAPABILITY, Admitted, Answer
+from evener.proto.relay import CAPABILITY, REQUEST_ID, Admitted, Answer
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Noise, Quirks, Sampling
 from evener.proto.topics import Topic
 from evener.provider_gateway.failures import OVERLOADED_STATUS
+from evener.provider_gateway.threads import PLACING
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
@@ -394,6 +396,41 @@ async def test_name_of_a_model_in_the_path_is_what_was_sent(hand: Hand, name: st
     assert frames[-1].status == 200, frames[-1].body
     opened = await hand.until("s1", CallOpened)
     assert opened.model == unquote(name)
+
+
+async def test_attempt_that_starts_while_a_seal_is_written_is_void(hand: Hand, hold_thread: HoldThread) -> None:
+    """The seal would name it, with the end of the attempt before: all tokens would be those of an earlier attempt."""
+    cutting = hold_thread("gateway.cutting")
+    capability = await hand.start("s1")
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    await hand.exit("s1")
+    await cutting.reached()
+    late = await hand.start("s1", attempt=2)
+    await hand.log_is_read("s1")
+    headers = {CAPABILITY: late, REQUEST_ID: new_request_id()}
+    async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json={}, headers=headers) as early:
+        status = early.status
+    cutting.let_go()
+
+    seal = await hand.until("s1", SessionSealed)
+    built = await rebuilt(hand, "s1")
+    assert (seal.attempt, seal.rows_digest, built.attempt) == (1, built.rows_digest, 1)
+    assert built.accounting.delivered == seal.sampled_tokens > 0
+    assert status == 503  # its relay asks again, and hears of the seal
+    assert isinstance((await hand.log("s1"))[-1], SessionSealed)
+
+
+async def test_seal_does_not_wait_for_the_prompts_of_other_sessions(hand: Hand) -> None:
+    """It waited longer than a lease, and a finished session was run again."""
+    capability, go_on = await hand.start("s1"), threading.Event()
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    prompts = [PLACING.begin(go_on.wait, 60) for _ in range(8)]
+    try:
+        await hand.exit("s1")
+        assert (await hand.until("s1", SessionSealed)).attempt == 1
+    finally:
+        go_on.set()
+        await asyncio.gather(*prompts)
 
 
 async def test_other_sessions_go_on_while_the_rows_of_one_are_cut(hand: Hand, hold_thread: HoldThread) -> None:

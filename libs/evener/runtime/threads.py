@@ -23,9 +23,19 @@ class Threads:
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what `work` returns, or raise what it raises.
 
-        A cancelled caller waits all the same: a thread cannot be stopped, and its inputs must not change meanwhile.
+        A cancelled caller waits until work that has begun is done: a thread cannot be stopped, and its inputs must not change meanwhile.
+        Work that has no thread yet is not begun.
         """
-        return await to_its_end(self.begin(work, *args, **kwargs))
+        job = self._pool.submit(work, *args, **kwargs)
+        done = asyncio.wrap_future(job)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            if not job.cancel():
+                await to_its_end(asyncio.wait([done]))
+                if not done.cancelled():
+                    done.exception()  # it was retrieved, or the loop complains
+            raise
 
     async def aclose(self, *, call_off: bool = False) -> None:
         """Wait until all work is done. `call_off`: what has no thread yet is not begun."""

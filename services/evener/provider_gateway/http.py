@@ -189,6 +189,8 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         if not await partition.passed(capability.offset, self.session_lookup_timeout_seconds):
             return _refused(503, "the session's start has not been read yet", {"retry-after": "1"})
         session = partition.sessions.get(capability.session_id)
+        if session is not None and session.sealing and not session.log.accepts(capability.start_id):
+            return _refused(503, "the session's seal is being written", {"retry-after": "1"})
         if session is not None:
             return partition, session, capability
         if partition.is_sealed(capability.session_id):

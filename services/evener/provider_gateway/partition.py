@@ -182,6 +182,13 @@ class Partition(Struct, eq=False):
             await self.events.dead_letter("provider_gateway", record, str(bad))
             return
         session = self.sessions.get(session_id) or SessionRuntime(session_id)
+        if session.sealing:
+            session.held.append((record, event))
+        else:
+            self._take_in(session, record, event, replay=replay)
+
+    def _take_in(self, session: SessionRuntime, record: Record, event: AnyEvent, *, replay: bool) -> None:
+        session_id = session.session_id
         counted = session.log.apply(event, offset=record.offset, record_at=record.timestamp_ms / 1000)
         if session.log.sealed is not None:
             self._forget(session_id, record.offset, session.log.sealed.sealed_at)
@@ -241,10 +248,11 @@ class Partition(Struct, eq=False):
         log.info("attempt_ended", session_id=session.session_id, attempt=attempt, termination_reason=reason)
 
     async def _seal(self, session: SessionRuntime, reason: TerminationReason, detail: str) -> None:
-        await session.settled()
+        """Write the seal of the attempt whose end was just determined. What others write meanwhile is void, unless the seal fails."""
         session.sealing = True
         try:
-            prints, rows_digest = await session.look(_cut, session.log, reason)
+            await session.settled()
+            prints, rows_digest = await session.look_to_end(_cut, session.log, reason)
             now, before = time.time(), self._next
             seal = SessionSealed(
                 session_id=session.session_id,
@@ -263,6 +271,8 @@ class Partition(Struct, eq=False):
             await self.writer.commit(session, [seal], offsets=[GroupOffset(GROUP, Position(Topic.SESSIONS, self.number, mark))])
         finally:
             session.sealing = False
+            for record, event in session.take_held():
+                self._take_in(session, record, event, replay=False)
         await point("gateway.sealed")
         self._forget(session.session_id, before, now)
         log.info("session_sealed", session_id=session.session_id, termination_reason=reason, calls=seal.calls, sampled=seal.sampled_tokens)

@@ -25,7 +25,7 @@ from evener.provider_gateway.feed import CallFeed
 from evener.provider_gateway.placement import PlacedCall
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.streaming import AnswerStream
-from evener.provider_gateway.threads import PLACING
+from evener.provider_gateway.threads import ENDING, PLACING
 from evener.provider_gateway.timings import GatewayTimings
 from evener.provider_gateway.writer import PartitionWriter
 from evener.runtime.interrupt import Interrupt
@@ -94,7 +94,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
     async def closed(self, *, aborted: bool = False) -> CallClosed:
         """Return the record of the call's end with its answers parsed, long ones in a thread. `aborted`: with what there is so far."""
         if sum(map(len, self._answers)) > SHORT_ANSWER_TOKENS:
-            return await PLACING.run(self._closed, aborted=aborted)
+            return await (ENDING if aborted else PLACING).run(self._closed, aborted=aborted)
         return self._closed(aborted=aborted)
 
     def _begin_to_stream(self, writer: PartitionWriter) -> None:

@@ -7,6 +7,7 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 
 from opentelemetry.context import Context
 
+from evener.bus.port import Record
 from evener.proto.arrays import inline
 from evener.proto.codec import AnyEvent
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, SessionStarted
@@ -14,7 +15,8 @@ from evener.proto.spec import Quirks
 from evener.provider_gateway.budget import SessionBudget
 from evener.provider_gateway.core import JoinableCall
 from evener.provider_gateway.feed import CallFeed
-from evener.provider_gateway.threads import PLACING
+from evener.provider_gateway.threads import ENDING, PLACING
+from evener.runtime.threads import Threads
 from evener.tokens.history import History
 from evener.tokens.session import SessionLog
 
@@ -69,7 +71,9 @@ class SessionRuntime:
         self.ending = False
         """Whether the session's end is being written."""
         self.sealing = False
-        """Whether the rows of the session's seal are being cut."""
+        """Whether the session's end is determined, and its rows are cut or its seal is committed."""
+        self.held: list[tuple[Record, AnyEvent]] = []
+        """What others wrote meanwhile."""
         self.pending: Final[set[asyncio.Future[None]]] = set()
         """What the partition's writer has not committed yet."""
         self.owed: list[AnyEvent] = []
@@ -117,9 +121,21 @@ class SessionRuntime:
 
     async def look(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that reads the session in a thread, one at a time. Records committed meanwhile are folded in afterwards."""
+        return await self._look(PLACING, work, *args, **kwargs)
+
+    async def look_to_end(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do the same for the session's end, which does not wait for the prompts of other sessions."""
+        return await self._look(ENDING, work, *args, **kwargs)
+
+    def take_held(self) -> Sequence[tuple[Record, AnyEvent]]:
+        """Return what was held, and hold it no longer."""
+        held, self.held = self.held, []
+        return held
+
+    async def _look(self, threads: Threads, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self._looking:
             try:
-                return await PLACING.run(work, *args, **kwargs)
+                return await threads.run(work, *args, **kwargs)
             finally:
                 for change in self._after_look:
                     change()

@@ -53,6 +53,21 @@ async def test_cancelled_caller_leaves_only_when_its_thread_has_ended() -> None:
     assert done.is_set()
 
 
+async def test_work_of_a_cancelled_caller_that_has_no_thread_yet_is_not_begun() -> None:
+    """Or the end of a session would wait for a prompt that nobody wants any more."""
+    threads, go_on, begun = Threads("test", 1), threading.Event(), threading.Event()
+    first = asyncio.create_task(threads.run(go_on.wait, 60))
+    second = asyncio.create_task(threads.run(begun.set))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    go_on.set()
+
+    assert await first
+    assert not begun.is_set()
+
+
 async def test_error_behind_a_cancelled_caller_is_not_complained_of() -> None:
     """Nobody waits for it any more."""
     go_on = asyncio.Event()
