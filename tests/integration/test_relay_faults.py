@@ -94,6 +94,20 @@ async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_l
         assert not agent.report.waited_in_vain
 
 
+async def test_harness_that_leaves_while_its_engine_is_paused_may_have_left_for_that(gateway: FramesGateway) -> None:
+    """It waited for new weights, or for the log, as its gateway said; its call was admitted, and perhaps sampled in part."""
+    gateway.script = [reply("too late", waits=60.0)]
+    async with harness(gateway, in_vain_seconds=0.1) as agent:
+        asking = asyncio.create_task(agent.text())
+        await gateway.asked()
+        await asyncio.sleep(0.5)  # longer than in vain
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: agent.report.waited_in_vain)
+        assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
+        assert told_at_exit(agent, 0).unanswered is None
+
+
 def told_at_exit(agent: Harness, code: int) -> Exit:
     """Return what is told if the harness exits now."""
     left = Exit(cause=ExitCause.EXITED, exit_code=code)

@@ -25,7 +25,7 @@ class RunnerTimings(Struct, frozen=True, kw_only=True):
     start_limit_seconds: float = START_LIMIT_SECONDS
     """An attempt that is to start later than this after its dispatch is left alone: its start would be void."""
     in_vain_seconds: float = 1.0
-    """A harness that leaves a request which no gateway admitted for this long may have left for that reason."""
+    """A harness that leaves a request of this age, while it waits for Evener, may have left for that reason."""
 
 
 TIMINGS: Final = RunnerTimings()

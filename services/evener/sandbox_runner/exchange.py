@@ -33,6 +33,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_bytes: int
     in_vain_seconds: float = 1.0
     """A harness that ends for reasons of its own leaves calls that it sent a moment ago: after this time it may have waited in vain."""
+    told_seconds: float = 2.0
+    """A call waits for Evener as long as its gateway says so this often: several times as often as it does."""
 
 
 class HarnessGone(Exception):
@@ -64,6 +66,8 @@ class Exchange:
         self.admitted = False
         """Whether a gateway has placed it. From then on the log says what became of it."""
         self.came_at = time.monotonic()
+        self._waited_at = float("-inf")
+        """When its gateway last said that the call waits, by the monotonic clock."""
         self._request = request
         self._call = call
         self._dialect = dialect
@@ -101,8 +105,13 @@ class Exchange:
             await self._write(self._dialect.keep_alive(self._head()))
 
     def waited_in_vain(self) -> bool:
-        """Return whether a harness that disconnects now has waited for a gateway so long that this may be its reason."""
-        return not self.admitted and time.monotonic() - self.came_at > self._limits.in_vain_seconds
+        """Return whether a harness that disconnects now waits for Evener, and has done so for so long that this may be its reason.
+
+        It waits for an owner, a queue or an engine, or, once it is admitted, for an engine that is paused or for the log.
+        """
+        now = time.monotonic()
+        waits = not self.admitted or now - self._waited_at < self._limits.told_seconds
+        return waits and now - self.came_at > self._limits.in_vain_seconds
 
     async def _within_limits(self) -> Answer:
         admission = asyncio.timeout(self._limits.admission_seconds)
@@ -126,6 +135,7 @@ class Exchange:
                         admission.reschedule(None)
                         await self._open(frame.prompt_tokens)
                     case Waiting():
+                        self._waited_at = time.monotonic()
                         self._clock.take_out(frame.seconds)
                     case SentAgain() if self._began:
                         self.gave_up = True

@@ -86,7 +86,7 @@ class Report:
         self.unanswered: CallFailure | None = None
         """Why a request had no answer, if the log may not say so and no later request was admitted."""
         self.waited_in_vain = False
-        """Whether the harness left such a request, which no gateway had admitted."""
+        """Whether the harness left a request for which it had waited: no gateway had admitted it, or its engine was paused."""
         self.answered_beside = False
         """Whether another request, which had come before, was answered after that."""
         self._known_at = float("-inf")
@@ -212,10 +212,10 @@ class Relay:
             self._report.failed(exchange.failure, exchange.detail)
         if exchange.unlogged:
             self._report.unlogged(CallFailure.OVERLOADED)
-        elif exchange.admitted or exchange.failure is not None:
-            self._report.admitted(exchange.came_at, answered=not exchange.gave_up)
         elif exchange.gave_up and exchange.waited_in_vain():
             self._report.left_in_vain()
+        elif exchange.admitted or exchange.failure is not None:
+            self._report.admitted(exchange.came_at, answered=not exchange.gave_up)
 
     def _tell_left(self, call: RelayedCall) -> None:
         log.info("harness_left", session_id=self._opening.session_id, request_id=call.request_id)
