@@ -9,10 +9,16 @@ import aiohttp
 import msgspec
 import pytest
 from msgspec import structs
+from prometheus_client import CollectorRegistry
+from tests.support.other_services import OtherServices
 from tests.support.principals import principals_file
+from tests.support.scheduler import scheduler as scheduler_at
 from tests.support.service_context import OPERATOR, open_parts, running, serving
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
+from evener.blobs.open import open_blobs
+from evener.bus.open import open_bus
+from evener.bus.port import Bus
 from evener.client.client import Client
 from evener.client.errors import NotAllowed, RequestRefused
 from evener.client.session_views import RebuildRequest
@@ -22,6 +28,7 @@ from evener.proto.ids import group_of, session_of
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import SessionSealed, SessionStarted
 from evener.proto.spec import GraderSpec, HarnessSpec, Purpose
+from evener.proto.state import Stage
 from evener.proto.tasks import TaskOptions, TaskSubmitted, session_spec
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupMerged, Member
@@ -212,3 +219,30 @@ async def get(at: Deployment, path: str, token: str) -> AsyncIterator[aiohttp.Cl
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
+
+
+async def test_session_waits_for_its_quota_and_says_so(bus: Bus, tmp_path: Path) -> None:
+    """From the file to the client: two of ann's four sessions run, the reason is in the task, and the team's series show both."""
+    file = principals_file(tmp_path / "principals.toml", "ann search user { sessions = 2 }")
+    registry, others = CollectorRegistry(), OtherServices(bus, open_blobs(str(tmp_path / "blobs")))
+    options = structs.replace(RECORDING, samples=4)
+    async with scheduler_at(bus, tmp_path, registry=registry, principals_file=file) as admin, Client(admin.url, "ann") as ann:
+        async with others.beating(capacity=8):
+            await ann.submit(options, task_id="hers")
+            await others.dispatched(2)
+            told = await until(lambda: ann.task("hers"), lambda detail: detail.task.held != "")
+            assert told.task.held == "principal ann has 2 of 2 sessions running"
+            assert told.task.stages == {Stage.DISPATCHED: 2, Stage.QUEUED: 2}
+            assert registry.get_sample_value("evener_team_sessions", {"team": "search", "stage": "running"}) == 2
+            assert registry.get_sample_value("evener_team_sessions", {"team": "search", "stage": "waiting"}) == 2
+
+            await others.sealed("hers.0", sampled_tokens=30)
+            await others.dispatched(3)
+
+        assert registry.get_sample_value("evener_team_tokens_sampled_total", {"team": "search"}) == 30
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    async with open_bus(f"embedded:{tmp_path / 'other'}", partitions=1) as opened:
+        yield opened

@@ -50,6 +50,8 @@ class Metrics:
         self.admission_held = gauge("evener_admission_held", "Whether no session starts because a service lags behind: 1 or 0.", ["behind"])
         self.sessions_waiting = gauge("evener_sessions_waiting", "Sessions that wait for a runner.")
         self.sessions_running = gauge("evener_sessions_running", "Sessions that runners hold.")
+        self.team_sessions = gauge("evener_team_sessions", "Sessions of a team: waiting for a runner, or running.", ["team", "stage"])
+        self.team_tokens_sampled = counter("evener_team_tokens_sampled_total", "Tokens sampled in sessions that ended, by team.", ["team"])
         self.attempts_lost = counter(
             "evener_attempts_lost_total",
             "Attempts that ended without a result. The reason is that of the record, or lease_expired.",

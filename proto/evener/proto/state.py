@@ -43,6 +43,10 @@ class SessionState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     termination_reason: TerminationReason | None = None
     """The reason in the seal, or the reason why the session was given up."""
     detail: str = ""
+    sampled_tokens: int = 0
+    """The number of tokens that were sampled in all attempts, once the session is sealed."""
+    sealed_at: float | None = None
+    """When the session was sealed. None: it is not sealed, or an older scheduler wrote this."""
 
 
 class TaskState(Event, frozen=True, kw_only=True, tag="task_state.v1"):

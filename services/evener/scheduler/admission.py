@@ -4,13 +4,15 @@ Each free place goes to the run that holds the fewest places; among equals, to t
 keep another from starting.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 from typing import Final
 
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.state import SessionState, Stage, TaskState
 from evener.scheduler.core import HELD, Draft, may_start_at
+from evener.scheduler.quotas import Allowance, QuotasOf, unlimited
 
 ELSEWHERE_SECONDS: Final = 600.0
 """How long a further attempt waits for a place at a runner where none was lost: the places there may be taken for ever."""
@@ -54,32 +56,45 @@ class Queue:
         self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
         """The number of the run's sessions that hold a place."""
         self._waiting = (
-            (task.submitted.options.harness.name, session.session_id, session.failed_on if now < _anywhere_at(session) else ())
+            (task, session.session_id, session.failed_on if now < _anywhere_at(session) else ())
             for task in tasks
             for session in task.sessions
             if session.stage is Stage.QUEUED and may_start_at(session) <= now and (session.attempt or not only_begun)
         )
 
-    def take(self, slots: RunnerCapacity) -> tuple[str, Heartbeat] | None:
+    def take(self, slots: RunnerCapacity, allowance: Allowance) -> tuple[str, Heartbeat] | None:
         """Take a place for the first session that can have one; return the session with its runner. None: no session can have one."""
-        for harness, session_id, failed_on in self._waiting:
-            if (runner := slots.take(harness, failed_on=failed_on)) is not None:
+        for task, session_id, failed_on in self._waiting:
+            if not allowance.allows(task):
+                continue
+            if (runner := slots.take(task.submitted.options.harness.name, failed_on=failed_on)) is not None:
+                allowance.take(task)
                 self.held += 1
                 return session_id, runner
         return None
 
 
 def admit(
-    draft: Draft, task_ids: Iterable[str], runners: Iterable[Heartbeat], *, now: float, lease_seconds: float, only_begun: bool = False
-) -> None:
+    draft: Draft,
+    task_ids: Iterable[str],
+    runners: Iterable[Heartbeat],
+    *,
+    now: float,
+    lease_seconds: float,
+    only_begun: bool = False,
+    quotas: QuotasOf = unlimited,
+    spent: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, str] | None:
     """Dispatch as many sessions of these tasks as possible. Each free place goes to the run with the fewest. `now` is in Unix seconds.
 
-    `only_begun`: no new sessions, only further attempts of those that had one.
+    `only_begun`: no new sessions, only further attempts of those that had one. `spent`: the tokens of the last hour, by whom `quotas` name.
+    Returns the reason by task id where a quota keeps sessions from free places. None: there are no free places.
     """
     tasks = [task for task_id in task_ids if (task := draft.task(task_id)) is not None]
     slots = RunnerCapacity(runners, draft, tasks)
     if not slots.any():
-        return
+        return None
+    allowance = Allowance(tasks, quotas, spent)
     runs: dict[str, list[TaskState]] = {}
     for task in tasks:
         runs.setdefault(task.submitted.options.run_id, []).append(task)
@@ -89,10 +104,11 @@ def admit(
     heapify(turns)
     while turns and slots.any():
         _, number, queue = heappop(turns)
-        if (taken := queue.take(slots)) is not None:
+        if (taken := queue.take(slots, allowance)) is not None:
             session_id, runner = taken
             draft.dispatch(session_id, runner.instance_id, lease_seconds=lease_seconds, boot_id=runner.boot_id)
             heappush(turns, (queue.held, number, queue))
+    return allowance.refused
 
 
 def _anywhere_at(session: SessionState) -> float:

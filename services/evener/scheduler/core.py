@@ -257,7 +257,16 @@ class Draft:
             attempt = event.attempt  # a higher one that a runner lists still takes its place
         else:
             self._note_end(session, event.termination_reason, event.detail, lost=False)
-        self._move(task, index, Stage.SEALED, attempt=attempt, termination_reason=event.termination_reason, detail=cut(event.detail))
+        self._move(
+            task,
+            index,
+            Stage.SEALED,
+            attempt=attempt,
+            termination_reason=event.termination_reason,
+            detail=cut(event.detail),
+            sampled_tokens=event.sampled_tokens,
+            sealed_at=event.sealed_at,
+        )
         if END_POLICY[event.termination_reason].fails_task:
             self._give_up_all(task.submitted.task_id, frozenset({Stage.QUEUED}), event.termination_reason, event.detail)
 

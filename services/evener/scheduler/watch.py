@@ -33,6 +33,8 @@ class Watch:
         self._news = asyncio.Event()
         self._ended = False
         self._held = ""
+        self._refused: Mapping[str, str] = {}
+        """Task id to the quota that keeps its sessions waiting."""
 
     def end(self) -> None:
         """End all streams: this scheduler sends nothing more, and watchers should ask the next one."""
@@ -59,6 +61,13 @@ class Watch:
         self._held = reason
         self.changed(task_ids)
 
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Say from now on which tasks wait because of a quota, and of which one."""
+        changed = {task_id for task_id, _ in reasons.items() ^ self._refused.items() if task_id in self._cursors}
+        self._refused = dict(reasons)
+        if changed:
+            self.changed(changed)
+
     def forget(self, task_ids: Iterable[str]) -> None:
         """Drop deleted tasks."""
         for task_id in task_ids:
@@ -75,7 +84,7 @@ class Watch:
                 break
             state = self._tasks[task_id]
             if run_id in {None, state.submitted.options.run_id} and sees(state.submitted.team):
-                found.append(view(state, cursor, held=self._held))
+                found.append(self._view(task_id, cursor))
         return found[::-1]
 
     def detail(self, task_id: str, sees: Sees = everything) -> TaskDetail | None:
@@ -84,7 +93,7 @@ class Watch:
         if state is None or not sees(state.submitted.team):
             return None
         sessions = tuple(SessionProgress(**shared_fields(session, SessionProgress)) for session in state.sessions)
-        return TaskDetail(task=view(state, self._cursors[task_id], held=self._held), sessions=sessions)
+        return TaskDetail(task=self._view(task_id, self._cursors[task_id]), sessions=sessions)
 
     async def follow(self, run_id: str | None, after: int, sees: Sees = everything) -> AsyncIterator[TaskView | None]:
         """Yield what changed after the cursor, then what changes, until the end. None: nothing changed, the connection is alive."""
@@ -101,11 +110,15 @@ class Watch:
             except TimeoutError:
                 yield None
 
+    def _view(self, task_id: str, cursor: int) -> TaskView:
+        return view(self._tasks[task_id], cursor, held=self._held, refused=self._refused.get(task_id, ""))
 
-def view(state: TaskState, cursor: int, *, held: str) -> TaskView:
-    """Return a task as clients see it. `held`: why no new session starts."""
+
+def view(state: TaskState, cursor: int, *, held: str, refused: str) -> TaskView:
+    """Return a task as clients see it. `held`: why no new session starts. `refused`: which quota keeps its sessions waiting."""
     submitted = state.submitted
-    waiting = any(session.stage is Stage.QUEUED and not session.attempt for session in state.sessions)
+    queued = [session for session in state.sessions if session.stage is Stage.QUEUED]
+    new = any(not session.attempt for session in queued)
     return TaskView(
         cursor=cursor,
         task_id=submitted.task_id,
@@ -119,7 +132,7 @@ def view(state: TaskState, cursor: int, *, held: str) -> TaskView:
         stages=dict(Counter(session.stage for session in state.sessions)),
         ends=dict(Counter(session.termination_reason for session in state.sessions if session.termination_reason is not None)),
         attempts=sum(session.attempt for session in state.sessions),
-        held=held if waiting else "",
+        held=(held if new else "") or (refused if queued else ""),
         submitted_at=submitted.submitted_at,
         **shared_fields(state, TaskView),
     )

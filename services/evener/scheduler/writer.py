@@ -30,6 +30,8 @@ from evener.scheduler.fleet_series import hide_fleet, show_fleet
 from evener.scheduler.housekeeping import Chores, Housekeeper
 from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Item, PendingCommand, fail, follow
 from evener.scheduler.quarantine import Quarantine
+from evener.scheduler.quotas import Spending
+from evener.scheduler.team_series import show_teams
 from evener.scheduler.watch import Watch
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog, header
@@ -61,6 +63,8 @@ class TaskWriter:
         self.fleet = FleetReader(config, context)
         self.quarantine = Quarantine(losses=config.quarantine_losses, seconds=config.quarantine_seconds)
         self.backpressure = Backpressure(config.hold_behind_records, config.hold_behind_sessions, self._metrics)
+        self._principals = context.secrets.principals
+        self._spending = Spending()
         self._group = f"scheduler-{config.name}"
         self._inbox = Inbox()
         self._housekeeper = Housekeeper(
@@ -97,6 +101,7 @@ class TaskWriter:
         finally:
             self.stop()
             hide_fleet(self._metrics)
+            show_teams(self._metrics)
             await asyncio.shield(producer.aclose())
 
     def stop(self) -> None:
@@ -112,6 +117,8 @@ class TaskWriter:
         states = [state for state in found if isinstance(state, TaskState) and state.scheduler == self._config.name]
         states.sort(key=lambda state: (state.submitted.submitted_at, state.submitted.task_id))
         self.tasks.update({state.submitted.task_id: state for state in states})
+        for state in states:
+            self._spending.note(None, state)
         deleted = [task for task in found if isinstance(task, DeletedTask) and task.scheduler == self._config.name]
         self.deleted.update({task.task_id: task for task in deleted})
         self._open = {task_id: None for task_id, state in self.tasks.items() if is_open(state)}
@@ -189,8 +196,19 @@ class TaskWriter:
         task_ids = {**self._open, **dict.fromkeys(draft.changed)}
         if self.backpressure.look(self.fleet.fleet.all_living(now=monotonic)):
             self.watch.hold(self.backpressure.reason, self._open)
-        only_begun = bool(self.backpressure.reason)
-        admit(draft, task_ids, runners, now=time.time(), lease_seconds=self._config.lease_seconds, only_begun=only_begun)
+        now = time.time()
+        refused = admit(
+            draft,
+            task_ids,
+            runners,
+            now=now,
+            lease_seconds=self._config.lease_seconds,
+            only_begun=bool(self.backpressure.reason),
+            quotas=self._principals.quotas,
+            spent=self._spending.within_the_hour(now),
+        )
+        if refused is not None:
+            self.watch.refuse(refused)
 
     async def _commit(self, producer: Producer, draft: Draft) -> None:
         """Commit outputs, states and offsets together. Only then does the draft become the truth."""
@@ -211,6 +229,9 @@ class TaskWriter:
         self._apply(draft)
 
     def _apply(self, draft: Draft) -> None:
+        for task_id, state in draft.changed.items():
+            sampled = self._spending.note(self.tasks.get(task_id), state)
+            self._metrics.team_tokens_sampled.labels(state.submitted.team).inc(sampled)
         self.tasks.update(draft.changed)
         for task_id, state in draft.changed.items():
             if is_open(state):
@@ -237,8 +258,10 @@ class TaskWriter:
         for attempt in draft.ended:
             if attempt.lost:
                 self._metrics.attempts_lost.labels(attempt.reason).inc()
-        self._metrics.sessions_waiting.set(sum(1 for _ in self._in_stage(Stage.QUEUED)))
-        self._metrics.sessions_running.set(sum(1 for stage in HELD for _ in self._in_stage(stage)))
+        waiting, running = self._in_stage(Stage.QUEUED), [found for stage in HELD for found in self._in_stage(stage)]
+        self._metrics.sessions_waiting.set(len(waiting))
+        self._metrics.sessions_running.set(len(running))
+        show_teams(self._metrics, waiting=waiting, running=running)
 
     async def _tell_owners(self, gone: Sequence[SessionGivenUp]) -> None:
         """Send what the owners are to seal. If the scheduler dies before, its successor sends this when it takes over."""
