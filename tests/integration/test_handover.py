@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.gateways import Gateways, gateways
+from tests.support.waiting import until
 
 from evener.engines.scripted import Rule, Script
 from evener.engines.scripted.script import Wait
@@ -129,11 +130,10 @@ async def test_gateway_that_was_frozen_does_not_disturb_who_took_over_and_gets_a
         assert await world.ask(session, "again").text() == "Hello."
 
 
-async def test_gateway_that_is_killed_and_back_at_once_has_what_it_had(world: Gateways) -> None:
-    """Nothing moves: it comes back under its name before the group has noticed, and goes on."""
+async def test_gateway_that_is_killed_and_started_again_goes_on(world: Gateways) -> None:
+    """Whether or not the group noticed before it came back."""
     await world.start("a", "b")
-    had = await world.serve("a", "b")
-    held = {number: world.owners.hold(number) for number in had["a"]}
+    await world.serve("a", "b")
     sessions = await world.sessions()
     world.tell("b", signal.SIGKILL)
     await world.programs["b"].ended()
@@ -142,5 +142,31 @@ async def test_gateway_that_is_killed_and_back_at_once_has_what_it_had(world: Ga
         assert await world.ask(session).text() == "Hello."
 
     await world.serve("a", "b")
-    assert had["b"] == world.of("b")
-    assert held == {number: world.owners.hold(number) for number in had["a"]}
+
+
+async def test_gateway_that_reaches_no_engine_leaves_its_partitions_to_one_that_does(world: Gateways) -> None:
+    """Its sessions would wait for ever beside an idle gateway. Alone it keeps them: nothing ends without an owner."""
+    await world.start("lacks", policy="other")
+    await world.serve("lacks")
+    waiting = world.ask(await world.session(0))
+    await world.start("a")
+
+    await world.serve("a")
+    assert await waiting.text() == "Hello."
+
+
+async def test_gateways_share_the_limit_of_an_engine(world: Gateways) -> None:
+    """Two of them would give it twice as many calls as it takes."""
+    await world.join("e1", world.engine.url, max_concurrency=2)
+    await world.start("a", "b")
+    await world.serve("a", "b")
+    sessions = await world.sessions()
+    for session in sessions.values():
+        world.ask(session, "slowly")
+    await world.engine.waiting(count=2)
+    for name in ("a", "b"):
+        assert await until(lambda: world.metric(name, "evener_calls_waiting"), lambda waiting: waiting == 1) == 1  # noqa: B023 - at once
+    assert world.engine.sampling == 2
+
+    world.engine.go(times=None)
+    await world.answered()

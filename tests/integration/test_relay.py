@@ -28,6 +28,7 @@ from tests.support.frames_gateway import (
     frames,
     frames_gateway,
     held,
+    moving,
     overloaded,
     refuse,
     reply,
@@ -263,6 +264,35 @@ async def test_a_gateway_that_does_not_own_the_session_says_who_does(gateway: Fr
         gateway.script = [elsewhere(owner.url)]
         assert await agent.text() == "hello"
         assert (len(gateway.seen), len(owner.seen)) == (1, 1)
+
+
+async def test_a_call_waits_for_the_next_owner_of_a_partition_that_is_handed_over(gateway: FramesGateway) -> None:
+    """Its agent does not pay for that, nothing of it is lost, and the first owner is not asked again and again."""
+    gateway.script = [moving]
+    async with frames_gateway() as heir, harness(gateway) as agent:
+        asking = asyncio.create_task(agent.text())
+        await gateway.asked()
+        agent.owners.read([listing(gateway.url, gateway.url, 0, releasing=True)])
+        await agent.clock_stands()
+        asking_too = asyncio.create_task(agent.text())
+        agent.now += 100
+        agent.owners.read([listing(gateway.url, gateway.url)])
+        agent.owners.read([listing(heir.url, heir.url, 0, epoch=2)])
+        assert await asyncio.wait_for(asking, 60) == await asyncio.wait_for(asking_too, 60) == "hello"
+        assert (len(gateway.seen), len(heir.seen)) == (1, 2)
+
+    assert agent.clock.seconds() == 0
+
+
+async def test_an_owner_that_hands_over_is_asked_for_what_it_has_begun(gateway: FramesGateway) -> None:
+    """The connection broke, and the call is still in flight there."""
+    gateway.script = [cut_after_admission, reply("hello")]
+    async with frames_gateway() as other, harness(gateway) as agent:
+        asking = asyncio.create_task(agent.text())
+        await gateway.asked()
+        agent.owners.read([listing(gateway.url, gateway.url, 0, releasing=True)])
+        assert await asyncio.wait_for(asking, 60) == "hello"
+        assert other.seen == []
 
 
 async def test_a_call_waits_for_an_owner(gateway: FramesGateway) -> None:

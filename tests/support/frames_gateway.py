@@ -15,7 +15,7 @@ from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.codec import encode_frame
 from evener.proto.ids import answer_identity
 from evener.proto.reasons import CallFailure
-from evener.proto.relay import CAPABILITY, OWNER, REQUEST_ID, STARTED, Admitted, Answer, AnyFrame, Waiting
+from evener.proto.relay import CAPABILITY, MOVING, OWNER, REQUEST_ID, STARTED, Admitted, Answer, AnyFrame, Waiting
 from evener.proto.sessions import FinishReason
 
 DIALECT = OpenAIChat()
@@ -221,6 +221,11 @@ async def admitted_silence(talk: Talk) -> None:
 async def overloaded(_: Talk) -> web.StreamResponse:
     """Refuse before any frame."""
     return web.Response(status=503, headers={"retry-after": "1"})
+
+
+async def moving(_: Talk) -> web.StreamResponse:
+    """Hand the partition over."""
+    return web.Response(status=503, headers={MOVING: "1"})
 
 
 def elsewhere(url: str) -> Step:

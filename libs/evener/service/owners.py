@@ -97,6 +97,11 @@ class Owners:
                 return name
         return None
 
+    def held(self) -> Mapping[str, int]:
+        """Return how many partitions each gateway holds that was heard of lately, by instance id."""
+        since = self._now() - FRESH_SECONDS
+        return {name: len(one.epochs) for name, one in self._gateways.items() if one.heard_at > since and one.epochs}
+
     def highest(self, partition: int) -> int:
         """Return the highest epoch with which a gateway lists a partition. -1: none does."""
         hold = self._holds.get(partition)
@@ -151,4 +156,4 @@ class Owners:
 
 def _told(beat: Heartbeat) -> tuple[object, ...]:
     """Return what a heartbeat says apart from its time."""
-    return beat.address, beat.boot_id, beat.stopping, beat.releasing, beat.epochs, beat.policies
+    return beat.address, beat.boot_id, beat.stopping, beat.releasing, beat.epochs, beat.reaches

@@ -30,6 +30,8 @@ class EngineHandle(Struct, eq=False):
     pauses: Pauses
     unfit: Mapping[str, str] = {}
     """For a frozen engine: the policies whose runs may not name it, and why."""
+    share: Callable[[int], int] = lambda limit: limit
+    """Returns this gateway's share of the limit of calls that the engine takes of all gateways."""
     taken: int = 0
     """The number of places in use, one for each answer that is being sampled."""
     leases: set["EngineLease"] = field(default_factory=set)
@@ -58,7 +60,12 @@ class EngineHandle(Struct, eq=False):
     @property
     def free(self) -> bool:
         """Whether it would get the next call."""
-        return self.usable and self.taken < self.joined.max_concurrency
+        return self.usable and self.taken < self.limit
+
+    @property
+    def limit(self) -> int:
+        """The number of places that this gateway may use."""
+        return self.share(self.joined.max_concurrency)
 
     def avoid(self) -> None:
         """Note that it failed a call: other engines are preferred for a while."""

@@ -219,7 +219,7 @@ class EngineScheduler:
     def _has_room(self, targets: Collection[Target]) -> bool:
         """Return whether another call for these targets would find a free engine, or a place in the queue."""
         engines = [one for one in self.engines.values() if one.usable and any(_fits(one.joined, target) for target in targets)]
-        free = sum(max(0, one.joined.max_concurrency - one.taken) for one in engines)
+        free = sum(max(0, one.limit - one.taken) for one in engines)
         return free + self._queue - sum(one.only is None for one in self._line) > self._permits
 
     def _let_in(self) -> None:

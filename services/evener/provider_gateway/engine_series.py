@@ -14,7 +14,7 @@ def shown_engine(handle: EngineHandle, metrics: Metrics) -> Iterator[None]:
     values = {
         metrics.engine_answers: lambda: float(handle.silent_since is None),
         metrics.engine_calls: lambda: float(handle.taken),
-        metrics.engine_limit: lambda: float(handle.joined.max_concurrency),
+        metrics.engine_limit: lambda: float(handle.limit),
         metrics.engine_version: lambda: float(handle.facts.version),
     }
     for gauge, value in values.items():

@@ -57,9 +57,12 @@ class EnginePool:
         *,
         required: str | None,
         metrics: Metrics,
+        share: Callable[[int], int],
+        changed: Callable[[], None],
         timings: GatewayTimings,
         access: EngineAccess = OPEN,
     ) -> None:
+        """`share` returns this gateway's share of an engine's limit. `changed` is called when an engine comes into use, or leaves."""
         self._bus = bus
         self._events = events
         self._published = Published(bus, events)
@@ -67,6 +70,8 @@ class EnginePool:
         self._scheduler = scheduler
         self._required = required
         self._metrics = metrics
+        self._share = share
+        self._changed = changed
         self._timings = timings
         self._access = access
         self._required_refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -82,6 +87,16 @@ class EnginePool:
         ready = any(one.silent_since is None for one in self._scheduler.engines.values())
         absent = {} if ready else {f"engine {name} absent: {why}": False for name, why in self.absent.items()}
         return {"engine": ready} | {f"engine {name} refused: {why}": False for name, why in self.refused.items()} | absent
+
+    def reached(self) -> frozenset[str]:
+        """Return what there is an engine for that answers, as heartbeats name it."""
+        usable = (one.joined for one in self._scheduler.engines.values() if one.usable)
+        return frozenset(joined.policy or f"frozen:{joined.engine_id}" for joined in usable)
+
+    def offer_all(self) -> None:
+        """Give the free places of all engines: this gateway's shares may be larger now."""
+        for handle in list(self._scheduler.engines.values()):
+            self._scheduler.offer(handle)
 
     async def lacks_what_is_required(self) -> None:
         """Wait until the required engine is refused. Raises RequiredEngineRefused."""
@@ -141,7 +156,7 @@ class EnginePool:
             ):
                 facts, rule, unfit = await self._check(registered, engine)
                 log.info("engine_joined", engine_id=joined.engine_id, kind=joined.kind, policy=joined.policy, version=facts.version)
-                handle = EngineHandle(registered, engine, facts, rule, pauses, unfit=unfit)
+                handle = EngineHandle(registered, engine, facts, rule, pauses, unfit=unfit, share=self._share)
                 with shown_engine(handle, self._metrics):
                     await self._serve(handle)
         except EvenerError as refused:
@@ -222,6 +237,7 @@ class EnginePool:
         finally:
             del self._scheduler.engines[name]
             handle.give_up()
+            self._changed()
 
     async def _is_well(self, handle: EngineHandle) -> bool:
         """Probe an engine once. If it did not answer before, it must report its facts: it may be another process."""
@@ -260,6 +276,7 @@ class EnginePool:
             log.info("engine_answers", engine_id=handle.joined.engine_id, url=handle.joined.url)
         handle.silent_since = None
         self._scheduler.offer(handle)
+        self._changed()
 
     def _refuse(self, registered: RegisteredEngine, why: str) -> None:
         joined = registered.joined

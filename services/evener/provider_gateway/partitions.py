@@ -1,7 +1,7 @@
 """The partitions that this gateway owns: it takes them over, serves them, and hands them over to their next owner."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from evener.bus.port import Bus, Fenced
 from evener.proto.errors import Recoverable
-from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.provider_gateway.partition import GROUP, Partition
+from evener.provider_gateway.peers import Peers
 from evener.provider_gateway.writer import PartitionWriter
 from evener.runtime.change import first_of
 from evener.runtime.tasks import Tasks
@@ -46,23 +46,32 @@ class OwnedPartitions:
         events: EventLog,
         metrics: Metrics,
         owners: Owners,
+        peers: Peers,
         *,
         instance_id: str,
         handover_seconds: float,
-        listed_anew: Callable[[], None],
+        outreached_seconds: float,
+        reached: Callable[[], frozenset[str]],
+        changed: Callable[[], None],
     ) -> None:
-        """`listed_anew` is called when the gateway's next heartbeat lists other partitions than the last."""
+        """`reached` returns what this gateway has engines for. `changed` is called when the next heartbeat says something new."""
         self._bus = bus
         self._events = events
         self._metrics = metrics
         self._owners = owners
+        self._peers = peers
         self._instance_id = instance_id
         self._handover_seconds = handover_seconds
-        self._listed_anew = listed_anew
+        self._outreached_seconds = outreached_seconds
+        self._reached = reached
+        self._changed = changed
         self._held: dict[int, Held] = {}
         self._owned: Owned | None = None
         """What the group assigns. None: the gateway does not run yet."""
         self._stopping = False
+        self._is_member = False
+        self._outreached_since: float | None = None
+        """Since when another gateway reaches more engines, by the loop's clock. None: none does."""
 
     @property
     def ready(self) -> bool:
@@ -100,12 +109,13 @@ class OwnedPartitions:
             self._owned = owned = Owned(self.serve, tasks, change=self._owners.change, hands_over=True)
             tasks.create_task(self._look())
             while True:
-                member = tasks.create_task(self._be_member(owned, name))
+                await owned.change.until(self._takes_part)
+                self._is_member, member = True, tasks.create_task(self._be_member(owned, name))
                 await owned.change.until(lambda: not self._takes_part())
+                self._is_member = False
                 owned.assign(frozenset(), None)  # everything is released from here on, and the others are told by the group
                 member.cancel()
                 await asyncio.wait({member})
-                await owned.change.until(self._takes_part)
 
     async def drain(self) -> None:
         """Begin no more calls. Hand everything over to the other gateways; where there are none, finish the calls in flight."""
@@ -191,17 +201,28 @@ class OwnedPartitions:
                 self._tell()
 
     async def _look(self) -> None:
+        """Let everybody who waits look again, every second; and tell the others at once if other engines can be reached."""
+        told = self._reached()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            if (reached := self._reached()) != told:
+                told = reached
+                self._changed()
             self._owners.change.note()
 
     def _takes_part(self) -> bool:
-        """Return whether this gateway is to be a member of the group."""
-        return not self._stopping or not self._others()
+        """Return whether this gateway is to be a member of the group.
 
-    def _others(self) -> Mapping[str, Heartbeat]:
-        """Return the heartbeats of the other gateways that could take partitions, by instance id."""
-        return {name: beat for name, beat in self._owners.living().items() if name != self._instance_id}
+        It is not if it stops and there are others, or if another reaches more engines: a member leaves if that lasts, and does not join.
+        """
+        if not self._peers.others():
+            return True
+        if not self._peers.outreach(self._reached()):
+            self._outreached_since = None
+            return not self._stopping
+        now = asyncio.get_running_loop().time()
+        self._outreached_since = now if self._outreached_since is None else self._outreached_since
+        return not self._stopping and self._is_member and now - self._outreached_since < self._outreached_seconds
 
     def _is_assigned(self, number: int) -> bool:
         return self._owned is not None and number in self._owned.assigned
@@ -211,7 +232,5 @@ class OwnedPartitions:
             self._tell()
 
     def _tell(self) -> None:
-        """Let the heartbeat and those who wait see what changed."""
         self._metrics.partitions_owned.set(len(self._held))
-        self._listed_anew()
-        self._owners.change.note()
+        self._changed()

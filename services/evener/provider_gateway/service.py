@@ -15,6 +15,7 @@ from evener.provider_gateway.engine_scheduler import EngineScheduler
 from evener.provider_gateway.engines import EnginePool
 from evener.provider_gateway.http import Endpoints
 from evener.provider_gateway.partitions import SERVICE, OwnedPartitions
+from evener.provider_gateway.peers import Peers
 from evener.provider_gateway.placement import Placer
 from evener.provider_gateway.policies import Policy, open_policies
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
@@ -48,6 +49,15 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     scheduler = EngineScheduler(queue=config.queue, patience_seconds=config.transparent_retry_seconds)
     renderers = {name: policy.renderer for name, policy in policies.items()}
     measured = metrics(context.registry)
+    owners, heartbeat_due, stopping = Owners(), asyncio.Event(), asyncio.Event()
+    instance_id = f"{context.instance_id}-{SERVICE}"
+    peers = Peers(owners, instance_id)
+
+    def changed() -> None:
+        """Let the other gateways, and what waits here, see that partitions or engines changed."""
+        heartbeat_due.set()
+        owners.change.note()
+
     pool = EnginePool(
         context.bus,
         events,
@@ -55,19 +65,23 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
         scheduler,
         required=config.required_engine,
         metrics=measured,
+        share=peers.share,
+        changed=changed,
         timings=timings,
         access=EngineAccess(ca_file=config.engine_ca_file, api_keys=config.engine_api_keys),
     )
     measured.calls_waiting.set_function(lambda: scheduler.waiting)
-    owners, heartbeat_due, stopping = Owners(), asyncio.Event(), asyncio.Event()
     partitions = OwnedPartitions(
         context.bus,
         EventLog(context.bus, blobs, measured),
         measured,
         owners,
-        instance_id=f"{context.instance_id}-{SERVICE}",
+        peers,
+        instance_id=instance_id,
         handover_seconds=config.handover_seconds,
-        listed_anew=heartbeat_due.set,
+        outreached_seconds=timings.outreached,
+        reached=pool.reached,
+        changed=changed,
     )
     services = CallServices(
         engines=scheduler,
@@ -92,14 +106,23 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
             tasks.create_task(pool.follow())
             tasks.create_task(pool.lacks_what_is_required())
             tasks.create_task(owners.follow(context.bus))
+            tasks.create_task(share_engines())
             tasks.create_task(partitions.run(context.instance_id))
+
+    async def share_engines() -> None:
+        """Give the places that become free when this gateway's shares of engines grow."""
+        while True:
+            held = owners.held()
+            pool.offer_all()
+            await owners.change.until(lambda: owners.held() != held)  # noqa: B023 - called before the next turn
 
     async def drain() -> None:
         stopping.set()
         await partitions.drain()
 
     def heartbeat() -> Heartbeat:
-        return context.heartbeat(SERVICE, stopping=stopping.is_set(), policies=tuple(policies), **partitions.listing())
+        told = {"policies": tuple(policies), "reaches": tuple(sorted(pool.reached())), **partitions.listing()}
+        return context.heartbeat(SERVICE, stopping=stopping.is_set(), **told)
 
     yield Service(
         name=SERVICE,

@@ -16,6 +16,9 @@ class GatewayTimings(Struct, frozen=True, kw_only=True):
     """An engine that does not answer a probe within this time is silent."""
     engine_given_up: float = 30.0
     """After all probes of an engine have failed for this long, its open calls go elsewhere."""
+    outreached: float = 20.0
+    """After another gateway has reached more engines than this one for this long, it gets the partitions. Longer than two gateways need to
+    notice the same of an engine."""
     empty_piece: float = 0.2
     """The pause after a piece of an answer that the engine ended before its first token."""
     streaming: float = 0.01

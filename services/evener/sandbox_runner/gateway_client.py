@@ -157,12 +157,15 @@ class GatewayClient:
                 if response.status != HTTPStatus.OK:
                     yield await _refusal(response)
                     return
-                reader = FrameReader(response.content)
+                reader, begun = FrameReader(response.content), False
                 while (body := await patiently(reader.next)) is not None:
                     frame = decode_frame(body)
                     if isinstance(frame, Answer) and frame.status in PASSING and not frame.body:
                         raise Broken(frame.detail or f"status {frame.status}")
+                    begun = True
                     yield frame
+        if not begun:
+            raise _Moving
         msg = f"{address} ended its stream without an answer"
         raise Broken(msg)
 
@@ -178,7 +181,7 @@ class _Unknowing(Exception):
 
 
 class _Moving(Exception):
-    """The partition is on its way to another gateway."""
+    """The partition is on its way to another gateway, which has begun nothing of the call."""
 
 
 class _Elsewhere(Exception):
