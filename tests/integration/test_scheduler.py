@@ -180,7 +180,7 @@ async def test_scheduler_that_drains_refuses_what_waits_and_what_comes(bus: Bus,
                 assert (answer.status, answer.headers["retry-after"]) == (503, "2")
                 assert answer.headers[ACTIVE_HEADER] == ""
             assert service.heartbeat().stopping
-            assert not service.heartbeat().active
+            assert not service.heartbeat().active_epoch
             assert not running.done()
             async with open_service(Config(state=str(tmp_path), bus="unused"), context) as successor:
                 next_one = asyncio.ensure_future(successor.run())

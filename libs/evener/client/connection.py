@@ -1,5 +1,7 @@
 """HTTP requests to Evener's control endpoints, with the operator's token, and with an error for every failure."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, TypeVar
@@ -23,6 +25,9 @@ from evener.client.views import ACTIVE_HEADER, ProblemAnswer
 from evener.runtime.tls import client_context
 
 CONNECT_SECONDS: Final = 5.0
+TAKE_OVER_SECONDS: Final = 30.0
+"""How long a request waits for a standby to take over."""
+PAUSE_SECONDS: Final = 0.25
 ANSWER_SECONDS: Final = 60.0
 """The longest pause between two pieces of an answer. Idle streams send empty lines."""
 
@@ -100,9 +105,20 @@ class Connection:
                 yield response
 
     async def _of_the_active(self, stack: AsyncExitStack, asked: "_Request") -> tuple[str, aiohttp.ClientResponse]:
-        """Return the answer of the active scheduler with its base URL: of the last one, one that a standby names, or one that was given."""
+        """Return the answer of the active scheduler with its base URL. Waits for one as long as another stands by."""
+        until = time.monotonic() + TAKE_OVER_SECONDS
+        while True:
+            try:
+                return await self._of_any(stack, asked)
+            except StandsBy:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _of_any(self, stack: AsyncExitStack, asked: "_Request") -> tuple[str, aiohttp.ClientResponse]:
+        """Ask each scheduler that is known once. Raises StandsBy if one of them answered, but was not active."""
         waiting, tried = [self.url, *self._given], set[str]()
-        failed: ClientError | None = None
+        failures: list[StandsBy | Unreachable] = []
         while waiting:
             base = waiting.pop(0)
             if base in tried:
@@ -110,16 +126,15 @@ class Connection:
             tried.add(base)
             try:
                 response = await self._opened(stack, asked, base)
-            except StandsBy as elsewhere:
-                failed = elsewhere
-                waiting[:0] = [elsewhere.active] if elsewhere.active else []
-            except Unreachable as unreachable:
-                failed = failed or unreachable
+            except StandsBy as standby:
+                failures.append(standby)
+                waiting[:0] = [standby.active] if standby.active else []
+            except Unreachable as silent:
+                failures.append(silent)
             else:
                 self.url = base
                 return base, response
-        assert failed is not None  # noqa: S101 - there is at least one URL
-        raise failed
+        raise next((failed for failed in failures if isinstance(failed, StandsBy)), failures[0])
 
     async def _opened(self, stack: AsyncExitStack, asked: "_Request", base: str) -> aiohttp.ClientResponse:
         """Return an answer of status 200 to 299, which is closed with `stack`. Raises ClientError."""

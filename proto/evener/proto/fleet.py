@@ -58,10 +58,10 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """The policies that a gateway can render for."""
     scheduler: str = ""
     """The name of a scheduler. All of one name share the work: one is active, the others stand by."""
-    active: bool = False
-    """Whether this is the active scheduler of its name."""
     reaches: tuple[str, ...] = ()
     """What a gateway has an engine for that answers: policies, and `frozen:ID` for a frozen engine."""
+    active_epoch: int = 0
+    """The epoch of an active scheduler: of several that say that they are active, it is the one with the highest. 0: it stands by."""
     key: str = ""
     """A fingerprint of the capability key, which is the same for all processes of a deployment. Empty: an older process wrote this."""
     probe: BlobRef | None = None

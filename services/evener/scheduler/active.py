@@ -9,10 +9,12 @@ from evener.service.events import plain
 
 
 class ActiveScheduler:
-    """The last instance that said that it is the active scheduler of a name, until it says otherwise, or stops."""
+    """The instance with the highest epoch of those that said that they are the active scheduler of a name, until it says otherwise."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._epoch = 0
+        """The highest epoch. A late heartbeat of an earlier one changes nothing."""
         self._beat: Heartbeat | None = None
 
     @property
@@ -34,7 +36,7 @@ class ActiveScheduler:
                 self._take(event)
 
     def _take(self, beat: Heartbeat) -> None:
-        if beat.active and not beat.stopping:
-            self._beat = beat
+        if beat.active_epoch and beat.active_epoch >= self._epoch and not beat.stopping:
+            self._epoch, self._beat = beat.active_epoch, beat
         elif self._beat is not None and self._beat.instance_id == beat.instance_id:
             self._beat = None

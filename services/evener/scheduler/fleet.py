@@ -54,6 +54,11 @@ class Fleet:
         """Return the last heartbeats of all instances that are alive."""
         return [beat for beat in self.heartbeats.values() if self.alive(beat.instance_id, now=now)]
 
+    def is_active(self, beat: Heartbeat) -> bool:
+        """Return whether an instance is the active one of the schedulers of its name, as far as their heartbeats tell."""
+        epochs = (other.active_epoch for other in self.heartbeats.values() if other.scheduler == beat.scheduler)
+        return bool(beat.active_epoch) and beat.active_epoch == max(epochs)
+
     def living(self, service: str, *, now: float) -> list[Heartbeat]:
         """Return the last heartbeats of a service's instances that are alive."""
         return [beat for beat in self.all_living(now=now) if beat.service == service]

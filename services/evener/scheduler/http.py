@@ -255,6 +255,7 @@ def fleet_view(writer: TaskWriter, *, now: float) -> FleetView:
             InstanceView(
                 **shared_fields(beat, InstanceView),
                 alive=fleet.alive(instance_id, now=now),
+                active=fleet.is_active(beat),
                 quarantined_seconds=writer.quarantine.seconds_left(instance_id, now=now),
             )
             for instance_id, beat in sorted(fleet.heartbeats.items())

@@ -43,6 +43,8 @@ class Scheduler:
         """The writer of the active scheduler. None: this one stands by."""
         self._member: asyncio.Task[None] | None = None
         self._stopping = False
+        self.heartbeat_due = asyncio.Event()
+        """Set when this scheduler becomes active, and when it no longer is."""
 
     @property
     def writer(self) -> TaskWriter:
@@ -89,15 +91,17 @@ class Scheduler:
 
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat for `fleet`."""
-        active = self._writer is not None and self._writer.serving
-        return self._context.heartbeat(NAME, stopping=self._stopping, scheduler=self._config.name, active=active)
+        epoch = self._writer.epoch if self._writer is not None and self._writer.serving else 0
+        return self._context.heartbeat(NAME, stopping=self._stopping, scheduler=self._config.name, active_epoch=epoch)
 
     async def _serve(self, _partition: int) -> None:
         """Take over, and be active until the group takes the tasks away, or another scheduler fences this one."""
-        self._writer = TaskWriter(self._config, self._context)
+        writer = self._writer = TaskWriter(self._config, self._context, took_over=self.heartbeat_due.set)
         try:
-            await self._writer.run()
+            await writer.run()
         finally:
-            self._writer.stop()
-            self._writer = None
+            writer.stop()
+            if self._writer is writer:  # and not one that took over while this one ended
+                self._writer = None
+            self.heartbeat_due.set()
             log.info("scheduler_stands_by", name=self._config.name)

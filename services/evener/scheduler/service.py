@@ -23,5 +23,6 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
         ready=scheduler.ready,
         warnings=scheduler.warnings,
         heartbeat=scheduler.heartbeat,
+        heartbeat_due=scheduler.heartbeat_due,
         drain=scheduler.drain,
     )

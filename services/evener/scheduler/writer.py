@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -51,11 +51,15 @@ class NotServing(Recoverable):
 class TaskWriter:
     """Owns the tasks. Nothing else changes them, and no client sees a change before it is committed."""
 
-    def __init__(self, config: Config, context: ServiceContext) -> None:
+    def __init__(self, config: Config, context: ServiceContext, took_over: Callable[[], None]) -> None:
+        """`took_over` is called when this writer begins to serve."""
         self.tasks: dict[str, TaskState] = {}
         self.deleted: dict[str, DeletedTask] = {}
         self.watch = Watch()
         self.serving = False
+        self.epoch = 0
+        """The epoch of its producer, once it has one."""
+        self._took_over = took_over
         self._config = config
         self._bus = context.bus
         self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
@@ -88,6 +92,7 @@ class TaskWriter:
     async def run(self) -> None:
         """Take over and serve until cancelled. Raises Fenced when another scheduler of this name takes over."""
         producer = await self._bus.producer(self._group)
+        self.epoch = producer.epoch
         try:
             await self._take_over()
             async with Tasks() as tasks:
@@ -126,6 +131,7 @@ class TaskWriter:
         await self.fleet.start()
         await self._tell_owners(await self._not_sealed([given_up(*found, now=time.time()) for found in self._in_stage(Stage.GIVEN_UP)]))
         self.serving = True
+        self._took_over()
         log.info("scheduler_took_over", name=self._config.name, tasks=len(self.tasks), open=len(self._open))
 
     async def _not_sealed(self, gone: Sequence[SessionGivenUp]) -> list[SessionGivenUp]:
