@@ -178,7 +178,7 @@ class GroupsContract(abc.ABC):
         with capture_logs() as said:
             assert [one.offset for one in await first(groups, 9)] == [kept.offset]
         told = [line["replay"] for line in said if line["event"] == "bad_group_skipped"]
-        assert told == [f"evener replay {Topic.MERGED} {partition} {lost.offset}"]
+        assert told == [f"evener dead-letters replay {Topic.MERGED}/{partition}@{lost.offset}"]
 
         for path, data in arrays.items():
             path.write_bytes(data)

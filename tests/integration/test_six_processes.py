@@ -208,7 +208,7 @@ async def _tokens_are_demanded(six: Deployment) -> None:
     """401 without the operator's token, and with a wrong one, on every control endpoint."""
     async with aiohttp.ClientSession() as http:
         for name, program in six.programs.items():
-            for endpoint in (*CONTROL[name], "POST /replay/tasks/0/0"):
+            for endpoint in (*CONTROL[name], "GET /dead-letters", "POST /dead-letters/replay"):
                 method, _, path = endpoint.partition(" ")
                 for headers in ({}, {"authorization": "Bearer wrong"}):
                     async with http.request(method, program.url + path, headers=headers) as answer:

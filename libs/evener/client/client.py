@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from msgspec import structs
 
 from evener.client.connection import Connection
 from evener.client.errors import ClientError, Elsewhere, RequestRefused, Unavailable, Unreachable
@@ -22,7 +23,6 @@ from evener.client.views import (
     Publish,
     PublishAnswer,
     RecordingView,
-    Replayed,
     RunDeleted,
     ServedEngine,
     ServedEngines,
@@ -37,6 +37,7 @@ from evener.proto.codec import decode
 from evener.proto.delivered import Delivered
 from evener.proto.fleet import Canary
 from evener.proto.framing import FrameReader, StreamCut
+from evener.proto.letters import LetterQuery, Letters, ReplayRequest, Replays
 from evener.proto.spec import Purpose, Strategy, TaskRef
 from evener.proto.tasks import TaskOptions
 from evener.proto.trajectories import GroupFailed, GroupMerged
@@ -61,7 +62,8 @@ _score: Final = msgspec.json.Decoder(ScoreView)
 _session: Final = msgspec.json.Decoder(SessionView)
 _policies: Final = msgspec.json.Decoder(PolicyList)
 _policy: Final = msgspec.json.Decoder(PolicyView)
-_replayed: Final = msgspec.json.Decoder(Replayed)
+_letters: Final = msgspec.json.Decoder(Letters)
+_replays: Final = msgspec.json.Decoder(Replays)
 _pieces: Final = msgspec.json.Decoder(TokenPieces)
 _published: Final = msgspec.json.Decoder(PublishAnswer)
 _recording: Final = msgspec.json.Decoder(RecordingView)
@@ -244,9 +246,15 @@ class Client:
         """Return one policy, with its versions and engines."""
         return await self._ask("trainer_bridge", "GET", f"/policies/{name}", _policy)
 
-    async def replay(self, topic: str, partition: int, offset: int) -> Replayed:
-        """Append the record at this position to its partition again."""
-        return await self._connection.call("POST", f"/replay/{topic}/{partition}/{offset}", _replayed)
+    async def dead_letters(self, query: LetterQuery) -> Letters:
+        """Return the dead letters of a query."""
+        asked = {name: value for name, value in structs.asdict(query).items() if name != "replayed"}
+        return await self._connection.call("GET", "/dead-letters", _letters, query=asked | {"replayed": str(query.replayed).lower()})
+
+    async def replay(self, places: Sequence[str] = (), query: LetterQuery | None = None) -> Replays:
+        """Append the records at these places, and those of a query's open letters, to their partitions again: each once, ever."""
+        body = ReplayRequest(places=tuple(places), query=query)
+        return await self._connection.call("POST", "/dead-letters/replay", _replays, body=body)
 
     async def pieces(self, policy: str, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes behind each token id of a policy."""

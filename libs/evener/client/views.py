@@ -269,11 +269,3 @@ class TokenPieces(Struct, frozen=True, kw_only=True):
     """The answer of POST /tokens/pieces of the gateway: the bytes of each id, in base64."""
 
     pieces: tuple[str, ...]
-
-
-class Replayed(Struct, frozen=True, kw_only=True):
-    """The answer of POST /replay/...: where the record stands now too."""
-
-    topic: str
-    partition: int
-    offset: int

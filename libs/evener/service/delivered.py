@@ -14,6 +14,7 @@ from evener.bus.port import Bus, Record
 from evener.proto.codec import BadRecord, encode
 from evener.proto.delivered import Delivered
 from evener.proto.errors import EvenerError
+from evener.proto.letters import place_of
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.service.events import EventLog
@@ -131,7 +132,7 @@ async def _delivered(record: Record, events: EventLog, sees: Callable[[str], boo
     try:
         event = await events.event(record)
     except BadRecord as bad:
-        replay = f"evener replay {record.topic} {record.partition} {record.offset}"
+        replay = f"evener dead-letters replay {place_of(record.topic, record.partition, record.offset)}"
         log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=replay)
         return None
     if not isinstance(event, GroupMerged | GroupFailed) or not sees(event.team):

@@ -14,14 +14,14 @@ from evener.blobs.port import BlobError, Blobs, NotRead
 from evener.bus.port import Bus, Header, Outgoing, Position, Record
 from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef
 from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, decode, encode, tag_of
-from evener.proto.errors import EvenerError
 from evener.proto.fleet import DeadLetter
+from evener.proto.letters import place_of
 from evener.proto.sessions import Event
 from evener.proto.topics import HEADER_CLAIM, HEADER_CRC, HEADER_GROUP, HEADER_SESSION, HEADER_TYPE, Topic
+from evener.service.bad_records import BadRecords
 from evener.service.telemetry import Metrics
 from evener.service.tracing import context_of, trace_headers
 
-MAX_BAD_IN_A_ROW: Final = 50
 CLAIM_BYTES: Final = 900_000
 """An event that is larger than this without its bulk fields (thousands of calls in a group) moves to the blob store as a whole."""
 
@@ -31,10 +31,6 @@ T = TypeVar("T")
 EventT = TypeVar("EventT")
 
 log = structlog.get_logger()
-
-
-class TooManyBadRecords(EvenerError):
-    """The whole input is bad, not single records. Look at the dead letters: another program or version writes to this topic."""
 
 
 class About(TypedDict, total=False):
@@ -49,7 +45,7 @@ class About(TypedDict, total=False):
 
 
 class EventLog:
-    """A service's view of the bus. Services do not share one, because it counts bad records in a row.
+    """A service's view of the bus. Services do not share one, because it counts bad records.
 
     `blobs` is a `Waited`, without a limit for readers of a stream and with a limit for endpoints.
     """
@@ -59,7 +55,7 @@ class EventLog:
         self._bus = bus
         self._blobs = blobs
         self._metrics = metrics
-        self._bad_in_a_row = 0
+        self._bad_records = BadRecords()
 
     def record(self, topic: Topic, key: str, event: Event, **about: Unpack[About]) -> Outgoing | None:
         """Return the record of an event. None: it needs the blob store, see `outgoing`."""
@@ -88,13 +84,13 @@ class EventLog:
         A record is bad if it holds no event or a deletion, or if its blobs are missing or damaged.
         """
         event = await whole_event(record, self._blobs)
-        self._bad_in_a_row = 0
+        self._bad_records.good(record)
         return event
 
     async def light(self, record: Record) -> AnyEvent:
         """Return the event in a record without fetching its blobs. Raises the same errors as `event`."""
         event = await light_event(record, self._blobs)
-        self._bad_in_a_row = 0
+        self._bad_records.good(record)
         return event
 
     async def readable(self, record: Record) -> AnyEvent | None:
@@ -113,8 +109,7 @@ class EventLog:
         return decode(await _fetched(lambda: self._blobs.get(ref)))
 
     async def dead_letter(self, service: str, record: Record, reason: str) -> None:
-        """Write a dead letter for a record. Raises TooManyBadRecords at the fiftieth in a row."""
-        self._bad_in_a_row += 1
+        """Write a dead letter for a record. Raises TooManyBadRecords where a whole input is bad."""
         letter = DeadLetter(
             service=service,
             topic=record.topic,
@@ -124,7 +119,7 @@ class EventLog:
             reason=reason,
             value=record.value or b"",
             headers=tuple((header.name, header.value) for header in record.headers),
-            replay=f"evener replay {record.topic} {record.partition} {record.offset}",
+            replay=f"evener dead-letters replay {place_of(record.topic, record.partition, record.offset)}",
             at=time.time(),
         )
         log.error("dead_letter", service=service, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason)
@@ -132,9 +127,7 @@ class EventLog:
         await self.send(Topic.DEAD_LETTERS, record.key, letter, session_id=session_id, group_id=group_id, trace=context_of(record))
         if self._metrics is not None:
             self._metrics.dead_letters.labels(service, record.topic).inc()
-        if self._bad_in_a_row >= MAX_BAD_IN_A_ROW:
-            msg = f"{service}: {self._bad_in_a_row} bad records in a row on {record.topic}"
-            raise TooManyBadRecords(msg)
+        self._bad_records.bad(record)
 
 
 async def whole_event(record: Record, blobs: Blobs) -> AnyEvent:

@@ -28,6 +28,8 @@ from evener.service.auth import load_secrets
 from evener.service.certificate import certificate_of
 from evener.service.config import PREFIX, ServiceConfig
 from evener.service.context import ServiceContext
+from evener.service.dead_letters import DeadLetters
+from evener.service.dead_letters_http import dead_letter_routes
 from evener.service.exits import complain
 from evener.service.health import health_routes
 from evener.service.lag import LagWatch
@@ -36,7 +38,6 @@ from evener.service.logs import RouteOf, set_up_logs
 from evener.service.loop_watch import watch_loop
 from evener.service.measured_blobs import MeasuredBlobs
 from evener.service.neighbours import Neighbours
-from evener.service.replay import replay_routes
 from evener.service.service_links import service_links
 from evener.service.store import Store
 from evener.service.supervisor import Supervisor, Wanted, not_open
@@ -165,7 +166,7 @@ def _routes(context: ServiceContext, supervisors: Sequence[Supervisor], warnings
         return [*warnings(), *(warning for supervisor in supervisors if supervisor.service for warning in supervisor.service.warnings())]
 
     routes = [*health_routes(context.bus, context.registry, conditions, context.store_usable, all_warnings)]
-    routes += replay_routes(context.bus, context.secrets)
+    routes += dead_letter_routes(DeadLetters(context.bus, context.answering_blobs()), context.secrets)
     for supervisor in supervisors:
         if supervisor.service is not None:
             routes += [RouteOf(supervisor.name, route) for route in supervisor.service.routes]

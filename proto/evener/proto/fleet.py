@@ -192,5 +192,17 @@ class DeadLetter(Event, frozen=True, kw_only=True, tag="dead_letter.v1"):
     at: float
 
 
+class LetterReplayed(Event, frozen=True, kw_only=True, tag="letter_replayed.v1"):
+    """A record that services could not read was appended to its partition again, in the same transaction as this mark."""
+
+    topic: str
+    partition: int
+    offset: int
+    by: str
+    """The principal that asked for it."""
+    at: float
+
+
 PolicyEvent = PolicyStaged | PolicyPublished | PolicyRetired
+LetterEvent = DeadLetter | LetterReplayed
 FleetEvent = Heartbeat | EngineJoined | EngineDraining | EngineLeft | PartitionsAgreed

@@ -32,14 +32,14 @@ COMMANDS: Final = {
     "policy": "Publish weights of a policy, or show what was published.",
     "principal": "Draw a token for somebody, and print the entry of the file of principals.\n\n"
     "The token is shown once, on stderr; the file holds its SHA-256: `evener principal ann --team search >> principals.toml`.",
-    "replay": "Append a dead letter to its topic again.",
+    "dead-letters": "List what services could not read, or append such records again.",
     "lag": "Show how far each instance is behind what it reads.",
     "topics": "Compare the topics of a Kafka with what Evener wants, or make them.",
     "doctor": "Show what is missing on this machine, and how to get it.",
 }
 """Command to help text, whose first line the list of commands shows. Each command is the function of that name in the module of that
 name."""
-GROUPS: Final = frozenset({"engine", "groups", "harness", "policy", "runs", "topics"})
+GROUPS: Final = frozenset({"dead-letters", "engine", "groups", "harness", "policy", "runs", "topics"})
 """Commands that have subcommands: `app` in their module."""
 
 app = App(
@@ -55,7 +55,7 @@ app = App(
     print_error=False,
 )
 for name, text in COMMANDS.items():
-    app.command(f"evener.cli.{name}:{'app' if name in GROUPS else name}", name=name, help=text)
+    app.command(f"evener.cli.{name.replace('-', '_')}:{'app' if name in GROUPS else name}", name=name, help=text)
 
 
 def main() -> None:

@@ -187,7 +187,7 @@ class Merging:
         try:
             return checked(await self._events.light(record), TrajectoryScored)
         except BadRecord as bad:
-            await self._events.dead_letter(GROUP, record, str(bad))
+            await self._events.dead_letter("trainer_bridge", record, str(bad))
             session_id = (header(record, HEADER_SESSION) or b"").decode(errors="replace")
             return await lost_session(self._bus, session_id, str(bad))
 

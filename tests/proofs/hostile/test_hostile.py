@@ -22,7 +22,7 @@ WORST: Final = (
     r"^exits with eight calls open",
     r"^a named pipe$",
     r"^(GET|PUT|DELETE) /(blobs|tasks|events|groups)",
-    r"^POST /(tasks|replay|policies|engines)",
+    r"^POST /(tasks|dead-letters|policies|engines)",
     r"^task.toml: (100,000 levels|1,000,000 dots|a working directory)",
     r"^a sparse file of 1 TB$",
     r"^submitted: (budgets|group)",

@@ -16,6 +16,7 @@ from evener.proto.fleet import (
     EngineJoined,
     EngineLeft,
     Heartbeat,
+    LetterReplayed,
     PartitionsAgreed,
     PolicyPublished,
     PolicyRetired,
@@ -437,6 +438,7 @@ EVENTS: Final[tuple[Event, ...]] = (
         replay="evener replay trajectories.built 1 17",
         at=NOW,
     ),
+    LetterReplayed(topic="trajectories.built", partition=1, offset=17, by="ann", at=NOW),
 )
 
 

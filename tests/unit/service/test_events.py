@@ -19,8 +19,9 @@ from evener.proto.fleet import DeadLetter, EngineLeft, Heartbeat, Running
 from evener.proto.sessions import CallClosed
 from evener.proto.topics import HEADER_CLAIM, HEADER_GROUP, HEADER_SESSION, HEADER_TYPE, Topic
 from evener.runtime.retry import Backoff
+from evener.service.bad_records import TooManyBadRecords
 from evener.service.context import ServiceContext
-from evener.service.events import EventLog, TooManyBadRecords, header
+from evener.service.events import EventLog, header
 from evener.service.telemetry import metrics
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -95,7 +96,7 @@ async def test_bad_record_becomes_a_dead_letter_with_the_way_back(context: Servi
     letter = decode((await last(context, Topic.DEAD_LETTERS)).value or b"")
 
     assert isinstance(letter, DeadLetter)
-    assert (letter.value, letter.key, letter.replay) == (b"\x81", "k", f"evener replay fleet 0 {record.offset}")
+    assert (letter.value, letter.key, letter.replay) == (b"\x81", "k", f"evener dead-letters replay fleet/0@{record.offset}")
     assert context.registry.get_sample_value("evener_dead_letters_total", {"service": "scheduler", "topic": "fleet"}) == 1
 
 
@@ -106,20 +107,34 @@ async def test_deletion_is_no_event(context: ServiceContext, events: EventLog) -
         await events.event(await last(context, Topic.FLEET))
 
 
-async def test_fifty_bad_records_in_a_row_stop_the_service(context: ServiceContext, events: EventLog) -> None:
-    """Not the records are bad then. A good one starts the count anew."""
+async def test_quarter_of_the_last_records_of_a_partition_may_be_bad(context: ServiceContext, events: EventLog) -> None:
+    """More, and not the records are bad but the input, also if good ones stand between them."""
     await events.send(Topic.FLEET, "e", LEFT)
     good = await last(context, Topic.FLEET)
     await context.bus.send([Outgoing(topic=Topic.FLEET, key="k", value=b"?")])
     bad = await last(context, Topic.FLEET)
-    for _ in range(49):
+    for _ in range(100):  # a fifth
+        for _ in range(4):
+            await events.event(good)
         await events.dead_letter("scheduler", bad, "bad")
-    await events.event(good)
-    for _ in range(49):
+    for _ in range(200):
+        await events.event(good)
+
+    for _ in range(49):  # a third of what was read since
+        await events.event(good)
+        await events.light(good)
+        await events.dead_letter("scheduler", bad, "bad")
+    with pytest.raises(TooManyBadRecords, match="50 of the last 146 records of partition 0 of fleet are bad"):
         await events.dead_letter("scheduler", bad, "bad")
 
-    with pytest.raises(TooManyBadRecords, match="50 bad records in a row on fleet"):
-        await events.dead_letter("scheduler", bad, "bad")
+
+async def test_bad_records_of_other_partitions_do_not_count(context: ServiceContext, events: EventLog) -> None:
+    """A session that writes rubbish has one partition; the others go on."""
+    await context.bus.send([Outgoing(topic=Topic.SESSIONS, key="k", value=b"?", partition=number) for number in (0, 1)])
+    for number in (0, 1):
+        record = await last(context, Topic.SESSIONS, number)
+        for _ in range(49):
+            await events.dead_letter("reconstructor", record, "bad")
 
 
 async def test_large_bad_record_is_kept_whole(context: ServiceContext, events: EventLog) -> None:
@@ -226,7 +241,7 @@ async def test_record_whose_blob_is_missing_is_bad(context: ServiceContext, even
             await read(record)
 
 
-async def test_records_without_their_blobs_count_as_bad_in_a_row(context: ServiceContext) -> None:
+async def test_records_without_their_blobs_count_as_bad(context: ServiceContext) -> None:
     """A lost blob store stops the service and does not empty the log, though the records themselves can be read."""
     await EventLog(context.bus, context.blobs).send(Topic.SESSIONS, SESSION, large_call())
     record = await last(context, Topic.SESSIONS, context.bus.partition_of(Topic.SESSIONS, SESSION))

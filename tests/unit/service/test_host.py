@@ -16,7 +16,6 @@ from urllib.request import Request, urlopen
 import msgspec
 import pytest
 
-from evener.bus.port import MAX_RECORD_BYTES
 from evener.service.host import STATE_FILE, RunningUp
 
 ROOT = Path(__file__).parents[3]
@@ -157,21 +156,6 @@ def test_unknown_path_is_answered_as_json(process: Process) -> None:
     until_ready(process.url)
 
     assert get(f"{process.url}/nowhere") == (404, {"error": {"message": "Not Found: GET /nowhere", "field": None}})
-
-
-def test_record_is_appended_once_more(process: Process) -> None:
-    """How a dead letter is brought back after its reader was mended."""
-    until_ready(process.url)
-    token = (process.state / "operator-token").read_text().strip()
-
-    status, again = get(f"{process.url}/replay/fleet/0/0", token, "POST")
-
-    assert status == 200
-    assert again["topic"] == "fleet"
-    assert again["offset"] > 0
-    assert get(f"{process.url}/replay/fleet/0/{MAX_RECORD_BYTES}", token, "POST")[0] == 404
-    assert get(f"{process.url}/replay/fleet/7/0", token, "POST")[0] == 404
-    assert get(f"{process.url}/replay/nothing/0/0", token, "POST")[0] == 404
 
 
 def test_port_in_use_is_one_clear_line(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Dead letters as operators see them: what is asked for, and what came of a replay. The records are in the topic `dead-letters`."""
+
+import re
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+MOST_LETTERS: Final = 1000
+"""The number of letters in one answer, and of replays in one request."""
+PLACE: Final = r"^[a-z][a-z.-]{0,99}/[0-9]{1,9}@[0-9]{1,18}$"
+"""The form of a place: TOPIC/PARTITION@OFFSET of the record that could not be read."""
+_PLACE: Final = re.compile(r"(?P<topic>[^/]+)/(?P<partition>\d+)@(?P<offset>\d+)")
+
+Place = Annotated[str, Meta(pattern=PLACE)]
+
+
+def place_of(topic: str, partition: int, offset: int) -> str:
+    """Return the place of a record as people write it."""
+    return f"{topic}/{partition}@{offset}"
+
+
+def position_at(place: str) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a place. Raises ValueError for another text."""
+    if (found := _PLACE.fullmatch(place)) is None:
+        msg = f"{place!r} is not TOPIC/PARTITION@OFFSET, such as sessions/3@17"
+        raise ValueError(msg)
+    return found["topic"], int(found["partition"]), int(found["offset"])
+
+
+class LetterQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which dead letters are wanted. None in a field: any."""
+
+    service: str | None = None
+    """The service that gave the record up."""
+    topic: str | None = None
+    session: str | None = None
+    run: str | None = None
+    since: float | None = None
+    """Unix seconds: letters that were written at this time or later."""
+    until: float | None = None
+    """Unix seconds: letters that were written before this time."""
+    replayed: bool = False
+    """Whether letters whose record was replayed are wanted too."""
+
+
+class LetterView(Struct, frozen=True, kw_only=True):
+    """A dead letter: a service could not read a record."""
+
+    place: str
+    """TOPIC/PARTITION@OFFSET of the record, by which it is replayed."""
+    service: str
+    reason: str
+    session: str
+    """The session that the record belongs to. Empty: it does not say."""
+    group: str
+    at: float
+    """When the letter was written (Unix seconds)."""
+    replayed_at: float | None = None
+    """When the record was replayed (Unix seconds). None: it was not."""
+
+
+class Letters(Struct, frozen=True, kw_only=True):
+    """The answer of GET /dead-letters."""
+
+    letters: tuple[LetterView, ...]
+    """The oldest letters that were wanted, at most 1000."""
+    more: int = 0
+    """The number of further ones."""
+
+
+class ReplayRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The body of POST /dead-letters/replay: places, or all letters of a query."""
+
+    places: Annotated[tuple[Place, ...], Meta(max_length=MOST_LETTERS)] = ()
+    query: LetterQuery | None = None
+
+
+class ReplayResult(StrEnum):
+    """What came of a replay."""
+
+    REPLAYED = "replayed"
+    """The record was appended to its partition again."""
+    ALREADY = "already replayed"
+    """It was appended earlier. Nothing was done."""
+    GONE = "no longer in the log"
+    """Neither the record nor a letter of it is in the log, or what it held is not in the blob store."""
+
+
+class Replay(Struct, frozen=True, kw_only=True):
+    """What came of the replay of one record."""
+
+    place: str
+    result: ReplayResult
+    to: str | None = None
+    """The place to which this request appended it. None: it appended nothing."""
+
+
+class Replays(Struct, frozen=True, kw_only=True):
+    """The answer of POST /dead-letters/replay."""
+
+    replays: tuple[Replay, ...]
+    more: int = 0
+    """The number of wanted letters that are still to be replayed: ask again."""
