@@ -16,7 +16,17 @@ from evener.bus.port import Bus, Header, Outgoing, Producer, Record
 from evener.proto.codec import BadRecord
 from evener.proto.fleet import DeadLetter, LetterReplayed
 from evener.proto.ids import group_of
-from evener.proto.letters import MOST_LETTERS, LetterQuery, Letters, LetterView, Replay, ReplayResult, Replays, place_of, position_at
+from evener.proto.letters import (
+    MOST_LETTERS,
+    LetterQuery,
+    Letters,
+    LetterView,
+    ReplayedRecord,
+    ReplayResult,
+    Replays,
+    place_of,
+    position_at,
+)
 from evener.proto.state import TaskState
 from evener.proto.topics import HEADER_GROUP, HEADER_SESSION, TOPICS, Topic
 from evener.service.events import EventLog, header
@@ -39,7 +49,7 @@ class DeadLetters:
         return Letters(letters=tuple(found[:MOST_LETTERS]), more=max(0, len(found) - MOST_LETTERS))
 
     async def replay(self, places: Sequence[str], query: LetterQuery | None, by: str) -> Replays:
-        """Replay the records at these places, and those of a query's open letters. `by`: who asked. Raises BusError, NotRead."""
+        """ReplayedRecord the records at these places, and those of a query's open letters. `by`: who asked. Raises BusError, NotRead."""
         async with self._replaying:
             return await self._replay_all(places, query, by)
 
@@ -55,17 +65,17 @@ class DeadLetters:
             await producer.aclose()
         return Replays(replays=tuple(done), more=max(0, len(wanted) - MOST_LETTERS))
 
-    async def _replay(self, producer: Producer, book: "_Book", place: str, by: str) -> Replay:
+    async def _replay(self, producer: Producer, book: "_Book", place: str, by: str) -> ReplayedRecord:
         if place in book.replayed:
-            return Replay(place=place, result=ReplayResult.ALREADY)
+            return ReplayedRecord(place=place, result=ReplayResult.ALREADY)
         again = await self._again(book, place)
         if again is None:
-            return Replay(place=place, result=ReplayResult.GONE)
+            return ReplayedRecord(place=place, result=ReplayResult.GONE)
         topic, partition, offset = position_at(place)
         mark = LetterReplayed(topic=topic, partition=partition, offset=offset, by=by, at=time.time())
         position, _ = await producer.commit([again, await self._events.outgoing(Topic.DEAD_LETTERS, again.key, mark)])
         book.replayed[place] = mark.at
-        return Replay(place=place, result=ReplayResult.REPLAYED, to=place_of(position.topic, position.partition, position.offset))
+        return ReplayedRecord(place=place, result=ReplayResult.REPLAYED, to=place_of(position.topic, position.partition, position.offset))
 
     async def _again(self, book: "_Book", place: str) -> Outgoing | None:
         """Return the record to append again: as a letter holds it, otherwise as it is in the log. None: neither has it."""

@@ -87,7 +87,7 @@ class ReplayResult(StrEnum):
     """Neither the record nor a letter of it is in the log, or what it held is not in the blob store."""
 
 
-class Replay(Struct, frozen=True, kw_only=True):
+class ReplayedRecord(Struct, frozen=True, kw_only=True):
     """What came of the replay of one record."""
 
     place: str
@@ -99,6 +99,6 @@ class Replay(Struct, frozen=True, kw_only=True):
 class Replays(Struct, frozen=True, kw_only=True):
     """The answer of POST /dead-letters/replay."""
 
-    replays: tuple[Replay, ...]
+    replays: tuple[ReplayedRecord, ...]
     more: int = 0
     """The number of wanted letters that are still to be replayed: ask again."""

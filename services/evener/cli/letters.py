@@ -8,7 +8,7 @@ from typing import Final
 from evener.cli.errors import Usage
 from evener.cli.moments import moment
 from evener.client.client import Client
-from evener.proto.letters import LetterQuery, LetterView, Replay, ReplayRequest, ReplayResult, position_at
+from evener.proto.letters import LetterQuery, LetterView, ReplayedRecord, ReplayRequest, ReplayResult, position_at
 from evener.service.exits import complain
 
 LETTER_COLUMNS: Final = ("record", "given up by", "session", "when", "why")
@@ -37,8 +37,8 @@ def replay_request(places: Sequence[str], filters: Mapping[str, str | None], *, 
     return ReplayRequest(places=tuple(places)) if places else ReplayRequest(query=query_of(filters))
 
 
-async def replay_all(client: Client, request: ReplayRequest) -> AsyncIterator[Replay]:
-    """Replay all that is wanted, in as many requests as it takes."""
+async def replay_all(client: Client, request: ReplayRequest) -> AsyncIterator[ReplayedRecord]:
+    """ReplayedRecord all that is wanted, in as many requests as it takes."""
     while True:
         answer = await client.replay(request.places, request.query)
         for one in answer.replays:
@@ -56,7 +56,7 @@ def letter_cells(letter: LetterView) -> tuple[str, ...]:
     return letter.place, letter.service, letter.session, _local(letter.at), why
 
 
-def replay_cells(replay: Replay) -> tuple[str, ...]:
+def replay_cells(replay: ReplayedRecord) -> tuple[str, ...]:
     """Return a row of the table of replays."""
     return replay.place, replay.result, replay.to or ""
 
