@@ -19,7 +19,7 @@ from tests.support.builders import changed, ended, group, heartbeat
 from tests.support.engines import Play
 from tests.support.ports import closed_port
 from tests.support.scheduler import scheduler
-from tests.support.service_context import context_on, running
+from tests.support.service_context import context_on, running_service
 from tests.support.updates import events, join
 
 from evener.bus.open import open_bus
@@ -123,7 +123,7 @@ async def bridge(bus: Any, state: Path) -> AsyncIterator[ServiceContext]:
     mounts = Mounts()
     async with open_service(config, context) as service, listen(mounts, listening):
         mounts.replace(service.routes)
-        async with running(service):
+        async with running_service(service):
             sign = heartbeat("trainer_bridge", "bridge", at=time.time(), address=address)
             await EventLog(bus, context.blobs).send(Topic.FLEET, "bridge", sign)
             yield context

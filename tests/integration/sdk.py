@@ -28,6 +28,8 @@ from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 
 NONCE = "evknonce"
+REFUSED_SECONDS = 4.0
+"""More than a call needs on a busy machine until it is admitted."""
 LIMITS = Limits(admission_seconds=60, call_seconds=60, keep_alive_seconds=0.05, body_bytes=1 << 20)
 
 
@@ -80,8 +82,8 @@ async def served(
     config: Config | None = None,
     limits: Limits = LIMITS,
 ) -> AsyncIterator[Served]:
-    """Open everything around the session `s1`. `owned`: the relay knows the gateway from the start; else it waits 2 s for one."""
-    limits = limits if owned else msgspec.structs.replace(limits, admission_seconds=2)
+    """Open everything around the session `s1`. `owned`: the relay knows the gateway from the start; else it waits a while for one."""
+    limits = limits if owned else msgspec.structs.replace(limits, admission_seconds=REFUSED_SECONDS)
     async with gateway(folder, script, context=context, config=config) as hand:
         sampling = Sampling(max_tokens=200)
         capability = await hand.start("s1", budgets=budgets, sampling=sampling, streaming=streaming, quirks=quirks)

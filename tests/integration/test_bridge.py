@@ -12,7 +12,8 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.builders import T0, built, calls, group, scored, sealed, spec, started
-from tests.support.service_context import MISSING, RUBBISH, open_parts, operator
+from tests.support.service_context import MISSING, RUBBISH, open_parts, operator, running_service
+from tests.support.waiting import until
 
 from evener.bus.port import Bus, Fenced, Header, Outgoing, Record
 from evener.client.session_views import ScoreView
@@ -40,13 +41,8 @@ SECONDS = 60.0
 @asynccontextmanager
 async def running(context: ServiceContext, config: Config) -> AsyncIterator[Service]:
     """A bridge that serves until the block ends, then dies without a word, as by SIGKILL."""
-    async with open_service(config, context) as service:
-        task = asyncio.ensure_future(service.run())
-        try:
-            yield service
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    async with open_service(config, context) as service, running_service(service):
+        yield service
 
 
 @pytest.fixture
@@ -85,9 +81,7 @@ async def consumed(bus: Bus) -> bool:
 
 
 async def until_consumed(context: ServiceContext) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not await consumed(context.bus):  # noqa: ASYNC110 - the log is what is looked at
-            await asyncio.sleep(0.01)
+    await until(lambda: consumed(context.bus))
 
 
 async def test_group_is_merged_once_across_restarts_and_repeats(tmp_path: Path, config: Config) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.support import builders
 from tests.support.builders import built, spec
 from tests.support.outage import Outage
-from tests.support.service_context import MISSING, RUBBISH, open_parts
+from tests.support.service_context import MISSING, RUBBISH, open_parts, running_service
 from tests.support.waiting import eventually
 
 from evener.blobs.store import path_of
@@ -41,13 +41,8 @@ def config(tmp_path: Path) -> Config:
 @asynccontextmanager
 async def running(context: ServiceContext, config: Config) -> AsyncIterator[Service]:
     """An evaluator that serves until the block ends, then dies without a word."""
-    async with open_service(config, context) as service:
-        task = asyncio.ensure_future(service.run())
-        try:
-            yield service
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    async with open_service(config, context) as service, running_service(service):
+        yield service
 
 
 async def write(context: ServiceContext, *trajectories: TrajectoryBuilt) -> None:

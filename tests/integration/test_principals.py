@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.other_services import OtherServices
 from tests.support.principals import principals_file
 from tests.support.scheduler import scheduler as scheduler_at
-from tests.support.service_context import OPERATOR, open_parts, running, serving
+from tests.support.service_context import OPERATOR, open_parts, running_service, serving
 from tests.support.waiting import eventually, until
 
 from evener.blobs.open import open_blobs
@@ -109,7 +109,7 @@ async def at(tmp_path: Path) -> AsyncIterator[Deployment]:
             await stack.enter_async_context(bridge.open_service(BridgeConfig(state=str(tmp_path)), context)),
         ]
         for service in services:
-            await stack.enter_async_context(running(service))
+            await stack.enter_async_context(running_service(service))
         await eventually(lambda: services[0].ready().get("active", False))
         yield Deployment(await stack.enter_async_context(serving([route for one in services for route in one.routes])), context)
 

@@ -19,7 +19,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 from tests.support.builders import alone, dispatched, heartbeat
 from tests.support.frames_gateway import FramesGateway, admitted_silence, cut_after_admission, frames_gateway, refuse, reply, told
-from tests.support.service_context import context_on, running, serving
+from tests.support.service_context import context_on, running_service, serving
 from tests.support.trees import scratch
 from tests.support.waiting import eventually
 
@@ -149,7 +149,7 @@ async def bench(
         async with (
             open_service(config, context, timings=timings) as service,
             serving(service.routes) as url,
-            running(service),
+            running_service(service),
         ):
             yield Bench(context, service, gateway, url, packed.ref)
 

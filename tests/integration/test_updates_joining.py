@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from tests.support.engines import Play
 from tests.support.gateway import Hand, gateway
-from tests.support.service_context import operator
+from tests.support.service_context import operator, running_service
 from tests.support.updates import (
     bridge,
     canary,
@@ -186,14 +186,9 @@ async def versions_of(hand: Hand, session_id: str) -> set[int]:
 @asynccontextmanager
 async def bridge_of(hand: Hand) -> AsyncIterator[aiohttp.ClientSession]:
     """Run a bridge beside the gateway; yield an operator's client of it."""
-    async with open_service(Config(), hand.context) as service:
-        running = asyncio.ensure_future(service.run())
-        try:
-            async with operator(service.routes, hand.context.secrets.operator_token) as http:
-                yield http
-        finally:
-            running.cancel()
-            await asyncio.wait({running})
+    token = hand.context.secrets.operator_token
+    async with open_service(Config(), hand.context) as service, running_service(service), operator(service.routes, token) as http:
+        yield http
 
 
 async def test_the_gateway_gives_no_call_to_an_engine_before_it_has_proven_the_version(hand: Hand, play: Play, folders: list[Path]) -> None:

@@ -155,13 +155,17 @@ async def test_an_engine_paused_in_mid_update_is_named_when_nothing_can_be_loade
         assert await scored(engine.url) == await scored(other.url)
 
 
+HUNG_SECONDS = 10.0
+"""More than an engine that is well needs on a busy machine."""
+
+
 async def test_an_engine_that_hangs_leaves_and_stops_neither_the_others_nor_other_policies(
     tmp_path: Path, play: Play, folders: list[Path]
 ) -> None:
     """While it is waited for, groups of other policies are delivered; after `load_seconds` it is evicted, with an alarm."""
     good, hung = await play(Script()), await play(Script())
     held = asyncio.Event()
-    async with bridge(tmp_path / "state", load_seconds=5.0) as (parts, http), passing_through(hung.url, hold=held) as url:
+    async with bridge(tmp_path / "state", load_seconds=HUNG_SECONDS) as (parts, http), passing_through(hung.url, hold=held) as url:
         await join(parts, good.url, "good")
         await join(parts, url, "hung")
         publishing = asyncio.ensure_future(publish(http, folders[0], 1))
@@ -173,7 +177,7 @@ async def test_an_engine_that_hangs_leaves_and_stops_neither_the_others_nor_othe
 
         assert (status, [update["engine_id"] for update in said["engines"]]) == (201, ["good"])
         assert said["warnings"] == [
-            "engine hung has not got it yet: engine hung took longer than 5 s over its weights",
+            "engine hung has not got it yet: engine hung took longer than 10 s over its weights",
         ]
         assert [left.engine_id for left in await events(parts, Topic.FLEET)] == ["hung"]
         assert parts.registry.get_sample_value("evener_policy_updates_total", {"result": "evicted"}) == 1
@@ -184,7 +188,7 @@ async def test_an_engine_that_hangs_as_it_joins_leaves(tmp_path: Path, play: Pla
     """Other engines of its policy get the version meanwhile."""
     good, hung = await play(Script()), await play(Script())
     held = asyncio.Event()
-    async with bridge(tmp_path / "state", load_seconds=5.0) as (parts, http), passing_through(hung.url, hold=held) as url:
+    async with bridge(tmp_path / "state", load_seconds=HUNG_SECONDS) as (parts, http), passing_through(hung.url, hold=held) as url:
         await publish(http, folders[0], 1)
         await join(parts, url, "a-hung")
         await until_paused(hung.url)  # the bridge is at it already

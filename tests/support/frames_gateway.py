@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from msgspec import Struct
+from tests.support.waiting import eventually
 
 from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, Head, RequestError
 from evener.dialects.openai_chat import OpenAIChat
@@ -85,15 +86,11 @@ class FramesGateway:
 
     async def asked(self, count: int = 1) -> None:
         """Wait until so many requests have come."""
-        async with asyncio.timeout(60):
-            while len(self.seen) < count:  # noqa: ASYNC110 - in a list
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(self.seen) >= count)
 
     async def told_of(self, count: int = 1) -> None:
         """Wait until it was told of so many harnesses that they left."""
-        async with asyncio.timeout(60):
-            while len(self.left) < count:  # noqa: ASYNC110 - in a list
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(self.left) >= count)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         seen = Seen(

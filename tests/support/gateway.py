@@ -13,7 +13,7 @@ from tests.support.builders import alone, started
 from tests.support.engines import smollm
 from tests.support.loop import turns
 from tests.support.other_services import OtherServices
-from tests.support.service_context import context_on, running, serving
+from tests.support.service_context import context_on, running_service, serving
 from tests.support.waiting import SECONDS, eventually, until
 from yarl import URL
 
@@ -252,7 +252,7 @@ async def gateway(
         async with (
             open_service(config or Config(policies=(POLICY,)), service_context, timings=timings) as service,
             serving(service.routes) as url,
-            running(service) as task,
+            running_service(service) as task,
         ):
             hand = Hand(bus, service_context, engine, url, http, ready=service.ready)
             await hand.join("e1", engine.url)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from tests.support.service_context import context_on, running
+from tests.support.service_context import context_on, running_service
 from tests.support.waiting import eventually
 
 from evener.bus.port import Bus
@@ -28,7 +28,7 @@ async def scheduler(
     async with open_service(config, context) as service, listen(mounts, listening):
         mounts.replace(service.routes)
         async with (
-            running(service) as task,
+            running_service(service) as task,
             Client(address_of(config, listening), context.secrets.operator_token, again_seconds=again_seconds) as client,
         ):
             await eventually(lambda: all(service.ready().values()) or task.done())

@@ -59,7 +59,7 @@ async def open_parts(folder: Path, *, partitions: int = 2, instance: str = "test
 
 
 @asynccontextmanager
-async def running(service: Service) -> AsyncIterator["asyncio.Future[None]"]:
+async def running_service(service: Service) -> AsyncIterator["asyncio.Future[None]"]:
     """Run a service; it ends as abruptly as a task can."""
     task: asyncio.Future[None] = asyncio.ensure_future(service.run())
     try:

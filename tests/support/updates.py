@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 from aiohttp import web
 from tests.support.builders import heartbeat, joined
-from tests.support.service_context import open_parts, operator, running
+from tests.support.service_context import open_parts, operator, running_service
 from tests.support.waiting import SECONDS
 
 from evener.engines.vllm_weights import VllmWeights
@@ -36,7 +36,7 @@ async def bridge(folder: Path, **given: Any) -> AsyncIterator[tuple[ServiceConte
     """Yield the context of a running bridge beside a gateway of the policy, and an operator's client of it."""
     async with open_parts(folder, partitions=1) as context, open_service(Config(state=str(folder), **given), context) as service:
         await serve(context, "policy")
-        async with running(service), operator(service.routes) as http:
+        async with running_service(service), operator(service.routes) as http:
             yield context, http
 
 

@@ -1,10 +1,11 @@
 """Partitions of a consumer group: one task each."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import eventually
 
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, Fenced
@@ -45,13 +46,6 @@ def end_all() -> None:
         task.cancel()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - what is waited for is state of other tasks
-            await asyncio.sleep(0.005)
-
-
 class Served:
     """Notes which partitions are being served."""
 
@@ -72,7 +66,7 @@ async def test_every_assigned_partition_is_served_until_the_end(bus: Bus) -> Non
     """On the embedded bus the only member gets all."""
     served = Served()
     owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, "a", served.serve, fenced_seconds=0.01))
-    await until(lambda: len(served.now) == 3)
+    await eventually(lambda: len(served.now) == 3)
     owning.cancel()
     await asyncio.wait({owning})
 
@@ -94,7 +88,7 @@ async def test_fenced_owner_takes_over_again_after_a_pause(bus: Bus) -> None:
         await served.serve(partition)
 
     owning = asyncio.create_task(own_partitions(bus, "g", Topic.SESSIONS, "a", serve, fenced_seconds=0.01))
-    await until(lambda: served.now == {0, 1, 2})
+    await eventually(lambda: served.now == {0, 1, 2})
     owning.cancel()
 
 
@@ -121,9 +115,9 @@ async def test_partition_that_is_assigned_elsewhere_is_given_up_at_once() -> Non
     async with asyncio.TaskGroup() as tasks:
         owned = Owned(served.serve, tasks, fenced_seconds=0.01)
         assigned.assign(owned, {0, 1})
-        await until(lambda: served.now == {0, 1})
+        await eventually(lambda: served.now == {0, 1})
         assigned.assign(owned, {1, 2})
-        await until(lambda: served.begun == [0, 1, 2])
+        await eventually(lambda: served.begun == [0, 1, 2])
         now = set(served.now)
         end_all()
 
@@ -145,15 +139,15 @@ async def test_partition_that_is_handed_over_is_served_until_its_server_returns(
     async with asyncio.TaskGroup() as tasks:
         owned = Owned(serve, tasks, hands_over=True, fenced_seconds=0.01)
         assigned.assign(owned, {0})
-        await until(lambda: begun == 1)
+        await eventually(lambda: begun == 1)
         assigned.assign(owned, set())
         await asyncio.sleep(0)
         assert serving()
         assigned.assign(owned, {0})
         handed_over.set()
-        await until(lambda: begun == 2)
+        await eventually(lambda: begun == 2)
         assigned.assign(owned, set())
-        await until(lambda: not serving())
+        await eventually(lambda: not serving())
 
     assert begun == 2
 
@@ -175,13 +169,13 @@ async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served
     async with asyncio.TaskGroup() as tasks:
         owned = Owned(serve, tasks, hands_over=True, fenced_seconds=0.01)
         assigned.assign(owned, {0})
-        await until(lambda: begun == 1)
+        await eventually(lambda: begun == 1)
         assigned.assign(owned, set())
         fenced.set()
-        await until(lambda: not serving())
+        await eventually(lambda: not serving())
         assert begun == 1
         assigned.assign(owned, {0})
-        await until(lambda: begun == 2)
+        await eventually(lambda: begun == 2)
         end_all()
 
     assert begun == 2
@@ -204,10 +198,10 @@ async def test_fenced_member_takes_nothing_while_the_group_divides_anew() -> Non
     async with asyncio.TaskGroup() as tasks:
         owned = Owned(serve, tasks, fenced_seconds=0.01)
         assigned.assign(owned, {0})
-        await until(lambda: begun == 1 and not serving())
+        await eventually(lambda: begun == 1 and not serving())
         begun_meanwhile = begun
         assigned.assign(owned, {0})
-        await until(lambda: begun == 2)
+        await eventually(lambda: begun == 2)
         end_all()
 
     assert (begun_meanwhile, begun) == (1, 2)

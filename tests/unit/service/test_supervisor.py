@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 from tests.support.loop import turns
+from tests.support.waiting import eventually
 from tests.unit.service.services import Toy, for_ever, open_parts
 
 from evener.bus.port import BusUnreachable, NotCommitted
@@ -35,12 +36,6 @@ def supervised(
 ) -> Supervisor:
     wanted = Wanted(name="toy", config=ServiceConfig(), open=toy.open)
     return Supervisor(wanted, context, changed, heartbeat_seconds=heartbeat_seconds, restart=Backoff(0.001, 0.01))
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON):
-        while not condition():  # noqa: ASYNC110 - what is waited for is state of another task
-            await asyncio.sleep(0.005)
 
 
 async def test_crashed_service_is_closed_and_opened_again(context: ServiceContext) -> None:
