@@ -6,7 +6,7 @@ counts when two have it.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer
@@ -167,8 +167,11 @@ class KafkaBus:
         check((), kept, self._cluster.partitions)
         await self._offsets.commit(kept)
 
-    def join(self, group: str, topic: str, name: str) -> AbstractAsyncContextManager[Membership]:
-        return kafka_group.join(self._cluster, group, topic, name)
+    @asynccontextmanager
+    async def join(self, group: str, topic: str, name: str) -> AsyncIterator[Membership]:
+        await self._offsets.until_coordinated(kafka_group.members_of(group), topic)
+        async with kafka_group.join(self._cluster, group, topic, name) as membership:
+            yield membership
 
     async def surplus(self) -> dict[str, int]:
         used = {self._cluster.prefix + topic: count for topic, count in self._cluster.partitions.items()}

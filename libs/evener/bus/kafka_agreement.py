@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
+from msgspec import structs
 
 from evener.bus import kafka_reader
 from evener.bus.kafka_client import Cluster
@@ -44,6 +45,7 @@ async def agree(
         _refuse_missing(cluster, missing)
     else:
         _refuse_other_makers(cluster, missing, await make_topics(admin, cluster.prefix, partitions, days), partitions)
+        await kafka_reader.until_led(structs.replace(cluster, partitions={str(spec.name): number for spec, number in partitions.items()}))
         await check_settings(admin, cluster.prefix, [spec for spec in specs if spec not in missing], days)
         if agreed is None and Topic.FLEET in {spec.name for spec in specs}:
             await _write(cluster, count)

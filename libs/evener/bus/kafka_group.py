@@ -81,12 +81,17 @@ class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokaf
         self._assigned.set()
 
 
+def members_of(group: str) -> str:
+    """Return the name under which the members of a group join."""
+    return group + MEMBERS
+
+
 @asynccontextmanager
 async def join(cluster: Cluster, group: str, topic: str, name: str) -> AsyncIterator[Membership]:
     """Be a member while the block runs. The first assignment comes some time after the block began."""
     async with open_consumer(
         cluster,
-        group_id=cluster.prefix + group + MEMBERS,
+        group_id=cluster.prefix + members_of(group),
         session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=HEARTBEAT_MS,
         max_poll_interval_ms=NEVER_MS,
@@ -121,6 +126,10 @@ class GroupOffsets:
                 while (offset := await self._asked(group, place)) is None:  # noqa: ASYNC110 - the broker is asked
                     await asyncio.sleep(AGAIN_SECONDS)
         return None if offset < 0 else offset
+
+    async def until_coordinated(self, group: str, topic: str) -> None:
+        """Wait until a broker coordinates the group. aiokafka would ask ten times a second, and log an error each time."""
+        await self.committed(group, topic, 0)
 
     async def commit(self, offsets: Iterable[GroupOffset]) -> None:
         """Commit offsets. Raises NotCommitted."""

@@ -1,11 +1,12 @@
 """Readers of committed records: consumers with assigned partitions that belong to no group."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from evener.bus.kafka_client import REQUEST_MS, Cluster, reaching, started
 from evener.bus.port import BusError, Header, Record
@@ -14,6 +15,8 @@ from evener.bus.readings import Reading
 READ_RECORDS: Final = 1000
 MARKER_MS: Final = 20
 """The time after which a reader looks again: a fetch that holds only markers moves the position without waking the reader."""
+LED_SECONDS: Final = 60.0
+"""The time for the brokers to lead new partitions, which a busy machine takes for hundreds of them."""
 IDLE_MS: Final = 3_600_000
 FOLLOW: Final = {"fetch_max_wait_ms": 5000, "consumer_timeout_ms": 5000}
 """How long a follower's request waits at the broker for new records, and aiokafka for anything to do: a record ends both. By default they
@@ -37,6 +40,16 @@ async def open_consumer(cluster: Cluster, **options: Any) -> AsyncIterator[AIOKa
         yield consumer
     finally:
         await consumer.stop()
+
+
+async def until_led(cluster: Cluster) -> None:
+    """Wait until brokers lead all partitions of the cluster's topics. They do so a moment after a topic was made. Raises TimeoutError."""
+    places = [cluster.place(topic, number) for topic, count in cluster.partitions.items() for number in range(count)]
+    async with open_consumer(cluster) as consumer, asyncio.timeout(LED_SECONDS):
+        while True:
+            with suppress(KafkaTimeoutError):
+                await consumer.end_offsets(places)
+                return
 
 
 async def read(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> AsyncIterator[Record]:
