@@ -30,7 +30,6 @@ FROM ${BASE} AS system
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/evener --create-home evener
 ENV PATH=/opt/evener/bin:$PATH PYTHONUNBUFFERED=1 XDG_STATE_HOME=/var/lib EVENER_HOST=0.0.0.0 EVENER_PORT=8700
 WORKDIR /var/lib/evener
-USER 10001:10001
 VOLUME /var/lib/evener
 EXPOSE 8700
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
@@ -40,8 +39,12 @@ ENTRYPOINT ["python", "-m"]
 CMD ["evener.cli", "--help"]
 
 FROM system AS full
+# llama.cpp computes with OpenMP.
+RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 COPY --from=installed-full /opt/evener /opt/evener
 COPY --from=installed-full --chown=10001:10001 /models /models
+USER 10001:10001
 
 FROM system AS services
 COPY --from=installed /opt/evener /opt/evener
+USER 10001:10001

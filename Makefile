@@ -11,6 +11,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 HARNESS ?= script
 BASE ?= python:3.13-slim-bookworm
+ENGINE ?= embedded
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+COMMA := ,
 SAMPLES ?= 4
 STORMS ?= 20
 FUZZ_EXAMPLES ?= 20000
@@ -32,10 +35,18 @@ demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge grou
 	$(BIN)/evener demo --harness $(HARNESS) --samples $(SAMPLES) --out outputs/demo $(if $(filter-out script,$(HARNESS)),--trust-local)
 
 ##@ Deploy
-.PHONY: image
+.PHONY: image up down
 image: ## Build the images evener:services and evener:full (BASE=python:3.13-slim-bookworm; Docker)
 	docker build --build-arg BASE=$(BASE) --target services --tag evener:services .
 	docker build --build-arg BASE=$(BASE) --target full --tag evener:full .
+
+up: ## Run Kafka, an object store, all services and an engine in containers (ENGINE=embedded|vllm|none OBSERVE=1 SCALE='--scale provider-gateway=3'; after make image)
+	compose/draw-secrets
+	cd compose && COMPOSE_PROFILES=$(ENGINE)$(if $(OBSERVE),$(COMMA)observability) $(if $(OBSERVE),TRACES_TO=http://collector:4318) \
+		$(COMPOSE) up --detach $(SCALE)
+
+down: ## Stop them (VOLUMES=1: and forget everything)
+	cd compose && COMPOSE_PROFILES=embedded,vllm,observability $(COMPOSE) down --remove-orphans $(if $(VOLUMES),--volumes)
 
 ##@ Check
 .PHONY: test test-all lint unit
@@ -106,8 +117,9 @@ format: $(READY) ## Put imports in order and lines in shape
 schema: $(READY) ## Write the JSON Schema of the events again
 	$(BIN)/python -m evener.proto.schema proto/schema/events.json
 
-docs: $(READY) ## Write the generated pages of docs/reference again
+docs: $(READY) ## Write the generated pages of docs/reference and the dashboard again
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/dashboard.py
 
 templates: $(READY) ## Write docs/templates.md again from real tokenizers (28 MB at first use)
 	$(BIN)/python scripts/templates_page.py
