@@ -11,27 +11,33 @@ from typing import Final
 
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.state import SessionState, Stage, TaskState
-from evener.scheduler.core import HELD, Draft, may_start_at
+from evener.scheduler.core import Draft, may_start_at
+from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quotas import Allowance, QuotasOf, unlimited
 
 ELSEWHERE_SECONDS: Final = 600.0
 """How long a further attempt waits for a place at a runner where none was lost: the places there may be taken for ever."""
 
 
-class RunnerCapacity:
-    """The free places of all runners."""
+class FreePlaces:
+    """The runners that have free places, and how many."""
 
-    def __init__(self, runners: Iterable[Heartbeat], draft: Draft, tasks: Iterable[TaskState]) -> None:
-        """`tasks` are those whose sessions runners may hold."""
+    def __init__(self, runners: Iterable[Heartbeat], open_tasks: OpenTasks, draft: Draft) -> None:
         self._runners = {runner.instance_id: runner for runner in runners}
-        self._free = {runner_id: runner.capacity - _others(runner, draft) for runner_id, runner in self._runners.items()}
-        for session in (session for task in tasks for session in task.sessions):
-            if session.stage in HELD and session.runner_id in self._free:
-                self._free[session.runner_id] -= 1
+        self._free: dict[str, int] = {}
+        for runner_id, runner in self._runners.items():
+            free = runner.capacity - open_tasks.held_by_runner[runner_id]
+            if free > 0 and (free := free - _others(runner, draft)) > 0:
+                self._free[runner_id] = free
+        self._most = [
+            (-self._free[runner_id], number, runner_id) for number, runner_id in enumerate(self._runners) if runner_id in self._free
+        ]
+        """A heap of the runners with free places, the freest first. Entries that are not true any more are skipped."""
+        heapify(self._most)
 
     def any(self) -> bool:
         """Return whether a runner has a free place."""
-        return any(free > 0 for free in self._free.values())
+        return bool(self._free)
 
     def take(self, harness: str, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
         """Take a place at the runner with the most free places that can run the harness; return the runner. None: there is none.
@@ -39,22 +45,44 @@ class RunnerCapacity:
         `failed_on` are the runners that lost earlier attempts. A free place at another runner is preferred, and waited for: a runner that
         fails at once, and therefore always has free places, would otherwise get all attempts of all sessions.
         """
-        able = [runner for runner in self._runners.values() if not runner.harnesses or harness in runner.harnesses]
-        others = [runner for runner in able if runner.instance_id not in failed_on and runner.capacity]
-        runner = max(others or able, key=lambda runner: self._free[runner.instance_id], default=None)
-        if runner is None or self._free[runner.instance_id] <= 0:
-            return None
-        self._free[runner.instance_id] -= 1
-        return runner
+        if failed_on and not any(
+            runner.capacity and _runs(runner, harness) for runner_id, runner in self._runners.items() if runner_id not in failed_on
+        ):
+            failed_on = ()
+        passed: list[tuple[int, int, str]] = []
+        found: Heartbeat | None = None
+        while self._most and found is None:
+            entry = heappop(self._most)
+            runner = self._runners[entry[2]]
+            if -entry[0] != self._free.get(runner.instance_id):
+                continue
+            if runner.instance_id in failed_on or not _runs(runner, harness):
+                passed.append(entry)
+                continue
+            found = runner
+            self._use(entry)
+        for entry in passed:
+            heappush(self._most, entry)
+        return found
+
+    def _use(self, entry: tuple[int, int, str]) -> None:
+        free, number, runner_id = -entry[0] - 1, entry[1], entry[2]
+        if free:
+            self._free[runner_id] = free
+            heappush(self._most, (-free, number, runner_id))
+        else:
+            del self._free[runner_id]
 
 
 class Queue:
     """The waiting sessions of one run, in the order of their tasks."""
 
-    def __init__(self, tasks: Sequence[TaskState], now: float, *, only_begun: bool) -> None:
-        """`now` is in Unix seconds. `only_begun`: sessions without an earlier attempt wait."""
-        self.held = sum(session.stage in HELD for task in tasks for session in task.sessions)
-        """The number of the run's sessions that hold a place."""
+    def __init__(self, tasks: Sequence[TaskState], held: int, now: float, *, only_begun: bool) -> None:
+        """`held`: the run's sessions that hold a place. `now` is in Unix seconds.
+
+        `only_begun`: sessions without an earlier attempt wait.
+        """
+        self.held = held
         self._waiting = (
             (task, session.session_id, session.failed_on if now < _anywhere_at(session) else ())
             for task in tasks
@@ -62,12 +90,12 @@ class Queue:
             if session.stage is Stage.QUEUED and may_start_at(session) <= now and (session.attempt or not only_begun)
         )
 
-    def take(self, slots: RunnerCapacity, allowance: Allowance) -> tuple[str, Heartbeat] | None:
+    def take(self, places: FreePlaces, allowance: Allowance) -> tuple[str, Heartbeat] | None:
         """Take a place for the first session that can have one; return the session with its runner. None: no session can have one."""
         for task, session_id, failed_on in self._waiting:
             if not allowance.allows(task):
                 continue
-            if (runner := slots.take(task.submitted.options.harness.name, failed_on=failed_on)) is not None:
+            if (runner := places.take(task.submitted.options.harness.name, failed_on=failed_on)) is not None:
                 allowance.take(task)
                 self.held += 1
                 return session_id, runner
@@ -76,7 +104,7 @@ class Queue:
 
 def admit(
     draft: Draft,
-    task_ids: Iterable[str],
+    open_tasks: OpenTasks,
     runners: Iterable[Heartbeat],
     *,
     now: float,
@@ -85,30 +113,36 @@ def admit(
     quotas: QuotasOf = unlimited,
     spent: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, str] | None:
-    """Dispatch as many sessions of these tasks as possible. Each free place goes to the run with the fewest. `now` is in Unix seconds.
+    """Dispatch as many sessions of open tasks as possible. Each free place goes to the run with the fewest. `now` is in Unix seconds.
 
-    `only_begun`: no new sessions, only further attempts of those that had one. `spent`: the tokens of the last hour, by whom `quotas` name.
-    Returns the reason by task id where a quota keeps sessions from free places. None: there are no free places.
+    `open_tasks` are as the draft leaves them, before and after. `only_begun`: no new sessions, only further attempts of those that had
+    one. `spent`: the tokens of the last hour, by whom `quotas` name. Returns the reason by task id where a quota keeps sessions from free
+    places. None: there are no free places.
     """
-    tasks = [task for task_id in task_ids if (task := draft.task(task_id)) is not None]
-    slots = RunnerCapacity(runners, draft, tasks)
-    if not slots.any():
+    queued = open_tasks.queued()
+    if not queued:
+        return {}
+    places = FreePlaces(runners, open_tasks, draft)
+    if not places.any():
         return None
-    allowance = Allowance(tasks, quotas, spent)
-    runs: dict[str, list[TaskState]] = {}
-    for task in tasks:
-        runs.setdefault(task.submitted.options.run_id, []).append(task)
-    turns = [
-        (queue.held, number, queue) for number, queue in enumerate(Queue(of_run, now, only_begun=only_begun) for of_run in runs.values())
-    ]
+    allowance = Allowance(open_tasks.held_by_holder, quotas, spent)
+    queues = [Queue(tasks, open_tasks.held_by_run[run_id], now, only_begun=only_begun) for run_id, tasks in queued.items()]
+    turns = [(queue.held, number, queue) for number, queue in enumerate(queues)]
     heapify(turns)
-    while turns and slots.any():
+    dispatched = set[str]()
+    while turns and places.any():
         _, number, queue = heappop(turns)
-        if (taken := queue.take(slots, allowance)) is not None:
+        if (taken := queue.take(places, allowance)) is not None:
             session_id, runner = taken
             draft.dispatch(session_id, runner.instance_id, lease_seconds=lease_seconds, boot_id=runner.boot_id)
+            dispatched.add(session_id.rpartition(".")[0])
             heappush(turns, (queue.held, number, queue))
+    open_tasks.update(draft.changed[task_id] for task_id in dispatched)
     return allowance.refused
+
+
+def _runs(runner: Heartbeat, harness: str) -> bool:
+    return not runner.harnesses or harness in runner.harnesses
 
 
 def _anywhere_at(session: SessionState) -> float:

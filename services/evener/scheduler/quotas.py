@@ -5,12 +5,12 @@ quota of tokens is a brake on the cost, not an exact limit; sessions that run go
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
 from evener.proto.state import TaskState
-from evener.scheduler.core import HELD
+from evener.scheduler.open_tasks import PRINCIPAL, TEAM
 from evener.service.principals import Quota
 
 HOUR_SECONDS: Final = 3600.0
@@ -46,24 +46,22 @@ class Spending:
         """Return the sampled tokens by holder: `principal NAME`, `team NAME`."""
         while self._ended and self._ended[0][0] <= now - HOUR_SECONDS:
             _, principal, team, tokens = heappop(self._ended)
-            self._sums.subtract({f"principal {principal}": tokens, f"team {team}": tokens})
+            self._sums.subtract({PRINCIPAL.format(principal): tokens, TEAM.format(team): tokens})
         return self._sums
 
     def _add(self, at: float, principal: str, team: str, tokens: int) -> None:
         heappush(self._ended, (at, principal, team, tokens))
-        self._sums.update({f"principal {principal}": tokens, f"team {team}": tokens})
+        self._sums.update({PRINCIPAL.format(principal): tokens, TEAM.format(team): tokens})
 
 
 class Allowance:
     """What the quotas still allow in one round of admission."""
 
-    def __init__(self, tasks: Iterable[TaskState], quotas: QuotasOf, spent: Mapping[str, int]) -> None:
-        """`tasks` are those whose sessions runners may hold, `spent` the tokens of the last hour by holder."""
+    def __init__(self, held: Mapping[str, int], quotas: QuotasOf, spent: Mapping[str, int]) -> None:
+        """`held` are the sessions that runners may hold, `spent` the tokens of the last hour, both by holder."""
         self._quotas = quotas
         self._spent = spent
-        self._held: Counter[str] = Counter()
-        for task in tasks:
-            self._count(task, sum(session.stage in HELD for session in task.sessions))
+        self._held = Counter(held)
         self.refused: dict[str, str] = {}
         """Task id to the reason why none of its sessions starts."""
 
@@ -76,7 +74,7 @@ class Allowance:
 
     def take(self, task: TaskState) -> None:
         """Count a session that starts."""
-        self._count(task, 1)
+        self._held.update((PRINCIPAL.format(task.submitted.principal), TEAM.format(task.submitted.team)))
 
     def _refusal(self, task: TaskState) -> str:
         for holder, quota in self._quotas(task.submitted.principal, task.submitted.team):
@@ -85,6 +83,3 @@ class Allowance:
             if quota.tokens_per_hour is not None and self._spent.get(holder, 0) >= quota.tokens_per_hour:
                 return f"{holder} sampled {self._spent.get(holder, 0)} of {quota.tokens_per_hour} tokens within the hour"
         return ""
-
-    def _count(self, task: TaskState, sessions: int) -> None:
-        self._held.update({f"principal {task.submitted.principal}": sessions, f"team {task.submitted.team}": sessions})

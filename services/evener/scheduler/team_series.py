@@ -1,18 +1,17 @@
 """What the teams have in work, as series of the active scheduler."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
-from evener.proto.state import TaskState
 from evener.service.telemetry import Metrics
 
-Sessions = Iterable[tuple[TaskState, int]]
-"""Sessions, each as its task and its index."""
+NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def show_teams(metrics: Metrics, *, waiting: Sessions = (), running: Sessions = ()) -> None:
-    """Set the series of the teams."""
+def show_teams(metrics: Metrics, *, waiting: Mapping[str, int] = NONE, running: Mapping[str, int] = NONE) -> None:
+    """Set the series of the teams: their sessions that wait, and that hold a place."""
     metrics.team_sessions.clear()
     for stage, sessions in (("waiting", waiting), ("running", running)):
-        for team, count in Counter(task.submitted.team for task, _ in sessions).items():
+        for team, count in sessions.items():
             metrics.team_sessions.labels(team, stage).set(count)

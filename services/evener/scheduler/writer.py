@@ -24,11 +24,12 @@ from evener.runtime.tasks import Tasks
 from evener.scheduler.admission import admit
 from evener.scheduler.backpressure import Backpressure
 from evener.scheduler.config import Config
-from evener.scheduler.core import HELD, CommandRefused, Draft, RunIsOpen, Write, given_up, is_open
+from evener.scheduler.core import CommandRefused, Draft, RunIsOpen, Write, given_up
 from evener.scheduler.fleet_reader import FleetReader
 from evener.scheduler.fleet_series import hide_fleet, show_fleet
 from evener.scheduler.housekeeping import Chores, Housekeeper
 from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Item, PendingCommand, fail, follow
+from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quarantine import Quarantine
 from evener.scheduler.quotas import Spending
 from evener.scheduler.team_series import show_teams
@@ -74,8 +75,8 @@ class TaskWriter:
         self._housekeeper = Housekeeper(
             config, context.bus, context.answering_blobs(), tell=self._inbox.put, tasks=self.tasks, deleted=self.deleted
         )
-        self._open: dict[str, None] = {}
-        """The ids of the tasks that can still change, in the order of their submission."""
+        self._open = OpenTasks()
+        """The open tasks as the present draft leaves them: if its commit fails, this writer ends."""
         self._offsets: dict[tuple[str, int], Position] = {}
         """The positions that were read and are not committed yet."""
 
@@ -126,10 +127,10 @@ class TaskWriter:
             self._spending.note(None, state)
         deleted = [task for task in found if isinstance(task, DeletedTask) and task.scheduler == self._config.name]
         self.deleted.update({task.task_id: task for task in deleted})
-        self._open = {task_id: None for task_id, state in self.tasks.items() if is_open(state)}
+        self._open = OpenTasks(self.tasks.values())
         self.watch.reset(self.tasks)
         await self.fleet.start()
-        await self._tell_owners(await self._not_sealed([given_up(*found, now=time.time()) for found in self._in_stage(Stage.GIVEN_UP)]))
+        await self._tell_owners(await self._not_sealed(self._given_up()))
         self.serving = True
         self._took_over()
         log.info("scheduler_took_over", name=self._config.name, tasks=len(self.tasks), open=len(self._open))
@@ -185,12 +186,7 @@ class TaskWriter:
         await self._tell_owners(draft.given_up)
 
     async def _look_at_time(self, draft: Draft) -> None:
-        held = [
-            Running(session_id=state.sessions[index].session_id, attempt=state.sessions[index].attempt)
-            for stage in HELD
-            for state, index in self._in_stage(stage)
-        ]
-        for lost in await self.fleet.lost(held):
+        for lost in await self.fleet.lost(self._open.held()):
             log.warning("attempt_lost", session_id=lost.session_id, attempt=lost.attempt)
             draft.lost(lost.session_id, lost.attempt)
         draft.deadlines(self._open)
@@ -199,13 +195,13 @@ class TaskWriter:
     def _admit(self, draft: Draft) -> None:
         monotonic = time.monotonic()
         runners = self.quarantine.limited(self.fleet.fleet.runners(now=monotonic), now=monotonic)
-        task_ids = {**self._open, **dict.fromkeys(draft.changed)}
+        self._open.update(draft.changed.values())
         if self.backpressure.look(self.fleet.fleet.all_living(now=monotonic)):
             self.watch.hold(self.backpressure.reason, self._open)
         now = time.time()
         refused = admit(
             draft,
-            task_ids,
+            self._open,
             runners,
             now=now,
             lease_seconds=self._config.lease_seconds,
@@ -239,13 +235,9 @@ class TaskWriter:
             sampled = self._spending.note(self.tasks.get(task_id), state)
             self._metrics.team_tokens_sampled.labels(state.submitted.team).inc(sampled)
         self.tasks.update(draft.changed)
-        for task_id, state in draft.changed.items():
-            if is_open(state):
-                self._open.setdefault(task_id)
-            else:
-                self._open.pop(task_id, None)
         for task_id in draft.deleted:
             self.tasks.pop(task_id, None)
+            self._open.drop(task_id)
         self.deleted.update(draft.deleted)
         for task_id in draft.forgotten:
             self.deleted.pop(task_id, None)
@@ -264,10 +256,9 @@ class TaskWriter:
         for attempt in draft.ended:
             if attempt.lost:
                 self._metrics.attempts_lost.labels(attempt.reason).inc()
-        waiting, running = self._in_stage(Stage.QUEUED), [found for stage in HELD for found in self._in_stage(stage)]
-        self._metrics.sessions_waiting.set(len(waiting))
-        self._metrics.sessions_running.set(len(running))
-        show_teams(self._metrics, waiting=waiting, running=running)
+        self._metrics.sessions_waiting.set(self._open.waiting_by_team.total())
+        self._metrics.sessions_running.set(self._open.held_by_team.total())
+        show_teams(self._metrics, waiting=self._open.waiting_by_team, running=self._open.held_by_team)
 
     async def _tell_owners(self, gone: Sequence[SessionGivenUp]) -> None:
         """Send what the owners are to seal. If the scheduler dies before, its successor sends this when it takes over."""
@@ -280,10 +271,11 @@ class TaskWriter:
         if records:
             await self._bus.send(records)
 
-    def _in_stage(self, stage: Stage) -> list[tuple[TaskState, int]]:
-        """Return the sessions in a stage, each as its task and its index."""
+    def _given_up(self) -> list[SessionGivenUp]:
+        """Return what the owners of sessions that were given up may not have been told."""
         states = [self.tasks[task_id] for task_id in self._open]
-        return [(state, index) for state in states for index, session in enumerate(state.sessions) if session.stage is stage]
+        found = [(state, index) for state in states for index, one in enumerate(state.sessions) if one.stage is Stage.GIVEN_UP]
+        return [given_up(state, index, now=time.time()) for state, index in found]
 
     def _fail(self, items: Sequence[Item], error: Exception) -> None:
         for item in items:

@@ -15,6 +15,7 @@ from evener.proto.tasks import TaskOptions, TaskSubmitted
 from evener.scheduler.admission import ELSEWHERE_SECONDS, admit
 from evener.scheduler.core import Draft
 from evener.scheduler.fleet import Fleet, Leases
+from evener.scheduler.open_tasks import OpenTasks
 
 A, B = Running(session_id="t.0", attempt=1), Running(session_id="t.1", attempt=1)
 
@@ -37,7 +38,7 @@ def tasks(*, of: dict[str, str] | None = None, **sizes: int) -> dict[str, TaskSt
 def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.0) -> list[tuple[str, str]]:
     """Admit, commit, and return which session went to which runner."""
     draft = Draft(known, now=now)
-    admit(draft, known, runners, now=now, lease_seconds=10)
+    admit(draft, OpenTasks(known.values()), runners, now=now, lease_seconds=10)
     known.update(draft.changed)
     events = [write.event for write in draft.writes]
     return [(event.session_id, event.runner_id) for event in events if isinstance(event, SessionDispatched)]
@@ -95,7 +96,7 @@ def test_runner_without_a_usable_store_is_no_other_runner() -> None:
 def test_dispatch_names_the_process_that_it_is_for() -> None:
     known = tasks(t=1)
     draft = Draft(known, now=1.0)
-    admit(draft, known, [runner("r")], now=1.0, lease_seconds=10)
+    admit(draft, OpenTasks(known.values()), [runner("r")], now=1.0, lease_seconds=10)
     assert [write.event.boot_id for write in draft.writes if isinstance(write.event, SessionDispatched)] == ["b"]
 
 

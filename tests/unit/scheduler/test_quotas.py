@@ -11,6 +11,7 @@ from evener.proto.state import TaskState
 from evener.proto.tasks import TaskOptions, TaskSubmitted
 from evener.scheduler.admission import admit
 from evener.scheduler.core import Draft
+from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quotas import HOUR_SECONDS, Spending
 from evener.service.principals import Quota
 
@@ -37,7 +38,7 @@ class Deployment:
         """Return how many sessions of each task start, and the reasons why others do not."""
         draft = Draft(self.known, now=now)
         spent = self.spending.within_the_hour(now)
-        reasons = admit(draft, self.known, [RUNNER], now=now, lease_seconds=10, quotas=self._holders, spent=spent)
+        reasons = admit(draft, OpenTasks(self.known.values()), [RUNNER], now=now, lease_seconds=10, quotas=self._holders, spent=spent)
         self._commit(draft)
         events = [write.event for write in draft.writes]
         return Counter(event.spec.task_id for event in events if isinstance(event, SessionDispatched)), reasons
@@ -138,4 +139,4 @@ def test_without_a_free_place_nothing_is_said_of_quotas() -> None:
     at.submit("t", "ann", "search", 1)
     draft = Draft(at.known, now=T0)
 
-    assert admit(draft, at.known, [], now=T0, lease_seconds=10) is None
+    assert admit(draft, OpenTasks(at.known.values()), [], now=T0, lease_seconds=10) is None
