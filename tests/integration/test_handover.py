@@ -71,6 +71,27 @@ async def test_gateway_that_is_asked_to_stop_finishes_its_calls_and_hands_its_pa
     await world.answered()
 
 
+async def test_partition_that_comes_back_while_it_is_handed_over_is_served_on(world: Gateways) -> None:
+    """The gateway that was to have it died before it took it: the open calls go on as if nothing had happened."""
+    await world.start("a")
+    await world.serve("a")
+    sessions = await world.sessions()
+    for session in sessions.values():
+        world.ask(session, "slowly")
+    await world.engine.waiting(count=len(sessions))
+    held = {number: world.owners.hold(number) for number in world.partitions}
+    await world.start("b")
+    await world.holds(lambda: len(world.of("a", releasing=True)) == 2)
+    world.tell("b", signal.SIGKILL)
+    await world.serve("a")
+    assert {number: world.owners.hold(number) for number in world.partitions} == held
+    for session in sessions.values():
+        assert await world.ask(session).text() == "Hello."
+
+    world.engine.go(times=None)
+    await world.answered()
+
+
 async def test_only_gateway_finishes_its_calls_when_it_is_asked_to_stop(world: Gateways) -> None:
     """There is nobody to hand over to; calls that come meanwhile are served by the next process."""
     await world.start("a")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 import structlog
@@ -22,6 +22,8 @@ from evener.service.partitions import Owned
 from evener.service.telemetry import Metrics
 
 SERVICE: Final = GATEWAY
+TAKEN_AT_A_TIME: Final = 8
+"""How many partitions are taken over at the same time: the first of many are served sooner, and all of them no later."""
 LOOK_SECONDS: Final = 1.0
 """The interval at which it is looked whether other gateways are still alive: that nothing is heard of them is no event."""
 
@@ -68,6 +70,7 @@ class OwnedPartitions:
         self._held: dict[int, Held] = {}
         self._owned: Owned | None = None
         """What the group assigns. None: the gateway does not run yet."""
+        self._turn = asyncio.Semaphore(TAKEN_AT_A_TIME)
         self._stopping = False
         self._is_member = False
         self._outreached_since: float | None = None
@@ -130,20 +133,21 @@ class OwnedPartitions:
         """Take a partition over when it is free, and serve it until it is handed over. Raises Fenced."""
         if not await self._released(number):
             return
-        producer = await self._bus.producer(f"gateway-{number}")  # which fences the earlier owner
-        partition = Partition(self._bus, self._events, number, PartitionWriter(producer, self._events, self._metrics))
-        try:
-            await partition.take_over()
+        async with AsyncExitStack() as stack:
+            stack.callback(self._drop, number)  # after all else is closed: its next owner waits for that
+            async with self._turn:
+                producer = await self._bus.producer(f"gateway-{number}")  # which fences the earlier owner
+                stack.push_async_callback(producer.aclose)
+                partition = Partition(self._bus, self._events, number, PartitionWriter(producer, self._events, self._metrics))
+                stack.push_async_callback(partition.aclose)
+                await partition.take_over()
             held = self._held[number] = Held(partition, max(producer.epoch, self._owners.highest(number) + 1))
             self._tell()
-            await self._serve(number, held)
-        except Fenced:
-            self._drop(number)  # at once: the next owner has it, and may not be listed beside this one
-            raise
-        finally:
-            await partition.aclose()
-            await producer.aclose()
-            self._drop(number)
+            try:
+                await self._serve(number, held)
+            except Fenced:
+                self._drop(number)  # at once: it has another owner, beside whom it may not be listed
+                raise
 
     async def _serve(self, number: int, held: Held) -> None:
         async with Tasks() as tasks:

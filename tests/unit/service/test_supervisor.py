@@ -193,6 +193,19 @@ async def test_heartbeats_stand_in_the_fleet(context: ServiceContext) -> None:
     assert isinstance(decode(record.value), Heartbeat)
 
 
+async def test_heartbeat_that_says_something_new_is_sent_at_once(context: ServiceContext) -> None:
+    """However long it is to the next one: an owner that has taken over is waited for."""
+    keeper = supervised(Toy(for_ever), context, heartbeat_seconds=3600)
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(SOON):
+        beats = context.bus.follow(Topic.FLEET, 0, 0)
+        await anext(beats)
+        assert keeper.service is not None
+        keeper.service.heartbeat_due.set()
+        await anext(beats)
+    running.cancel()
+
+
 async def test_heartbeat_that_cannot_be_sent_does_not_end_the_service(context: ServiceContext) -> None:
     """It is logged, and the next one follows."""
     toy = Toy(for_ever, instance_id="x" * 2_000_000)  # too large a key
