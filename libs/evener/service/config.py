@@ -1,6 +1,8 @@
 """The configuration that all services share. Each service adds its own keys in its `config.py`; `config_app` reads them."""
 
 import os
+import re
+import socket
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -18,12 +20,18 @@ SECTIONS: Final = ("up", "scheduler", "sandbox_runner", "provider_gateway", "rec
 SECRET: Final = frozenset({"operator_token", "capability_key", "kafka_password", "engine_api_keys"})
 """Keys whose values are not shown. Each may be `file:PATH`, for the first line of a file, such as a mounted secret."""
 FROM_FILE: Final = "file:"
+INSTANCE: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 def default_state() -> str:
     """Return `$XDG_STATE_HOME/evener`, or `~/.local/state/evener`."""
     home = os.environ.get("XDG_STATE_HOME")
     return str(Path(home or Path.home() / ".local" / "state") / "evener")
+
+
+def host_name() -> str:
+    """Return this machine's host name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("-._") or "local"
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,8 +83,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The PEM file of the authorities that sign the certificates of engines. None: those of the system."""
     engine_api_keys: dict[str, str] = {}
     """Engine id to the API key with which the engine is asked. `*`: the key for all others. Each may be `file:PATH`."""
-    instance: str = "local"
-    """The name of this process in the fleet, different for each process of a deployment."""
+    instance: Annotated[str, Meta(pattern=INSTANCE)] = msgspec.field(default_factory=host_name)
+    """The name of this process in the fleet. Two processes of one service need different names; different services may share one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level that is logged."""
     stop_seconds: Annotated[float, Meta(ge=0)] = 10.0

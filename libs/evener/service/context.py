@@ -13,8 +13,12 @@ from starlette.routing import BaseRoute
 from evener.blobs.port import Blobs
 from evener.blobs.waited import TIMINGS, BlobTimings, Waited
 from evener.bus.port import Bus
-from evener.proto.fleet import Heartbeat, TopicLag
+from evener.proto.fleet import Heartbeat, PolicyFingerprint, TopicLag
 from evener.service.auth import Secrets
+
+
+async def nobody_else(_policies: Sequence[PolicyFingerprint]) -> None:
+    """Agree with everything: there is no other process."""
 
 
 class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
@@ -32,6 +36,8 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     store_usable: Callable[[], bool] = lambda: True
     """Whether the blob store can be used now. While it cannot, no work that needs it is taken."""
     blob_timings: BlobTimings = TIMINGS
+    agree: Callable[[Sequence[PolicyFingerprint]], Awaitable[None]] = nobody_else
+    """Called by a gateway before it serves. Raises NotShared if another living one renders otherwise."""
     alone: bool = True
     """Whether the service has this process to itself. In `evener up` it has not: all services stop at the same time."""
     lag: Callable[[str], tuple[TopicLag, ...]] = lambda _: ()

@@ -101,6 +101,7 @@ async def run_services(
         altered = AlteredTopics(context.bus, metrics(context.registry))
         neighbours = Neighbours(context.bus, context.secrets, store, boot_id=context.boot_id, names=names)
         await neighbours.fit()
+        context = structs.replace(context, agree=neighbours.agree)
         supervisors: list[Supervisor] = []
 
         def remount() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -16,7 +16,7 @@ from msgspec import structs
 from evener.bus.port import Bus, Record
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
-from evener.proto.fleet import Heartbeat
+from evener.proto.fleet import Heartbeat, PolicyFingerprint
 from evener.proto.topics import Topic
 from evener.service.auth import Secrets
 from evener.service.events import plain
@@ -35,11 +35,14 @@ class NameTaken(Hopeless):
 
 
 class NotShared(Hopeless):
-    """All processes of a deployment need the same blob store (`blobs`) and key (`capability_key`). Correct the wrong one."""
+    """All processes of a deployment need the same blob store (`blobs`) and key (`capability_key`), all gateways the same `policies`.
+
+    Correct the wrong one. To change a policy or to take one away, stop all gateways first; to add one, start them one after the other.
+    """
 
 
 class Neighbours:
-    """Compares the heartbeats of other processes with the name, store and key of this one."""
+    """Compares the heartbeats of other processes with the name, store, key, partitions and policies of this one."""
 
     def __init__(
         self,
@@ -64,6 +67,9 @@ class Neighbours:
         self._sign_seconds = sign_seconds
         self._pause_seconds = pause_seconds
         self._key = fingerprint(secrets)
+        self._partitions = bus.partitions_of(Topic.SESSIONS)
+        self._policies: dict[str, PolicyFingerprint] = {}
+        """What the gateway of this process renders for. Empty: there is none, or it has not opened its policies."""
         self._next: int | None = None
         self._signs: dict[tuple[str, str], int] = {}
         """How often each conflict was seen, by boot id and conflict."""
@@ -72,7 +78,13 @@ class Neighbours:
 
     def marked(self, beat: Heartbeat) -> Heartbeat:
         """Return a heartbeat of this process, completed with what other processes compare."""
-        return structs.replace(beat, key=self._key, probe=self._store.probe if self._store.usable else None)
+        probe = self._store.probe if self._store.usable else None
+        return structs.replace(beat, key=self._key, session_partitions=self._partitions, probe=probe)
+
+    async def agree(self, policies: Sequence[PolicyFingerprint]) -> None:
+        """Compare from now on the policies too. Raises NotShared if a living gateway renders otherwise, or what is not here."""
+        self._policies = {one.policy: one for one in policies}
+        await self.fit()
 
     async def fit(self) -> None:
         """Return if no living process conflicts with this one. Raises NameTaken, NotShared.
@@ -130,9 +142,22 @@ class Neighbours:
             return NameTaken(f"another process has this one's name: {other}")
         if beat.key and beat.key != self._key:
             return NotShared(f"this process has another capability_key than {other}")
+        if beat.session_partitions not in {0, self._partitions}:
+            count = f"{self._partitions} partitions of {Topic.SESSIONS}, and not {beat.session_partitions}"
+            return NotShared(f"this process counts {count} as {other}")
+        if self._policies and (differs := next(filter(None, map(self._differs, beat.fingerprints)), "")):
+            return NotShared(f"this process {differs} {other}")
         if beat.probe is not None and await self._lacks(beat.boot_id, beat.probe):
             return NotShared(f"this process has another blob store than {other}: what that one wrote is not here")
         return None
+
+    def _differs(self, theirs: PolicyFingerprint) -> str:
+        """Return how this process differs in a policy of another one. Empty: it does not."""
+        own = self._policies.get(theirs.policy)
+        if own is None:
+            return f"lacks the policy {theirs.policy!r} of"
+        parts = [part for part in ("tokenizer", "template", "settings") if getattr(own, part) != getattr(theirs, part)]
+        return f"has another {' and '.join(parts)} for policy {theirs.policy!r} than" if parts else ""
 
     async def _lacks(self, boot_id: str, probe: BlobRef) -> bool:
         if (boot_id, probe) in self._fits or not self._store.usable:

@@ -10,6 +10,7 @@ from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates import folder, gguf
 from evener.templates.config import PolicyConfig
 from evener.templates.family import add_family
+from evener.templates.fingerprint import fingerprint
 from evener.templates.jinja import ChatTemplate
 from evener.templates.port import TemplateError
 from evener.templates.renderer import JinjaRenderer
@@ -58,6 +59,8 @@ def make_renderer(material: Material, config: PolicyConfig) -> JinjaRenderer:
     renderer = JinjaRenderer(material.source, template, material.encoder, config, template_name=material.template_name)
     if config.renderer != "jinja":
         add_family(renderer, config.renderer, config.options)
+    found = {"family": renderer.family, "tools": renderer.tool_parser, "reasoning": renderer.reads_reasoning, "stop": renderer.stop_ids}
+    renderer.fingerprint = fingerprint(config, material.source.tokenizer, material.template, material.source.constants, found)
     return renderer
 
 

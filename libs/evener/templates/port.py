@@ -8,6 +8,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from evener.proto.errors import EvenerError
+from evener.proto.fleet import PolicyFingerprint
 from evener.proto.sessions import BridgedBy
 
 Message = dict[str, Any]
@@ -37,6 +38,11 @@ class Renderer(Protocol):
     @property
     def template_name(self) -> str:
         """`own`, the name of a bundled template, or a file's path."""
+        ...
+
+    @property
+    def fingerprint(self) -> PolicyFingerprint:
+        """What decides the ids that it renders."""
         ...
 
     @property

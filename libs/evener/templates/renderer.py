@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from evener.proto.fleet import PolicyFingerprint
 from evener.proto.ids import tool_call_id
 from evener.proto.sessions import BridgedBy
 from evener.proto.spec import Thinking
@@ -41,6 +42,8 @@ class TurnRules(Protocol):
 class JinjaRenderer:
     """Implements `port.Renderer` with a tokenizer and a chat template. It is thread-safe and keeps no state between calls."""
 
+    fingerprint: PolicyFingerprint
+    """What decides the ids that it renders."""
     rules: TurnRules | None = None
     """The rules that extend turns. None: only the difference of two renders does."""
 

@@ -29,6 +29,18 @@ class TopicLag(Struct, frozen=True, kw_only=True):
     """The number of records that it has not worked on there."""
 
 
+class PolicyFingerprint(Struct, frozen=True, kw_only=True):
+    """How a gateway renders for a policy. Gateways that differ in it would give the engine other ids for the same conversation."""
+
+    policy: str
+    tokenizer: str
+    """A digest of the tokenizer."""
+    template: str
+    """A digest of the chat template."""
+    settings: str
+    """A digest of what else decides: options, special tokens, the rules by which turns are extended and tool calls are read."""
+
+
 class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """A sign that an instance is alive. The last heartbeat of an instance id counts."""
 
@@ -56,6 +68,8 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     it."""
     policies: tuple[str, ...] = ()
     """The policies that a gateway can render for."""
+    fingerprints: tuple[PolicyFingerprint, ...] = ()
+    """How a gateway renders for each of them, which is the same for all gateways of a deployment. Empty: an older process wrote this."""
     scheduler: str = ""
     """The name of a scheduler. All of one name share the work: one is active, the others stand by."""
     reaches: tuple[str, ...] = ()
@@ -64,6 +78,8 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """The epoch of an active scheduler: of several that say that they are active, it is the one with the highest. 0: it stands by."""
     key: str = ""
     """A fingerprint of the capability key, which is the same for all processes of a deployment. Empty: an older process wrote this."""
+    session_partitions: int = 0
+    """The number of partitions of `sessions` that the process counts. 0: an older process wrote this."""
     probe: BlobRef | None = None
     """A blob that the process has put into its blob store. A process that does not find this blob uses another store. None: the store
     cannot be used now."""

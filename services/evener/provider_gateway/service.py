@@ -44,6 +44,8 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     """Open the gateway. Policies are loaded, engines join by `fleet`, and the consumer group assigns partitions."""
     policies = await asyncio.to_thread(open_policies, config.policies)
     _tell_of_templates(policies)
+    fingerprints = tuple(policy.renderer.fingerprint for policy in policies.values())
+    await context.agree(fingerprints)
     blobs = context.waiting_blobs(put_seconds=config.transparent_retry_seconds)
     events = EventLog(context.bus, blobs)
     scheduler = EngineScheduler(queue=config.queue, patience_seconds=config.transparent_retry_seconds)
@@ -121,7 +123,8 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
         await partitions.drain()
 
     def heartbeat() -> Heartbeat:
-        told = {"policies": tuple(policies), "reaches": tuple(sorted(pool.reached())), **partitions.listing()}
+        reaches = tuple(sorted(pool.reached()))
+        told = {"policies": tuple(policies), "fingerprints": fingerprints, "reaches": reaches, **partitions.listing()}
         return context.heartbeat(SERVICE, stopping=stopping.is_set(), **told)
 
     yield Service(

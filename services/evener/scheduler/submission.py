@@ -109,12 +109,16 @@ def check(submission: Submission) -> None:
 
 
 def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
-    """Refuse a policy for which no living gateway has a template. Raises Refused. Without a living gateway nothing is known."""
-    known = {policy for gateway in gateways for policy in gateway.policies}
+    """Refuse a policy that a living gateway lacks: sessions could come to that one. Raises Refused. Without a gateway nothing is known."""
+    beats = tuple(gateways)
+    known = {policy for gateway in beats for policy in gateway.policies}
     targets = {f"options.models.{model}": target.policy for model, target in options.models.items()}
     for field, policy in {"options.policy": options.policy, **targets}.items():
         if known and policy is not None and policy not in known:
             _refuse(f"no gateway knows the policy {policy!r} (known: {', '.join(sorted(known))})", field)
+        lacking = sorted(gateway.instance_id for gateway in beats if policy not in {None, *gateway.policies})
+        if lacking:
+            _refuse(f"the policy {policy!r} is not known to all gateways yet: {', '.join(lacking)} lacks it", field)
 
 
 def check_archive(data: bytes, options: TaskOptions) -> None:

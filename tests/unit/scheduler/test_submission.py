@@ -31,6 +31,13 @@ def test_policy_that_no_gateway_renders_is_refused() -> None:
     assert mapped.value.field == "options.models.judge"
 
 
+def test_policy_that_one_gateway_lacks_is_refused_with_its_name() -> None:
+    """While a policy is added, gateway by gateway, its sessions could come to one that does not have it yet."""
+    with pytest.raises(SubmissionRefused, match=r"the policy 'b' is not known to all gateways yet: g-\('a',\) lacks it"):
+        check_policies(options("b"), [gateway("a"), gateway("a", "b")])
+    check_policies(options("a"), [gateway("a"), gateway("a", "b")])
+
+
 def test_policy_is_taken_on_trust_while_no_gateway_lives() -> None:
     """One may come that knows it."""
     check_policies(options("c"), [])

@@ -15,7 +15,7 @@ from evener.blobs.port import NotRead, NotRemoved
 from evener.bus.port import Bus, BusUnreachable
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
-from evener.proto.fleet import Heartbeat
+from evener.proto.fleet import Heartbeat, PolicyFingerprint
 from evener.proto.topics import Topic
 from evener.service.auth import Secrets
 from evener.service.context import ServiceContext
@@ -46,8 +46,8 @@ class Process:
         self._boot_id = boot_id
         self._events = EventLog(context.bus, context.blobs)
 
-    async def beat(self, **fields: Any) -> None:
-        """Give a sign of life."""
+    async def beat(self, marks: dict[str, Any] | None = None, **fields: Any) -> None:
+        """Give a sign of life. `marks` replace what others compare."""
         beat = Heartbeat(
             instance_id=self.name,
             service="sandbox_runner",
@@ -55,7 +55,7 @@ class Process:
             address=f"http://{self.name}",
             **({"at": time.time()} | fields),
         )
-        await self._events.send(Topic.FLEET, self.name, self.neighbours.marked(beat))
+        await self._events.send(Topic.FLEET, self.name, structs.replace(self.neighbours.marked(beat), **marks or {}))
 
     async def ended_by(self, other: "Process", signs: int, within: float = SOON) -> EvenerError | None:
         """Start, then let another give so many signs of life; return what ends this process. None: nothing does within these seconds."""
@@ -114,6 +114,66 @@ async def test_process_with_another_store_or_key_does_not_start_beside_a_living_
         await asyncio.sleep(0.05)
         await living.beat()
     with pytest.raises(NotShared, match=f"another {what} than gw-1-sandbox_runner at http://gw-1-sandbox_runner"):
+        await fitting
+
+
+def policy(name: str = "policy", **parts: str) -> PolicyFingerprint:
+    return PolicyFingerprint(policy=name, **{"tokenizer": "t", "template": "c", "settings": "s"} | parts)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "what"),
+    [
+        ([policy(template="x")], [policy()], "has another template for policy 'policy' than gw-1"),
+        ([policy(tokenizer="x", settings="x")], [policy()], "has another tokenizer and settings for policy 'policy' than gw-1"),
+        ([policy()], [policy(), policy("small")], "lacks the policy 'small' of gw-1"),
+    ],
+)
+async def test_gateway_that_renders_otherwise_than_a_living_one_does_not_serve(
+    context: ServiceContext, tmp_path: Path, own: list[PolicyFingerprint], theirs: list[PolicyFingerprint], what: str
+) -> None:
+    """It would give the engine other ids for the same conversation, and its tokens would be trained beside the others'."""
+    living = Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    await living.beat({"fingerprints": tuple(theirs)})
+    wrong = Process(context, "b2", "gw-2", await store(tmp_path / "blobs", "b2"), sign_seconds=SOON)
+    await wrong.neighbours.fit()
+    agreeing = asyncio.create_task(wrong.neighbours.agree(own))
+    while not agreeing.done():
+        await living.beat({"fingerprints": tuple(theirs)})
+        await asyncio.wait([agreeing], timeout=0.02)
+    with pytest.raises(NotShared, match=f"this process {what}-sandbox_runner at http://gw-1"):
+        await agreeing
+
+
+async def test_gateway_with_one_policy_more_serves_beside_the_others(context: ServiceContext, tmp_path: Path) -> None:
+    """That is how a policy is added. Those that run go on, although they lack it, and a service without policies compares none."""
+    living = Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    await living.beat({"fingerprints": (policy(),)})
+    more = Process(context, "b2", "gw-2", await store(tmp_path / "blobs", "b2"), sign_seconds=3600.0)
+    async with asyncio.timeout(SOON):
+        await more.neighbours.agree([policy(), policy("small")])
+        await Process(context, "b3", "run-1", await store(tmp_path / "blobs", "b3"), sign_seconds=3600.0).neighbours.agree([])
+    await living.neighbours.agree([policy()])
+    watching = asyncio.create_task(living.neighbours.watch())
+    for _ in range(4):
+        await more.beat({"fingerprints": (policy(), policy("small"))})
+    done, _ = await asyncio.wait([watching], timeout=0.3)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+    assert not done
+
+
+async def test_process_that_counts_other_partitions_does_not_start(context: ServiceContext, tmp_path: Path) -> None:
+    """It would look for a session's records where they are not."""
+    living = Process(context, "b1", "gw-1", await store(tmp_path / "blobs", "b1"))
+    await living.beat({"session_partitions": 64})
+    wrong = Process(context, "b2", "gw-2", await store(tmp_path / "blobs", "b2"), sign_seconds=SOON)
+    fitting = asyncio.create_task(wrong.neighbours.fit())
+    while not fitting.done():
+        await living.beat({"session_partitions": 64})
+        await asyncio.wait([fitting], timeout=0.02)
+    with pytest.raises(NotShared, match="counts 4 partitions of sessions, and not 64 as gw-1-sandbox_runner"):
         await fitting
 
 
@@ -177,7 +237,7 @@ class Interrupted:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._asked: set[str] = set()
+        self._asked = {"partitions_of"}  # which asks nobody
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._asked:
