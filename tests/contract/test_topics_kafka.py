@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from evener.bus.kafka import KafkaBus, open_kafka
 from evener.bus.kafka_layout import Difference, Layout, open_layout
+from evener.bus.kafka_topics import find_topics
 from evener.bus.port import Outgoing
 from evener.proto.errors import ConfigError
 from evener.proto.topics import TOPICS, RetentionDays, Topic
@@ -139,6 +140,13 @@ async def test_process_that_runs_while_a_topic_is_altered_goes_on_with_the_old_n
         async with asyncio.timeout(SECONDS), bus.join("gateways", Topic.SESSIONS, "a") as member:
             while await member.changed() != frozenset({0, 1}):
                 pass
+
+
+async def test_topics_are_looked_for_without_being_made(kafka_servers: str, prefix: str) -> None:
+    """Where the broker makes topics that somebody asks for by name, a look would leave a topic with the broker's own settings."""
+    async with admin_of(kafka_servers) as admin:
+        assert await find_topics(admin, [prefix + Topic.SESSIONS]) == {}
+        assert prefix + Topic.SESSIONS not in await admin.list_topics()
 
 
 async def test_topics_with_different_numbers_are_refused(kafka_servers: str, prefix: str) -> None:

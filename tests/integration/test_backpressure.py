@@ -1,9 +1,13 @@
 """Lag on a real broker, from a reader that falls behind to the scheduler that holds new sessions back."""
 
 import asyncio
+import json
 import secrets
+import sys
 import time
+from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -58,8 +62,20 @@ class StoppedEvaluator:
             await asyncio.sleep(BEAT_SECONDS)
 
 
+async def lag_command(url: str, state: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict[str, Any]], str]:
+    """Run `evener lag`; return its lines and what it says on stderr."""
+    monkeypatch.setenv("EVENER_URL", url)
+    command = (sys.executable, "-m", "evener.cli", "lag", "--state", str(state))
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    out, errors = await process.communicate()
+    assert process.returncode == 0, errors
+    return [json.loads(line) for line in out.decode().splitlines()], errors.decode()
+
+
 @pytest.mark.kafka
-async def test_new_sessions_wait_while_the_evaluators_are_behind(kafka_servers: str, tmp_path: Path) -> None:
+async def test_new_sessions_wait_while_the_evaluators_are_behind(
+    kafka_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reason is in the task, in the fleet and in a series; sessions start once the evaluators have caught up to half the limit."""
     registry = CollectorRegistry()
     options = TaskOptions(samples=2, harness=HarnessSpec(name="script"), grader=GraderSpec(name="answer", options={"expected": "Paris"}))
@@ -79,6 +95,12 @@ async def test_new_sessions_wait_while_the_evaluators_are_behind(kafka_servers: 
             assert (seen.lag[0].topic, seen.lag[0].partitions) == (Topic.BUILT, 2)
             assert seen.lag[0].records >= BEHIND
             assert registry.get_sample_value("evener_admission_held", {"behind": "evaluator"}) == 1
+
+            lines, told = await lag_command(client.url, tmp_path, monkeypatch)
+            (read,) = [line for line in lines if line["instance_id"] == "evaluator"]
+            assert (read["topic"], read["partitions"]) == (Topic.BUILT, 2)
+            assert read["records"] >= read["worst_records"] > 0
+            assert "new sessions wait: evaluator is " in told
 
             await client.put_blob(packed.data)
             await client.submit(options, task=packed.ref, task_id="t")

@@ -176,7 +176,7 @@ class KafkaBus:
     async def surplus(self) -> dict[str, int]:
         used = {self._cluster.prefix + topic: count for topic, count in self._cluster.partitions.items()}
         with asking(self._cluster.servers, "topics"):
-            there = await find_topics(self._admin)
+            there = await find_topics(self._admin, used)
         return {name: there[name].partitions for name, count in used.items() if name in there and there[name].partitions > count}
 
     async def check(self) -> None:

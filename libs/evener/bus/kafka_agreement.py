@@ -35,7 +35,7 @@ async def agree(
 
     `wanted`: the configured number. `days`: how long topics that are made here keep records. None: no topic is made, nothing is written.
     """
-    there = await find_topics(admin)
+    there = await find_topics(admin, [cluster.prefix + spec.name for spec in specs])
     agreed = await agreed_partitions(cluster) if cluster.prefix + Topic.FLEET in there else None
     found = {str(spec.name): there[name].partitions for spec in specs if (name := cluster.prefix + spec.name) in there}
     count = settled(specs, found, wanted=wanted, agreed=agreed, default=DEFAULT_PARTITIONS, prefix=cluster.prefix)

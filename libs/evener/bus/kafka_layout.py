@@ -48,7 +48,7 @@ class Layout:
     async def differences(self) -> list[Difference]:
         """Return all differences. Raises BusError, BusUnreachable."""
         with asking(self._cluster.servers, "topics"):
-            there = await find_topics(self._admin)
+            there = await find_topics(self._admin, [self._name(spec) for spec in TOPICS.values()])
             count = await self._count(there)
             replicas = replicas_for(await brokers(self._admin))
             found: list[Difference] = []
@@ -59,7 +59,7 @@ class Layout:
     async def apply(self) -> list[Difference]:
         """Make topics and set settings; return what is still different. Raises ConfigError for another number of partitions, BusError."""
         with asking(self._cluster.servers, "topics"):
-            there = await find_topics(self._admin)
+            there = await find_topics(self._admin, [self._name(spec) for spec in TOPICS.values()])
             refused = [difference async for difference in self._altered(there)]
             await agree(self._admin, self._cluster, tuple(TOPICS.values()), self._partitions, self._days)
         for pause in islice(VISIBLE, LOOKS):

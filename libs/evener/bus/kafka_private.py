@@ -4,12 +4,15 @@ Checked with the versions in CHECKED; `tests/unit/bus/test_kafka_private.py` say
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.metadata import MetadataRequest
 
 CHECKED: Final = frozenset({"0.14.0"})
 """Versions of aiokafka that were read, and passed the contract on a real broker."""
@@ -69,6 +72,16 @@ def fail_undelivered(producer: AIOKafkaProducer, error: KafkaError) -> None:
 def transaction_end(producer: AIOKafkaProducer) -> "asyncio.Future[Any] | None":
     """Return the future of a producer's last transaction, in which a fencing is noted that nobody awaits. None: it has none."""
     return None if producer._txn_manager is None else producer._txn_manager.wait_for_transaction_end()  # noqa: SLF001
+
+
+async def describe_topics(admin: AIOKafkaAdminClient, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what the broker tells of topics, without their partitions of those that are missing.
+
+    The admin's own request makes missing topics where the broker allows it, unless it asks for all of the cluster, perhaps thousands.
+    """
+    answer = await admin._send_request(MetadataRequest([*names], allow_auto_topic_creation=False))  # noqa: SLF001
+    topics: list[dict[str, Any]] = answer.to_object()["topics"]
+    return topics
 
 
 async def forbid_connections(client: AIOKafkaClient, seconds: float) -> None:

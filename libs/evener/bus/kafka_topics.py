@@ -11,6 +11,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 from msgspec import Struct
 
+from evener.bus.kafka_private import describe_topics
 from evener.bus.port import BusError, BusUnreachable
 from evener.bus.topic_settings import VITAL, differing, replicas_for, settings_of
 from evener.proto.errors import ConfigError
@@ -42,11 +43,11 @@ class FoundSettings(Struct, frozen=True, kw_only=True):
     """Those that were made for the topic itself. The broker resets what an alteration does not name anew."""
 
 
-async def find_topics(admin: AIOKafkaAdminClient) -> dict[str, FoundTopic]:
-    """Return the topics whose partitions all have leaders. It asks for all topics: asking by name would create missing ones."""
+async def find_topics(admin: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, FoundTopic]:
+    """Return those of these topics that are there, and whose partitions all have leaders."""
     return {
         topic["topic"]: FoundTopic(partitions=len(partitions), replicas=min(len(partition["replicas"]) for partition in partitions))
-        for topic in await admin.describe_topics()
+        for topic in await describe_topics(admin, [*names])
         if (partitions := topic["partitions"]) and all(partition["leader"] >= 0 for partition in partitions)
     }
 
@@ -55,7 +56,7 @@ async def make_topics(
     admin: AIOKafkaAdminClient, prefix: str, partitions: Mapping[TopicSpec, int], days: RetentionDays
 ) -> dict[str, FoundTopic]:
     """Create the topics that are missing and return all, once each partition has a leader. Raises BusError, BusUnreachable."""
-    there = await find_topics(admin)
+    there = await find_topics(admin, [prefix + spec.name for spec in partitions])
     missing = [spec for spec in partitions if prefix + spec.name not in there]
     if not missing:
         return there
@@ -67,8 +68,8 @@ async def make_topics(
 
 async def check_settings(admin: AIOKafkaAdminClient, prefix: str, specs: Iterable[TopicSpec], days: RetentionDays) -> None:
     """Log what differs from the wanted settings. Raises ConfigError where records would be lost, or never deleted."""
-    there = await find_topics(admin)
     named = {prefix + spec.name: spec for spec in specs}
+    there = await find_topics(admin, named)
     settings, refused = await topic_settings(admin, [*named])
     if refused:
         log.warning("topics_not_compared", refused=refused)
@@ -139,7 +140,7 @@ def _why(code: int, message: str | None) -> str:
 async def _visible(admin: AIOKafkaAdminClient, names: set[str]) -> dict[str, FoundTopic]:
     """Wait until all topics are known with a leader for each partition."""
     for pause in islice(VISIBLE, VISIBLE_LOOKS):
-        there = await find_topics(admin)
+        there = await find_topics(admin, names)
         if names <= there.keys():
             return there
         await asyncio.sleep(pause)

@@ -49,7 +49,7 @@ class DeadLetters:
         return Letters(letters=tuple(found[:MOST_LETTERS]), more=max(0, len(found) - MOST_LETTERS))
 
     async def replay(self, places: Sequence[str], query: LetterQuery | None, by: str) -> Replays:
-        """ReplayedRecord the records at these places, and those of a query's open letters. `by`: who asked. Raises BusError, NotRead."""
+        """Replay the records at these places, and those of a query's open letters. `by`: who asked. Raises BusError, NotRead."""
         async with self._replaying:
             return await self._replay_all(places, query, by)
 

@@ -38,7 +38,7 @@ def replay_request(places: Sequence[str], filters: Mapping[str, str | None], *, 
 
 
 async def replay_all(client: Client, request: ReplayRequest) -> AsyncIterator[ReplayedRecord]:
-    """ReplayedRecord all that is wanted, in as many requests as it takes."""
+    """Replay all that is wanted, in as many requests as it takes."""
     while True:
         answer = await client.replay(request.places, request.query)
         for one in answer.replays:
