@@ -2,18 +2,19 @@
 
 A service gives its readers and writers of the log a `Waited` without a limit: a record whose blob is unavailable is treated like one that
 was not written yet, and its reader waits. Endpoints get a `Waited` with a limit, and answer 503 after it. Only an object that is missing or
-damaged in a store that answers is an error of its own.
+damaged in a store that answers, and that holds what this process wrote, is an error of its own.
 """
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 from msgspec import Struct
 
-from evener.blobs.port import BlobError, Blobs
+from evener.blobs.port import BlobError, Blobs, NotRead, NotRemoved, NotStored
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import Recoverable
 from evener.runtime.retry import PAUSES, Backoff, Dependency
@@ -32,44 +33,88 @@ class BlobTimings(Struct, frozen=True, kw_only=True):
     """After this many requests the object counts as missing."""
     answer_seconds: float = 5.0
     """The limit for endpoints."""
+    hang_seconds: float = 20.0
+    """A request that takes longer, and a second more for each MB, counts as failed."""
 
 
 TIMINGS: Final = BlobTimings()
+BYTES_A_SECOND: Final = 1e6
+"""What a slow store is granted for large objects."""
+
+T = TypeVar("T")
+
+
+async def always_sound() -> bool:
+    """Believe the store."""
+    return True
 
 
 class Waited:
     """A `Blobs` that tries again while the store is unavailable. Cancellation ends a wait."""
 
     def __init__(
-        self, blobs: Blobs, seconds: float = math.inf, *, put_seconds: float | None = None, timings: BlobTimings = TIMINGS
+        self,
+        blobs: Blobs,
+        seconds: float = math.inf,
+        *,
+        put_seconds: float | None = None,
+        timings: BlobTimings = TIMINGS,
+        sound: Callable[[], Awaitable[bool]] = always_sound,
     ) -> None:
-        """`seconds`: after an outage of this length, requests fail at once. `put_seconds`: the same for `put` alone."""
+        """`seconds`: after an outage of this length, requests fail at once. `put_seconds`: the same for `put` alone.
+
+        `sound`: whether the store still holds what this process wrote. One that does not (a folder that is not mounted, a bucket that is
+        gone) is away, whatever it says of other objects.
+        """
         self._blobs = blobs
         self._seconds = seconds
         self._put_seconds = seconds if put_seconds is None else put_seconds
         self._timings = timings
+        self._sound = sound
         self._store = Dependency("blob_store", timings.away)
 
     async def put(self, data: bytes) -> BlobRef:
         """Store `data`. Raises NotStored after the limit."""
-        return await self._store.ask(lambda: self._blobs.put(data), self._put_seconds)
+        return await self._store.ask(lambda: self._in_time(self._blobs.put(data), NotStored, len(data)), self._put_seconds)
 
     async def get(self, ref: BlobRef) -> bytes:
         """Return the object. Raises NotRead after the limit, and BlobError if the object is missing or damaged."""
         for pause in islice(self._timings.missing, self._timings.missing_tries - 1):
             try:
-                return await self._store.ask(lambda: self._blobs.get(ref), self._seconds)
+                return await self._store.ask(lambda: self._get(ref), self._seconds)
             except BlobError as error:
                 if isinstance(error, Recoverable):
                     raise
                 log.warning("blob_not_fetched", error=str(error), pause_seconds=pause)
             await asyncio.sleep(pause)
-        return await self._store.ask(lambda: self._blobs.get(ref), self._seconds)
+        return await self._store.ask(lambda: self._get(ref), self._seconds)
 
     async def has(self, ref: BlobRef) -> bool:
         """Return whether the object exists. Raises NotRead after the limit."""
-        return await self._store.ask(lambda: self._blobs.has(ref), self._seconds)
+        return await self._store.ask(lambda: self._in_time(self._blobs.has(ref), NotRead), self._seconds)
 
     async def remove(self, digest: str, *, unused_seconds: float) -> bool:
         """Remove an object unless somebody put it within `unused_seconds`; return whether it is gone. Raises NotRemoved after the limit."""
-        return await self._store.ask(lambda: self._blobs.remove(digest, unused_seconds=unused_seconds), self._seconds)
+        return await self._store.ask(
+            lambda: self._in_time(self._blobs.remove(digest, unused_seconds=unused_seconds), NotRemoved), self._seconds
+        )
+
+    async def _get(self, ref: BlobRef) -> bytes:
+        try:
+            return await self._in_time(self._blobs.get(ref), NotRead, ref.size)
+        except BlobError as missing:
+            if isinstance(missing, Recoverable):
+                raise
+            if not await self._sound():
+                msg = f"{missing.args[0]}, and neither is what this process wrote: is it mounted, and is its bucket there?"
+                raise NotRead(msg) from missing
+        return await self._in_time(self._blobs.get(ref), NotRead, ref.size)  # the store may have come back between the two
+
+    async def _in_time(self, asked: Awaitable[T], error: type[BlobError], size: int = 0) -> T:
+        seconds = self._timings.hang_seconds + size / BYTES_A_SECOND
+        try:
+            async with asyncio.timeout(seconds):
+                return await asked
+        except TimeoutError as cause:
+            msg = f"the blob store did not answer within {seconds:.0f} s"
+            raise error(msg) from cause

@@ -34,7 +34,7 @@ from evener.client.views import (
 )
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
-from evener.proto.delivered import Delivered
+from evener.proto.delivered import Delivered, GroupPlace
 from evener.proto.fleet import Canary
 from evener.proto.framing import FrameReader, StreamCut
 from evener.proto.letters import LetterQuery, Letters, ReplayRequest, Replays
@@ -68,7 +68,7 @@ _pieces: Final = msgspec.json.Decoder(TokenPieces)
 _published: Final = msgspec.json.Decoder(PublishAnswer)
 _recording: Final = msgspec.json.Decoder(RecordingView)
 _rebuilt: Final = msgspec.msgpack.Decoder(Rebuilt)
-_delivered: Final = msgspec.msgpack.Decoder(Delivered)
+_place: Final = msgspec.msgpack.Decoder(GroupPlace)
 
 
 class Client:
@@ -224,7 +224,12 @@ class Client:
         query = {"at": ",".join(f"{partition}:{offset}" for partition, offset in at.items()), "follow": str(follow).lower()}
         async with aclosing(self._frames("trainer_bridge", "GET", "/groups/follow", query=query)) as frames:
             async for frame in frames:
-                yield _delivered.decode(frame)
+                place = _place.decode(frame)
+                parts = [await anext(frames, b"") for _ in range(place.parts)]
+                if not all(parts):
+                    msg = "the stream ended within a group"
+                    raise Unavailable(msg)
+                yield Delivered(place=place, group=_group(b"".join(parts)) if parts else None)
 
     async def publish(
         self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None

@@ -8,8 +8,8 @@ Each group comes once, in the order of its partition of the log. A trainer that 
 So a trainer that keeps the position in its checkpoint trains every group exactly once, whatever dies in between.
 
 Groups that failed, or that a rule of their run dropped, are not yielded: they are counted in `groups.failed` and `groups.dropped`, and
-passed to `on_failed`, which logs them by default. The groups of one run (`run_id`) end when the run is over; if none of them was
-delivered, with NoGroupDelivered.
+passed to `on_failed`, which logs them by default. Records that cannot be read are logged, and counted in `groups.unread`. The groups of one
+run (`run_id`) end when the run is over; if none of them was delivered, with NoGroupDelivered.
 """
 
 import asyncio
@@ -27,8 +27,7 @@ from evener.client.client import AGAIN_SECONDS, MAX_AGAIN, Client
 from evener.client.errors import ClientError, Unavailable, Unreachable
 from evener.client.run_end import TaskEnd, check_delivered, until_over
 from evener.proto.arrays import float32s, int32s, uint8s
-from evener.proto.codec import decode
-from evener.proto.delivered import Delivered
+from evener.proto.delivered import Delivered, GroupPlace
 from evener.proto.trajectories import GroupFailed, GroupMerged, Row
 
 KAFKA: Final = "kafka://"
@@ -99,6 +98,16 @@ def log_empty(event: GroupMerged) -> None:
         log.warning("group %s has no token to train: %s", event.group_id, reasons or "none was sampled")
 
 
+def log_unread(place: GroupPlace) -> None:
+    """Log an error: a group is missing from what this iterator yields."""
+    log.error(
+        "partition %s, offset %s of the groups cannot be read and was skipped; once it is repaired: %s",
+        place.partition,
+        place.offset,
+        place.replay,
+    )
+
+
 class Groups:
     """The groups of purpose `train` as they are delivered: those of one run until it is over, otherwise for ever.
 
@@ -132,6 +141,8 @@ class Groups:
         """The number of failed groups that this iterator has passed."""
         self.dropped = 0
         """The number of groups that a rule of their run dropped and this iterator has passed."""
+        self.unread = 0
+        """The number of records that cannot be read and this iterator has passed, of whatever run. Each is logged as an error."""
         self.position: Position = dict(start or {})
         self._source = source
         self._run_id = run_id
@@ -153,16 +164,20 @@ class Groups:
             frames = self._frames(follow=self._follow is not False)
         async with aclosing(frames):
             async for frame in frames:
-                event = decode(frame.group)
-                self.position[str(frame.partition)] = frame.next_offset
-                if not isinstance(event, GroupMerged | GroupFailed) or self._run_id not in {None, event.run_id}:
+                event, place = frame.group, frame.place
+                self.position[str(place.partition)] = place.next_offset
+                if event is None:
+                    self.unread += 1
+                    log_unread(place)
+                    continue
+                if self._run_id not in {None, event.run_id}:
                     continue
                 if self._policy not in {None, event.policy}:
                     self._pass_over(event.policy)
                     continue
                 if isinstance(event, GroupMerged):
                     log_empty(event)
-                    yield group_of(event, frame)
+                    yield group_of(event, place)
                 else:
                     self.failed += event.dropped_by is None
                     self.dropped += event.dropped_by is not None
@@ -241,7 +256,7 @@ async def _unless(over: asyncio.Future[list[TaskEnd]], frames: AsyncGenerator[De
     return None
 
 
-def group_of(event: GroupMerged, frame: Delivered) -> Group:
+def group_of(event: GroupMerged, place: GroupPlace) -> Group:
     """Return a delivered group with its arrays. Sessions without a reward are not in it."""
     return Group(
         group_id=event.group_id,
@@ -249,8 +264,8 @@ def group_of(event: GroupMerged, frame: Delivered) -> Group:
         run_id=event.run_id,
         policy=event.policy,
         sessions=tuple(_sessions(event)),
-        partition=frame.partition,
-        offset=frame.offset,
+        partition=place.partition,
+        offset=place.offset,
         event=event,
     )
 

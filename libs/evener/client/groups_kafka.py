@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from msgspec import structs
 
 from evener.blobs.open import open_blobs
-from evener.blobs.waited import TIMINGS, Waited
+from evener.blobs.waited import Waited
 from evener.bus.kafka import open_kafka
 from evener.bus.kafka_security import KafkaSecurity
 from evener.bus.open import KAFKA
@@ -24,19 +24,19 @@ from evener.service.events import EventLog
 async def delivered_by_kafka(
     url: str, security: KafkaSecurity, blobs: str, position: Mapping[int, int], *, follow: bool
 ) -> AsyncGenerator[Delivered, None]:
-    """Yield groups from a position. Raises ConfigError, BusError, PositionUnknown."""
+    """Yield groups from a position; wait while the blob store is away. Raises ConfigError, BusError, PositionUnknown."""
     async with _bus(url, security, blobs, Topic.MERGED) as bus:
         await check_position(bus, position)
-        events = EventLog(bus, Waited(open_blobs(blobs), TIMINGS.answer_seconds))
+        events = EventLog(bus, Waited(open_blobs(blobs)))
         async with aclosing(delivered(bus, events, position, follow=follow)) as frames:
             async for frame in frames:
                 yield frame
 
 
 async def until_over_by_kafka(url: str, security: KafkaSecurity, blobs: str, run_id: str) -> list[TaskEnd]:
-    """Wait until all tasks of a run in `tasks` have ended; return them. Raises ConfigError, BusError."""
+    """Wait until all tasks of a run in `tasks` have ended, and while the blob store is away; return them. Raises ConfigError, BusError."""
     async with _bus(url, security, blobs, Topic.TASKS) as bus:
-        tasks = _Tasks(EventLog(bus, open_blobs(blobs)), run_id)
+        tasks = _Tasks(EventLog(bus, Waited(open_blobs(blobs))), run_id)
         at = await bus.beginning(Topic.TASKS, 0)
         async for record in bus.read(Topic.TASKS, 0, at):
             await tasks.fold(record)

@@ -57,10 +57,11 @@ class Dependency:
         Raises the error once the dependency has been unavailable for `seconds`, and then at once for later callers.
         """
         for pause in self._pauses:
+            asked_at = time.monotonic()
             try:
                 answer = await ask()
             except Recoverable as away:
-                if self._note(away) >= seconds:
+                if self._note(away, asked_at) >= seconds:
                     raise
             else:
                 self._came_back()
@@ -68,11 +69,14 @@ class Dependency:
             await asyncio.sleep(pause)
         raise AssertionError
 
-    def _note(self, error: Recoverable) -> float:
-        """Note a failure; return for how long the dependency has been away. Failures that are far apart count as separate outages."""
+    def _note(self, error: Recoverable, asked_at: float) -> float:
+        """Note that what was asked at this time failed; return for how long the dependency has been away.
+
+        An outage goes on as long as it is asked for again soon after each failure, however long the answers take.
+        """
         now = time.monotonic()
-        if now - self._failed_at > 2 * self._pauses.longest_seconds:
-            self._away_since = now
+        if asked_at - self._failed_at > 2 * self._pauses.longest_seconds:
+            self._away_since = asked_at
         self._failed_at = now
         if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
 from evener.blobs.port import Blobs
-from evener.blobs.waited import TIMINGS, BlobTimings, Waited
+from evener.blobs.waited import TIMINGS, BlobTimings, Waited, always_sound
 from evener.bus.port import Bus
 from evener.proto.fleet import Heartbeat, PolicyFingerprint, TopicLag
 from evener.service.auth import Secrets
@@ -35,6 +35,8 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     """The base URL of this process's HTTP endpoints."""
     store_usable: Callable[[], bool] = lambda: True
     """Whether the blob store can be used now. While it cannot, no work that needs it is taken."""
+    store_sound: Callable[[], Awaitable[bool]] = always_sound
+    """Asks the blob store whether it holds what this process wrote."""
     blob_timings: BlobTimings = TIMINGS
     agree: Callable[[Sequence[PolicyFingerprint]], Awaitable[None]] = nobody_else
     """Called by a gateway before it serves. Raises NotShared if another living one renders otherwise."""
@@ -45,11 +47,11 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
 
     def waiting_blobs(self, *, put_seconds: float | None = None) -> Waited:
         """Return the blob store for readers of a stream. It waits as long as the store is unavailable, in `put` at most `put_seconds`."""
-        return Waited(self.blobs, put_seconds=put_seconds, timings=self.blob_timings)
+        return Waited(self.blobs, put_seconds=put_seconds, timings=self.blob_timings, sound=self.store_sound)
 
     def answering_blobs(self) -> Waited:
         """Return the blob store for endpoints. It waits a few seconds for a store that is unavailable."""
-        return Waited(self.blobs, self.blob_timings.answer_seconds, timings=self.blob_timings)
+        return Waited(self.blobs, self.blob_timings.answer_seconds, timings=self.blob_timings, sound=self.store_sound)
 
     def heartbeat(self, service: str, *, stopping: bool = False, **fields: Any) -> Heartbeat:
         """Return the present heartbeat of a service of this process. `fields` are the further ones of Heartbeat that it has."""

@@ -6,15 +6,13 @@ from contextlib import aclosing
 from typing import Final
 
 import structlog
-from msgspec import Raw
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 
 from evener.bus.port import Bus, Record
-from evener.proto.codec import BadRecord, encode
-from evener.proto.delivered import Delivered
+from evener.proto.codec import BadRecord
+from evener.proto.delivered import Delivered, GroupPlace
 from evener.proto.errors import EvenerError
-from evener.proto.letters import place_of
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.service.events import EventLog
@@ -56,7 +54,7 @@ async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
 async def delivered(
     bus: Bus, events: EventLog, position: Mapping[int, int], *, follow: bool, sees: Callable[[str], bool] = lambda _: True
 ) -> AsyncGenerator[Delivered, None]:
-    """Yield groups with their blobs: those of one partition in its order, partitions as they come.
+    """Yield groups with their blobs, and the places of records that cannot be read: partition by partition in its order, as they come.
 
     `position`: partition to the offset to begin with; other partitions are read from their beginning. `follow`: for ever, otherwise to the
     end of the log at the time of the call. `sees`: of which teams. Raises NotRead if `events` does not wait for the blob store.
@@ -124,17 +122,17 @@ async def _records(bus: Bus, partition: int, start: int, *, follow: bool) -> Asy
 
 
 async def _delivered(record: Record, events: EventLog, sees: Callable[[str], bool]) -> Delivered | None:
-    """Return the group in a record. None: it cannot be read, or is not to be seen. Raises NotRead: the position must not pass it yet.
+    """Return the group in a record. None: it is not to be seen. Raises NotRead: the position must not pass it yet.
 
-    A bad record is logged but becomes no dead letter: readers are many, may start again, and may not be allowed to write. It can be
-    replayed all the same.
+    A bad record is logged and told to the reader, but becomes no dead letter: readers are many, may start again, and may not be allowed to
+    write. It can be replayed all the same.
     """
+    place = GroupPlace(partition=record.partition, offset=record.offset, next_offset=record.offset + 1)
     try:
         event = await events.event(record)
     except BadRecord as bad:
-        replay = f"evener dead-letters replay {place_of(record.topic, record.partition, record.offset)}"
-        log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=replay)
-        return None
+        log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=place.replay)
+        return Delivered(place=place, group=None)
     if not isinstance(event, GroupMerged | GroupFailed) or not sees(event.team):
         return None
-    return Delivered(partition=record.partition, offset=record.offset, next_offset=record.offset + 1, group=Raw(encode(event)))
+    return Delivered(place=place, group=event)

@@ -153,6 +153,7 @@ async def _open_context(
         boot_id=boot_id,
         address=address,
         store_usable=lambda: store.usable,
+        store_sound=store.holds_ours,
         blob_timings=blob_timings,
         lag=lag.of,
     )

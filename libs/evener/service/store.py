@@ -44,6 +44,11 @@ class Store:
                 log.info("blob_store_usable_again")
             self.usable = True
 
+    async def holds_ours(self) -> bool:
+        """Look now; return whether the store holds what this process wrote."""
+        await self.look()
+        return self.usable
+
     async def watch(self) -> None:
         """Check for ever."""
         while True:

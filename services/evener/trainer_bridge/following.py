@@ -1,7 +1,7 @@
 """GET /groups/follow?at=0:12,3:4&follow=true: streams `trajectories.merged` to trainers, from a position, without end.
 
-The stream consists of msgpack maps (`Delivered`), each after its 4-byte big-endian length. A length of 0 says that no group has come for a
-while.
+The stream consists of frames, each after its 4-byte big-endian length. A msgpack map (`GroupPlace`) says in how many further frames its
+group comes. A length of 0 says that no group has come for a while.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ from contextlib import aclosing
 from typing import Final
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from evener.proto.delivered import Delivered
+from evener.proto.delivered import Delivered, parts_of
 from evener.proto.framing import framed
 from evener.service.auth import control_route, principal_of
 from evener.service.context import ServiceContext
@@ -28,6 +29,8 @@ MSGPACK: Final = "application/x-msgpack"
 QUIET_SECONDS: Final = 15.0
 """After this long without a group, the reader gets a length of 0 as a sign of life."""
 AT: Final = re.compile(r"(\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*)?")
+PIECE_BYTES: Final = 1 << 20
+"""What is written at once, at least."""
 NOTHING: Final = framed(b"")
 
 
@@ -64,7 +67,22 @@ async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[byte
                 if (group := pending.result()) is None:
                     return
                 pending = asyncio.ensure_future(anext(groups, None))
-                yield framed(msgspec.msgpack.encode(group))
+                for piece in await asyncio.to_thread(_pieces, group):
+                    yield piece
+                    await asyncio.sleep(0)  # so that a connection that was lost is noticed before the next one
         finally:
             pending.cancel()
             await asyncio.gather(pending, return_exceptions=True)
+
+
+def _pieces(delivered: Delivered) -> list[bytes]:
+    """Return the frames of a group, small ones together. Call it in a thread."""
+    parts = [] if delivered.group is None else list(parts_of(delivered.group))
+    place = structs.replace(delivered.place, parts=len(parts))
+    pieces, piece = [], bytearray(framed(msgspec.msgpack.encode(place)))
+    for part in parts:
+        piece += framed(part)
+        if len(piece) > PIECE_BYTES:
+            pieces.append(bytes(piece))
+            piece = bytearray()
+    return [*pieces, bytes(piece)] if piece else pieces

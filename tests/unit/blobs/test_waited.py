@@ -1,16 +1,19 @@
 """Outages of the blob store are waited out, or told after a limit."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 from tests.support.outage import Outage
 
 from evener.blobs.open import open_blobs
-from evener.blobs.port import BlobError, NotRead, NotStored
+from evener.blobs.port import BlobError, NotRead, NotRemoved, NotStored
 from evener.blobs.store import ref_of
 from evener.blobs.waited import BlobTimings, Waited
 from evener.runtime.retry import Backoff
+from evener.service.store import Store
 
 TIMINGS = BlobTimings(away=Backoff(0.001, 0.005), missing=Backoff(0.0, 0.0))
 
@@ -98,6 +101,55 @@ async def test_missing_object_is_no_outage(store: Outage) -> None:
     with pytest.raises(BlobError, match="is not in") as missing:
         await Waited(store, timings=TIMINGS).get(ref_of(b"never put"))
     assert not isinstance(missing.value, NotRead)
+
+
+async def test_missing_object_in_a_store_that_lost_what_was_written_is_an_outage(tmp_path: Path) -> None:
+    """An empty folder is what an unmounted one leaves; a record whose blob was there would become a dead letter."""
+    folder, aside = tmp_path / "blobs", tmp_path / "aside"
+    own = Store(open_blobs(str(folder)), "boot")
+    await own.look()
+    looked = asyncio.Event()
+
+    async def sound() -> bool:
+        looked.set()
+        return await own.holds_ours()
+
+    waited = Waited(open_blobs(str(folder)), timings=TIMINGS, sound=sound)
+    ref = await waited.put(b"there")
+    folder.rename(aside)
+    folder.mkdir()
+    reading = asyncio.ensure_future(waited.get(ref))
+    for _ in range(2 * TIMINGS.missing_tries):
+        looked.clear()
+        await looked.wait()
+    assert not reading.done()
+    folder.rmdir()
+    aside.rename(folder)
+
+    assert await reading == b"there"
+    with pytest.raises(BlobError, match="is not in") as missing:
+        await waited.get(ref_of(b"never put"))
+    assert not isinstance(missing.value, NotRead)
+
+
+async def test_a_store_that_hangs_is_told_as_one_that_is_away() -> None:
+    """A request without an answer would keep whoever waits for it waiting for ever."""
+
+    class Hanging:
+        async def hang(self, *_: object, **__: object) -> Any:
+            await asyncio.Event().wait()
+
+        put = get = has = remove = hang
+
+    waited = Waited(Hanging(), 0.0, timings=BlobTimings(away=Backoff(0.001, 0.005), hang_seconds=0.01))
+    for asking, error in (
+        (waited.put(b"new"), NotStored),
+        (waited.get(ref_of(b"new")), NotRead),
+        (waited.has(ref_of(b"new")), NotRead),
+        (waited.remove("0" * 64, unused_seconds=0.0), NotRemoved),
+    ):
+        with pytest.raises(error, match="did not answer within"):
+            await asking
 
 
 async def test_cancelling_ends_a_wait(store: Outage) -> None:
