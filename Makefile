@@ -35,7 +35,7 @@ demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge grou
 	$(BIN)/evener demo --harness $(HARNESS) --samples $(SAMPLES) --out outputs/demo $(if $(filter-out script,$(HARNESS)),--trust-local)
 
 ##@ Deploy
-.PHONY: image up down
+.PHONY: image up down compose-check
 image: ## Build the images evener:services and evener:full (BASE=python:3.13-slim-bookworm; Docker)
 	docker build --build-arg BASE=$(BASE) --target services --tag evener:services .
 	docker build --build-arg BASE=$(BASE) --target full --tag evener:full .
@@ -44,6 +44,9 @@ up: ## Run Kafka, an object store, all services and an engine in containers (ENG
 	compose/draw-secrets
 	cd compose && COMPOSE_PROFILES=$(ENGINE)$(if $(OBSERVE),$(COMMA)observability) $(if $(OBSERVE),TRACES_TO=http://collector:4318) \
 		$(COMPOSE) up --detach $(SCALE)
+
+compose-check: $(READY) ## Run all of that under Docker and check it, the demo in it too (REGISTRY=none: no image registry; root, Java, Maven, Go)
+	$(BIN)/python -m proofs.compose --registry $(or $(REGISTRY),any)
 
 down: ## Stop them (VOLUMES=1: and forget everything)
 	cd compose && COMPOSE_PROFILES=embedded,vllm,observability $(COMPOSE) down --remove-orphans $(if $(VOLUMES),--volumes)

@@ -1,0 +1,9 @@
+"""What can go wrong with this proof."""
+
+
+class CannotCheck(Exception):
+    """Something that the proof needs is not there, or failed: the message says what."""
+
+
+class Wrong(Exception):
+    """What the proof looks for does not hold."""
