@@ -35,15 +35,17 @@ async def together(
     blobs: Blobs | None = None,
     capacity: int = 4,
     engine_calls: int = 64,
+    **of_scheduler: Any,
 ) -> AsyncIterator[ServiceContext]:
     """Run all services, their state in a folder; yield what they share. They are cancelled at the end.
 
-    `blobs` None: a folder. `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time.
+    `blobs` None: a folder. `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time. `of_scheduler`:
+    keys of the scheduler's configuration.
     """
     own: dict[str, dict[str, Any]] = {
         "sandbox_runner": {"trust_local": True, "capacity": capacity},
         "provider_gateway": {"policies": (POLICY,)},
-        "scheduler": {"tick_seconds": 0.2, "lease_seconds": 60.0},
+        "scheduler": {"tick_seconds": 0.2, "lease_seconds": 60.0} | of_scheduler,
     }
     wanted = []
     for name in SERVICES:

@@ -57,17 +57,17 @@ class _Audit:
         snapshot, tasks = self._snapshot, self._tasks
         async for read in snapshot.read(Topic.TASKS, 0, lambda _: True, light=True):
             tasks.record(read, snapshot.tasks_ended)
-        await snapshot.read_letters(lambda key: self._scope.whole or tasks.has_session(key) or tasks.has_group(key))
+        await snapshot.read_letters(tasks.wants)
         for partition in snapshot.partitions(Topic.SESSIONS):
             await self._partition(partition, received, engine)
         received.end()
         groups = AuditedGroups(tasks, self._sessions, self._lost(), self._findings, settled=self._settled)
         trimmed = await snapshot.trimmed(Topic.TASKS, 0)
         for partition in snapshot.partitions(Topic.SCORED):
-            async for read in snapshot.read(Topic.SCORED, partition, self._is_wanted, light=True):
+            async for read in snapshot.read(Topic.SCORED, partition, tasks.wants, light=True):
                 groups.score(read)
             for topic in (Topic.MERGED, Topic.KEPT):
-                async for read in snapshot.read(topic, partition, self._is_wanted):
+                async for read in snapshot.read(topic, partition, tasks.wants):
                     groups.record(topic, read)
                 trimmed = trimmed or await snapshot.trimmed(topic, partition)
         if self._scope.whole and not trimmed:
@@ -80,13 +80,11 @@ class _Audit:
             calls=self._calls,
             open_tasks=tasks.check_ends(groups.ended, settled=self._settled, trimmed=trimmed),
             open_sessions=self._open,
+            deleted_tasks=len(tasks.deleted),
             trimmed_sessions=self._trimmed,
             checked=dict(sorted(self._findings.checked.items(), key=lambda item: list(Invariant).index(item[0]))),
             breaches=tuple(self._findings.breaches),
         )
-
-    def _is_wanted(self, group_id: str) -> bool:
-        return self._scope.whole or self._tasks.has_group(group_id)
 
     def _lost(self) -> frozenset[str]:
         """Return the sessions that dead letters name."""
@@ -94,8 +92,8 @@ class _Audit:
 
     async def _partition(self, partition: int, received: Received, engine: EngineChecks | None) -> None:
         snapshot, built = self._snapshot, dict[str, BuiltFacts]()
-        wanted = (lambda _: True) if self._scope.whole or received else self._tasks.has_session
-        async for read in snapshot.read(Topic.BUILT, partition, lambda key: self._scope.whole or self._tasks.has_session(key)):
+        wanted = (lambda _: True) if received else self._tasks.wants
+        async for read in snapshot.read(Topic.BUILT, partition, self._tasks.wants):
             if isinstance(read.event, TrajectoryBuilt):
                 if engine is not None and read.event.session_id not in built:
                     engine.check(read.event, read.at)

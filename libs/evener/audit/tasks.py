@@ -7,7 +7,7 @@ from evener.audit.snapshot import EventRecord
 from evener.bus.port import Position
 from evener.proto.ids import group_of
 from evener.proto.spec import Purpose
-from evener.proto.tasks import TaskEnded, TaskSubmitted
+from evener.proto.tasks import TaskDeleted, TaskEnded, TaskSubmitted
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -51,6 +51,15 @@ class AuditedTasks:
         self.known: dict[str, AuditedTask] = {}
         self.unheard: dict[str, list[Position]] = {}
         """Ends of tasks that nobody submitted, or that are out of scope."""
+        self.deleted = set[str]()
+        """Tasks whose run was deleted, with blobs that their records name."""
+
+    def wants(self, key: str) -> bool:
+        """Return whether the records of a session or a group are audited, by its id."""
+        task_id, _, index = key.rpartition(".")
+        if key in self.deleted or (task_id in self.deleted and index.isdecimal()):
+            return False
+        return self._scope.whole or self.has_session(key) or self.has_group(key)
 
     def has_session(self, session_id: str) -> bool:
         """Return whether a session's task is in the scope."""
@@ -85,6 +94,10 @@ class AuditedTasks:
         elif isinstance(event, TaskEnded) and read.record.offset < ended_before:
             task = self.known.get(event.task_id)
             (self.unheard.setdefault(event.task_id, []) if task is None else task.ends).append(read.at)
+        elif isinstance(event, TaskDeleted):
+            self.deleted.add(event.task_id)
+            self.known.pop(event.task_id, None)
+            self.unheard.pop(event.task_id, None)
 
     def check_ends(self, groups: dict[str, list[Position]], *, settled: bool, trimmed: bool) -> int:
         """Check every task against its ends and its groups; return how many are open. `settled`: none may be."""

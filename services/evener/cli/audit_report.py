@@ -36,6 +36,8 @@ def _extent(found: AuditReport) -> str:
     told = f"{found.tasks} tasks, {found.sessions} sessions, {found.calls} calls, {found.groups} groups"
     if found.open_tasks or found.open_sessions:
         told += f"; open: {found.open_tasks} tasks, {found.open_sessions} sessions"
+    if found.deleted_tasks:
+        told += f"; deleted: {found.deleted_tasks} tasks"
     return told + (f"; trimmed from the log: {found.trimmed_sessions} sessions" if found.trimmed_sessions else "")
 
 

@@ -1,6 +1,7 @@
 """Removes the blobs that only the records of deleted tasks name. The log says who names what."""
 
 import asyncio
+import hashlib
 import re
 from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Final
@@ -34,6 +35,7 @@ class Swept(Struct, frozen=True, kw_only=True):
     """What became of the blobs that records of deleted tasks name."""
 
     removed: int
+    """The number that are gone."""
     shared: int
     """The number that other tasks name too. They stay."""
     waiting: int
@@ -55,7 +57,7 @@ class Sweeper:
         named: dict[str, Readable] = {}
         async for record in self._records():
             if task_of(record) in due:
-                for digest, must_wait in await self._named(record):
+                for digest, must_wait in [*await self._named(record), *_kept_by_the_bridge(record)]:
                     places = named.setdefault(digest, {})
                     if must_wait:
                         places[Topic(record.topic), record.partition] = record.offset
@@ -135,6 +137,12 @@ def task_of(record: Record) -> str | None:
             return _dispatched(record)
         case _:
             return None
+
+
+def _kept_by_the_bridge(record: Record) -> Iterator[tuple[str, bool]]:
+    """Yield the digest of a scored session itself: while its group is open, the bridge keeps it as a blob, which only its state names."""
+    if record.topic == Topic.SCORED and record.value is not None:
+        yield hashlib.sha256(record.value).hexdigest(), True
 
 
 def _dispatched(record: Record) -> str | None:

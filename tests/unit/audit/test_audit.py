@@ -25,7 +25,7 @@ from evener.proto.fleet import DeadLetter
 from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallClosed, CallOpened, SessionSealed
 from evener.proto.spec import Purpose
-from evener.proto.tasks import TaskEnded, TaskSubmitted
+from evener.proto.tasks import TaskDeleted, TaskEnded, TaskSubmitted
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupMerged, TrajectoryBuilt, TrajectoryScored
 
@@ -222,6 +222,18 @@ async def test_scope_chooses_tasks_and_what_became_of_them(tmp_path: Path, scope
     blobs = memory()
     found = await audited(tmp_path, blobs, await one_task(worked(), blobs), scope=scope)
     assert (found.tasks, found.sessions, found.groups, found.breaches) == (tasks, tasks, tasks, ())
+
+
+@pytest.mark.parametrize("records_gone", [False, True])
+async def test_deleted_run_is_no_breach(tmp_path: Path, records_gone: bool) -> None:  # noqa: FBT001 - the two cases
+    """Its blobs are gone; and of what the log still holds of it, nothing is checked."""
+    blobs = memory()
+    story = await one_task(worked(), blobs)
+    if records_gone:
+        story = without(TrajectoryBuilt)(without(SessionSealed)(story))
+    deleted = Written(Topic.TASKS, "t", TaskDeleted(task_id="t", run_id="run", deleted_at=1.0))
+    found = await audited(tmp_path, memory(), [*story, deleted])
+    assert (found.tasks, found.sessions, found.groups, found.deleted_tasks, found.breaches) == (0, 0, 0, 1, ())
 
 
 class Trimmed:
