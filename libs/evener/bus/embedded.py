@@ -133,6 +133,9 @@ class EmbeddedBus:
                     yield records
                 reading.handed_out(start)
 
+    async def renew_offsets(self) -> None:
+        """Return: this bus forgets nothing."""
+
     async def lags(self) -> list[ReaderLag]:
         return [
             ReaderLag(

@@ -134,6 +134,13 @@ class KafkaBus:
                 async for batch in batches:
                     yield batch
 
+    async def renew_offsets(self) -> None:
+        for reading in self._readings:
+            for group in reading.reader.groups:
+                offset = await self.committed(group, reading.topic, reading.partition)
+                if offset is not None:
+                    await self._offsets.commit([GroupOffset(group, Position(reading.topic, reading.partition, offset))])
+
     async def lags(self) -> list[ReaderLag]:
         readings = {reading: self._cluster.place(reading.topic, reading.partition) for reading in self._readings}
         with asking(self._cluster.servers, "ends of topics"):

@@ -104,6 +104,8 @@ class Reader(Struct, frozen=True, eq=False):
     """The service that reads."""
     held: Callable[[], int | None] = nothing_held
     """Returns the lowest offset that is still worked on although later records were asked for. None: there is none."""
+    groups: tuple[str, ...] = ()
+    """The groups whose offsets in the partition this follower keeps."""
 
 
 class ReaderLag(Struct, frozen=True, kw_only=True):
@@ -200,6 +202,13 @@ class Bus(LogReader, Protocol):
         """Read committed records from `start` for ever, in batches as they come (never empty).
 
         A batch counts as worked on when the next is asked for. `reader` None: its lag is not measured.
+        """
+        ...
+
+    async def renew_offsets(self) -> None:
+        """Commit again what the groups of named followers have committed: Kafka forgets an offset that nobody commits for some days.
+
+        Raises BusError. An offset may go back by what its owner commits at the same moment.
         """
         ...
 

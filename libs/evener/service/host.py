@@ -38,6 +38,7 @@ from evener.service.logs import RouteOf, set_up_logs
 from evener.service.loop_watch import watch_loop
 from evener.service.measured_blobs import MeasuredBlobs
 from evener.service.neighbours import Neighbours
+from evener.service.renewal import renew_offsets
 from evener.service.service_links import service_links
 from evener.service.store import Store
 from evener.service.supervisor import Supervisor, Wanted, not_open
@@ -118,7 +119,7 @@ async def run_services(
             await stack.enter_async_context(opening(context))
         if state_file:
             stack.enter_context(_told(Path(config.state) / STATE_FILE, context.address))
-        watches = [neighbours.watch(), store.watch(), altered.watch(), lag.watch()]
+        watches = [neighbours.watch(), store.watch(), altered.watch(), lag.watch(), renew_offsets(context.bus)]
         watches += [certificate.watch()] if certificate is not None else []
         await _run_all(supervisors, watches, server, stop, config.stop_seconds)
 

@@ -71,7 +71,7 @@ class Evaluator:
         try:
             async with Tasks() as tasks:
                 tasks.create_task(self._commit_for_ever(partition))
-                async for batch in bus.follow(Topic.BUILT, number, start, Reader(GROUP, partition.progress.oldest_open)):
+                async for batch in bus.follow(Topic.BUILT, number, start, Reader(GROUP, partition.progress.oldest_open, (GROUP,))):
                     for record in batch:
                         await self._take(partition, record, tasks)
         finally:

@@ -47,7 +47,7 @@ from evener.tokens.session import SessionLog, attempt_end
 
 GROUP: Final = "provider-gateway"
 """The consumer group that divides the partitions, and whose offset in each is the low-water mark."""
-READER: Final = Reader("provider_gateway")
+READER: Final = Reader("provider_gateway", groups=(GROUP,))
 OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelivered, AttemptEnded, SessionSealed)
 OWN_TAGS: Final = frozenset(tag_of(event).encode() for event in OWN_EVENTS)
 """Events that the owner alone writes and folds when they are committed. The tail skips them."""

@@ -29,9 +29,9 @@ from evener.tokens.trajectory import build
 
 GROUP: Final = "reconstructor"
 """The consumer group that divides the partitions. Its offset in each is the low-water mark, from which open sessions are read again."""
-READER: Final = Reader("reconstructor")
 BUILT_GROUP: Final = "reconstructor-built"
 """Holds the offset before which every seal has been built. Sessions sealed there may begin before the mark, and be read in part."""
+READER: Final = Reader("reconstructor", groups=(GROUP, BUILT_GROUP))
 
 log = structlog.get_logger()
 tracer = trace.get_tracer("evener.reconstructor")

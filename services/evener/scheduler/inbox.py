@@ -17,7 +17,6 @@ from evener.service.events import EventLog, header
 from evener.service.partitions import resumed_at
 from evener.tokens.session import too_late
 
-READER: Final = Reader("scheduler")
 LENGTH: Final = 64
 """The number of items that may wait for the writer. Further senders wait."""
 AT_ONCE: Final = 64
@@ -90,7 +89,7 @@ def fail(asked: PendingCommand, error: Exception) -> None:
 
 async def follow(inbox: Inbox, bus: Bus, events: EventLog, *, group: str, topic: Topic, partition: int) -> None:
     """Put the records of a partition into the inbox, from the group's offset on, for ever."""
-    async for records in bus.follow(topic, partition, await resumed_at(bus, group, topic, partition), READER):
+    async for records in bus.follow(topic, partition, await resumed_at(bus, group, topic, partition), Reader("scheduler", groups=(group,))):
         found = [await _event(events, record) for record in records if topic is not Topic.SESSIONS or header(record, HEADER_TYPE) in TAGS]
         position = Position(topic, partition, records[-1].offset + 1)
         await inbox.put(Batch(position, tuple(event for event in found if event is not None)))

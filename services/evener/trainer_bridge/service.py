@@ -25,7 +25,7 @@ from evener.trainer_bridge.policies_http import policy_routes
 from evener.trainer_bridge.reconcile import Reconciler
 from evener.trainer_bridge.rollout import Publisher, RolloutGate
 
-READER: Final = Reader("trainer_bridge")
+READER: Final = Reader("trainer_bridge", groups=(GROUP,))
 
 
 class TrainerBridge:
