@@ -55,7 +55,7 @@ class TopicSpec(Struct, frozen=True, kw_only=True):
     name: Topic
     key: str
     partitioned: bool
-    """True: the topic has as many partitions as the deployment (`sessions` and the topics after it). False: one, so that its order is
+    """True: the topic has as many partitions as the deployment, so that no reader needs all of it. False: one, so that its order is
     total."""
     retention: Retention
 
@@ -69,7 +69,7 @@ TOPICS: Final[dict[Topic, TopicSpec]] = {
     spec.name: spec
     for spec in (
         TopicSpec(name=Topic.TASKS, key="task id", partitioned=False, retention=Retention.LOG),
-        TopicSpec(name=Topic.DISPATCH, key="runner id", partitioned=False, retention=Retention.DISPATCH),
+        TopicSpec(name=Topic.DISPATCH, key="runner id", partitioned=True, retention=Retention.DISPATCH),
         TopicSpec(name=Topic.SESSIONS, key="session id", partitioned=True, retention=Retention.LOG),
         TopicSpec(name=Topic.BUILT, key="session id", partitioned=True, retention=Retention.WORK),
         TopicSpec(name=Topic.SCORED, key="group id", partitioned=True, retention=Retention.WORK),

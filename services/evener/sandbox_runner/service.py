@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 import structlog
 
-from evener.bus.port import Record
+from evener.bus.port import Position, Record
 from evener.proto.codec import BadRecord
 from evener.proto.fleet import Heartbeat, Running
 from evener.proto.reasons import ExitCause
@@ -40,9 +40,9 @@ log = structlog.get_logger()
 
 
 class Runner:
-    """Takes the attempts dispatched to it from `start` on, and runs up to `capacity` sessions at a time."""
+    """Takes the attempts dispatched to it from `start` on, in its partition of `dispatch`, and runs up to `capacity` sessions at a time."""
 
-    def __init__(self, runner: RunnerContext, context: ServiceContext, owners: Owners, start: int) -> None:
+    def __init__(self, runner: RunnerContext, context: ServiceContext, owners: Owners, start: Position) -> None:
         self._runner = runner
         self._context = context
         self._owners = owners
@@ -92,7 +92,7 @@ class Runner:
         return [task for _, task in self._sessions.values()]
 
     async def _follow(self) -> None:
-        async for batch in self._context.bus.follow(Topic.DISPATCH, 0, self._start):
+        async for batch in self._context.bus.follow(self._start.topic, self._start.partition, self._start.offset):
             for record in batch:
                 if record.key == self._runner.runner_id:
                     await self._take(record)
@@ -142,7 +142,9 @@ class Runner:
 async def open_service(config: Config, context: ServiceContext, *, timings: RunnerTimings = TIMINGS) -> AsyncIterator[Service]:
     """Kill what a dead runner left, then yield the runner."""
     async with AsyncExitStack() as stack:
-        start = await context.bus.end(Topic.DISPATCH, 0)
+        runner_id = f"{context.instance_id}-{NAME}"
+        partition = context.bus.partition_of(Topic.DISPATCH, runner_id)
+        start = Position(Topic.DISPATCH, partition, await context.bus.end(Topic.DISPATCH, partition))
         sandboxes = await stack.enter_async_context(open_backends(Path(config.state) / "sandboxes" / context.instance_id))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=client_context(config.tls_ca_file)))
@@ -151,7 +153,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
         blobs = context.waiting_blobs()
         runner_context = RunnerContext(
             config=config,
-            runner_id=f"{context.instance_id}-{NAME}",
+            runner_id=runner_id,
             events=EventLog(context.bus, blobs, metrics(context.registry)),
             bus=Dependency("bus"),
             blobs=blobs,
