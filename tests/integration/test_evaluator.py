@@ -99,6 +99,16 @@ async def test_every_session_is_scored_also_those_that_are_not_graded(tmp_path: 
     assert header(first, HEADER_SESSION) is not None
 
 
+async def test_evaluator_that_can_open_no_sandbox_is_not_ready(tmp_path: Path, config: Config) -> None:
+    """It would only use up the tries of every grading."""
+    async with open_parts(tmp_path) as context, running(context, config) as service:
+        (root,) = (tmp_path / "grading").iterdir()
+        assert service.ready() == {"taking": True, "sandboxes": True}
+        root.rename(tmp_path / "away")
+        assert service.ready() == {"taking": True, "sandboxes": False, f"sandboxes local: {root} is gone, or cannot be written": False}
+        (tmp_path / "away").rename(root)
+
+
 async def test_grading_goes_on_from_the_committed_offset(tmp_path: Path, config: Config) -> None:
     """A second evaluator repeats nothing that was committed."""
     async with open_parts(tmp_path) as context:

@@ -22,7 +22,7 @@ from evener.bus.port import Bus
 from evener.client.client import Client
 from evener.client.errors import NotAllowed, RequestRefused
 from evener.client.session_views import RebuildRequest
-from evener.client.views import EngineRequest
+from evener.client.views import EngineRequest, RecordingView
 from evener.proto.framing import FrameReader
 from evener.proto.ids import group_of, session_of
 from evener.proto.reasons import TerminationReason
@@ -34,6 +34,7 @@ from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupMerged, Member
 from evener.reconstructor import service as reconstructor
 from evener.reconstructor.config import Config as ReconstructorConfig
+from evener.sandbox_runner.recordings import Recordings
 from evener.scheduler import service as scheduler
 from evener.scheduler.config import Config as SchedulerConfig
 from evener.service.auth import load_secrets
@@ -197,6 +198,27 @@ async def test_groups_go_to_trainers_of_their_team_alone(at: Deployment) -> None
             reader = FrameReader(answer.content)
             frames = [frame async for frame in aiter_of(reader)]
             assert {msgspec.msgpack.decode(frame)["group"]["group_id"] for frame in frames} == names
+
+
+async def test_score_is_told_to_its_team_alone(at: Deployment) -> None:
+    """And neither whether there is one."""
+    await at.merged("hers", "search")
+
+    for token, seen in {"ann": True, "tom": False, OPERATOR: True}.items():
+        async with get(at, "/scores/hers.0", token) as answer:
+            assert ((await answer.json())["use"] is not None) is seen
+
+
+async def test_key_of_a_recording_goes_to_its_team_alone(tmp_path: Path) -> None:
+    """Whoever has it makes calls in that session."""
+    file = principals_file(tmp_path / "principals.toml", "ann search user", "bob core user", "vic search viewer")
+    recordings = Recordings(load_secrets(tmp_path, principals_file=file))
+    with recordings.open("t.0", RecordingView(base_url="http://relay", key="hush", environment={}), "search"):
+        async with serving(recordings.routes()) as url, aiohttp.ClientSession() as http:
+            for token, status in {"ann": 200, "bob": 404, "vic": 403}.items():
+                async with http.get(f"{url}/recordings/t.0", headers=bearer(token)) as answer:
+                    assert answer.status == status
+                    assert ("hush" in await answer.text()) is (status == 200)
 
 
 async def aiter_of(reader: FrameReader) -> AsyncIterator[bytes]:

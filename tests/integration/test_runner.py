@@ -144,7 +144,7 @@ async def bench(
         context = context_on(bus, folder, boot_id="b", store_usable=store_usable, alone=alone)
         packed = pack(task)
         await context.blobs.put(packed.data)
-        sign = heartbeat("provider_gateway", "g", at=time.time(), address=gateway.url, partitions=(0, 1))
+        sign = heartbeat("provider_gateway", "g", at=time.time(), address=gateway.url, partitions=(0, 1), epochs=((0, 1), (1, 1)))
         await EventLog(bus, context.blobs).send(Topic.FLEET, "g", sign)
         async with (
             open_service(config, context, timings=timings) as service,
@@ -605,9 +605,20 @@ async def test_runner_that_cannot_use_the_blob_store_offers_no_place(tmp_path: P
     """It would fail every session that it gets, faster than any other runner serves its own."""
     usable = [True]
     async with bench(tmp_path, store_usable=lambda: usable[0], capacity=3) as b:
-        assert (b.service.heartbeat().capacity, b.service.ready()) == (3, {"taking": True})
+        assert (b.service.heartbeat().capacity, b.service.ready()) == (3, {"taking": True, "sandboxes": True})
         usable[0] = False
-        assert (b.service.heartbeat().capacity, b.service.ready()) == (0, {"taking": False})
+        assert (b.service.heartbeat().capacity, b.service.ready()) == (0, {"taking": False, "sandboxes": True})
+
+
+async def test_runner_that_can_open_no_sandbox_offers_no_place_and_says_why(tmp_path: Path) -> None:
+    """Its folder is gone, as a mount is; once it is back, so are the places."""
+    async with bench(tmp_path, capacity=3) as b:
+        (root,) = (tmp_path / "sandboxes").iterdir()
+        root.rename(tmp_path / "away")
+        gone = f"sandboxes local: {root} is gone, or cannot be written"
+        assert (b.service.heartbeat().capacity, b.service.ready()) == (0, {"taking": True, "sandboxes": False, gone: False})
+        (tmp_path / "away").rename(root)
+        assert (b.service.heartbeat().capacity, b.service.ready()) == (3, {"taking": True, "sandboxes": True})
 
 
 async def test_blob_store_that_is_away_while_a_session_is_prepared_costs_no_attempt(tmp_path: Path) -> None:

@@ -47,10 +47,10 @@ SCRIPT: Final = Script(
 SLOW: Final = Script(default=Rule(say="It is seven, or so I think.", per_token_ms=2000))
 CONDITIONS: Final = {
     "scheduler": {"active"},
-    "sandbox_runner": {"taking"},
+    "sandbox_runner": {"taking", "sandboxes"},
     "provider_gateway": {"engine", "partitions"},
     "reconstructor": {"partitions"},
-    "evaluator": {"taking"},
+    "evaluator": {"taking", "sandboxes"},
     "trainer_bridge": {"taking"},
 }
 CONTROL: Final = {

@@ -1,7 +1,10 @@
 """TLS between all parts, over real sockets: clients to services, relays to gateways, services to engines."""
 
 import asyncio
+import os
 import ssl
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -72,9 +75,19 @@ async def test_task_goes_its_way_where_everything_is_tls(
                 await submit(client, "ten-words", OPTIONS)
                 ended = await until(lambda: client.tasks("run"), lambda tasks: all(task.outcome is not None for task in tasks))
                 assert [task.outcome for task in ended] == [TaskOutcome.MERGED]
+            assert '"merged":1' in await command("runs", "--state", str(state), ca_file=authority.ca_file)
             assert API_KEY not in (state / LOG).read_text()
 
     assert len(engine.ledger) > 0
+
+
+async def command(*words: str, ca_file: str) -> str:
+    """Run a command as somebody does who trusts this authority; return what it says."""
+    environ = os.environ | {"EVENER_TLS_CA_FILE": ca_file}
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "evener.cli", *words, env=environ, stdout=PIPE)
+    said, _ = await child.communicate()
+    assert child.returncode == 0
+    return said.decode()
 
 
 async def ready(process: Up, authority: Authority) -> None:

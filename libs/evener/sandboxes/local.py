@@ -24,6 +24,7 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
+from evener.runtime.disk import is_full
 from evener.sandboxes import processes
 from evener.sandboxes.apply_changes import apply, make_folder
 from evener.sandboxes.changes import State, changes_since, state_of
@@ -230,6 +231,11 @@ class LocalSandboxes:
         self._work = work
         self._removal = Removal(root, work)
         self._closing: set[asyncio.Task[None]] = set()
+
+    def trouble(self) -> str:
+        if not os.access(self._root, os.W_OK | os.X_OK):
+            return f"{self._root} is gone, or cannot be written"
+        return f"the disk of {self._root} is full" if is_full(self._root) else ""
 
     @asynccontextmanager
     async def open(self, name: str, *, workdir: str = WORKDIR) -> AsyncIterator[LocalSandbox]:

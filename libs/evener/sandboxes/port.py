@@ -158,6 +158,10 @@ class Sandboxes(Protocol):
     It is loopback for a backend without a network of its own, and for containers the address of their bridge.
     """
 
+    def trouble(self) -> str:
+        """Return why no sandbox can be opened now. Empty: nothing is known against it. It takes no longer than a look at a folder."""
+        ...
+
     def open(self, name: str, *, workdir: str = WORKDIR) -> AbstractAsyncContextManager[Sandbox]:
         """Open a fresh sandbox under a name that is unique among the open ones. Raises SandboxError."""
         ...

@@ -16,6 +16,12 @@ LOCAL: Final = "local"
 BACKENDS: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Sandboxes]]]] = {LOCAL: open_local}
 
 
+def usable(backends: Mapping[str, Sandboxes]) -> dict[str, bool]:
+    """Return the conditions of readiness of backends: that one of them can open sandboxes, and each that cannot, with the reason."""
+    troubles = {name: backend.trouble() for name, backend in backends.items()}
+    return {"sandboxes": not all(troubles.values())} | {f"sandboxes {name}: {why}": False for name, why in troubles.items() if why}
+
+
 @asynccontextmanager
 async def open_backends(root: Path) -> AsyncIterator[Mapping[str, Sandboxes]]:
     """Open every backend on a folder of this process; yield them by name. Raises SandboxHeld, SandboxError."""

@@ -25,7 +25,7 @@ from evener.sandbox_runner.core import HeldAttempts
 from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.recordings import Recordings
 from evener.sandbox_runner.sessions import AttemptRun
-from evener.sandboxes.registry import open_backends
+from evener.sandboxes.registry import open_backends, usable
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 from evener.service.owners import Owners
@@ -81,12 +81,13 @@ class Runner:
 
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat for `fleet`. It lists no harnesses: an unknown one is refused with a reason instead of left waiting."""
-        capacity = self._runner.config.capacity if self._context.store_usable() and not self._stopping else 0
+        taking = self._context.store_usable() and not self._stopping and usable(self._runner.sandboxes)["sandboxes"]
+        capacity = self._runner.config.capacity if taking else 0
         return self._context.heartbeat(NAME, stopping=self._stopping, capacity=capacity, running=self._held.running)
 
     def ready(self) -> dict[str, bool]:
         """Return whether dispatches are taken."""
-        return {"taking": not self._stopping and self._context.store_usable()}
+        return {"taking": not self._stopping and self._context.store_usable()} | usable(self._runner.sandboxes)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self._sessions.values()]

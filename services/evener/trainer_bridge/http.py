@@ -65,7 +65,8 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
             scored, event = await groups.session(session_id)
         except Recoverable as away:
             return error_response(503, str(away), headers=RETRY)
-        if scored is not None and not principal_of(request).sees(scored.trajectory.spec.team):
+        team = scored.trajectory.spec.team if scored is not None else event.team if event is not None else ""
+        if not principal_of(request).sees(team):
             scored, event = None, None
         told = None if scored is None else Score(**shared_fields(scored, Score))
         return json_response(ScoreView(session_id=session_id, score=told, use=None if event is None else _use(event, session_id)))
