@@ -487,6 +487,19 @@ async def test_wrong_token_and_absent_evener_are_told_apart(bus: Bus, tmp_path: 
             await nobody.tasks()
 
 
+async def test_client_that_knows_several_schedulers_asks_until_one_answers(bus: Bus, tmp_path: Path) -> None:
+    """The first is gone. It goes on with the one that answered."""
+    async with scheduler(bus, tmp_path) as known:
+        await submit(known)
+        token = (tmp_path / TOKEN_FILE).read_text().strip()
+        async with Client(f"http://127.0.0.1:{closed_port()}, {known.url}/", token) as client:
+            assert [view.task_id for view in await client.tasks()] == ["t"]
+            assert client.url == known.url
+        async with Client(f"http://127.0.0.1:{closed_port()},http://127.0.0.1:{closed_port()}", token) as client:
+            with pytest.raises(Unreachable):
+                await client.tasks()
+
+
 async def test_every_endpoint_wants_the_token(bus: Bus, tmp_path: Path) -> None:
     async with scheduler(bus, tmp_path) as client, aiohttp.ClientSession(client._connection.url) as stranger:
         for method, path in [("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/events"), ("PUT", "/blobs/x"), ("POST", "/engines")]:
