@@ -167,10 +167,10 @@ async def test_gateway_that_is_killed_and_started_again_goes_on(world: Gateways)
 
 async def test_gateway_that_reaches_no_engine_leaves_its_partitions_to_one_that_does(world: Gateways) -> None:
     """Its sessions would wait for ever beside an idle gateway. Alone it keeps them: nothing ends without an owner."""
-    await world.start("lacks", policy="other")
+    await world.start("lacks", policies="other")
     await world.serve("lacks")
     waiting = world.ask(await world.session(0))
-    await world.start("a")
+    await world.start("a", policies="policy other")
 
     await world.serve("a")
     assert await waiting.text() == "Hello."

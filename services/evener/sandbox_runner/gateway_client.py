@@ -108,7 +108,7 @@ class GatewayClient:
                 if not hinted:
                     continue
             except _Moving:
-                begun_at = None
+                begun_at, call.trouble = None, f"{address} hands the partition over"
             except LOST as cause:
                 call.trouble = f"{address}: {cause}"
                 log.info("call_sent_again", request_id=call.request_id, gateway=address, reason=repr(cause))
