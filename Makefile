@@ -70,12 +70,15 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: conformance swaps bench-bus bench-scale bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile learn
+.PHONY: conformance swaps bench-bus bench-scale bench-recovery bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m proofs.bench.bus
 
 bench-scale: $(READY) ## Measure 1, 2 and 4 gateways on the same load, and what a whole session costs, on Kafka (4 minutes idle; Java, Maven)
 	$(BIN)/python -m proofs.bench.scale
+
+bench-recovery: $(READY) ## Measure what open sessions notice of gateways that join, leave, restart, freeze and die, on Kafka (QUICK=1; 7 minutes; Java, Maven)
+	$(BIN)/python -m proofs.bench.recovery $(if $(QUICK),--quick)
 
 bench-tokens: $(READY) ## Measure rebuilding sessions, placing calls, and what a live session weighs (1 minute idle; 28 MB at first use)
 	$(BIN)/python -m proofs.bench.tokens

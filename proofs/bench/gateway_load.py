@@ -99,14 +99,15 @@ class Http:
 class Agent:
     """One session's harness: it calls a tool in every turn."""
 
-    def __init__(self, name: str, url: str, headers: Mapping[str, str], tokens: int) -> None:
-        """`tokens`: of the middle prompt of the session, about."""
+    def __init__(self, name: str, url: str, headers: Mapping[str, str], tokens: int, said: str = SAID) -> None:
+        """`tokens`: of the middle prompt of the session, about. `said`: the text of the engine's answers."""
         self.name = name
         self.turn = 0
         self._url = url
         self._headers = headers
         self._random = random.Random(name)  # noqa: S311 - repeatable on purpose
         self._tokens = tokens
+        self._said = said
         own = tokens - SHARED_TOKENS - (RESULT_TOKENS + 100) * TURNS // 2
         texts = [f"This is {name}. {self._words(min(max(own, 20) - at, FILE_TOKENS))}" for at in range(0, max(own, 20), FILE_TOKENS)]
         self._messages = [SYSTEM, *(json.dumps({"role": "user", "content": text}) for text in texts)]
@@ -132,7 +133,7 @@ class Agent:
             raise Refused(msg)
         call_id = found[1].decode()
         called = {"id": call_id, "type": "function", "function": {**CALLED, "arguments": json.dumps(CALLED["arguments"])}}
-        self._messages.append(json.dumps({"role": "assistant", "content": SAID, "tool_calls": [called]}))
+        self._messages.append(json.dumps({"role": "assistant", "content": self._said, "tool_calls": [called]}))
         self._messages.append(json.dumps({"role": "tool", "tool_call_id": call_id, "content": self._words(RESULT_TOKENS)}))
 
     def _words(self, count: int) -> str:

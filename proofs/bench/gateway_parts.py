@@ -74,9 +74,9 @@ class EngineAt:
         self.pid = pid
         self._http = http
 
-    async def play(self, **step: Any) -> None:
-        """Say the bench's answer from now on, in this way."""
-        await self._http.post(f"{self.url}/script", json.dumps({"default": {**SAY, **step}}).encode())
+    async def play(self, rules: Sequence[Mapping[str, Any]] = (), **step: Any) -> None:
+        """Say the bench's answer from now on, in this way, where none of the rules holds."""
+        await self._http.post(f"{self.url}/script", json.dumps({"rules": rules, "default": {**SAY, **step}}).encode())
 
     async def waiting(self, count: int, gate: str) -> None:
         """Wait until so many answers wait at a gate."""
@@ -147,12 +147,18 @@ class RelaysAt:
         self._http = http
         self._url = url
 
-    async def agents(self, started: Mapping[str, Started], tokens: int) -> Iterator[Agent]:
-        """Return a harness for each session, at a relay of its own."""
+    async def agents(self, started: Mapping[str, Started], tokens: int, said: str = SAID) -> Iterator[Agent]:
+        """Return a harness for each session, at a relay of its own. `said`: the text of the engine's answers."""
+        return (Agent(name, *door, tokens, said) for name, door in (await self.doors(started)).items())
+
+    async def doors(self, started: Mapping[str, Started]) -> dict[str, tuple[str, dict[str, str]]]:
+        """Open a relay for each session; return the URLs that their harnesses call, and the headers with the key."""
         doors = msgspec.json.decode(await self._http.post(f"{self._url}/open", msgspec.json.encode(started)), type=dict[str, Door])
-        return (
-            Agent(name, f"{door.url}/v1/chat/completions", {"authorization": f"Bearer {door.key}"}, tokens) for name, door in doors.items()
-        )
+        return {name: (f"{door.url}/v1/chat/completions", {"authorization": f"Bearer {door.key}"}) for name, door in doors.items()}
+
+    async def sent_again(self) -> int:
+        """Return how often the relays have sent a request again, counted when its answer is there."""
+        return int(json.loads(await self._http.get(f"{self._url}/cost"))["sent_again"])
 
     async def cost(self) -> tuple[float, int]:
         """Return the CPU seconds of the process so far, and the tasks of our own making in it now."""
@@ -161,9 +167,10 @@ class RelaysAt:
 
 
 @asynccontextmanager
-async def engine(http: Http, folder: Path, policy: Policy) -> AsyncIterator[EngineAt]:
-    """Run the scripted engine."""
+async def engine(http: Http, folder: Path, policy: Policy, *, ledger: Path | None = None) -> AsyncIterator[EngineAt]:
+    """Run the scripted engine. `ledger`: the file to which it appends what it is fed and samples."""
     words = ["-m", "evener.cli", "engine", "scripted", "--source", policy.source, "--template", policy.template or ""]
+    words += [] if ledger is None else ["--ledger", str(ledger)]
     async with program("engine", folder, [sys.executable, *words, "--context", str(CONTEXT), "--keep", "1"]) as (url, pid):
         at = EngineAt(http, url, pid)
         await at.play()

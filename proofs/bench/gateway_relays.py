@@ -49,7 +49,8 @@ class Relays:
     def __init__(self, client: GatewayClient, stack: AsyncExitStack) -> None:
         self._client = client
         self._stack = stack
-        self._metrics = metrics(CollectorRegistry())
+        self._registry = CollectorRegistry()
+        self._metrics = metrics(self._registry)
 
     async def open(self, request: web.Request) -> web.Response:
         """Open a relay for each session that was started."""
@@ -58,9 +59,11 @@ class Relays:
         return web.Response(body=msgspec.json.encode(doors))
 
     async def cost(self, _: web.Request) -> web.Response:
-        """Return the CPU seconds so far, and the tasks of our own making now."""
+        """Return the CPU seconds and the requests that were sent again so far, and the tasks of our own making now."""
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return web.json_response({"cpu_seconds": used.ru_utime + used.ru_stime, "tasks": tasks_of("sandbox_runner")})
+        sent_again = self._registry.get_sample_value("evener_relay_sent_again_total")
+        cost = {"cpu_seconds": used.ru_utime + used.ru_stime, "sent_again": sent_again, "tasks": tasks_of("sandbox_runner")}
+        return web.json_response(cost)
 
     async def _open(self, name: str, started: Started) -> str:
         opening = Opening(session_id=name, nonce=KEY, capability=started.capability, partition=started.partition, models=["policy"])
