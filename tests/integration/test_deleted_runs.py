@@ -1,5 +1,6 @@
 """Runs that are deleted: what goes with them, what stays, and what waits. A real scheduler, and a hand that plays the other services."""
 
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -41,9 +42,12 @@ ALL: Final = {"old.1", "old.2"}
 """The ids of the deleted tasks of these tests."""
 
 
-@pytest.fixture
-async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
-    async with open_bus(f"embedded:{tmp_path / 'bus'}", partitions=2) as opened:
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+async def bus(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
+    url = f"embedded:{tmp_path / 'bus'}"
+    if request.param == "kafka":
+        url = f"kafka://{request.getfixturevalue('kafka_servers')}?prefix=del{secrets.token_hex(4)}."
+    async with open_bus(url, partitions=2) as opened:
         yield opened
 
 
