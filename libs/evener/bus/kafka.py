@@ -26,8 +26,11 @@ from evener.bus.port import BusUnreachable, GroupOffset, Membership, Outgoing, P
 from evener.bus.readings import Readings
 from evener.bus.records import check, partition_for
 from evener.proto.topics import TOPICS, RetentionDays, Topic, TopicSpec
+from evener.runtime.retry import Dependency
 
 CHECK_SECONDS: Final = 5.0
+AGREE_SECONDS: Final = 120.0
+"""A broker that makes hundreds of partitions for the first time, while other processes start, may answer late."""
 DAYS: Final = RetentionDays()
 
 
@@ -58,8 +61,12 @@ async def open_kafka(
             options=options,
             timings=timings,
         )
-        with asking(servers, "topics"):
-            agreed = await agree(admin, cluster, tuple(topics.values()), partitions, days)
+
+        async def agreeing() -> dict[str, int]:
+            with asking(servers, "topics"):
+                return await agree(admin, cluster, tuple(topics.values()), partitions, days)
+
+        agreed = await Dependency("bus").ask(agreeing, AGREE_SECONDS)
         cluster = structs.replace(cluster, partitions=agreed)
         lookup = await stack.enter_async_context(kafka_reader.open_consumer(cluster))
         bus = KafkaBus(cluster, admin, lookup, stack)
