@@ -16,6 +16,8 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 COMMA := ,
 SAMPLES ?= 4
 STORMS ?= 20
+HITS ?= 20
+SESSIONS ?= 400
 FUZZ_EXAMPLES ?= 20000
 # Tests wait more than they work: four at a time keep two cores busy.
 WORKERS ?= 4
@@ -98,8 +100,8 @@ conformance: $(READY) ## Run the real CLIs through whole Eveners (ONLY=codex,pi 
 swaps: $(READY) ## Swap weights every 2 s by pauses that end all answers, under three real CLIs (2 minutes; npm)
 	$(BIN)/python -m proofs.bench.swaps
 
-chaos: $(READY) ## Kill everything many times, at named points and at random, and audit what is left (STORMS=20)
-	$(BIN)/python -m proofs.chaos --storms $(STORMS)
+chaos: $(READY) ## Break everything many times, on Kafka and in one process, and audit what is left (ARMS=members,links HITS=20 SESSIONS=400 STORMS=20; Kafka, root, libfaketime)
+	$(BIN)/python -m proofs.chaos --storms $(STORMS) --hits $(HITS) --sessions $(SESSIONS) $(if $(ARMS),--arms $(ARMS))
 
 hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives and answers, and that its accounting is right (10 minutes; ONLY=gzip KINDS=files,http)
 	$(BIN)/python -m proofs.hostile --only "$(ONLY)" --kinds "$(KINDS)"

@@ -35,7 +35,7 @@ class Failed(Exception):
 
 def note(ledger: Path, kind: str, **fields: Any) -> None:
     """Append a line, at once and whole: it is there even if this process is killed next."""
-    line = json.dumps({"kind": kind, "pid": os.getpid(), "url": URL, **fields}) + "\n"
+    line = json.dumps({"kind": kind, "pid": os.getpid(), "url": URL, "at": time.time(), **fields}) + "\n"
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, line.encode())
     os.close(descriptor)
@@ -77,6 +77,7 @@ def ask(ledger: Path, messages: list[Message], *, stream: bool) -> Message:
     body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, "tools": tools, "stream": stream}).encode()
     digest = hashlib.sha256(body).hexdigest()
     for tried in range(1, TRIES + 1):
+        note(ledger, "asks", body_digest=digest, tried=tried)
         try:
             answer = post(body)
         except urllib.error.HTTPError as error:

@@ -1,16 +1,26 @@
-"""`evener up` with a defence switched off: `python planted.py FAULT [ARGUMENT] up ...`. Tests of the tests: an audit must notice."""
+"""A program with a defence switched off: `python planted.py FAULT [ARGUMENT] up ...`, or with a service's name in place of `up`.
+
+Tests of the tests: an audit must notice.
+"""
 
 import asyncio
+import os
+import runpy
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import structs
 
+from evener.bus import kafka, kafka_producer
+from evener.bus.kafka_client import put
+from evener.bus.port import Position, RecordTooLarge
 from evener.cli.__main__ import main
+from evener.cli.up import SERVICES
 from evener.proto.codec import AnyEvent
-from evener.proto.sessions import CallClosed, CallOpened, SessionSealed
+from evener.proto.sessions import CallClosed, CallOpened, SessionGivenUp, SessionSealed
 from evener.proto.state import GroupState
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryScored
@@ -79,6 +89,52 @@ def one_relay_port(port: str) -> None:
     replace(relay, "socket", Sockets)
 
 
+def ids_of_their_own() -> None:
+    """Each instance has transactional ids of its own, so that nobody who takes over fences anybody."""
+
+    async def producer(self: Any, transactional_id: str) -> Any:
+        return await fencing(self, f"{transactional_id}-{os.getpid()}")
+
+    async def commit(self: Any, outgoing: Sequence[Any], offset: int) -> None:
+        if any(one.topic != Topic.BRIDGE_STATE for one in outgoing):
+            await point("bridge.delivering")
+        await whole(self, outgoing, offset)
+
+    fencing, whole = kafka.KafkaBus.producer, merging.Merging._commit
+    replace(kafka.KafkaBus, "producer", producer)
+    replace(merging.Merging, "_commit", commit)
+
+
+def futures_ignored() -> None:
+    """A commit counts when the transaction has ended well, whatever became of its records."""
+
+    async def acknowledged(self: Any, batch: Sequence[Any]) -> list[tuple[Position, ...]]:
+        await self._producer.begin_transaction()
+        for commit in batch:
+            for record in commit.records:
+                with suppress(RecordTooLarge):
+                    await put(self._producer, self._cluster, record)
+        await self._send_offsets(batch)
+        return [tuple(Position(record.topic, record.partition or 0, 0) for record in commit.records) for commit in batch]
+
+    replace(kafka_producer.KafkaProducer, "_acknowledged", acknowledged)
+
+
+def zombies_obeyed() -> None:
+    """An owner gives a session up although a later attempt than the named one has started."""
+
+    class Obedient(SessionLog):
+        @property
+        def abandoned(self) -> SessionGivenUp | None:
+            return self.given_up
+
+        def _give_up(self, event: SessionGivenUp) -> bool:
+            self.given_up = event
+            return True
+
+    replace(session, "SessionLog", Obedient)
+
+
 def replace(owner: object, name: str, value: object) -> None:
     """Put something else in the place of a part of Evener."""
     if not hasattr(owner, name):
@@ -92,12 +148,28 @@ FAULTS: Final[dict[str, Callable[..., None]]] = {
     "sessions not recognised": sessions_not_recognised,
     "seals forgotten": seals_forgotten,
     "outputs before offsets": outputs_before_offsets,
+    "ids of their own": ids_of_their_own,
+    "futures ignored": futures_ignored,
+    "zombies obeyed": zombies_obeyed,
     "one relay port": one_relay_port,
 }
 
 
-if __name__ == "__main__":
-    fault, *arguments = sys.argv[1 : sys.argv.index("up")]
-    del sys.argv[1 : sys.argv.index("up")]
+PROGRAMS: Final = frozenset({"up", *SERVICES})
+
+
+def run(words: Sequence[str]) -> None:
+    """Plant a fault, and run a program with the words from its name on."""
+    place = next(place for place, word in enumerate(words) if word in PROGRAMS)
+    fault, *arguments = words[:place]
     FAULTS[fault](*arguments)
-    main()
+    if words[place] == "up":
+        sys.argv[1:] = words[place:]
+        main()
+    else:
+        sys.argv[1:] = words[place + 1 :]
+        runpy.run_module(f"evener.{words[place]}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

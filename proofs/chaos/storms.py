@@ -59,7 +59,7 @@ async def at_random(folder: Path, seed: int, kills: int) -> Outcome:
     began = time.monotonic()
     drawn = random.Random(seed)  # noqa: S311 - repeatable on purpose
     async with storm(folder) as chaos:
-        submitting = asyncio.create_task(chaos.submit())
+        submitting = asyncio.create_task(chaos.work.submit())
         for number in range(kills):
             await chaos.up.start()
             if number % 3 != STARTING:
@@ -83,7 +83,7 @@ async def _outcome(chaos: Storm, name: str, kills: int, began: float) -> Outcome
         failed_calls=_count(log, CallFailed),
         built_again=sum(len(events) - 1 for events in log.built.values()),
         scored_again=sum(len(events) - 1 for events in log.scored.values()),
-        answers=sum(one.kind == "answered" for one in chaos.noted()),
+        answers=sum(one.kind == "answered" for one in chaos.work.noted()),
         faults=tuple(await chaos.audit()),
         seconds=time.monotonic() - began,
     )

@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 from msgspec import Struct
-from proofs.chaos.storm import STEP
+from proofs.chaos.work import STEP
 from proofs.hostile.input import Unexpected
 from tests.support.audited import breaches
 from tests.support.log import Log, read_log

@@ -33,9 +33,9 @@ PROMISES: Final[dict[Invariant, str]] = {
     Invariant.REBUILT: "A rebuild from the log, or from the stored records, gives the same bytes.",
     Invariant.GROUPS: "Every group names all its sessions.",
     Invariant.OURS: "No trained session sampled nothing, was refused a call, or ended by a fault of ours.",
-    Invariant.SEALED: "Each session is sealed once, its owner writes nothing after that, and each call is opened once and ended once.",
+    Invariant.SEALED: "Each session is sealed once, for a cause, nothing of its owner follows, and each call is opened and ended once.",
     Invariant.ACCOUNTS: "The accounting of a group is the sum of its members'.",
-    Invariant.READABLE: "Every record could be read; none is a dead letter.",
+    Invariant.READABLE: "Every record could be read; none is a dead letter that nobody replayed.",
     Invariant.ENGINE: "Every row is what the engine was fed and sampled, and a sampled token is trained at most once.",
 }
 """Each promise in a sentence."""

@@ -102,6 +102,9 @@ class PartitionSessions:
             self.trimmed.add(session_id)
             return
         self._check_calls(session_id, known.records)
+        if known.log is not None and not _has_cause(known.log):
+            what = "it was sealed, and neither did the harness of its last attempt exit nor was that attempt given up"
+            self._findings.breach(Invariant.SEALED, session_id, what, known.records[0].at, seal)
         if (built := self._built.get(session_id)) is None:
             return
         for inconsistency in built.inconsistencies:
@@ -128,6 +131,12 @@ class PartitionSessions:
             self._findings.breach(Invariant.SEALED, session_id, f"it has {len(seals)} seals", *seals)
         else:
             self._findings.breach(Invariant.SEALED, session_id, f"{type(read.event).__name__} after its seal", *seals, read.at)
+
+
+def _has_cause(log: SessionLog) -> bool:
+    """Return whether the last attempt that started has ended: a giving-up that names an earlier one ends nothing."""
+    last = max(log.starts, default=0)
+    return last in log.exits or (log.given_up is not None and log.given_up.attempt >= last)
 
 
 def _fold(known: OpenSession, session_id: str, read: EventRecord) -> None:

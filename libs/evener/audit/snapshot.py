@@ -9,7 +9,7 @@ from evener.audit.findings import Findings, Invariant
 from evener.blobs.port import Blobs
 from evener.bus.port import LogReader, Position, Record
 from evener.proto.codec import AnyEvent, BadRecord
-from evener.proto.fleet import DeadLetter
+from evener.proto.fleet import DeadLetter, LetterReplayed
 from evener.proto.topics import Topic
 from evener.service.events import light_event, whole_event
 
@@ -70,13 +70,17 @@ class Snapshot:
                 yield read
 
     async def read_letters(self, wanted: Callable[[str], bool]) -> None:
-        """Note the dead letters whose key is wanted. They are breaches."""
+        """Note the dead letters whose key is wanted. Those that nobody replayed are breaches."""
+        replayed: set[Position] = set()
         for partition in self.partitions(Topic.DEAD_LETTERS):
             async for read in self.read(Topic.DEAD_LETTERS, partition, wanted, light=True):
-                if isinstance(letter := read.event, DeadLetter):
-                    lost = Position(letter.topic, letter.partition, letter.offset)
-                    self.letters[lost] = read
-                    self._findings.breach(Invariant.READABLE, letter.key, f"{letter.service} gave it up: {letter.reason}", read.at, lost)
+                if isinstance(read.event, DeadLetter):
+                    self.letters[Position(read.event.topic, read.event.partition, read.event.offset)] = read
+                elif isinstance(read.event, LetterReplayed):
+                    replayed.add(Position(read.event.topic, read.event.partition, read.event.offset))
+        for lost, read in self.letters.items():
+            if lost not in replayed and isinstance(letter := read.event, DeadLetter):
+                self._findings.breach(Invariant.READABLE, letter.key, f"{letter.service} gave it up: {letter.reason}", read.at, lost)
 
 
 async def take(log: LogReader, blobs: Blobs, findings: Findings) -> Snapshot:

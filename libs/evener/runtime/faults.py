@@ -2,7 +2,8 @@
 
 `EVENER_FAULTS=kill@gateway.committed#2,pause@bridge.committing=3,cancel@gateway.committed` kills the process (SIGKILL) when it passes
 `gateway.committed` for the second time, sleeps 3 s at the first pass of `bridge.committing`, and cancels the task of the service whose
-folder name ends in `gateway`, together with the task that passes. Each fault happens once.
+folder name ends in `gateway`, together with the task that passes. `freeze@POINT` stops the process (SIGSTOP) until somebody sends SIGCONT.
+Each fault happens once.
 
 A test in the same process gives a point an action instead: `with at_point("gateway.commit", held):`.
 """
@@ -19,7 +20,7 @@ from msgspec import Struct
 
 from evener.proto.errors import ConfigError
 
-FORM: Final = re.compile(r"^(?P<kind>kill|cancel|pause)@(?P<point>[a-z_.]+)(#(?P<nth>\d+))?(=(?P<seconds>[\d.]+))?$")
+FORM: Final = re.compile(r"^(?P<kind>kill|freeze|cancel|pause)@(?P<point>[a-z_.]+)(#(?P<nth>\d+))?(=(?P<seconds>[\d.]+))?$")
 
 
 class PlannedFault(Struct, kw_only=True):
@@ -37,7 +38,7 @@ def read(text: str) -> dict[str, list[PlannedFault]]:
     for part in filter(None, text.split(",")):
         form = FORM.match(part)
         if form is None:
-            msg = f"EVENER_FAULTS: {part!r} is not KIND@POINT[#N][=SECONDS] with kind kill, cancel or pause"
+            msg = f"EVENER_FAULTS: {part!r} is not KIND@POINT[#N][=SECONDS] with kind kill, freeze, cancel or pause"
             raise ConfigError(msg)
         fault = PlannedFault(kind=form["kind"], left=int(form["nth"] or 1), seconds=float(form["seconds"] or 1))
         faults.setdefault(form["point"], []).append(fault)
@@ -109,6 +110,8 @@ async def _strike(fault: PlannedFault, name: str) -> None:
     match fault.kind:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
         case "pause":
             await asyncio.sleep(fault.seconds)
         case _:

@@ -10,7 +10,8 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from proofs.chaos.storm import PLANTED, Noted, Storm, Wanted, script, storm
+from proofs.chaos.storm import PLANTED, Storm, storm
+from proofs.chaos.work import Noted, Wanted, script
 from tests.support.ports import closed_port
 
 from evener.proto.arrays import inline
@@ -35,7 +36,7 @@ CRASHES = {
 async def noted(chaos: Storm, kind: str) -> Noted:
     """Wait for the first line of this kind in the harnesses' ledgers."""
     async with asyncio.timeout(SECONDS):
-        while not (found := [one for one in chaos.noted() if one.kind == kind]):  # noqa: ASYNC110 - a file of other processes
+        while not (found := [one for one in chaos.work.noted() if one.kind == kind]):  # noqa: ASYNC110 - a file of other processes
             await asyncio.sleep(0.02)
     return found[0]
 
@@ -51,7 +52,7 @@ async def sent_again(chaos: Storm) -> float:
 async def test_harness_killed_alone_is_graded_by_what_it_did_and_its_group_completes(tmp_path: Path) -> None:
     """Its process dies between two calls: no fault of ours, so the session ends with that, and is trained."""
     async with storm(tmp_path, [Wanted(task_id="t", samples=3, steps=3)], says=script(token_ms=30)) as chaos:
-        submitting = asyncio.create_task(chaos.submit())
+        submitting = asyncio.create_task(chaos.work.submit())
         await chaos.up.start()
         victim = (await noted(chaos, "answered")).pid
         os.kill(victim, signal.SIGKILL)
@@ -74,7 +75,7 @@ async def test_harness_killed_alone_is_graded_by_what_it_did_and_its_group_compl
 async def test_gateway_cancelled_between_commit_and_answer_answers_from_the_record(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Relay and harness live on. The harness asked once and was answered once; the engine sampled once."""
     async with storm(tmp_path, [Wanted(task_id="t", samples=1, steps=2, flags=flags)]) as chaos:
-        submitting = asyncio.create_task(chaos.submit())
+        submitting = asyncio.create_task(chaos.work.submit())
         await chaos.up.start("cancel@gateway.committed#2")
         await submitting
         await chaos.ended()
@@ -82,8 +83,8 @@ async def test_gateway_cancelled_between_commit_and_answer_answers_from_the_reco
         await chaos.up.stop()
         log = await chaos.log()
 
-        assert [one.kind for one in chaos.noted()] == ["began", "answered", "answered", "answered"]
-        assert [one.tried for one in chaos.noted() if one.kind == "answered"] == [1, 1, 1]
+        assert [one.kind for one in chaos.work.noted()] == ["began", *["asks", "answered"] * 3]
+        assert [one.tried for one in chaos.work.noted() if one.kind == "answered"] == [1, 1, 1]
         assert len(chaos.engine.ledger) == 3
         assert len(log.of_kind("t.0", CallOpened)) == len(log.of_kind("t.0", CallClosed)) == 3
         assert again >= 1
@@ -94,14 +95,14 @@ async def test_gateway_cancelled_between_commit_and_answer_answers_from_the_reco
 async def test_gateway_cancelled_while_a_call_is_open_samples_it_again_and_the_harness_does_not_notice(tmp_path: Path) -> None:
     """What was lost was never answered; the second sample is another try of the same request."""
     async with storm(tmp_path, [Wanted(task_id="t", samples=1, steps=2)]) as chaos:
-        submitting = asyncio.create_task(chaos.submit())
+        submitting = asyncio.create_task(chaos.work.submit())
         await chaos.up.start("cancel@gateway.admitted#2")
         await submitting
         await chaos.ended()
         await chaos.up.stop()
         log = await chaos.log()
 
-        assert [one.tried for one in chaos.noted() if one.kind == "answered"] == [1, 1, 1]
+        assert [one.tried for one in chaos.work.noted() if one.kind == "answered"] == [1, 1, 1]
         assert log.of_kind("t.0", AttemptEnded) == []
         requests = [call.request_id for call in log.of_kind("t.0", CallOpened)]
         assert len(set(requests)) == 3
@@ -111,7 +112,7 @@ async def test_gateway_cancelled_while_a_call_is_open_samples_it_again_and_the_h
 async def test_every_task_ends_although_each_service_crashes_alone(tmp_path: Path) -> None:
     """The process lives on, and starts each of its services again."""
     async with storm(tmp_path) as chaos:
-        submitting = asyncio.create_task(chaos.submit())
+        submitting = asyncio.create_task(chaos.work.submit())
         await chaos.up.start(",".join(f"cancel@{point}" for point in CRASHES.values()))
         await submitting
         await chaos.ended()
@@ -127,7 +128,7 @@ async def test_orphan_that_keeps_asking_at_a_reused_port_is_refused_and_leaves_n
     wanted = [Wanted(task_id="t", samples=2, steps=2, flags=("--leave-key",))]
     program = (PLANTED, "one relay port", str(closed_port()))
     async with storm(tmp_path, wanted, says=script(token_ms=30), program=program, sandbox_runner__capacity=1) as chaos:
-        submitting = asyncio.create_task(chaos.submit())
+        submitting = asyncio.create_task(chaos.work.submit())
         await chaos.up.start()
         process = await chaos.orphan(await noted(chaos, "keyed"), "t")
         orphan = await noted(chaos, "orphaned")
@@ -144,8 +145,8 @@ async def test_orphan_that_keeps_asking_at_a_reused_port_is_refused_and_leaves_n
         await chaos.up.stop()
         log = await chaos.log()
 
-        met = [one for one in chaos.noted() if one.pid == orphan.pid and one.kind == "haunted"]
-        assert {one.url for one in chaos.noted()} == {orphan.url}
+        met = [one for one in chaos.work.noted() if one.pid == orphan.pid and one.kind == "haunted"]
+        assert {one.url for one in chaos.work.noted()} == {orphan.url}
         assert {one.status for one in met} == {0, 401}
         asked = [inline(call.messages).decode() for name in log.sessions for call in log.of_kind(name, CallOpened)]
         assert asked

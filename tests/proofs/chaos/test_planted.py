@@ -3,29 +3,23 @@
 import asyncio
 import re
 from pathlib import Path
-from typing import Final
 
-from proofs.chaos.storm import PLANTED, TASKS, storm
-
-EXPECTED: Final = {
-    "answer before commit": (["kill@gateway.commit#2"], r"I1: \S+ the harness was answered, and no committed call says so"),
-    "sessions not recognised": (["kill@scheduler.task_ended"], r"I3: \w+: its group ended [2-9] times"),
-    "seals forgotten": (["kill@gateway.sealed", "kill@scheduler.task_ended#2"], r"I8: \S+: it has 2 seals"),
-    "outputs before offsets": (["kill@bridge.torn"], r"I3: \w+: its group ended [2-9] times"),
-}
-"""A fault in the program: where it is killed, and what the audit says."""
-
-
-async def found(folder: Path, fault: str, strikes: list[str]) -> list[str]:
-    """Return what the audit finds after kills of a program with this fault."""
-    async with storm(folder, TASKS[1:], program=(PLANTED, fault), partitions=1) as chaos:
-        await chaos.survive(*strikes, delivered=False)
-        return await chaos.audit()
+import pytest
+from proofs.chaos.plants import PLANTS, PLANTS_ON_KAFKA
 
 
 async def test_audit_notices_planted_faults(tmp_path: Path) -> None:
     """Each defence that is switched off costs what it was there to defend."""
-    runs = [found(tmp_path / str(number), fault, strikes) for number, (fault, (strikes, _)) in enumerate(EXPECTED.items())]
-    faults = dict(zip(EXPECTED, await asyncio.gather(*runs), strict=True))
+    runs = [run(tmp_path / str(number)) for number, (run, _) in enumerate(PLANTS.values())]
+    found = dict(zip(PLANTS, await asyncio.gather(*runs), strict=True))
 
-    assert {name: faults[name] for name, (_, says) in EXPECTED.items() if not any(re.search(says, one) for one in faults[name])} == {}
+    assert {name: found[name] for name, (_, says) in PLANTS.items() if not any(re.search(says, one) for one in found[name])} == {}
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("name", PLANTS_ON_KAFKA)
+async def test_audit_notices_planted_faults_of_clusters(tmp_path: Path, name: str) -> None:
+    """Transactional ids that fence nobody, and commits that count without their records."""
+    run, says = PLANTS_ON_KAFKA[name]
+    found = await run(tmp_path)
+    assert [one for one in found if re.search(says, one)], found

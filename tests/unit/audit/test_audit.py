@@ -21,9 +21,9 @@ from evener.bus.embedded import open_embedded
 from evener.bus.port import Bus, LogReader, Outgoing, Record
 from evener.proto.arrays import float32s, pack_float32
 from evener.proto.codec import AnyEvent
-from evener.proto.fleet import DeadLetter
+from evener.proto.fleet import DeadLetter, LetterReplayed
 from evener.proto.reasons import ExclusionReason
-from evener.proto.sessions import CallClosed, CallOpened, SessionSealed
+from evener.proto.sessions import CallClosed, CallOpened, HarnessExited, SessionSealed
 from evener.proto.spec import Purpose
 from evener.proto.tasks import TaskDeleted, TaskEnded, TaskSubmitted
 from evener.proto.topics import Topic
@@ -128,6 +128,10 @@ PLANTED: Final[dict[str, tuple[Callable[[Story], Story], str]]] = {
     "never sealed": (without(SessionSealed), "I8: t.0: it has 0 seals"),
     "sealed twice": (twice(SessionSealed), "I8: t.0: it has 2 seals"),
     "called after the seal": (twice(CallOpened), "I8: t.0: CallOpened after its seal"),
+    "sealed without a cause": (
+        without(HarnessExited),
+        "I8: t.0: it was sealed, and neither did the harness of its last attempt exit nor was that attempt given up",
+    ),
     "opened and left": (without(CallClosed), "I8: t.0: call c1 was opened 1 times and ended 0 times"),
     "wrong sums": (changed(GroupMerged, accounting=Accounting()), "I9: t: it counts 0 sampled and 0 delivered tokens, its members"),
     "dead letter": (lost, "I10: x: evaluator gave it up: torn"),
@@ -197,6 +201,14 @@ async def test_record_that_is_no_event_is_found(tmp_path: Path) -> None:
         await bus.send([Outgoing(topic=Topic.SCORED, key=TASK, value=b"\xc1")])
         found = await audit(bus, blobs, settled=True)
     assert [(breach.invariant, breach.about) for breach in found.breaches] == [(Invariant.READABLE, TASK)]
+
+
+async def test_dead_letter_that_was_replayed_is_no_breach(tmp_path: Path) -> None:
+    blobs = memory()
+    mark = LetterReplayed(topic="trajectories.built", partition=3, offset=7, by="ann", at=2.0)
+    story = [*lost(await one_task(worked(), blobs)), Written(Topic.DEAD_LETTERS, "x", mark)]
+    found = await audited(tmp_path, blobs, story)
+    assert found.breaches == ()
 
 
 async def test_what_still_runs_is_open_and_no_breach(tmp_path: Path) -> None:

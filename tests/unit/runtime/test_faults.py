@@ -98,6 +98,18 @@ def test_kill_is_sigkill() -> None:
     assert ended.stdout == b"passed\n"
 
 
+def test_freeze_stops_the_process_until_it_is_told_to_go_on() -> None:
+    """A zombie in the making: others take over what it holds, and then it goes on."""
+    passes = PASSES_THRICE.replace("kill@a.b#2", "freeze@a.b#2")
+    with subprocess.Popen([sys.executable, "-c", passes], stdout=subprocess.PIPE, env=dict(os.environ)) as frozen:
+        _, status = os.waitpid(frozen.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        frozen.send_signal(signal.SIGCONT)
+        told, _ = frozen.communicate(timeout=60)
+    assert told == b"passed\n" * 3
+    assert frozen.returncode == 0
+
+
 @pytest.mark.parametrize("text", ["kill", "kill@", "explode@a.b", "kill@a.b#x", "kill@a.b,nonsense"])
 def test_misspelt_fault_is_refused(text: str) -> None:
     """A test with a fault that never strikes would prove nothing."""
