@@ -17,8 +17,12 @@ from tests.support.certificates import Authority
 from evener.bus.kafka import KafkaBus, open_kafka
 from evener.bus.kafka_login import LoginRefused
 from evener.bus.kafka_security import KafkaSecurity, Mechanism
+from evener.bus.open import open_bus
 from evener.bus.port import Outgoing
+from evener.client.groups import Groups
 from evener.proto.topics import TOPICS, Topic
+from evener.service.config import ServiceConfig
+from evener.service.config_app import load
 
 pytestmark = pytest.mark.kafka
 
@@ -124,6 +128,20 @@ async def test_bus_works_with_a_certificate_of_its_own(broker: Secured) -> None:
 
     async with open_kafka(broker.certificates, FEW, 1, prefix(), security=security) as bus:
         await work(bus)
+
+
+async def test_keys_of_the_configuration_connect_services_and_trainers(broker: Secured, tmp_path: Path) -> None:
+    """As an operator writes them, with the password in a mounted file; a trainer that reads the topic itself is given the same."""
+    password = tmp_path / "password"
+    password.write_text("scram512\n")
+    words = f"--kafka-tls --kafka-ca-file {broker.authority.ca_file} --kafka-sasl-mechanism SCRAM-SHA-512 --kafka-username ann"
+    argv = [*words.split(), "--kafka-password", f"file:{password}", "--bus", f"kafka://{broker.logins}?prefix={prefix()}"]
+    config = load(ServiceConfig, argv, {}, "scheduler")
+
+    async with open_bus(config.bus, partitions=1, security=config.kafka_security) as bus:
+        await bus.check()
+        groups = Groups(config.bus, blobs="memory://", security=config.kafka_security, follow=False)
+        assert [group async for group in groups] == []
 
 
 async def test_wrong_password_is_told_as_such(broker: Secured) -> None:

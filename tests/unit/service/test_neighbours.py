@@ -18,6 +18,7 @@ from evener.proto.errors import EvenerError
 from evener.proto.fleet import Heartbeat, PolicyFingerprint
 from evener.proto.topics import Topic
 from evener.service.auth import Secrets
+from evener.service.config import ServiceConfig, host_name
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
 from evener.service.neighbours import NameTaken, Neighbours, NotShared
@@ -36,10 +37,19 @@ class Process:
     """One process of a deployment, as far as the others see it."""
 
     def __init__(
-        self, context: ServiceContext, boot_id: str, instance: str, store: Store, *, key: str = "key", sign_seconds: float = 1.0
+        self,
+        context: ServiceContext,
+        boot_id: str,
+        instance: str,
+        store: Store,
+        *,
+        key: str = "key",
+        sign_seconds: float = 1.0,
+        service: str = "sandbox_runner",
     ) -> None:
         secrets = Secrets(operator_token="operator", capability_key=key.encode())
-        self.name = f"{instance}-sandbox_runner"
+        self.name = f"{instance}-{service}"
+        self._service = service
         self.neighbours = Neighbours(
             context.bus, secrets, store, boot_id=boot_id, names=[self.name], sign_seconds=sign_seconds, pause_seconds=0.01
         )
@@ -50,7 +60,7 @@ class Process:
         """Give a sign of life. `marks` replace what others compare."""
         beat = Heartbeat(
             instance_id=self.name,
-            service="sandbox_runner",
+            service=self._service,
             boot_id=self._boot_id,
             address=f"http://{self.name}",
             **({"at": time.time()} | fields),
@@ -85,6 +95,14 @@ async def test_later_process_of_the_same_name_ends_and_names_the_other(context: 
     error = await later.ended_by(earlier, 2)
     assert isinstance(error, NameTaken)
     assert "another process has this one's name: local-sandbox_runner at http://local-sandbox_runner. Give each process" in str(error)
+
+
+async def test_services_of_one_host_share_its_name(context: ServiceContext, tmp_path: Path) -> None:
+    """Six processes on one machine, none of which was given a name."""
+    assert ServiceConfig().instance == ServiceConfig().instance == host_name()
+    runner = Process(context, "b1", host_name(), await store(tmp_path / "blobs", "b1"))
+    gateway = Process(context, "b2", host_name(), await store(tmp_path / "blobs", "b2"), service="provider_gateway")
+    assert await gateway.ended_by(runner, 4, within=0.5) is None
 
 
 async def test_earlier_process_of_the_same_name_goes_on(context: ServiceContext, tmp_path: Path) -> None:
