@@ -6,10 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 from scripts.kustomize import KustomizeMissing, kustomize
+from tests.support.crds import CrdMissing, schema
 from tests.unit.deploy.test_observed import SERIES, shown
 
 from evener.bus.kafka_agreement import DEFAULT_PARTITIONS
@@ -19,8 +21,14 @@ from evener.service.config_app import load
 TREE = Path(__file__).parents[3]
 OVERLAYS = ("trial", "production")
 SECRETS = ("operator-token", "capability-key", "kafka-ca.pem", "kafka-password")
-FOREIGN = {"ScaledObject": "keda.sh/v1alpha1", "PodMonitor": "monitoring.coreos.com/v1"}
-"""Kinds that operators bring. Their schemas are not those of Kubernetes."""
+FOREIGN = {
+    ("keda.sh/v1alpha1", "ScaledObject"): ("github.com/kedacore/keda/v2@v2.21.0", "config/crd/bases/keda.sh_scaledobjects.yaml"),
+    ("monitoring.coreos.com/v1", "PodMonitor"): (
+        "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+    ),
+}
+"""Kinds that operators bring, and the module and file with the schema of each."""
 
 Document = dict[str, Any]
 
@@ -65,9 +73,21 @@ def _workloads(documents: list[Document]) -> dict[str, Document]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_everything_fits_the_schemas_of_kubernetes(rendered: dict[str, list[Document]], overlay: str) -> None:
     for document in rendered[overlay]:
-        if FOREIGN.get(document["kind"]) == document["apiVersion"]:
+        if (document["apiVersion"], document["kind"]) in FOREIGN:
             continue
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(("version", "kind"), FOREIGN)
+def test_kinds_of_operators_fit_the_schemas_of_their_operators(rendered: dict[str, list[Document]], version: str, kind: str) -> None:
+    documents = _of(rendered["production"], kind)
+    assert documents
+    try:
+        known = schema(*FOREIGN[version, kind], version.rpartition("/")[2])
+    except CrdMissing as missing:
+        pytest.skip(f"NOT TESTED ON THE SCHEMA OF {kind}: {missing}")
+    for document in documents:
+        jsonschema.validate(document, known)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
