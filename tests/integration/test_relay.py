@@ -93,7 +93,7 @@ class Harness:
 
 
 @asynccontextmanager
-async def harness(*gateways: FramesGateway, limits: Limits = LIMITS, **changes: float) -> AsyncIterator[Harness]:
+async def harness(*gateways: FramesGateway, limits: Limits = LIMITS, **changes: Any) -> AsyncIterator[Harness]:
     """Open a relay whose session stands in partition 0, owned by the first gateway."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())

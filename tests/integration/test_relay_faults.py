@@ -28,6 +28,7 @@ from tests.support.waiting import eventually
 from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.relay import Answer
 from evener.proto.sessions import Failures
+from evener.runtime.byte_budget import ByteBudget
 from evener.sandbox_runner.sessions import Exit
 
 UNKNOWING: Final = {
@@ -106,6 +107,39 @@ async def test_harness_that_leaves_while_its_engine_is_paused_may_have_left_for_
         await eventually(lambda: agent.report.waited_in_vain)
         assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
         assert told_at_exit(agent, 0).unanswered is None
+
+
+async def test_body_for_which_there_is_no_room_is_waited_for_unread(gateway: FramesGateway) -> None:
+    """The agents of a machine send large bodies at the same time: together they would take its memory."""
+    go = asyncio.Event()
+    gateway.script = [held("first", go), reply("second")]
+    async with harness(gateway, bodies=ByteBudget(100)) as agent:
+        first = asyncio.create_task(agent.text())
+        await gateway.asked()
+        second = asyncio.create_task(agent.text())
+        await agent.clock_stands()
+        assert len(gateway.seen) == 1
+        go.set()
+        assert (await first, await second) == ("first", "second")
+        assert agent.report.failures == ()
+
+
+async def test_body_that_waits_for_room_too_long_is_refused_as_ours(gateway: FramesGateway) -> None:
+    """And a harness that leaves it may have left for that."""
+    go = asyncio.Event()
+    gateway.script = [held("first", go)]
+    async with harness(gateway, bodies=ByteBudget(10), admission_seconds=0.5, in_vain_seconds=0.1) as agent:
+        first = asyncio.create_task(agent.text())
+        await gateway.asked()
+        async with agent.post() as response:
+            assert response.status == 503
+        assert agent.report.unanswered is CallFailure.OVERLOADED
+        leaving = asyncio.create_task(agent.text())
+        await asyncio.sleep(0.3)  # longer than in vain
+        leaving.cancel()
+        await eventually(lambda: agent.report.waited_in_vain)
+        go.set()
+        assert await first == "first"
 
 
 def told_at_exit(agent: Harness, code: int) -> Exit:

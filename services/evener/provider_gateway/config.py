@@ -30,5 +30,8 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How long a call waits for its SessionStarted to be read before it is refused."""
     transparent_retry_seconds: Seconds = 120.0
     """How long a call waits for an engine that answers, or for a log and a blob store that can be written, before its harness is told."""
+    bodies_bytes: Annotated[int, Meta(ge=1024)] = 512 * 1024 * 1024
+    """The bodies of open requests that the gateway holds together; each is there up to three times. Further calls wait, at most
+    `admission_timeout_seconds`."""
     disconnect_grace_seconds: Seconds = 10.0
     """How long an open call continues after its relay disconnected, before its sampling is aborted."""

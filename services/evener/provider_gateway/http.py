@@ -28,6 +28,7 @@ from evener.provider_gateway.partitions import OwnedPartitions
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.request import read_request
 from evener.provider_gateway.session import SessionRuntime
+from evener.runtime.byte_budget import ByteBudget, HeldBytes
 from evener.runtime.interrupt import Interrupt
 from evener.service.auth import Capability, CapabilityRefused, Secrets, control_route, open_capability
 from evener.service.http import decoded, json_response
@@ -52,11 +53,12 @@ class CallResponse(Response):
 
     media_type = "application/octet-stream"
 
-    def __init__(self, frames: AsyncGenerator[AnyFrame, None], permit: AdmissionPermit) -> None:
+    def __init__(self, frames: AsyncGenerator[AnyFrame, None], permit: AdmissionPermit, held: HeldBytes) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._frames = frames
         self._permit = permit
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -69,6 +71,7 @@ class CallResponse(Response):
             pass
         finally:
             self._permit.release()  # also where the relay was gone before the call began
+            self._held.release()
             watching.cancel()
 
     async def _send_frames(self, send: Send) -> None:
@@ -102,6 +105,8 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
     secrets: Secrets
     session_lookup_timeout_seconds: float
     admission_timeout_seconds: float
+    bodies: ByteBudget
+    """The bytes of bodies that all calls of the gateway may hold together."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes to mount."""
@@ -131,6 +136,12 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         with ExitStack() as stack:
             stack.callback(permit.release)
             try:
+                async with asyncio.timeout(self.admission_timeout_seconds):
+                    held = await self.bodies.take(int(request.headers.get("content-length", 0)))
+            except TimeoutError:
+                return _refused(OVERLOADED_STATUS, "the calls that are open hold too much memory", dict([RETRY_AFTER]))
+            stack.callback(held.release)
+            try:
                 parsed = await read_request(dialect, path, await _body(request), request.headers, session.quirks)
             except RequestError as error:
                 return _unread(dialect, error)
@@ -141,7 +152,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
             if not self._takes(session, capability, request):
                 return _moving(f"partition {capability.partition} is being handed over")
             stack.pop_all()
-        return CallResponse(self.calls.serve(partition, session, capability.start_id, parsed, permit), permit)
+        return CallResponse(self.calls.serve(partition, session, capability.start_id, parsed, permit), permit, held)
 
     async def left(self, request: Request) -> Response:
         """Note that a harness disconnected before its answer was delivered."""

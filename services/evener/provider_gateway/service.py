@@ -19,6 +19,7 @@ from evener.provider_gateway.peers import Peers
 from evener.provider_gateway.placement import Placer
 from evener.provider_gateway.policies import Policy, open_policies
 from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.runtime.byte_budget import ByteBudget
 from evener.runtime.tasks import Tasks
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
@@ -101,6 +102,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
         secrets=context.secrets,
         session_lookup_timeout_seconds=config.session_lookup_timeout_seconds,
         admission_timeout_seconds=config.admission_timeout_seconds,
+        bodies=ByteBudget(config.bodies_bytes),
     )
 
     async def run() -> None:

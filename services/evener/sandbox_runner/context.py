@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from evener.blobs.port import Blobs
+from evener.runtime.byte_budget import ByteBudget
 from evener.runtime.retry import Dependency
 from evener.sandbox_runner.bundles import Bundles
 from evener.sandbox_runner.config import Config
@@ -44,6 +45,8 @@ class RunnerContext(Struct, frozen=True, kw_only=True, eq=False):
     """The backends by name."""
     bundles: Bundles
     client: GatewayClient
+    bodies: ByteBudget
+    """The bytes of bodies that the relays hold together."""
     recordings: Recordings
     metrics: Metrics
     timings: RunnerTimings
@@ -63,5 +66,6 @@ class RunnerContext(Struct, frozen=True, kw_only=True, eq=False):
             call_seconds=config.call_seconds,
             keep_alive_seconds=config.keep_alive_seconds,
             body_bytes=config.body_bytes,
+            bodies=self.bodies,
             in_vain_seconds=self.timings.in_vain_seconds,
         )

@@ -1,6 +1,7 @@
 """One request of the harness, from its arrival to the end of its answer. The relay reads nothing of its messages."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -9,12 +10,13 @@ from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Struct, field
 
 from evener.dialects.canonical import Dialect, Head, RequestError, RequestHints
 from evener.proto.ids import answer_identity
 from evener.proto.reasons import CallFailure
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
+from evener.runtime.byte_budget import ByteBudget
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, SentAgain, error_message
 
@@ -31,6 +33,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     call_seconds: float
     keep_alive_seconds: float
     body_bytes: int
+    bodies: ByteBudget = field(default_factory=lambda: ByteBudget(sys.maxsize))
+    """The bytes of bodies that all relays of the process may hold together."""
     in_vain_seconds: float = 1.0
     """A harness that ends for reasons of its own leaves calls that it sent a moment ago: after this time it may have waited in vain."""
     told_seconds: float = 2.0

@@ -21,6 +21,7 @@ from evener.dialects.registry import DIALECTS, dialect_for
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure
 from evener.proto.sessions import Failures
+from evener.runtime.byte_budget import HeldBytes
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.core import one_line
 from evener.sandbox_runner.exchange import JSON, Exchange, HarnessGone, Limits
@@ -44,6 +45,12 @@ NOT_PASSED_ON: Final = frozenset(
 )
 """Headers that belong to the connection, secrets, and the harness's own traces; `x-evener-*` belongs to Evener."""
 WRONG_KEY: Final = RequestError("this key opens no session here", status=HTTPStatus.UNAUTHORIZED, kind="authentication_error")
+CROWDED: Final = RequestError(
+    "the requests that are open hold too much memory; try again",
+    status=HTTPStatus.SERVICE_UNAVAILABLE,
+    kind="overloaded_error",
+    reason=CallFailure.OVERLOADED,
+)
 REFUSED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 """Statuses after which a client sends a request again."""
 CLOSE_SECONDS: Final = 0.2
@@ -177,13 +184,41 @@ class Relay:
         if not self._is_key(request, name):  # an orphan of another session leaves no trace
             return _refusal(dialect, WRONG_KEY)
         try:
-            body = await read_body(request, self._limits.body_bytes)
-        except RequestError as error:
-            self._report.failed(error.reason, error.message)
-            if error.reason is CallFailure.CONTEXT_OVERFLOW:
-                self._report.unlogged(error.reason)
-            return _refusal(dialect, error)
-        return await self._exchange(request, self._call(request, path, body), dialect)
+            held = await self._room(request)
+        except TimeoutError:
+            return self._unread(dialect, CROWDED)
+        try:
+            try:
+                body = await read_body(request, self._limits.body_bytes)
+            except RequestError as error:
+                return self._unread(dialect, error)
+            held.shrink(len(body))
+            return await self._exchange(request, self._call(request, path, body), dialect)
+        finally:
+            held.release()
+
+    async def _room(self, request: web.Request) -> HeldBytes:
+        """Wait until the body may be read; it is not the agent's time. Raises TimeoutError."""
+        most, began, wait = self._limits.body_bytes, time.monotonic(), object()
+        is_plain = request.content_length is not None and "content-encoding" not in request.headers
+        size = min(request.content_length or 0, most) if is_plain else most
+        self._clock.begin(wait)
+        try:
+            async with asyncio.timeout(self._limits.admission_seconds):
+                return await self._limits.bodies.take(size)
+        except asyncio.CancelledError:
+            if time.monotonic() - began > self._limits.in_vain_seconds:
+                self._report.left_in_vain()
+            raise
+        finally:
+            self._clock.end(wait)
+
+    def _unread(self, dialect: Dialect, error: RequestError) -> web.Response:
+        """Refuse a request whose body was not read to its end."""
+        self._report.failed(error.reason, error.message)
+        if error.reason in {CallFailure.CONTEXT_OVERFLOW, CallFailure.OVERLOADED}:
+            self._report.unlogged(error.reason)
+        return _refusal(dialect, error)
 
     async def _exchange(self, request: web.Request, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
         hints = await read_hints(dialect, call.path, call.body)

@@ -15,6 +15,7 @@ from evener.proto.fleet import Heartbeat, Running
 from evener.proto.reasons import ExitCause
 from evener.proto.sessions import SessionCancelled, SessionDispatched
 from evener.proto.topics import Topic
+from evener.runtime.byte_budget import ByteBudget
 from evener.runtime.retry import Dependency
 from evener.runtime.tasks import Tasks
 from evener.runtime.tls import client_context
@@ -162,6 +163,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
             sandboxes=sandboxes,
             bundles=Bundles(Path(config.harness_cache)),
             client=GatewayClient(http, owners),
+            bodies=ByteBudget(config.bodies_bytes),
             recordings=recordings,
             metrics=metrics(context.registry),
             timings=timings,
