@@ -149,4 +149,4 @@ async def test_session_of_a_runner_that_stops_runs_at_another_and_has_lost_no_at
 
     assert detail.task.ends == {TerminationReason.FINISHED: 1}
     dispatched = await others.read(Topic.DISPATCH, SessionDispatched)
-    assert [(event.runner_id, event.attempt) for event in dispatched] == [("first-sandbox_runner", 1), ("second-sandbox_runner", 2)]
+    assert {event.attempt: event.runner_id for event in dispatched} == {1: "first-sandbox_runner", 2: "second-sandbox_runner"}

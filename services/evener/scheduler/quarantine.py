@@ -58,7 +58,7 @@ class Quarantine:
 
     def limited(self, runners: Iterable[Heartbeat], *, now: float) -> list[Heartbeat]:
         """Return the runners with the capacity that they may use: none in a pause, and one after it until it has run a session."""
-        return [structs.replace(beat, capacity=min(beat.capacity, self._places(beat.instance_id, now, beat.capacity))) for beat in runners]
+        return [self._limited(beat, now) for beat in runners]
 
     def seconds_left(self, runner_id: str, *, now: float) -> float | None:
         """Return how long a runner still gets nothing. 0: it gets one session at a time. None: it is not quarantined."""
@@ -69,9 +69,9 @@ class Quarantine:
         """Return the number of quarantined runners."""
         return sum(1 for found in self._runners.values() if found.pauses)
 
-    def _places(self, runner_id: str, now: float, capacity: int) -> int:
-        left = self.seconds_left(runner_id, now=now)
-        return capacity if left is None else 0 if left else 1
+    def _limited(self, beat: Heartbeat, now: float) -> Heartbeat:
+        left = self.seconds_left(beat.instance_id, now=now)
+        return beat if left is None else structs.replace(beat, capacity=0 if left else min(1, beat.capacity))
 
     def _lost(self, attempt: EndedAttempt, found: Losses, now: float) -> None:
         found.sessions.add(attempt.session_id)

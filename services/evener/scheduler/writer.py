@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind
 from evener.bus.port import GroupOffset, Outgoing, Position, Producer
 from evener.proto.codec import tag_of
 from evener.proto.errors import EvenerError, Recoverable
-from evener.proto.fleet import Running
+from evener.proto.fleet import Heartbeat, Running
 from evener.proto.sessions import SessionDispatched, SessionGivenUp, SessionSealed
 from evener.proto.state import DeletedTask, Stage, TaskState
 from evener.proto.tasks import TaskEnded, TaskSubmitted
@@ -175,9 +175,11 @@ class TaskWriter:
         if ticked:
             await self._look_at_time(draft)
             show_fleet(self._metrics, self.fleet.fleet, partitions=self._bus.partitions_of(Topic.SESSIONS), now=time.monotonic())
-        self.quarantine.read(draft.ended, self.fleet.fleet.runners(now=time.monotonic()), now=time.monotonic())
+        monotonic = time.monotonic()
+        runners = self.fleet.fleet.runners(now=monotonic)
+        self.quarantine.read(draft.ended, runners, now=monotonic)
         self._metrics.runners_quarantined.set(self.quarantine.count())
-        self._admit(draft)
+        self._admit(draft, self.quarantine.limited(runners, now=monotonic))
         if draft.changed or draft.deleted or draft.forgotten or (ticked and self._offsets):
             await self._commit(producer, draft)
         for asked, answer in answers:
@@ -192,11 +194,9 @@ class TaskWriter:
         draft.deadlines(self._open)
         await self.fleet.forget_the_dead()
 
-    def _admit(self, draft: Draft) -> None:
-        monotonic = time.monotonic()
-        runners = self.quarantine.limited(self.fleet.fleet.runners(now=monotonic), now=monotonic)
+    def _admit(self, draft: Draft, runners: Sequence[Heartbeat]) -> None:
         self._open.update(draft.changed.values())
-        if self.backpressure.look(self.fleet.fleet.all_living(now=monotonic)):
+        if self.backpressure.look(self.fleet.fleet.all_living(now=time.monotonic())):
             self.watch.hold(self.backpressure.reason, self._open)
         now = time.time()
         refused = admit(
