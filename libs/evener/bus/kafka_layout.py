@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import TopicAuthorizationFailedError
 from msgspec import Struct
 
 from evener.bus.broker_settings import broken
@@ -16,6 +17,7 @@ from evener.bus.kafka_client import Cluster, asking, compacted_of
 from evener.bus.kafka_login import client_options
 from evener.bus.kafka_security import OPEN, KafkaSecurity
 from evener.bus.kafka_topics import VISIBLE, FoundTopic, alter, broker_settings, brokers, find_topics, topic_settings
+from evener.bus.port import BusError
 from evener.bus.topic_settings import differing, replicas_for, settings_of
 from evener.proto.topics import TOPICS, RetentionDays, Topic, TopicSpec
 
@@ -82,9 +84,18 @@ class Layout:
 
     async def _count(self, there: Mapping[str, FoundTopic]) -> int:
         """Return the number of partitions that this deployment has, or will have."""
-        agreed = await agreed_partitions(self._cluster) if self._cluster.prefix + Topic.FLEET in there else None
+        agreed = await self._agreed() if self._cluster.prefix + Topic.FLEET in there else None
         found = [there[self._name(spec)].partitions for spec in TOPICS.values() if spec.partitioned and self._name(spec) in there]
         return agreed or self._partitions or min(found, default=DEFAULT_PARTITIONS)
+
+    async def _agreed(self) -> int | None:
+        """Return what the deployment agreed on. None: nothing yet, or it may not be read here."""
+        try:
+            return await agreed_partitions(self._cluster)
+        except BusError as refused:
+            if isinstance(refused.__cause__, TopicAuthorizationFailedError):
+                return None
+            raise
 
     def _of_topic(self, spec: TopicSpec, found: FoundTopic | None, count: int, replicas: int) -> Iterator[Difference]:
         name = self._name(spec)

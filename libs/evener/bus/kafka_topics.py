@@ -8,7 +8,7 @@ from typing import Any, Final
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 from msgspec import Struct
 
 from evener.bus.kafka_private import describe_topics
@@ -44,10 +44,15 @@ class FoundSettings(Struct, frozen=True, kw_only=True):
 
 
 async def find_topics(admin: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, FoundTopic]:
-    """Return those of these topics that are there, and whose partitions all have leaders."""
+    """Return those of these topics that are there, and whose partitions all have leaders. Raises BusError where this may not be asked."""
+    described = await describe_topics(admin, [*names])
+    for topic in described:
+        if topic["error_code"] == TopicAuthorizationFailedError.errno:
+            msg = f"topic {topic['topic']} may not be described by this login: grant it Describe on the topic"
+            raise BusError(msg)
     return {
         topic["topic"]: FoundTopic(partitions=len(partitions), replicas=min(len(partition["replicas"]) for partition in partitions))
-        for topic in await describe_topics(admin, [*names])
+        for topic in described
         if (partitions := topic["partitions"]) and all(partition["leader"] >= 0 for partition in partitions)
     }
 
