@@ -128,13 +128,15 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(found, Response):
             return found
         partition, session, capability = found
-        if not self._takes(session, capability, request):
-            return _moving(f"partition {capability.partition} is being handed over")
+        if (away := self._away(partition, session, request)) is not None:
+            return away
         permit = await self.calls.admit(session, capability.start_id, request.headers[REQUEST_ID], self.admission_timeout_seconds)
         if permit is None:
             return _refused(OVERLOADED_STATUS, "engines and queue are full", dict([RETRY_AFTER]))
         with ExitStack() as stack:
             stack.callback(permit.release)
+            if (away := self._away(partition, session, request)) is not None:  # while the call was held
+                return away
             try:
                 async with asyncio.timeout(self.admission_timeout_seconds):
                     held = await self.bodies.take(int(request.headers.get("content-length", 0)))
@@ -147,10 +149,8 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
                 return _unread(dialect, error)
             except ClientDisconnect:
                 return Response(status_code=GONE_STATUS)
-            if self.partitions.get(capability.partition) is not partition:  # taken over while the call was held
-                return self._elsewhere(capability.partition)
-            if not self._takes(session, capability, request):
-                return _moving(f"partition {capability.partition} is being handed over")
+            if (away := self._away(partition, session, request)) is not None:  # while it was read
+                return away
             stack.pop_all()
         return CallResponse(self.calls.serve(partition, session, capability.start_id, parsed, permit), permit, held)
 
@@ -208,9 +208,14 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
             return _refused(410, f"session {capability.session_id} has ended")
         return _refused(404, f"session {capability.session_id} is not known here")
 
-    def _takes(self, session: SessionRuntime, capability: Capability, request: Request) -> bool:
-        """Return whether a request may be served here. In a partition that is being handed over no new call begins."""
-        return self.partitions.admits(capability.partition) or is_kept(session.log, request.headers[REQUEST_ID], session.calls)
+    def _away(self, partition: Partition, session: SessionRuntime, request: Request) -> Response | None:
+        """Return the response for a request that is not served here: its partition is lost, or handed over, so that no call begins."""
+        number = partition.number
+        if self.partitions.get(number) is not partition:
+            return self._elsewhere(number)
+        if self.partitions.admits(number) or is_kept(session.log, request.headers[REQUEST_ID], session.calls):
+            return None
+        return _moving(f"partition {number} is being handed over")
 
     def _elsewhere(self, partition: int) -> Response:
         address = self.partitions.address_of(partition)
