@@ -72,7 +72,7 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: conformance swaps bench-bus bench-scale bench-recovery bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile learn
+.PHONY: conformance swaps bench-bus bench-scale bench-recovery simulate bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m proofs.bench.bus
 
@@ -81,6 +81,9 @@ bench-scale: $(READY) ## Measure 1, 2 and 4 gateways on the same load, and what 
 
 bench-recovery: $(READY) ## Measure what open sessions notice of gateways that join, leave, restart, freeze and die, on Kafka (QUICK=1; 7 minutes; Java, Maven)
 	$(BIN)/python -m proofs.bench.recovery $(if $(QUICK),--quick)
+
+simulate: $(READY) ## Simulate fleets of up to 100,000 concurrent sessions, and size deployments for them (4 minutes idle)
+	$(BIN)/python -m proofs.scaling
 
 bench-tokens: $(READY) ## Measure rebuilding sessions, placing calls, and what a live session weighs (1 minute idle; 28 MB at first use)
 	$(BIN)/python -m proofs.bench.tokens

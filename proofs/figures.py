@@ -54,6 +54,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def children(pid: int) -> list[int]:
+    """Return the process ids of a process's children. Raises OSError if there is no such process."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def _cell(value: str | float | None) -> str:
     if value is None:
         return ""

@@ -6,6 +6,7 @@ processes share the machine, so that throughput rises until its cores are busy; 
 
 import argparse
 import asyncio
+import os
 import re
 import sys
 import tempfile
@@ -17,13 +18,14 @@ from typing import Final
 
 import msgspec
 import uvloop
-from msgspec import Struct
+from msgspec import Struct, structs
 from proofs.bench.gateway import tokenizers
 from proofs.bench.gateway_arms import TOKENS
 from proofs.bench.gateway_load import TURNS, Crowd, Http, packed
 from proofs.bench.gateway_parts import GatewayAt, Policy, broker, engine, gateway, program, relays
 from proofs.bench.whole_sessions import measure_sessions
-from proofs.figures import Row, cpu_seconds, report, show
+from proofs.figures import Row, children, cpu_seconds, report, show
+from proofs.scaling.shared_cores import Machine, predict
 
 from evener.proto.spec import Streaming
 
@@ -32,6 +34,9 @@ PARTITIONS: Final = 16
 CALLS: Final = 1200
 WARM_CALLS: Final = 100
 AT_ONCE: Final = 24
+COMMIT_WAITS_MS: Final = 3.0
+"""What a commit waits for disk and timers, without CPU: its p50 at few calls a second, by `make bench-bus`."""
+PREDICTED_CALLS: Final = 3000
 DIVIDED_SECONDS: Final = 120.0
 POLL_SECONDS: Final = 0.1
 CLOSED: Final = re.compile(rb'evener_calls_ended_total\{result="closed"\} ([0-9.e+]+)')
@@ -50,6 +55,8 @@ class Scaled(Struct, frozen=True, kw_only=True):
     """The number of partitions that each gateway served."""
     others_cpu_ms_per_call: dict[str, float]
     """Of the processes that share the machine with them."""
+    predicted_calls_per_s: float | None = None
+    """What `proofs.scaling.shared_cores` predicts from the run with one gateway. None: this is that run."""
 
 
 async def measure(http: Http, folder: Path, policy: Policy, servers: str, *, count: int, calls: int) -> Scaled:
@@ -81,6 +88,8 @@ async def measure(http: Http, folder: Path, policy: Policy, servers: str, *, cou
         crowd = Crowd(http, iter(await relays_at.agents(started, TOKENS)), active=AT_ONCE)
         await packed(crowd.one, at_once=AT_ONCE, calls=WARM_CALLS)
         pids = {
+            "client": [os.getpid()],
+            "broker": [java for script in children(os.getpid()) for java in children(script)],  # nobody else has children
             "engine": [engine_at.pid],
             "relays": [relays_at.pid],
             "reconstructors": reconstructors,
@@ -144,12 +153,29 @@ async def _reconstructor(folder: Path, bus: str, state: Path, name: str) -> Asyn
         yield pid
 
 
+def predicted(one: Scaled, found: Scaled) -> float:
+    """Return the calls a second that the run with one gateway lets expect of more."""
+    each = one.others_cpu_ms_per_call
+    machine = Machine(
+        cores=os.cpu_count() or 1,
+        client_ms=each["client"],
+        relay_ms=each["relays"],
+        gateway_ms=one.cpu_ms_per_call,
+        engine_ms=each["engine"],
+        broker_ms=each["broker"],
+        behind_ms=each["reconstructors"],
+        waits_ms=COMMIT_WAITS_MS,
+    )
+    return predict(machine, found.shares, at_once=AT_ONCE, calls=PREDICTED_CALLS)
+
+
 def rows(scaled: Mapping[int, Scaled]) -> list[Row]:
     """Return a line for each number of processes."""
     return [
         {
             "gateways": count,
             "calls_per_s": one.calls_per_s,
+            "predicted": one.predicted_calls_per_s,
             "cpu_ms_per_call": one.cpu_ms_per_call,
             "shares": ", ".join(f"{share:.2f}" for share in one.shares),
             "partitions": ", ".join(map(str, one.partitions)),
@@ -168,7 +194,8 @@ async def main(calls: int) -> None:
         async with Http() as http, broker(folder) as servers:
             for count in PROCESSES:
                 sys.stderr.write(f"{count} gateways ...\n")
-                scaled[count] = await measure(http, folder, policy, servers, count=count, calls=calls)
+                found = await measure(http, folder, policy, servers, count=count, calls=calls)
+                scaled[count] = structs.replace(found, predicted_calls_per_s=predicted(scaled[1], found)) if scaled else found
             sys.stderr.write("whole sessions ...\n")
             sessions = await measure_sessions(_made(folder / "whole"), servers)
     told = msgspec.to_builtins({"processes": {str(count): one for count, one in scaled.items()}, "sessions": sessions})
