@@ -228,20 +228,35 @@ def test_left_run_goes_on_and_the_same_command_shows_it_again(shell: Shell, numb
     assert again[-2]["attempts"] == 4
 
 
-def test_run_with_its_own_services_stops_where_it_is_and_goes_on(tmp_path: Path) -> None:
-    """Whoever leaves it takes the services along; the next start does the rest."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_run_with_its_own_services_stops_where_it_is_and_goes_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Whoever leaves it takes the services along, also with the terminal; the next start does the rest."""
     shell = Shell(tmp_path)
     words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", "left", "--sampling.max-tokens", "32")
     process = shell.start(*words)
     assert process.stdout
     process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 143
+    assert process.returncode == code
     assert "evener: run left is paused (Ctrl-C again: stop at once); the same command with --run-id left continues it" in errors
     assert not (shell.state / "evener.json").exists()
 
     assert shell.lines(*words)[-1]["outcomes"] == {"merged": 1}
+
+
+def test_run_whose_lines_nobody_reads_says_that_it_is_left(tmp_path: Path) -> None:
+    """`evener run ... | head -1` would look as if the run had ended well."""
+    shell = Shell(tmp_path)
+    words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "unread", "--sampling.max-tokens", "32")
+    with shell.start(*words) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr
+        errors = process.stderr.read()
+    assert process.returncode == 141
+    assert "run unread is left before its end; the same command with --run-id unread continues it" in errors
 
 
 def test_ctrl_c_before_anything_was_submitted_says_so(tmp_path: Path) -> None:

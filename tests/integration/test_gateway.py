@@ -31,8 +31,11 @@ from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs a command.", "parameters": {"type": "object"}}}]
+LENGTHY = "again " * 4_050
+"""More tokens than the loop parses by itself."""
 SCRIPT = Script(
     rules=(
+        Rule(match="at length", say=LENGTHY),
         Rule(match="at the gate", say="one two three four five six", wait=(Wait(before=4),)),
         Rule(match="break", fail=400),
         Rule(match="cut once", fail="cut", times=1),
@@ -47,7 +50,7 @@ SCRIPT = Script(
 
 @pytest.fixture
 async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
-    async with gateway(tmp_path, SCRIPT) as opened:
+    async with gateway(tmp_path, SCRIPT, context=8192) as opened:
         yield opened
 
 
@@ -431,6 +434,18 @@ async def test_seal_does_not_wait_for_the_prompts_of_other_sessions(hand: Hand) 
     finally:
         go_on.set()
         await asyncio.gather(*prompts)
+
+
+async def test_other_sessions_go_on_while_a_long_answer_is_parsed(hand: Hand, hold_thread: HoldThread) -> None:
+    """An answer of ten thousand tokens took the loop a tenth of a second."""
+    closing = hold_thread("gateway.closing")
+    capability, other = await hand.start("s1", sampling=Sampling()), await hand.start("s2")
+    asking = asyncio.create_task(hand.say(capability, [{"role": "user", "content": "at length"}]))
+    await closing.reached()
+    await hand.ask(other, [{"role": "usr", "content": "hi"}])
+    assert not asking.done()
+    closing.let_go()
+    assert (await asking)["content"] == LENGTHY
 
 
 async def test_other_sessions_go_on_while_the_rows_of_one_are_cut(hand: Hand, hold_thread: HoldThread) -> None:

@@ -6,6 +6,7 @@ process that clears its environment and loses its keeper is not found: `local` i
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -137,11 +138,19 @@ async def start(
             msg = f"cannot start {argv[0]!r}: {cause}"
             raise Unstartable(msg) from cause
         except OSError as cause:
+            if cause.errno == errno.E2BIG:  # an argument of 128 KB, or all of them together
+                msg = f"cannot start {argv[0]!r}: its arguments and variables are longer than the system takes ({_longest(argv)})"
+                raise Unstartable(msg) from cause
             msg = f"cannot start {argv[0]} in {folder}: {cause}"
             raise SandboxError(msg) from cause
         ours.pop_all()
     log = BoundedLog(log_bytes)
     return LocalProcess(keeper, asking, asyncio.create_task(_read(output, log)), log, sweep, keeper_seconds=keeper_seconds)
+
+
+def _longest(argv: Sequence[str]) -> str:
+    number, longest = max(enumerate(argv), key=lambda one: len(one[1]))
+    return f"the longest is argument {number} with {len(longest)} characters; give a long instruction in a file"
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:

@@ -16,7 +16,7 @@ def exit_code(run: Callable[[], int], *, debug: bool = False) -> int:
     try:
         return run()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        print_no_more()
         return 0
     except (EvenerError, OSError, EOFError) as error:
         if debug:
@@ -25,6 +25,11 @@ def exit_code(run: Callable[[], int], *, debug: bool = False) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
+
+
+def print_no_more() -> None:
+    """Drop what is printed from now on: nobody reads it, and the interpreter would complain when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _told(error: Exception) -> str:

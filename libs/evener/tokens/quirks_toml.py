@@ -1,8 +1,11 @@
 """Formats quirks as the TOML file that `--quirks` takes (`evener.harnesses.quirks_file` reads it). Pure."""
 
-import json
+from typing import Final
 
 from evener.proto.spec import Quirks
+
+LAST_OF_FOUR_DIGITS: Final = 0xFFFF
+_SHORT: Final = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
 def quirks_toml(quirks: Quirks) -> str:
@@ -27,5 +30,11 @@ def _value(value: str | bool) -> str:  # noqa: FBT001 - a value of a file
 
 def _quoted(text: str) -> str:
     """Return a TOML string, a literal one if possible, so that patterns stay readable."""
-    plain = text.isprintable() and "'" not in text
-    return f"'{text}'" if plain and "\\" in text else json.dumps(text, ensure_ascii=not plain)
+    if "\\" in text and text.isprintable() and "'" not in text:
+        return f"'{text}'"
+    return '"' + "".join(one if one.isprintable() and one not in '"\\' else _escaped(one) for one in text) + '"'
+
+
+def _escaped(one: str) -> str:
+    """Return a character as TOML escapes it, which knows no pairs of surrogates."""
+    return f"\\{one}" if one in '"\\' else f"\\U{ord(one):08X}" if ord(one) > LAST_OF_FOUR_DIGITS else _SHORT.get(one, f"\\u{ord(one):04X}")

@@ -49,6 +49,7 @@ def build(session: SessionLog, *, records: BlobRef | None = None, strategy: Stra
             prepare_seconds=left.prepare_seconds,
             artifacts=left.artifacts,
             reward=left.reward,
+            failures=left.failures,
         ),
         rows=made.rows,
         versions=trained_versions(made.rows),

@@ -71,7 +71,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     The defaults sample from the model's own distribution, whose logprobs engines report.
     """
 
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
     """The temperature. 0: greedy."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """The nucleus sampling threshold. 1: off."""

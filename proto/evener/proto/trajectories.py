@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from evener.proto.arrays import Float32s, Int32s, Uint8s, check_lengths
 from evener.proto.blobs import BlobRef, Sha256
 from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
-from evener.proto.sessions import Artifact, Event, Fidelity, FinishReason, RootReason
+from evener.proto.sessions import Artifact, Event, Failures, Fidelity, FinishReason, RootReason
 from evener.proto.spec import PolicyOptions, Purpose, Sampling, SessionSpec, Strategy
 
 
@@ -125,6 +125,8 @@ class HarnessExit(Struct, frozen=True, kw_only=True, omit_defaults=True):
     artifacts: tuple[Artifact, ...] = ()
     reward: float | None = None
     """The reward that the user gave by hand with a recording."""
+    failures: tuple[Failures, ...] = ()
+    """All requests of the harness that got no answer, also those for which the log has no call."""
 
 
 class TrajectoryBuilt(Event, frozen=True, kw_only=True, tag="trajectory_built.v1"):

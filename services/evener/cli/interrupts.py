@@ -1,4 +1,7 @@
-"""Handles Ctrl-C and SIGTERM. While a command waits for the services, the first ends the wait, the second ends the command."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP (the end of the terminal).
+
+While a command waits for the services, the first ends the wait, the second ends the command.
+"""
 
 import asyncio
 import os
@@ -7,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, cast
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BY_SIGNAL: Final = 128
 """The exit code of a process that a signal ended is this plus the signal's number."""
 
@@ -43,10 +46,13 @@ def leaving() -> Iterator[Leaving]:
 
 @contextmanager
 def on_signals(act: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `act` on Ctrl-C (which child programs get too) and SIGTERM inside this block, instead of ending the process."""
+    """Call `act` on Ctrl-C (which child programs get too), SIGTERM and SIGHUP inside this block, instead of ending the process.
+
+    A signal that whoever started the process ignores, as `nohup` does, stays ignored.
+    """
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
+    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
         loop.add_signal_handler(number, act, number)
     try:
         yield

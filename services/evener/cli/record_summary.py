@@ -40,8 +40,18 @@ def words(view: SessionView) -> Iterator[str]:
         reasons = ", ".join(f"{tokens} {reason}" for reason, tokens in told.accounting.excluded.items())
         yield f"{left} of its {told.accounting.sampled} sampled tokens are in no row: {reasons}"
     if not view.calls:
-        yield f"{name} has no call: the program asked no model, or did not use the base URL that it was given"
+        yield from _without_a_call(view)
     yield from told.inconsistencies
     yield from remarks(view)
     if view.proposed is not None:
         yield f"`evener show {view.session_id}` shows these quirks as a file for --quirks"
+
+
+def _without_a_call(view: SessionView) -> Iterator[str]:
+    left = view.trajectory.exit if view.trajectory is not None else None
+    refused = () if left is None else left.failures
+    for failed in refused:
+        times = "a request" if failed.count == 1 else f"{failed.count} requests"
+        yield f"session {view.session_id} has no call: {times} got no answer, as {failed.reason} ({failed.detail})"
+    if not refused:
+        yield f"session {view.session_id} has no call: the program asked no model, or did not use the base URL that it was given"

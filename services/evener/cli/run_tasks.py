@@ -1,18 +1,19 @@
 """Runs planned tasks to their end and shows their progress."""
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from evener.cli.connection import connect
-from evener.cli.interrupts import leaving
+from evener.cli.interrupts import BY_SIGNAL, leaving
 from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_summary import exit_code, summarize_run, tell_summary
 from evener.cli.run_warnings import RunWarnings
 from evener.cli.submission import Planned, RunRequest, plan, submit, trusting
 from evener.client.client import Client
 from evener.proto.errors import EvenerError
-from evener.service.exits import complain
+from evener.service.exits import complain, print_no_more
 
 
 async def run_tasks(tasks: Path, run_request: RunRequest, *, trust_local: bool, state: Path | None) -> int:
@@ -34,7 +35,7 @@ async def run_tasks(tasks: Path, run_request: RunRequest, *, trust_local: bool, 
                     await run_warnings.check_engines()
                     await submit(client, planned)
                     submitted = True
-                    return await _watch(client, run_request, planned, run_warnings)
+                    return await _watch(client, run_request, planned, run_warnings, state)
                 except asyncio.CancelledError:
                     if asked.number is not None:
                         complain(left(run_request.run_id, None if brought else client.url, state))
@@ -52,7 +53,17 @@ async def run_tasks(tasks: Path, run_request: RunRequest, *, trust_local: bool, 
             raise
 
 
-async def _watch(client: Client, run_request: RunRequest, planned: Sequence[Planned], run_warnings: RunWarnings) -> int:
+async def _watch(client: Client, run_request: RunRequest, planned: Sequence[Planned], run_warnings: RunWarnings, state: Path | None) -> int:
+    try:
+        return await _watched(client, run_request, planned, run_warnings)
+    except BrokenPipeError:
+        print_no_more()
+        again = _again(run_request.run_id, "continues it", state)
+        complain(f"nobody reads what is printed, so run {run_request.run_id} is left before its end; {again}")
+        return BY_SIGNAL + signal.SIGPIPE
+
+
+async def _watched(client: Client, run_request: RunRequest, planned: Sequence[Planned], run_warnings: RunWarnings) -> int:
     views = await watch(client, run_request.run_id, {each.task_id for each in planned}, run_warnings)
     tell_troubles(views.values())
     tell_summary(summarize_run(run_request.run_id, views.values()))

@@ -28,6 +28,7 @@ from evener.provider_gateway.streaming import AnswerStream
 from evener.provider_gateway.threads import ENDING, PLACING
 from evener.provider_gateway.timings import GatewayTimings
 from evener.provider_gateway.writer import PartitionWriter
+from evener.runtime.faults import point_in_thread
 from evener.runtime.interrupt import Interrupt
 from evener.runtime.tasks import Tasks
 from evener.tokens.forest import Ids
@@ -184,6 +185,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
         return [sampled.prompt_ids for sampled in self._answers if sampled.prompt_ids is not None]
 
     def _closed(self, *, aborted: bool) -> CallClosed:
+        point_in_thread("gateway.closing")
         opened, now = self.opened, time.time()
         answer_id, created = answer_identity(opened.request_id)
         reported, cached = self._reported(), [sampled.cached_tokens for sampled in self._answers if sampled.cached_tokens is not None]

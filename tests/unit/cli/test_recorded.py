@@ -10,7 +10,7 @@ from evener.cli.session_remarks import notes
 from evener.client.session_views import SessionSource, SessionView
 from evener.harnesses.provider import CONTRARY, variables
 from evener.proto.reasons import CallFailure
-from evener.proto.sessions import FinishReason, RootReason
+from evener.proto.sessions import Failures, FinishReason, RootReason
 from evener.proto.spec import HarnessSpec, Purpose, Strategy
 from evener.reconstructor.view import view_of
 from evener.tokens.remarks import thinking_stripped
@@ -48,6 +48,15 @@ def test_recording_without_a_call_says_so() -> None:
     assert list(words(viewed(recording()))) == [
         "session t.0 has no call: the program asked no model, or did not use the base URL that it was given"
     ]
+
+
+def test_recording_whose_requests_were_all_refused_says_why() -> None:
+    """The log has no call of a request that nobody could read, or that was too long."""
+    world = recording()
+    world.seal(1, failures=(Failures(reason=CallFailure.MALFORMED, count=2, detail="messages: missing"),))
+    said = list(words(view_of(world.session, SessionSource.LOG, Strategy.TREE)))
+    assert "session t.0 has no call: 2 requests got no answer, as malformed (messages: missing)" in said
+    assert not any("asked no model" in one for one in said)
 
 
 def test_recording_that_went_well_says_nothing_more() -> None:

@@ -11,6 +11,7 @@ from evener.engines.port import Chunk, EngineFacts, GenerateRequest, LogprobRule
 from evener.engines.scripted import Script, ScriptedServer, Step
 from evener.engines.vllm import VllmEngine
 from evener.proto.fleet import EngineJoined
+from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 from evener.provider_gateway.continuation import IN_VAIN, sample_answer
 from evener.provider_gateway.engine_handle import EngineHandle, RegisteredEngine
@@ -53,6 +54,21 @@ async def test_pieces_draw_other_numbers_each_and_have_one_limit(play: Play) -> 
     firsts = [tuple(np.round(entry.logprobs[:5], 6)) for entry in entries if len(entry.sampled_ids) > 5]
     assert len(firsts) == len(set(firsts)) > 1
     assert [entry.request_id for entry in entries][:2] == ["c1-0", "c1-0.1"]
+
+
+async def test_answer_that_is_ended_just_at_its_limit_is_not_continued_beyond_it(play: Play) -> None:
+    """The engine was told to end it when it had sampled the last token that it may: a further piece would have none left."""
+    server = await play(Script(default=Step(say="one two three four five six seven eight", fail="abort", after=4)))
+    engine, sampled = handle(server), Sampled()
+    request = GenerateRequest(request_id="c1-0", ids=np.arange(20, dtype=np.int32), sampling=Sampling(), max_tokens=4, stop_ids=())
+
+    def take(chunk: Chunk) -> bool:
+        sampled.add(chunk)
+        return True
+
+    await sample_answer(engine, request, sampled, take)
+    await engine.engine.aclose()
+    assert (len(sampled), sampled.finish_reason, len(server.ledger)) == (4, FinishReason.LENGTH, 1)
 
 
 class Paused:

@@ -122,6 +122,13 @@ async def test_a_program_that_no_try_can_start_says_so(sandboxes: LocalSandboxes
             await sandbox.start(program)
 
 
+async def test_an_argument_that_the_system_does_not_take_says_so(sandboxes: LocalSandboxes) -> None:
+    """An instruction of 200 KB in an argument: all attempts would be lost one after the other, as if their sandboxes were."""
+    async with sandboxes.open("one") as sandbox:
+        with pytest.raises(Unstartable, match=r"longer than the system takes \(the longest is argument 1 with 200000 characters"):
+            await sandbox.start(Program(argv=("true", "x" * 200_000)))
+
+
 async def test_a_missing_program_says_its_name(sandboxes: LocalSandboxes) -> None:
     """Nothing is started: it is not the program that failed."""
     async with sandboxes.open("s") as sandbox:

@@ -1,5 +1,6 @@
 """What a session's calls say of a harness that nobody described."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,11 @@ def test_a_history_of_many_turns_is_read_without_recursion() -> None:
     last = world.session.forest.calls[f"c{world.calls}"]
 
     assert given_messages(world.session.forest, last) == messages[:-2]
+
+
+@pytest.mark.parametrize("text", ["\U0001f600 Title of\u200bthis", "a\x7fb", "it's 'a' \\d+\xa0x", 'say "\n\t"', r"\d+", "\U000e0001"])
+def test_file_of_quirks_has_any_text_as_it_is(text: str) -> None:
+    """An emoji beside a character that nobody sees made a file that no parser reads."""
+    quirks = Quirks(side_calls=(SideCall(name="t", system=text),), noise=(Noise(where="user", pattern=text),), compacted=text)
+    table = tomllib.loads(quirks_toml(quirks))
+    assert (table["side_calls"][0]["system"], table["noise"][0]["pattern"], table["compacted"]) == (text, text, text)

@@ -94,3 +94,17 @@ def test_harness_that_went_on_after_a_failed_call_failed_by_itself() -> None:
     world.fail(world.open([user("hi")])[1], CallFailure.ENGINE_UNREACHABLE)
     world.ask([user("hi")], "hello")
     assert attempt_end(left(world, code=1), None) == (TerminationReason.HARNESS_FAILED, "its last words")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_agent_that_goes_on_after_its_sub_agent_failed_because_of_ours_is_trained(code: int) -> None:
+    """It saw the failure as the result of a tool; what it did then was sampled in that context."""
+    world = World()
+    history = [user("Fix it.")]
+    answer = world.ask(history, "I ask a helper.")
+    world.fail(world.open([user("Look.")])[1], CallFailure.ENGINE_ERROR, "the engine failed")
+    world.ask([*history, answer, user("error 503")], "The helper failed: I look myself.")
+    end = TerminationReason.FINISHED if code == 0 else TerminationReason.HARNESS_FAILED
+    found = attempt_end(left(world, code=code), None)
+    assert found is not None
+    assert found[0] is end
