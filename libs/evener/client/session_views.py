@@ -113,6 +113,11 @@ class SessionView(Struct, frozen=True, kw_only=True):
     proposed: Proposed | None = None
     """The proposed quirks. None: nothing suggests more than the harness declares."""
 
+    last_message: int | None = None
+    """The number of the call whose answer is the agent's last message. None: there is none."""
+    asked_later: int | None = None
+    """The number of a later call, of another conversation, that may be the agent's all the same. None: there is none."""
+
     @property
     def told(self) -> "TrajectoryBuilt | Preview":
         """The trajectory or the preview. Raises ValueError for a view with neither."""

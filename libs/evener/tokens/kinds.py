@@ -109,6 +109,30 @@ def last_message(session: SessionLog) -> SegmentRef | None:
     return SegmentRef(call_id=calls[-1].call_id) if calls else None
 
 
+def asked_later(session: SessionLog) -> Call | None:
+    """Return the last answered call after the agent's last message that may be the agent's all the same. None: there is none.
+
+    It is of another conversation, of the policy, and offered tools if the agent's message did: perhaps the history went on from a summary
+    that nothing recognises.
+    """
+    if (last := last_message(session)) is None:
+        return None
+    known, message = Conversations(session), session.forest.calls[last.call_id]
+    later = [
+        call
+        for call in session.forest.in_order()
+        if call.offset > message.offset
+        and call.opened.attempt == session.attempt
+        and call.answered
+        and call.opened.policy is not None
+        and call.opened.side_call is None
+        and not known.is_sub_agent(call.call_id)
+        and known.of(call.call_id) != known.main
+        and (call.opened.tool_count or not message.opened.tool_count)
+    ]
+    return later[-1] if later else None
+
+
 def main_branch(session: SessionLog) -> Path:
     """Return the path to the agent's last message. Empty: there is none."""
     last = last_message(session)

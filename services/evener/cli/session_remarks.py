@@ -1,12 +1,16 @@
 """Remarks on what costs a session rows, and on the quirks that its harness should declare."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from evener.client.session_views import SessionView
 from evener.tokens.remarks import thinking_stripped, tools_hidden
+
+ANSWER: Final = "answer"
+"""The grader of the agent's last message."""
 
 
 def remarks(view: SessionView) -> Iterator[str]:
@@ -15,6 +19,11 @@ def remarks(view: SessionView) -> Iterator[str]:
         yield hidden
     if (stripped := thinking_stripped(call.placement.root for call in view.calls if call.side_call is None)) is not None:
         yield stripped
+    if view.asked_later is not None and view.told.spec.grader.name == ANSWER:
+        yield (
+            f"Call {view.last_message} is the agent's last message, which `{ANSWER}` grades; call {view.asked_later}, of another "
+            "conversation, was answered after it: if that is the agent after a summary, declare `compacted` (docs/harnesses.md, Quirks)"
+        )
     if view.proposed is not None:
         yield from (f"{sentence[0].upper()}{sentence[1:]}" for sentence in view.proposed.because)
 

@@ -11,7 +11,7 @@ from evener.proto.spec import Strategy
 from evener.tokens.conversation import conversation
 from evener.tokens.forest import Call, Forest
 from evener.tokens.inconsistencies import inconsistent_segments
-from evener.tokens.kinds import main_branch
+from evener.tokens.kinds import asked_later, last_message, main_branch
 from evener.tokens.proposals import propose
 from evener.tokens.quirks_toml import quirks_toml
 from evener.tokens.rows import SessionRows, cut
@@ -29,6 +29,7 @@ def view_of(session: SessionLog, source: SessionSource, strategy: Strategy) -> S
     preview = Preview(
         attempt=session.attempt, spec=spec, rows=made.rows, accounting=made.accounting, inconsistencies=tuple(session.inconsistencies)
     )
+    numbers = {call.call_id: number for number, call in enumerate(session.forest.in_order(), 1)}
     branches = made.branches or (tuple(main_branch(session)),)
     return SessionView(
         session_id=session.session_id,
@@ -39,6 +40,8 @@ def view_of(session: SessionLog, source: SessionSource, strategy: Strategy) -> S
         preview=None if seal else preview,
         messages=tuple(_said(session.forest, branch) for branch in branches if branch),
         proposed=_proposed(session),
+        last_message=numbers[last.call_id] if (last := last_message(session)) is not None else None,
+        asked_later=numbers[later.call_id] if (later := asked_later(session)) is not None else None,
     )
 
 

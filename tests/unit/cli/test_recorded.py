@@ -11,7 +11,7 @@ from evener.client.session_views import SessionSource, SessionView
 from evener.harnesses.provider import CONTRARY, variables
 from evener.proto.reasons import CallFailure
 from evener.proto.sessions import Failures, FinishReason, RootReason
-from evener.proto.spec import HarnessSpec, Purpose, Strategy
+from evener.proto.spec import GraderSpec, HarnessSpec, Purpose, Strategy
 from evener.reconstructor.view import view_of
 from evener.tokens.remarks import thinking_stripped
 
@@ -105,3 +105,15 @@ def test_a_program_gets_one_variable_for_each_key() -> None:
 
     assert "ANTHROPIC_API_KEY" in given
     assert not set(CONTRARY) & given.keys()
+
+
+@pytest.mark.parametrize(("grader", "told"), [("answer", True), ("none", False)])
+def test_message_after_a_summary_that_nothing_recognises_is_told_where_the_answer_is_graded(grader: str, *, told: bool) -> None:
+    """The grader compared the summary, without a word."""
+    world = World(grader=GraderSpec(name=grader))
+    agent = [{"role": "system", "content": "You are an agent."}, user("Fix it.")]
+    world.ask(agent, "In short: the bug is in line 3.", tools=TOOLS)
+    world.ask([{"role": "system", "content": "You are an agent. 12:01"}, user("It goes on.")], "The number is 42.", tools=TOOLS)
+    said = [one for one in words(viewed(world)) if "declare `compacted`" in one]
+    assert len(said) == told
+    assert not told or said[0].startswith("Call 1 is the agent's last message, which `answer` grades; call 2, of another conversation,")
