@@ -16,6 +16,8 @@ from evener.proto.topics import Topic
 from evener.service.owners import GATEWAY, Hold, Owners
 
 LISTEN_SECONDS: Final = 120.0
+NOBODY: Final = -1
+"""Lower than the epoch of any owner."""
 
 
 class Fleet:
@@ -27,6 +29,8 @@ class Fleet:
         self._folder = folder
         self._config = config
         self._partitions = range(bus.partitions_of(Topic.SESSIONS))
+        self._highest = dict.fromkeys(self._partitions, NOBODY)
+        """The epoch of the latest owner of each partition."""
         self._owners = Owners()
         self._bus = bus
         self._programs: dict[str, Program] = {}
@@ -35,11 +39,11 @@ class Fleet:
         """Count the take-overs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._owners.follow(self._bus))
-            known = self._epochs()
             while True:
-                await self._owners.change.until(lambda before=known: self._epochs() != before)  # type: ignore[misc]
-                known, before = self._epochs(), known
-                self.taken_over += sum(known[number] != before[number] for number in self._partitions)
+                await self._owners.change.until(lambda: bool(self._newer()))
+                newer = self._newer()
+                self.taken_over += len(newer)
+                self._highest |= newer
 
     async def start(self, *names: str) -> None:
         """Start gateways, and wait until they listen."""
@@ -78,8 +82,10 @@ class Fleet:
             program.tell(signal.SIGKILL)
         await asyncio.gather(*(program.ended() for program in self._programs.values()))
 
-    def _epochs(self) -> dict[int, int]:
-        return {number: self._owners.highest(number) for number in self._partitions}
+    def _newer(self) -> dict[int, int]:
+        """Return the epochs of the owners that are new; a partition that is handed over has none for a while."""
+        epochs = {number: self._owners.highest(number) for number in self._partitions}
+        return {number: epoch for number, epoch in epochs.items() if epoch > self._highest[number]}
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from evener.proto.sessions import CallClosed
 
 
 class Sampled(Struct, frozen=True, kw_only=True):
-    """What the requests that ended in a span cost."""
+    """What the calls that ended in a span cost; a gateway's checks of its engine are none."""
 
     tokens: int
     wasted: int
@@ -26,6 +26,7 @@ class _Entry(Struct, frozen=True, kw_only=True):
 
     request_id: str
     sampled_ids: tuple[int, ...]
+    probe: bool
 
 
 _entries: Final = msgspec.json.Decoder(_Entry)
@@ -50,7 +51,8 @@ def spans(ledger: Path, marks: Iterable[int], kept: Mapping[str, int]) -> list[S
 def _span(lines: Iterable[bytes], left: dict[str, int]) -> Sampled:
     tokens = wasted = 0
     for line in lines:
-        entry = _entries.decode(line)
+        if (entry := _entries.decode(line)).probe:
+            continue
         call_id = call_of(entry.request_id)
         used = min(len(entry.sampled_ids), left.get(call_id, 0))
         left[call_id] = left.get(call_id, 0) - used

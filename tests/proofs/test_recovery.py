@@ -10,9 +10,9 @@ from tests.support.builders import choice
 from evener.proto.sessions import CallClosed
 
 
-def line(request_id: str, tokens: int) -> str:
+def line(request_id: str, tokens: int, *, probe: bool = False) -> str:
     """Return a line of an engine's ledger."""
-    return json.dumps({"request_id": request_id, "fed_ids": [1, 2], "sampled_ids": [7] * tokens, "aborted": False}) + "\n"
+    return json.dumps({"request_id": request_id, "fed_ids": [1, 2], "sampled_ids": [7] * tokens, "probe": probe}) + "\n"
 
 
 def arm(name: str, **given: float) -> Arm:
@@ -30,7 +30,7 @@ def test_tokens_are_wasted_if_no_closed_call_holds_them(tmp_path: Path) -> None:
     ledger.write_text(line("lost-0", 4))
     middle = ledger.stat().st_size
     with ledger.open("a") as file:
-        file.write(line("c1-0", 10) + line("c1-0", 3))
+        file.write(line("c1-0", 10) + line("c1-0", 3) + line("check", 5, probe=True))
 
     found = spans(ledger, [0, middle, ledger.stat().st_size], kept)
     assert found == [Sampled(tokens=4, wasted=4), Sampled(tokens=13, wasted=3)]
