@@ -9,14 +9,13 @@ import runpy
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import structs
 
 from evener.bus import kafka, kafka_producer
 from evener.bus.kafka_client import put
-from evener.bus.port import Position, RecordTooLarge
+from evener.bus.port import Outgoing, Position
 from evener.cli.__main__ import main
 from evener.cli.up import SERVICES
 from evener.proto.codec import AnyEvent
@@ -108,14 +107,22 @@ def ids_of_their_own() -> None:
 def futures_ignored() -> None:
     """A commit counts when the transaction has ended well, whatever became of its records."""
 
+    last = dict[int, int]()
+
+    def position(record: Outgoing, partition: int, outcome: Any) -> Position:
+        last[partition] = last.get(partition, -1) + 1 if isinstance(outcome, BaseException) else outcome.offset
+        return Position(record.topic, partition, last[partition])
+
     async def acknowledged(self: Any, batch: Sequence[Any]) -> list[tuple[Position, ...]]:
         await self._producer.begin_transaction()
+        done = []
         for commit in batch:
-            for record in commit.records:
-                with suppress(RecordTooLarge):
-                    await put(self._producer, self._cluster, record)
+            futures = [await put(self._producer, self._cluster, record) for record in commit.records]
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+            places = [self._cluster.partition_of(record) for record in commit.records]
+            done.append(tuple(map(position, commit.records, places, outcomes)))
         await self._send_offsets(batch)
-        return [tuple(Position(record.topic, record.partition or 0, 0) for record in commit.records) for commit in batch]
+        return done
 
     replace(kafka_producer.KafkaProducer, "_acknowledged", acknowledged)
 
