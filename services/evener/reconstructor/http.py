@@ -20,7 +20,7 @@ from evener.proto.spec import Strategy
 from evener.reconstructor.stored import Stored
 from evener.reconstructor.view import view_of
 from evener.service.auth import Secrets, control_route, principal_of
-from evener.service.http import decoded, error_response, json_response
+from evener.service.http import decoded, error_response, long_json_response
 from evener.service.principals import Role
 from evener.tokens.kept import KeptSession
 
@@ -50,9 +50,10 @@ def session_routes(stored: Stored, secrets: Secrets) -> list[BaseRoute]:
             return error_response(404, f"no session {session_id!r} in the log", "session_id")
         read, source = found
         try:
-            return json_response(await asyncio.to_thread(view_of, read.session, source, strategy))
+            view = await asyncio.to_thread(view_of, read.session, source, strategy)
         except ValueError as cause:
             return error_response(500, str(cause))
+        return await long_json_response(view)
 
     async def rebuild(request: Request) -> Response:
         """Rebuild stored sessions."""
