@@ -79,7 +79,7 @@ bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a c
 bench-scale: $(READY) ## Measure 1, 2 and 4 gateways on the same load, and what a whole session costs, on Kafka (4 minutes idle; Java, Maven)
 	$(BIN)/python -m proofs.bench.scale
 
-bench-recovery: $(READY) ## Measure what open sessions notice of gateways that join, leave, restart, freeze and die, on Kafka (SESSIONS=500 QUICK=1; 7 minutes; Java, Maven)
+bench-recovery: $(READY) ## Measure what open sessions notice of gateways that join, leave, restart, freeze and die, on Kafka (SESSIONS=500 QUICK=1; 6 minutes; Java, Maven)
 	$(BIN)/python -m proofs.bench.recovery $(if $(QUICK),--quick) $(if $(SESSIONS),--sessions $(SESSIONS))
 
 simulate: $(READY) ## Simulate fleets of up to 100,000 concurrent sessions, and size deployments for them (4 minutes idle)
