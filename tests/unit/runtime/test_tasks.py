@@ -62,3 +62,24 @@ async def test_cancellation_stays_a_cancellation() -> None:
         await running
 
     assert ended.is_set()
+
+
+async def test_cancellation_is_not_lost_to_an_error_at_the_same_moment() -> None:
+    """A gateway that was fenced while it stopped took its partition over again, and never ended."""
+
+    async def fail_at_the_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise TROUBLE
+
+    async def begin() -> None:
+        async with Tasks() as tasks:
+            tasks.create_task(fail_at_the_end())
+
+    task = asyncio.create_task(begin())
+    await turns()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
