@@ -18,7 +18,7 @@ from evener.proto.arrays import int32s, uint8s
 from evener.proto.codec import encode
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt
 
-CHECKER: Final = Path(__file__).parents[2] / "tests" / "support" / "checker.py"
+CHECKER: Final = "evener.audit.engine_ledger"
 SCORER: Final = Path(__file__).with_name("scored.py")
 TRAJECTORIES: Final = "trajectories.msgpack"
 AT_ONCE: Final = 8
@@ -33,7 +33,7 @@ async def check(client: Client, run: Path, arms: Iterable[str]) -> dict[str, Any
         for trajectory in trajectories:
             frame = encode(trajectory)
             file.write(len(frame).to_bytes(4, "big") + frame)
-    command = (sys.executable, str(CHECKER), str(run / "ledger.jsonl"), str(run / TRAJECTORIES))
+    command = (sys.executable, "-m", CHECKER, str(run / "ledger.jsonl"), str(run / TRAJECTORIES))
     checked = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     print(f"checker: {(checked.stdout + checked.stderr).strip()[-300:]}", flush=True)
     return {

@@ -34,6 +34,7 @@ class Link:
         self._passes = asyncio.Event()
         self._passes.set()
         self._writers: set[StreamWriter] = set()
+        self._connections: set[asyncio.Task[None]] = set()
 
     def become(self, state: State) -> None:
         """Change what becomes of bytes, also on connections that are open."""
@@ -46,8 +47,17 @@ class Link:
             for writer in self._writers:
                 writer.transport.abort()
 
-    async def connected(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Serve one connection, until either side ends it."""
+    def connected(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serve one more connection, until either side ends it."""
+        serving = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(serving)
+        serving.add_done_callback(self._connections.discard)
+
+    async def ended(self) -> None:
+        """Wait until all connections have ended."""
+        await asyncio.gather(*self._connections)
+
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         if self._state is State.CUT:
             await _abort(writer)
             return
@@ -96,3 +106,4 @@ async def link(target: int, port: int = 0) -> AsyncIterator[Link]:
         made.become(State.CUT)
         server.close()
         await server.wait_closed()
+        await made.ended()

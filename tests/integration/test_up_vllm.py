@@ -73,7 +73,21 @@ class Up:
 async def up(folder: Path, *options: str) -> AsyncIterator[Up]:
     """Run `evener up` inside this block."""
     folder.mkdir()  # noqa: ASYNC240 (nothing else runs yet)
-    command = [sys.executable, "-m", "evener.cli", "up", "--port", "0", "--state", str(folder), "--engine", "vllm", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "evener.cli",
+        "up",
+        "--port",
+        "0",
+        "--state",
+        str(folder),
+        "--instance",
+        "local",
+        "--engine",
+        "vllm",
+        *options,
+    ]
     with (folder / "up.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=log, stderr=log)
     try:
