@@ -9,17 +9,17 @@ GIB: Final = 2**30
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """What one unit of work costs, measured by `make bench-scale`, `bench-gateway` and `bench-bus` on cores of 2.x GHz."""
+    """What one unit of work costs. docs/scaling.md says where each figure comes from."""
 
     gateway_ms_per_call: float
     """CPU of gateways for a call around 8,000 tokens, on Kafka."""
     relay_ms_per_call: float
     session_ms: dict[str, float]
-    """CPU of each service for a whole session of ten calls, beside its calls at gateway and relay."""
+    """CPU of each service behind and beside the gateway for a whole session of ten calls. The scheduler's is simulated instead."""
     broker_ms_per_call: float
     """CPU of one broker without replicas."""
     bytes_per_call: float
-    """What a call leaves in `sessions`, before replication; what the stages after it write adds about as much again."""
+    """What a session leaves in all topics, divided by its calls, before replication."""
     commit_ms: float
     """p50 of a call's commit."""
 
@@ -73,7 +73,7 @@ class Sizing(Struct, frozen=True, kw_only=True):
     evaluators: int
     bridges: int
     cores: float
-    """Of all services and brokers together, at the given utilization."""
+    """Of all services and brokers together, at the given utilization; two schedulers have a core each."""
     brokers: int
     log_mb_per_s: float
     """Into the log, before replication."""
@@ -86,6 +86,7 @@ REPLICAS: Final = 3
 BROKER_MB_PER_S: Final = 50.0
 """What a broker takes in with ease, replicas included, on a common cloud disk."""
 KEPT_DAYS: Final = 30
+SCHEDULER_CORES: Final = 2
 
 
 def size(load: Load, costs: Costs, prices: Prices | None = None) -> Sizing:
@@ -100,10 +101,10 @@ def size(load: Load, costs: Costs, prices: Prices | None = None) -> Sizing:
         "evaluators": per_session["evaluator"],
         "bridges": per_session["trainer_bridge"],
     }
-    megabytes = 2 * calls * costs.bytes_per_call / 1e6
+    megabytes = calls * costs.bytes_per_call / 1e6
     brokers = max(REPLICAS, math.ceil(REPLICAS * megabytes / BROKER_MB_PER_S))
     broker_cores = REPLICAS * calls * costs.broker_ms_per_call / 1000
-    cores = (sum(busy.values()) + per_session["scheduler"] + broker_cores) / load.utilization
+    cores = (sum(busy.values()) + broker_cores) / load.utilization + SCHEDULER_CORES
     gib_per_day = REPLICAS * megabytes * 86_400 / 1000 / 1.0737
     processes = {name: max(2, math.ceil(cpu / load.utilization)) for name, cpu in busy.items()}
     disks = gib_per_day * KEPT_DAYS * prices.gib_month / (30 * 24)
