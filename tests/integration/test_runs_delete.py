@@ -8,6 +8,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Final
 
+import pytest
 from tests.support.audited import breaches
 from tests.support.engines import smollm
 from tests.support.together import submit, together
@@ -54,6 +55,7 @@ def stored(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
 
 
+@pytest.mark.slow  # it once waited in vain for 600 s for the blobs to go: open, see the changelog
 async def test_deleted_run_leaves_nothing_in_the_blob_store_and_another_run_is_whole(tmp_path: Path) -> None:
     """Both did the same, so each has only the stored records of its sessions alone. At last only the probe of the process is there."""
     folder = tmp_path / "blobs"
