@@ -8,7 +8,6 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Final
 
-import pytest
 from tests.support.audited import breaches
 from tests.support.engines import smollm
 from tests.support.together import submit, together
@@ -55,9 +54,11 @@ def stored(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
 
 
-@pytest.mark.slow  # it once waited in vain for 600 s for the blobs to go: open, see the changelog
 async def test_deleted_run_leaves_nothing_in_the_blob_store_and_another_run_is_whole(tmp_path: Path) -> None:
-    """Both did the same, so each has only the stored records of its sessions alone. At last only the probe of the process is there."""
+    """Each alone has the stored records of its sessions, and what the bridge kept while its group was open, which may be nothing.
+
+    At last only the probe of the process is there.
+    """
     folder = tmp_path / "blobs"
     async with (
         scripted_engine(Script(default=Rule(say="It is 7.")), smollm()) as engine,
@@ -69,7 +70,7 @@ async def test_deleted_run_leaves_nothing_in_the_blob_store_and_another_run_is_w
             await merged(client, run_id)
         both = stored(folder)
         assert await evener(context.address, token, "runs", "delete", "one") == (0, '{"run_id":"one","tasks":1}\n', "")
-        await until(lambda: asyncio.to_thread(stored, folder), lambda count: count == both - SAMPLES, seconds=SECONDS)
+        await until(lambda: asyncio.to_thread(stored, folder), lambda count: count <= both - SAMPLES, seconds=SECONDS)
         code, _, errors = await evener(context.address, token, "runs", "delete", "one")
         assert (code, errors.startswith("evener: there is no run 'one'")) == (1, True)
         code, out, _ = await evener(context.address, token, "runs")
