@@ -82,7 +82,7 @@ bench-scale: $(READY) ## Measure 1, 2 and 4 gateways on the same load, and what 
 bench-recovery: $(READY) ## Measure what open sessions notice of gateways that join, leave, restart, freeze and die, on Kafka (SESSIONS=500 QUICK=1; 6 minutes; Java, Maven)
 	$(BIN)/python -m proofs.bench.recovery $(if $(QUICK),--quick) $(if $(SESSIONS),--sessions $(SESSIONS))
 
-simulate: $(READY) ## Simulate fleets of up to 100,000 concurrent sessions, and size deployments for them (4 minutes idle)
+simulate: $(READY) ## Simulate fleets of up to 100,000 concurrent sessions, and size deployments for them (2 minutes idle)
 	$(BIN)/python -m proofs.scaling
 
 bench-tokens: $(READY) ## Measure rebuilding sessions, placing calls, and what a live session weighs (1 minute idle; 28 MB at first use)
