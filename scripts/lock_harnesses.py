@@ -24,7 +24,7 @@ NPM: Final = (
     *("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"),
 )
 UV: Final = (
-    *("pip", "compile", "--quiet", "--universal", "--python-version", pip.PYTHON, "--generate-hashes"),
+    *("pip", "compile", "--quiet", "--universal", "--python-version", pip.PYTHON_VERSION, "--generate-hashes"),
     *("--no-emit-index-url", "--no-annotate", "--no-header"),
 )
 UNUSED: Final = frozenset({"deprecated", "engines", "funding", "license"})

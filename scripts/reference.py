@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 from msgspec import NODEFAULT, Meta, Struct, structs
 from prometheus_client import CollectorRegistry
 
-from evener.dialects.registry import RULES
+from evener.dialects.registry import ENTRIES
 from evener.dialects.rules import STOPS, Rules
 from evener.proto.codec import tag_of
 from evener.proto.docs import meanings
@@ -92,9 +92,9 @@ def configuration() -> str:
 def dialects() -> str:
     """Return the page of the fields of requests, by dialect."""
     pieces = [MADE, "# Fields of requests", DIALECTS_INTRO]
-    for name, tables in RULES.items():
-        rows = ["| field | is | |", "|---|---|---|", *(row for table in tables for row in _becoming(table))]
-        pieces += [f"## {name}", "\n".join(rows)]
+    for entry in ENTRIES:
+        rows = ["| field | is | |", "|---|---|---|", *(row for table in entry.rules for row in _becoming(table))]
+        pieces += [f"## {entry.api}", "\n".join(rows)]
     return "\n\n".join(pieces) + "\n"
 
 
@@ -126,7 +126,7 @@ def _becoming(rules: Rules) -> Iterator[str]:
     told |= {rules.stops: ("refused", STOPS)} if rules.stops else {}
     alike: dict[tuple[str, str], list[str]] = {}
     for name, said in told.items():
-        alike.setdefault(said, []).append(f"`{rules.place(name)}`")
+        alike.setdefault(said, []).append(f"`{rules.path(name)}`")
     for (becomes, why), names in alike.items():
         yield f"| {', '.join(names)} | {becomes} | {_cell(why)} |"
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,33 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 PORTS = range(20_000, 32_000)
 """Below those that the kernel gives to connections that go out: a server that is started again finds its port free."""
 KAFKA = Path(__file__).parents[1] / "scripts" / "kafka.py"
+DOCKERD = KAFKA.with_name("dockerd.py")
+LONGEST = (
+    "proofs/chaos/test_planted.py",
+    "proofs/chaos/test_cluster.py",
+    "integration/test_wrong_input.py",
+    "integration/test_commands.py",
+    "proofs/chaos/test_killed.py",
+    "contract/test_sandboxes.py",
+    "integration/test_pi_full.py",
+    "integration/test_handover.py",
+    "integration/test_real_templates.py",
+    "proofs/chaos/test_alone.py",
+    "integration/test_six_processes.py",
+    "unit/cli/test_usage.py",
+    "unit/dialects/test_items.py",
+    "contract/test_groups.py",
+    "integration/test_up_vllm.py",
+    "integration/test_pi.py",
+    "integration/test_misconfigured.py",
+)
+"""The files that take longest begin first: a worker that began one of them last would end minutes after the others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    turn = {Path(__file__).parent / file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(item.path, len(turn)))
 
 
 @pytest.fixture(autouse=True)
@@ -97,18 +124,38 @@ def kafka_servers(shared_folder: Path) -> Iterator[str]:
     missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"NOT TESTED ON KAFKA: {' and '.join(missing)} missing on this machine")
-    running, own = shared_folder / "kafka.running", None
-    with (shared_folder / "kafka.turn").open("w") as turn, (shared_folder / "kafka.users").open("w") as users:
+    with shared_server(KAFKA, "Java and Maven are here, and the broker", shared_folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def docker_host(shared_folder: Path) -> Iterator[str]:
+    """Address of one real Docker daemon that all workers share, until the last of them has ended."""
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        why = "is not root" if os.geteuid() else "lacks Docker (Debian, Ubuntu: apt install docker.io iptables)"
+        if os.environ.get("WITHOUT_DOCKER") == "1":
+            pytest.skip(f"NOT TESTED IN DOCKER: this user or machine {why}, and WITHOUT_DOCKER=1")
+        pytest.fail(f"this user or machine {why}; WITHOUT_DOCKER=1 leaves out the tests in Docker")
+    with shared_server(DOCKERD, "Docker is here, and its daemon", shared_folder) as address:
+        yield address
+
+
+@contextmanager
+def shared_server(script: Path, what: str, shared_folder: Path) -> Iterator[str]:
+    """Yield the address that `SCRIPT run` prints. The first worker starts it, the last one ends it."""
+    name = script.stem
+    running, own = shared_folder / f"{name}.running", None
+    with (shared_folder / f"{name}.turn").open("w") as turn, (shared_folder / f"{name}.users").open("w") as users:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_SH)
         if not running.exists():
-            own = subprocess.Popen([sys.executable, str(KAFKA), "run", "--with-parent"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            own = subprocess.Popen([sys.executable, str(script), "run", "--with-parent"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             out, errors = own.stdout, own.stderr
             assert out is not None
             assert errors is not None
             address = out.readline().decode().strip()
             if not address:
-                pytest.fail(f"Java and Maven are here, and the broker did not start: {errors.read().decode()}")
+                pytest.fail(f"{what} did not start: {errors.read().decode()}")
             running.write_text(f"{own.pid} {address}")
         pid, address = running.read_text().split()
         fcntl.flock(turn, fcntl.LOCK_UN)

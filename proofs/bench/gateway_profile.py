@@ -17,7 +17,7 @@ PARTS: Final = (
     ("placing: first prompts rendered whole", ("JinjaRenderer.render",)),
     ("placing: what is new, rendered", ("JinjaRenderer.bridge",)),
     ("placing: where it hangs", ("place (tokens",)),
-    ("reading the request", ("OpenAIChat.parse", "body_digest", "RequestResponseCycle.receive", "_body (", "read_request (")),
+    ("reading the request", ("OpenAIChat.parse", "body_digest", "RequestResponseCycle.receive", "read_request (")),
     ("the record: built and encoded", ("CallSampling._closed", "opened (", "EventLog.record", "SessionLog.apply", "SessionRuntime._index")),
     ("the record: committed", ("EmbeddedProducer.commit", "EmbeddedBus.", "Writer.", "KafkaProducer", "aiokafka")),
     ("the record: followed by its readers", ("Partition._follow", "read (bus/embedded_store.py")),

@@ -7,6 +7,7 @@ Its own HTTP endpoint, whose URL it prints, opens relays and says what the proce
 
 import asyncio
 import resource
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -27,6 +28,8 @@ from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.relay import Opening, Report, open_relay
+from evener.sandboxes.port import LOOPBACK
+from evener.service.fleet_feed import FleetFeed
 from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 
@@ -66,7 +69,14 @@ class Relays:
         return web.json_response(cost)
 
     async def _open(self, name: str, started: Started) -> str:
-        opening = Opening(session_id=name, nonce=KEY, capability=started.capability, partition=started.partition, models=["policy"])
+        opening = Opening(
+            session_id=name,
+            nonce=KEY,
+            capability=started.capability,
+            partition=started.partition,
+            models=["policy"],
+            listening=socket.create_server((LOOPBACK, 0)),
+        )
         clock, report = AgentClock(time.monotonic), Report()
         return await self._stack.enter_async_context(open_relay(opening, self._client, clock, LIMITS, metrics=self._metrics, report=report))
 
@@ -80,7 +90,7 @@ async def known_owners(before: str) -> AsyncIterator[Owners]:
         yield known
         return
     async with open_bus(before) as bus:
-        following = asyncio.create_task(known.follow(bus))
+        following = asyncio.create_task(known.follow(FleetFeed(bus)))
         try:
             yield known
         finally:

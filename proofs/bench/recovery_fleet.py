@@ -13,6 +13,7 @@ from tests.support.processes import Program
 
 from evener.bus.port import Bus
 from evener.proto.topics import Topic
+from evener.service.fleet_feed import FleetFeed
 from evener.service.owners import GATEWAY, Hold, Owners
 
 LISTEN_SECONDS: Final = 120.0
@@ -38,7 +39,7 @@ class Fleet:
     async def follow(self) -> None:
         """Count the take-overs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._owners.follow(self._bus))
+            tasks.create_task(self._owners.follow(FleetFeed(self._bus)))
             while True:
                 await self._owners.change.until(lambda: bool(self._newer()))
                 newer = self._newer()

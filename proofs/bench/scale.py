@@ -48,13 +48,13 @@ class Scaled(Struct, frozen=True, kw_only=True):
 
     calls_per_s: float
     cpu_ms_per_call: float
-    """Of all gateways together."""
+    """The milliseconds of CPU that all gateways together use for a call."""
     shares: tuple[float, ...]
     """Each gateway's share of the calls, the largest first."""
     partitions: tuple[int, ...]
     """The number of partitions that each gateway served."""
     others_cpu_ms_per_call: dict[str, float]
-    """Of the processes that share the machine with them."""
+    """The same of each process that shares the machine with them, by its name."""
     predicted_calls_per_s: float | None = None
     """What `proofs.scaling.shared_cores` predicts from the run with one gateway. None: this is that run."""
 

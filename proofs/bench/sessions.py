@@ -15,8 +15,9 @@ from evener.dialects.canonical import CanonicalRequest
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Quirks
-from evener.provider_gateway.request import body_digest
-from evener.templates.port import Message, Renderer
+from evener.provider_gateway.core import body_digest
+from evener.templates.port import Renderer
+from evener.tokens.digests import Message
 from evener.tokens.forest import Ids
 from evener.tokens.place import Placed
 

@@ -26,7 +26,7 @@ from evener.proto.ids import group_of, session_of
 from evener.proto.sessions import SessionSealed, SessionStarted
 from evener.proto.topics import HEADER_GROUP, Topic
 from evener.service.events import EventLog, header
-from evener.templates.port import Message
+from evener.tokens.digests import Message
 
 STAGES: Final = ("reconstructor", "evaluator", "trainer_bridge")
 PARTITIONS: Final = 16

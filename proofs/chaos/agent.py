@@ -23,6 +23,7 @@ from typing import Any
 Message = dict[str, Any]
 
 URL, KEY = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+SANDBOX = os.path.basename(os.environ.get("EVENER_SANDBOX", ""))  # noqa: PTH119 - not worth the import
 TOOL = {"name": "step", "description": "Takes a step.", "parameters": {"type": "object", "properties": {"go": {"type": "boolean"}}}}
 TRIES, PAUSE_SECONDS, SERVER_ERROR = 40, 0.25, 500
 ORPHAN_SECONDS, ORPHAN_PAUSE_SECONDS = 60.0, 0.05
@@ -35,7 +36,7 @@ class Failed(Exception):
 
 def note(ledger: Path, kind: str, **fields: Any) -> None:
     """Append a line, at once and whole: it is there even if this process is killed next."""
-    line = json.dumps({"kind": kind, "pid": os.getpid(), "url": URL, "at": time.time(), **fields}) + "\n"
+    line = json.dumps({"kind": kind, "sandbox": SANDBOX, "pid": os.getpid(), "url": URL, "at": time.time(), **fields}) + "\n"
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, line.encode())
     os.close(descriptor)

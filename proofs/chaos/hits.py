@@ -2,10 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct
 from proofs.chaos.strikes import Strike
@@ -14,11 +13,9 @@ from proofs.chaos.work import Noted
 from evener.bus.port import LogReader
 from evener.proto.codec import decode
 from evener.proto.fleet import Heartbeat
-from evener.proto.sessions import CallClosed, CallDelivered, HarnessExited, SessionSealed, SessionStarted
+from evener.proto.sessions import SessionStarted
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.service.events import header
-
-CHAT: Final = "chatcmpl-"
 
 
 class Span(Struct, frozen=True):
@@ -38,8 +35,6 @@ class OpenWork:
     def __init__(self) -> None:
         self.requests: dict[str, list[Span]] = defaultdict(list)
         """From a harness's first try of a request to its answer, by session."""
-        self.asked: list[Span] = []
-        """The same of all harnesses, also of those whose session is not known."""
         self.sessions: dict[str, Span] = {}
         """From a session's first start to its trajectory: the reconstructor holds its records."""
         self.gradings: dict[str, Span] = {}
@@ -51,19 +46,18 @@ class OpenWork:
         self._beats: dict[str, list[tuple[float, Heartbeat]]] = defaultdict(list)
 
     def hit(self, strike: Strike) -> bool:
-        """Return whether a strike met something open, of the instance that it struck."""
+        """Return whether a strike met something open, of the instance that it struck, or of the whole service."""
         if strike.inside:
             return True
         at, own = strike.at, strike.instance_id
         beat = self._beat(own, at)
-        asked = [session for session, spans in self.requests.items() if any(span.holds(at) for span in spans)]
         match strike.service:
-            case "provider_gateway":
-                return beat is not None and any(self._partition.get(session) in beat.partitions for session in asked)
-            case "sandbox_runner":
-                return any(self._runner(session, at) == own for session in asked)
-            case "scheduler":
-                return beat is not None and beat.active_epoch > 0 and self._asked(at)
+            case "provider_gateway" if own:
+                return beat is not None and any(self._partition.get(session) in beat.partitions for session in self._asking(at))
+            case "sandbox_runner" if own:
+                return any(self._runner(session, at) == own for session in self._asking(at))
+            case "scheduler" if own:
+                return beat is not None and beat.active_epoch > 0 and any(self._asking(at))
             case "reconstructor":
                 return any(span.holds(at) for span in self.sessions.values())
             case "evaluator":
@@ -71,11 +65,11 @@ class OpenWork:
             case "trainer_bridge":
                 return any(span.holds(at) for span in self.groups.values())
             case _:
-                return self._asked(at)
+                return any(self._asking(at))
 
     async def read(self, log: LogReader, noted: Iterable[Noted]) -> None:
         """Read the log and the ledgers."""
-        answered = await self._read_sessions(log)
+        await self._read_sessions(log)
         built = await _times(log, Topic.BUILT)
         scored = await _times(log, Topic.SCORED)
         ends = {**await _times(log, Topic.MERGED, by_key=True), **await _times(log, Topic.KEPT, by_key=True)}
@@ -87,55 +81,42 @@ class OpenWork:
             group = session.rpartition(".")[0]
             firsts[group] = min(at, firsts.get(group, at))
         self.groups = {group: Span(at, ends.get(group, math.inf)) for group, at in firsts.items()}
-        self._note_requests(list(noted), answered)
+        self._note_requests(noted)
         async for record in log.read(Topic.FLEET, 0, await log.beginning(Topic.FLEET, 0)):
             event = decode(record.value) if record.value is not None else None
             if isinstance(event, Heartbeat):
                 self._beats[event.instance_id].append((record.timestamp_ms / 1000, event))
 
-    async def _read_sessions(self, log: LogReader) -> dict[str, str]:
-        """Return the session of each answer id."""
-        answered: dict[str, str] = {}
+    async def _read_sessions(self, log: LogReader) -> None:
         for partition in range(log.partitions_of(Topic.SESSIONS)):
             async for record in log.read(Topic.SESSIONS, partition, await log.beginning(Topic.SESSIONS, partition)):
                 session, at = record.key, record.timestamp_ms / 1000
                 self._partition[session] = partition
-                match decode(record.value or b""):
-                    case SessionStarted() as start:
-                        self._runners[session].append((at, start.runner_id))
-                        self.sessions.setdefault(session, Span(at, at))
-                    case CallClosed() as closed:
-                        answered[closed.answer_id] = session
-                    case CallDelivered() as delivered:
-                        answered[delivered.request_id] = session
-                    case HarnessExited() | SessionSealed():
-                        pass
-        return answered
+                if isinstance(start := decode(record.value or b""), SessionStarted):
+                    self._runners[session].append((at, start.runner_id))
+                    self.sessions.setdefault(session, Span(at, at))
 
-    def _note_requests(self, noted: Sequence[Noted], answered: dict[str, str]) -> None:
-        """Note when each request was open. Who asks is known by the answers that it has received."""
-        asks: dict[tuple[int, str], float] = {}
-        session_of: dict[int, str] = {}
+    def _note_requests(self, noted: Iterable[Noted]) -> None:
+        """Note when each request was open."""
+        asks: dict[tuple[str, str], Noted] = {}
         for one in noted:
-            request = (one.pid, one.body_digest)
+            request = (one.sandbox, one.body_digest)
             if one.kind == "asks":
-                asks.setdefault(request, one.at)
-            elif one.kind == "answered" and (session := answered.get(one.answer_id.removeprefix(CHAT))) is not None:
-                self.requests[session].append(Span(asks.pop(request), one.at))
-                session_of[one.pid] = session
-        self.asked += [span for spans in self.requests.values() for span in spans]
-        for (pid, _), at in asks.items():
-            session = session_of.get(pid, "")
-            if (end := math.inf if Path(f"/proc/{pid}").exists() else self._next_start(session, at)) is not None:
-                self.asked.append(Span(at, end))
-                self.requests[session].append(Span(at, end))
+                asks.setdefault(request, one)
+            elif one.kind == "answered":
+                self.requests[one.session_id].append(Span(asks.pop(request).at, one.at))
+        for one in asks.values():
+            lives = Path(f"/proc/{one.pid}").exists()
+            if (end := math.inf if lives else self._next_start(one.session_id, one.at)) is not None:
+                self.requests[one.session_id].append(Span(one.at, end))
 
     def _next_start(self, session: str, at: float) -> float | None:
         """Return when the attempt after the one that asked was started: its harness died with its runner, and waited until then."""
         return next((start for start, _ in self._runners.get(session, ()) if start > at), None)
 
-    def _asked(self, at: float) -> bool:
-        return any(span.holds(at) for span in self.asked)
+    def _asking(self, at: float) -> Iterator[str]:
+        """Yield the sessions whose harness waits for an answer."""
+        return (session for session, spans in self.requests.items() if any(span.holds(at) for span in spans))
 
     def _runner(self, session: str, at: float) -> str | None:
         started = self._runners.get(session, [])
@@ -149,11 +130,11 @@ class OpenWork:
         return beats[place - 1][1] if place else None
 
 
-async def hits(log: LogReader, noted: Iterable[Noted], strikes: Sequence[Strike]) -> Counter[str]:
-    """Return the number of strikes of each kind that counted."""
+async def hits(log: LogReader, noted: Iterable[Noted], strikes: Iterable[Strike]) -> set[Strike]:
+    """Return the strikes that counted. Heartbeats are compacted: soon after a strike the log may no longer show it."""
     work = OpenWork()
     await work.read(log, noted)
-    return Counter(strike.kind for strike in strikes if work.hit(strike))
+    return {strike for strike in strikes if work.hit(strike)}
 
 
 async def _times(log: LogReader, topic: Topic, *, by_key: bool = False) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 CHUNK_BYTES: Final = 65_536
@@ -33,7 +34,10 @@ class Link:
         self._state = State.OPEN
         self._passes = asyncio.Event()
         self._passes.set()
-        self._writers: set[StreamWriter] = set()
+        self._refused: int | None = None
+        """The process whose connections are cut. None: nobody's."""
+        self._ends: dict[StreamWriter, StreamWriter] = {}
+        """The far end of each connection, by its near end."""
         self._connections: set[asyncio.Task[None]] = set()
 
     def become(self, state: State) -> None:
@@ -44,8 +48,12 @@ class Link:
         else:
             self._passes.set()
         if state is State.CUT:
-            for writer in self._writers:
-                writer.transport.abort()
+            _abort_all(self._ends)
+
+    def refuse(self, pid: int | None) -> None:
+        """Cut the link for one process, and for nobody else; None: it is open for everybody."""
+        self._refused = pid
+        _abort_all({near: far for near, far in self._ends.items() if self._refuses(near)})
 
     def connected(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serve one more connection, until either side ends it."""
@@ -58,7 +66,7 @@ class Link:
         await asyncio.gather(*self._connections)
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        if self._state is State.CUT:
+        if self._state is State.CUT or self._refuses(writer):
             await _abort(writer)
             return
         try:
@@ -66,15 +74,18 @@ class Link:
         except OSError:
             await _abort(writer)
             return
-        both = {writer, far_writer}
-        self._writers |= both
+        self._ends[writer] = far_writer
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(reader, far_writer))
                 group.create_task(self._pass_on(far_reader, writer))
         finally:
-            self._writers -= both
-            await asyncio.gather(*map(_abort, both))
+            del self._ends[writer]
+            await asyncio.gather(_abort(writer), _abort(far_writer))
+
+    def _refuses(self, near: StreamWriter) -> bool:
+        peer = near.get_extra_info("peername")
+        return self._refused is not None and peer is not None and peer[1] in _ports_of(self._refused)
 
     async def _pass_on(self, reader: StreamReader, writer: StreamWriter) -> None:
         with suppress(OSError):
@@ -85,6 +96,22 @@ class Link:
                 writer.write(data)
                 await writer.drain()
             writer.write_eof()
+
+
+def _abort_all(ends: Mapping[StreamWriter, StreamWriter]) -> None:
+    for writer in (*ends, *ends.values()):
+        writer.transport.abort()
+
+
+def _ports_of(pid: int) -> set[int]:
+    """Return the TCP ports of a process, none once it has ended."""
+    sockets = set[str]()
+    with suppress(FileNotFoundError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                sockets.add(str(descriptor.readlink()))
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if f"socket:[{row[9]}]" in sockets}
 
 
 async def _abort(writer: StreamWriter) -> None:

@@ -24,10 +24,11 @@ from evener.proto.state import GroupState
 from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryScored
 from evener.provider_gateway import session
-from evener.provider_gateway.call import InflightCall
-from evener.provider_gateway.feed import Answered
+from evener.provider_gateway.call import CallRun
+from evener.provider_gateway.inflight import Answered
 from evener.runtime.faults import point
-from evener.sandbox_runner import relay
+from evener.sandboxes.local import LocalSandbox
+from evener.sandboxes.port import LOOPBACK
 from evener.tokens.session import SessionLog
 from evener.trainer_bridge import core, merging
 
@@ -36,11 +37,11 @@ def answer_before_commit() -> None:
     """The harness gets its answer, and acts on it, while the log does not have it yet."""
 
     async def commit(self: Any, opened: CallOpened, closed: CallClosed) -> None:
-        self.feed.put(Answered(opened=opened, closed=closed))
+        self.call.put(Answered(opened=opened, closed=closed))
         await asyncio.sleep(1.0)  # so long the harness has to note it
         await self._partition.writer.commit(self._session, [opened, closed])
 
-    replace(InflightCall, "_commit", commit)
+    replace(CallRun, "_commit", commit)
 
 
 def sessions_not_recognised() -> None:
@@ -80,12 +81,10 @@ def outputs_before_offsets() -> None:
 def one_relay_port(port: str) -> None:
     """Every relay listens on the same port, as may happen on a busy machine: no defence is off."""
 
-    class Sockets:
-        @staticmethod
-        def create_server(address: tuple[str, int]) -> socket.socket:
-            return socket.create_server((address[0], int(port)))
+    async def listen(_: Any) -> socket.socket:
+        return socket.create_server((LOOPBACK, int(port)))
 
-    replace(relay, "socket", Sockets)
+    replace(LocalSandbox, "listen", listen)
 
 
 def ids_of_their_own() -> None:

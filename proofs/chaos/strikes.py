@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from msgspec import Struct
-from proofs.chaos.cluster import SERVICES, Cluster, Member
+from proofs.chaos.cluster import SCHEDULER, SERVICES, Cluster, Member
 
 FROZEN_SECONDS: Final = 9.0
 """Longer than the session time-out of the consumer groups, 6 s."""
 AWAY_SECONDS: Final = 30.0
+PASSES_SECONDS: Final = 60.0
+"""The longest wait for a member to pass a point."""
 PAUSE_SECONDS: Final = 2.0
 """The longest pause before what was ended is started again."""
 
@@ -38,7 +40,7 @@ def signalled(service: str, number: signal.Signals) -> Struck:
     """Return a strike by a signal at a member of a service: a frozen one goes on, a dead one is started again."""
 
     async def strike(cluster: Cluster, drawn: random.Random) -> Strike:
-        member = await _victim(cluster, service, drawn)
+        member = await victim(cluster, service, drawn)
         at = time.time()
         if number is signal.SIGSTOP:
             member.tell(number)
@@ -48,7 +50,7 @@ def signalled(service: str, number: signal.Signals) -> Struck:
             await member.end(number)
             await asyncio.sleep(drawn.uniform(0, PAUSE_SECONDS))
             await member.start()
-        await cluster.serves(member)
+        await cluster.recovers(member)
         return Strike(kind=f"{number.name} {service}", at=at, service=service, instance_id=member.instance_id)
 
     return strike
@@ -58,20 +60,37 @@ def frozen_at(service: str, point: str) -> Struck:
     """Return a strike in the middle of a transaction: a member freezes itself there, and goes on when others have taken over."""
 
     async def strike(cluster: Cluster, drawn: random.Random) -> Strike:
-        member = await _victim(cluster, service, drawn)
-        await member.end(signal.SIGTERM)
-        await member.start({"EVENER_FAULTS": f"freeze@{point}"})
-        await member.stopped()
+        member = await victim(cluster, service, drawn)
+        while not await _freezes(cluster, member, point):
+            pass
         at = time.time()
         await asyncio.sleep(FROZEN_SECONDS)
         member.tell(signal.SIGCONT)
-        await cluster.serves(member)
+        await cluster.recovers(member)
         return Strike(kind=f"SIGSTOP at {point}", at=at, service=service, instance_id=member.instance_id, inside=True)
 
     return strike
 
 
-async def _victim(cluster: Cluster, service: str, drawn: random.Random) -> Member:
+async def _freezes(cluster: Cluster, member: Member, point: str) -> bool:
+    """Start a member again so that it freezes itself at a point; return whether it came there in time."""
+    await member.end(signal.SIGKILL)
+    await member.start({"EVENER_FAULTS": f"freeze@{point}"})
+    rivals = [other for other in cluster.of(SCHEDULER) if other is not member] if member.service == SCHEDULER else []
+    for rival in rivals:  # a standby writes nothing: it has to become the active one
+        await rival.end(signal.SIGKILL)
+    try:
+        async with asyncio.timeout(PASSES_SECONDS):
+            await member.stopped()
+    except TimeoutError:
+        return False
+    finally:
+        for rival in rivals:
+            await rival.start()
+    return True
+
+
+async def victim(cluster: Cluster, service: str, drawn: random.Random) -> Member:
     """Return a member that serves. Of the schedulers it is the active one: a standby has nothing to lose."""
     while True:
         ready = [member for member in cluster.of(service) if await cluster.is_ready(member)]
@@ -80,7 +99,7 @@ async def _victim(cluster: Cluster, service: str, drawn: random.Random) -> Membe
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-def broker_killed(seconds: float) -> Struck:
+def broker_killed(kind: str, seconds: float) -> Struck:
     """Return the death of a broker, which comes back with its data after so many seconds."""
 
     async def strike(cluster: Cluster, drawn: random.Random) -> Strike:
@@ -90,12 +109,12 @@ def broker_killed(seconds: float) -> Struck:
         await asyncio.sleep(seconds)
         await broker.start()
         await broker.accepts()
-        return Strike(kind="SIGKILL broker", at=at)
+        return Strike(kind=kind, at=at)
 
     return strike
 
 
-def broker_frozen(seconds: float) -> Struck:
+def broker_frozen(kind: str, seconds: float) -> Struck:
     """Return a broker that does nothing for so many seconds."""
 
     async def strike(cluster: Cluster, drawn: random.Random) -> Strike:
@@ -104,7 +123,7 @@ def broker_frozen(seconds: float) -> Struck:
         broker.tell(signal.SIGSTOP)
         await asyncio.sleep(seconds)
         broker.tell(signal.SIGCONT)
-        return Strike(kind="SIGSTOP broker", at=at)
+        return Strike(kind=kind, at=at)
 
     return strike
 
@@ -151,14 +170,14 @@ INSIDE: Final[dict[str, Struck]] = {
 }
 """Freezes of members in the middle of what they write, by kind."""
 AT_ALL: Final[dict[str, Struck]] = {
-    "SIGKILL broker": broker_killed(4.0),
-    "SIGSTOP broker": broker_frozen(8.0),
+    "SIGKILL broker": broker_killed("SIGKILL broker", 4.0),
+    "SIGSTOP broker": broker_frozen("SIGSTOP broker", 8.0),
     "blobs away": blobs_away(AWAY_SECONDS),
 }
 """What strikes everything at once, by kind."""
 AT_THREE: Final[dict[str, Struck]] = {
-    "SIGKILL broker": broker_killed(4.0),
-    "SIGSTOP broker": broker_frozen(8.0),
+    "SIGKILL one broker": broker_killed("SIGKILL one broker", 4.0),
+    "SIGSTOP one broker": broker_frozen("SIGSTOP one broker", 8.0),
     "leaders moved": leaders_moved,
 }
 """What strikes one of three brokers, by kind."""

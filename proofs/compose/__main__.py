@@ -97,7 +97,7 @@ def _shares(stack: Stack) -> list[int] | None:
 
 def _scraped(stack: Stack) -> int | None:
     expected = len(SERVICES) - 1 + GATEWAYS
-    return expected if stack.query('count(up{job="evener"} == 1)') == expected and stack.query("max(evener_fleet_places)") else None
+    return expected if stack.query('count(up{job="evener"} == 1)') == expected and stack.query("max(evener_fleet_slots)") else None
 
 
 def _megabytes(image: str) -> int:

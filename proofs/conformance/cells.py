@@ -16,7 +16,7 @@ from proofs.conformance.sites import Site
 from proofs.conformance.traffic import beyond_loopback, possible
 
 from evener.audit.engine_ledger import check
-from evener.cli.harness_check import POLICY
+from evener.cli.harness_check import CHECK_POLICY
 from evener.cli.submission import RunRequest, plan, submit
 from evener.client.client import Client
 from evener.client.session_views import SessionView
@@ -62,7 +62,7 @@ def _wish(setup: SetUp, case: Case) -> RunRequest:
         harness=HarnessSpec(name=setup.harness, options=setup.options_in(case.name)),
         samples=1,
         purpose=Purpose.TRAIN,
-        policy=POLICY.name,
+        policy=CHECK_POLICY.name,
         sampling=Sampling(max_tokens=case.answer_tokens),
         budgets=Budgets(agent_seconds=case.limit_seconds, attempts=1),
         streaming=case.streaming,

@@ -28,7 +28,7 @@ from evener.dialects.canonical import RequestError
 from evener.dialects.registry import dialect_for
 from evener.runtime import faults
 from evener.sandbox_runner import sessions
-from evener.sandbox_runner.relay import PREFIX, Opening, open_relay
+from evener.sandbox_runner.relay import KEY_IN_PATH, Opening, open_relay
 from evener.sandboxes import processes
 
 REFUSALS: Final[Mapping[str, Mapping[int, tuple[int, str]]]] = {
@@ -59,7 +59,7 @@ class Proxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Refuse the requests whose turn it is; pass the others on."""
-        dialect = dialect_for(PREFIX.sub("", request.path_qs)) if request.method == "POST" else None
+        dialect = dialect_for(KEY_IN_PATH.sub("", request.path_qs)) if request.method == "POST" else None
         if dialect is None:
             return await self._pass_on(request)
         self._requests += 1

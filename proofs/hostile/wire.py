@@ -14,6 +14,8 @@ from proofs.hostile.dialect import CHAT
 from proofs.hostile.input import Input, Kind, Unexpected
 from proofs.hostile.running import Session, Site
 
+from evener.proto.reasons import TerminationReason
+
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 500
 QUIET_SECONDS: Final = 4.0
@@ -62,9 +64,9 @@ def check(said: bytes) -> None:
         raise Unexpected(msg)
 
 
-def head(session: Session) -> bytes:
+def head(session: Session, path: str = CHAT.path) -> bytes:
     """Return the first lines of a model call."""
-    return f"POST {CHAT.path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.key}\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.key}\r\n".encode()
 
 
 def wire(name: str, pieces: Sequence[Piece], **given: Any) -> tuple[Input, Input]:
@@ -168,6 +170,17 @@ async def forged(site: Site) -> None:
         CHAT.check(await other.post(CHAT.path, BODY), refused=False)
 
 
+async def unserved(site: Site, path: str, headers: str) -> None:
+    """Fail for a request that Evener does not serve, after a call that was sampled: that is not the agent's failure."""
+    async with site.session(exit_code=1) as session:
+        CHAT.check(await session.post(CHAT.path, BODY), refused=False)
+        check(await send(session.address, [request(headers).replace(b"@HEAD@", head(session, path))]))
+    built = (await site.client.session(session.session_id)).trajectory
+    if built is None or built.termination_reason is not TerminationReason.REFUSED:
+        msg = f"its session ended as {built and built.termination_reason}"
+        raise Unexpected(msg)
+
+
 async def ended_key(site: Site) -> None:
     """Use a key after its session has ended."""
     async with site.session() as session:
@@ -218,8 +231,18 @@ PIECES: Final[tuple[tuple[str, Sequence[Piece]], ...]] = (
     ("Expect of rubbish", [request("expect: the worst\r\n")]),
     ("40 MB", [request(body=b'{"x": "' + b"a" * (40 * MIB) + b'"}')]),
 )
+UNSERVED: Final[tuple[tuple[str, str, str], ...]] = (
+    ("a header of 70 KB", CHAT.path, f"x: {'x' * 70_000}\r\n"),
+    ("an address of 70 KB", f"{CHAT.path}?x={'x' * 70_000}", ""),
+    ("600 headers", CHAT.path, "".join(f"x-{n}: {n}\r\n" for n in range(600))),
+    ("a header without a name", CHAT.path, ": x\r\n"),
+    ("a run of a thread", "/v1/threads/x/runs", ""),
+    ("a file", "/v1/files", ""),
+    ("a cache", "/v1beta/cachedContents", ""),
+)
 WIRE: Final = (
     *(made for name, pieces in PIECES for made in wire(name, pieces)),
+    *(_made(f"relay: after a sampled call {name}", partial(unserved, path=path, headers=said)) for name, path, said in UNSERVED),
     _made("relay: 500 idle connections", partial(idle_connections, address=lambda _, session: session.address)),
     _made("control: 500 idle connections", partial(idle_connections, address=lambda site, _: _address(site))),
     _made("relay: twenty bodies, a byte a time", slow_bodies),

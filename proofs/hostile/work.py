@@ -20,6 +20,7 @@ GIB: Final = 1 << 30
 DONE: Final = (TerminationReason.FINISHED,)
 FAILED: Final = (TerminationReason.HARNESS_FAILED,)
 GONE_SECONDS: Final = 30.0
+MANY_FILES: Final = {"instruction.md": "Go on.", **{f"tests/data/{n % 50}/{n}.txt": "x" for n in range(9900)}}
 GIVEN: Final = {"environment/given.txt": "x", "environment/given/file": "x"}
 
 
@@ -161,6 +162,7 @@ FILES: Final = (
     work(Kind.FILES, "a device", "device"),
     work(Kind.FILES, "links outwards, to nothing, in rings", "links"),
     work(Kind.FILES, "a file and a folder that may not be opened", "locked"),
+    work(Kind.FILES, "9,900 files that the task brings", "steps", files=MANY_FILES, seconds=60),
     work(Kind.FILES, "folders in the place of files, and files of folders", "replaced", files=GIVEN),
     work(Kind.FILES, "the working directory is gone", "gone", reward=...),
     work(Kind.FILES, "a file in the place of the home folder", "home_gone"),

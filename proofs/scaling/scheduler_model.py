@@ -4,17 +4,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from msgspec import structs
 from proofs.scaling.clock import Clock
 
 from evener.proto.codec import decode, encode
-from evener.proto.fleet import Heartbeat, Running
+from evener.proto.fleet import Heartbeat, RunnerLeases, Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.state import TaskState
 from evener.scheduler.admission import admit
 from evener.scheduler.core import Draft
 from evener.scheduler.fleet import Leases
-from evener.scheduler.inbox import AT_ONCE
+from evener.scheduler.inbox import TRANSACTION_ITEMS
 from evener.scheduler.open_tasks import OpenTasks
 
 RECORD_SECONDS: Final = 40e-6
@@ -60,7 +59,7 @@ class SchedulerModel:
             self._clock.after(0.0, self._step)
 
     def _step(self) -> None:
-        items, self._inbox = self._inbox[:AT_ONCE], self._inbox[AT_ONCE:]
+        items, self._inbox = self._inbox[:TRANSACTION_ITEMS], self._inbox[TRANSACTION_ITEMS:]
         began = time.thread_time()
         draft = Draft(self.tasks, now=self._clock.now)
         for _, item in items:
@@ -89,16 +88,17 @@ class SchedulerModel:
 
 
 def beats_share(runners: Sequence[Heartbeat]) -> float:
-    """Return the share of a core that it costs to read the heartbeats of full runners, and to renew their leases."""
+    """Return the share of a core that it costs to read the heartbeats of full runners and what they hold, and to renew their leases."""
     held = tuple(Running(session_id=f"run-0.task-{number}.3", attempt=1) for number in range(runners[0].capacity))
-    beat = encode(structs.replace(runners[0], running=held))
+    beat, listed = encode(runners[0]), encode(RunnerLeases(runner_id=runners[0].instance_id, running=held, at=0.0))
     leases = Leases(seconds=LEASE_SECONDS, began_at=0.0)
     began = time.thread_time()
     for number in range(BEATS_TRIED):
-        event = decode(beat)
-        assert isinstance(event, Heartbeat)
+        decode(beat)
+        event = decode(listed)
+        assert isinstance(event, RunnerLeases)
         leases.sign(event.running, now=number)
-    each = (time.thread_time() - began) / BEATS_TRIED + READ_SECONDS
+    each = (time.thread_time() - began) / BEATS_TRIED + 2 * READ_SECONDS
     return each * len(runners) / BEAT_SECONDS
 
 

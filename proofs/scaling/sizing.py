@@ -73,7 +73,7 @@ class Sizing(Struct, frozen=True, kw_only=True):
     evaluators: int
     bridges: int
     cores: float
-    """Of all services and brokers together, at the given utilization; two schedulers have a core each."""
+    """The cores of all services and brokers together, at the given utilization; two schedulers have a core each."""
     brokers: int
     log_mb_per_s: float
     """Into the log, before replication."""

@@ -3,6 +3,7 @@
 import abc
 import asyncio
 import os
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,35 @@ from typing import Any
 import pytest
 from obstore.store import S3Store
 from prometheus_client import CollectorRegistry
+from tests.support.loop import turns
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError, Blobs, NotRead, NotStored
-from evener.blobs.store import SHORT_BYTES, ObjectBlobs, path_of, ref_of
+from evener.blobs.store import HASHED_AT_ONCE_BYTES, ObjectBlobs, path_of, ref_of
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import ConfigError
 from evener.service.measured_blobs import MeasuredBlobs
 from evener.service.telemetry import metrics
+
+GENEROUS_SECONDS = 120.0
+HANGS = """
+import asyncio, os, pathlib, sys
+from evener.blobs.open import open_blobs
+from evener.blobs.store import path_of
+async def main():
+    blobs = open_blobs(sys.argv[1])
+    ref = await blobs.put(b"sampled")
+    path = pathlib.Path(sys.argv[1]) / path_of(ref.digest)
+    path.unlink()
+    os.mkfifo(path)
+    try:
+        await asyncio.wait_for(blobs.get(ref), 0.5)
+    except TimeoutError:
+        return
+    sys.exit(3)
+asyncio.run(main())
+"""
+"""A program whose read of an object hangs when it ends."""
 
 
 class BlobsContract(abc.ABC):
@@ -111,6 +133,31 @@ class TestLocalBlobs(BlobsContract):
         assert not await blobs.remove(ref.digest, unused_seconds=3600.0)
         assert await blobs.get(ref) == b"task"
 
+    async def test_object_whose_read_hangs_keeps_no_other_from_being_read(self, blobs: Blobs, tmp_path: Path) -> None:
+        """Each retry took another thread, until the process had none left. The retries wait for the first read, and have what it brings."""
+        ref, other = await blobs.put(b"sampled"), await blobs.put(b"other")
+        path = tmp_path / "blobs" / path_of(ref.digest)
+        path.unlink()
+        os.mkfifo(path)
+        given_up = [asyncio.ensure_future(blobs.get(ref)) for _ in range(100)]
+        await turns()
+        async with asyncio.timeout(GENEROUS_SECONDS):
+            assert await blobs.get(other) == b"other"
+        for task in given_up:
+            task.cancel()
+        await asyncio.wait(given_up)
+        reading = asyncio.ensure_future(blobs.get(ref))
+        await turns()
+        await asyncio.to_thread(path.write_bytes, b"sampled")
+
+        assert await reading == b"sampled"
+
+    async def test_process_ends_while_a_read_hangs(self, tmp_path: Path) -> None:
+        """Or a service that is told to stop would stay until it is killed."""
+        program = await asyncio.create_subprocess_exec(sys.executable, "-c", HANGS, str(tmp_path))
+        async with asyncio.timeout(GENEROUS_SECONDS):
+            assert await program.wait() == 0
+
     async def test_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         """One line: which folder, and what is wrong with it."""
         (tmp_path / "file").write_bytes(b"")
@@ -144,9 +191,9 @@ class TestMemoryBlobs(BlobsContract):
         """A task of 50 MB took 50 ms for each look."""
         threads = CountingThreads()
         asyncio.get_running_loop().set_default_executor(threads)
-        await blobs.get(await blobs.put(bytes(SHORT_BYTES)))
+        await blobs.get(await blobs.put(bytes(HASHED_AT_ONCE_BYTES)))
         assert threads.works == 0
-        await blobs.get(await blobs.put(bytes(SHORT_BYTES + 1)))
+        await blobs.get(await blobs.put(bytes(HASHED_AT_ONCE_BYTES + 1)))
         assert threads.works == 2
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from evener.bus.embedded import open_embedded
 from evener.bus.kafka import open_kafka
@@ -49,9 +50,7 @@ async def followed(batches: AsyncIterator[Sequence[Record]], count: int) -> list
 
 async def lag_is(bus: Bus, records: int) -> None:
     """Wait until the only named follower is so far behind: its consumer passes a marker a moment after the record."""
-    async with asyncio.timeout(60):
-        while [lag.records for lag in await bus.lags()] != [records]:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.02)
+    await until(bus.lags, lambda lags: [lag.records for lag in lags] == [records])
 
 
 class BusContract(abc.ABC):

@@ -4,12 +4,14 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
 from tests.support.engines import Play, RunningVllm
+from tests.support.waiting import until
 from tokenizers import Tokenizer
 
 from evener.engines.answers import join, whole
@@ -27,6 +29,8 @@ from evener.templates.jinja import ChatTemplate
 from evener.templates.open import open_renderer
 from evener.templates.port import Renderer
 
+COUNTED_SECONDS = 0.2
+"""A server that samples has sampled a token after this time."""
 PROMPT = "<|im_start|>user\nTell me a very long story.<|im_end|>\n<|im_start|>assistant\n"
 MESSAGES: tuple[dict[str, Any], ...] = ({"role": "user", "content": "Tell me a very long story."},)
 CHAT_TEMPLATE = (
@@ -312,6 +316,13 @@ class TestEmbeddedEngine(EngineContract):
         assert (await self.answer(engine, prompt, max_tokens=2)).cached_tokens == len(prompt) - 1
 
 
+async def samples(url: str) -> bool:
+    """Return whether a vLLM server samples now: whether its counter of tokens rises."""
+    sampled = await sampled_by(url)
+    await asyncio.sleep(COUNTED_SECONDS)
+    return await sampled_by(url) > sampled
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 class TestVllmEngine(EngineContract):
@@ -327,12 +338,7 @@ class TestVllmEngine(EngineContract):
 
     @pytest.fixture
     def is_sampling(self, vllm: RunningVllm) -> Callable[[], Awaitable[bool]]:
-        async def look() -> bool:
-            sampled = await sampled_by(vllm.url)
-            await asyncio.sleep(0.2)  # in which it samples, or not
-            return await sampled_by(vllm.url) > sampled
-
-        return look
+        return partial(samples, vllm.url)
 
     async def test_versions_follow_an_update_inside_an_answer(self, vllm: RunningVllm, engine: Engine, prompt: Prompt) -> None:
         await follows_an_update(vllm.url, engine, prompt)
@@ -356,12 +362,7 @@ class TestVllmEngineOnItsChatPath(ChatContract):
 
     @pytest.fixture
     def is_sampling(self, vllm: RunningVllm) -> Callable[[], Awaitable[bool]]:
-        async def look() -> bool:
-            sampled = await sampled_by(vllm.url)
-            await asyncio.sleep(0.2)
-            return await sampled_by(vllm.url) > sampled
-
-        return look
+        return partial(samples, vllm.url)
 
 
 class TestVersions:
@@ -391,9 +392,7 @@ class TestPauses:
 
 async def seen(is_sampling: Callable[[], Awaitable[bool]], *, wanted: bool, seconds: float) -> None:
     """Wait until the server is seen sampling, or idle."""
-    async with asyncio.timeout(seconds):
-        while await is_sampling() is not wanted:  # noqa: ASYNC110 (another process: nothing to wait for)
-            await asyncio.sleep(0.02)
+    await until(is_sampling, lambda told: told is wanted, seconds=seconds)
 
 
 async def follows_an_update(url: str, engine: Engine, prompt: Prompt, go_on: Callable[[], None] = lambda: None) -> None:

@@ -25,7 +25,7 @@ from tests.support.service_context import context_on
 from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
-from evener.blobs.waited import TIMINGS as BLOB_TIMINGS
+from evener.blobs.waited import BLOB_TIMINGS
 from evener.bus.kafka import open_kafka
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, Outgoing

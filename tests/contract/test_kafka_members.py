@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from tests.support.waiting import until
 
 from evener.bus.kafka import KafkaBus, open_kafka
 from evener.bus.port import Membership
@@ -91,13 +92,14 @@ async def program(servers: str, prefix: str, name: str) -> AsyncIterator[Program
 async def divided(members: Iterable[Membership], *, count: int = COUNT) -> None:
     """Wait until these members have so many partitions together, evenly, and none divides anew."""
     kept = list(members)
-    async with asyncio.timeout(SECONDS):
-        while not (
-            sum(len(one.partitions) for one in kept) == len(frozenset().union(*(one.partitions for one in kept))) == count
-            and max(len(one.partitions) for one in kept) - min(len(one.partitions) for one in kept) <= 1
-            and not any(one.dividing for one in kept)
-        ):
-            await asyncio.gather(*(one.changed() for one in kept if one.dividing), asyncio.sleep(0.02))
+
+    async def are_divided() -> bool:
+        await asyncio.gather(*(one.changed() for one in kept if one.dividing))
+        sizes = [len(one.partitions) for one in kept]
+        together = frozenset[int]().union(*(one.partitions for one in kept))
+        return sum(sizes) == len(together) == count and max(sizes) - min(sizes) <= 1 and not any(one.dividing for one in kept)
+
+    await until(are_divided)
 
 
 async def test_only_what_must_move_moves_when_members_join_and_leave(bus: KafkaBus) -> None:

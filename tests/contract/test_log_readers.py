@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from evener.bus.embedded_lock import LOCK_FILE
+from evener.bus.embedded_lock import BUS_LOCK
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, BusError, BusUnreachable, LogReader, Outgoing
 from evener.bus.read_only import open_reader
@@ -78,9 +78,9 @@ class TestEmbeddedReader(LogReaderContract):
     async def test_no_lock_is_taken(self, tmp_path: Path) -> None:
         async with open_bus(self.url):
             pass
-        (tmp_path / "bus" / LOCK_FILE).unlink()
+        (tmp_path / "bus" / BUS_LOCK).unlink()
         async with self.reader():
-            assert not (tmp_path / "bus" / LOCK_FILE).exists()
+            assert not (tmp_path / "bus" / BUS_LOCK).exists()
 
     async def test_file_of_another_program_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "bus").mkdir()

@@ -13,6 +13,7 @@ import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from prometheus_client import CollectorRegistry
+from tests.support.waiting import eventually, until
 
 from evener.bus.kafka import KafkaBus, open_kafka
 from evener.bus.kafka_layout import Difference, Layout, open_layout
@@ -67,20 +68,12 @@ async def settings_of(servers: str, name: str) -> dict[str, str]:
 
 async def grown(bus: KafkaBus) -> dict[str, int]:
     """Wait until a bus notices that topics have more partitions than it uses."""
-    async with asyncio.timeout(SECONDS):
-        while not (found := await bus.surplus()):  # noqa: ASYNC110 - the broker is asked
-            await asyncio.sleep(0.05)
-        return found
+    return await until(bus.surplus)
 
 
-async def differences(layout: Layout, places: int) -> list[Difference]:
-    """Wait until so many places differ: a broker learns of an alteration a moment later."""
-    async with asyncio.timeout(SECONDS):
-        while True:
-            found = await layout.differences()
-            if len({difference.place for difference in found}) == places:
-                return found
-            await asyncio.sleep(0.05)
+async def differences(layout: Layout, subjects: int) -> list[Difference]:
+    """Wait until so many subjects differ: a broker learns of an alteration a moment later."""
+    return await until(layout.differences, lambda found: len({difference.subject for difference in found}) == subjects)
 
 
 async def test_deployment_keeps_the_number_of_partitions_of_its_first_process(kafka_servers: str, prefix: str) -> None:
@@ -128,9 +121,7 @@ async def test_process_that_runs_while_a_topic_is_altered_goes_on_with_the_old_n
 
         assert await grown(bus) == {prefix + Topic.SESSIONS: 6, prefix + Topic.BRIDGE_STATE: 6}
         watching = asyncio.create_task(altered.watch())
-        async with asyncio.timeout(SECONDS):
-            while len(altered.warnings()) < 2:  # noqa: ASYNC110 - the watch looks by itself
-                await asyncio.sleep(0.05)
+        await eventually(lambda: len(altered.warnings()) >= 2)
         watching.cancel()
         assert altered.warnings()[0].startswith(f"topic {prefix}sessions has 6 partitions now: all records stay in the first ones")
         assert registry.get_sample_value("evener_topics_altered") == 2
@@ -164,9 +155,7 @@ async def test_topic_that_would_lose_its_records_keeps_processes_from_starting(k
         pass
     name = prefix + Topic.BRIDGE_STATE
     await set_of(kafka_servers, name, {"cleanup.policy": "delete"})
-    async with asyncio.timeout(SECONDS):
-        while (await settings_of(kafka_servers, name))["cleanup.policy"] != "delete":  # noqa: ASYNC110 - the broker is asked
-            await asyncio.sleep(0.05)
+    await until(lambda: settings_of(kafka_servers, name), lambda told: told["cleanup.policy"] == "delete")
     with pytest.raises(ConfigError, match=rf"topic {name} has cleanup.policy=delete, not compact: .*`evener topics apply`"):
         async with open_kafka(kafka_servers, FEW, 2, prefix):
             pass
@@ -178,9 +167,7 @@ async def test_other_settings_are_told_and_left_alone(kafka_servers: str, prefix
         pass
     name = prefix + Topic.SESSIONS
     await set_of(kafka_servers, name, {"retention.ms": "1000"})
-    async with asyncio.timeout(SECONDS):
-        while (await settings_of(kafka_servers, name))["retention.ms"] != "1000":  # noqa: ASYNC110 - the broker is asked
-            await asyncio.sleep(0.05)
+    await until(lambda: settings_of(kafka_servers, name), lambda told: told["retention.ms"] == "1000")
     with structlog.testing.capture_logs() as said:
         async with open_kafka(kafka_servers, FEW, 2, prefix):
             pass
@@ -194,7 +181,7 @@ async def test_diff_shows_what_is_missing_and_apply_makes_it(kafka_servers: str,
     """Comparing makes nothing; after applying nothing differs, and processes find what was agreed."""
     async with open_layout(kafka_servers, prefix, 2, DAYS) as layout:
         missing = await layout.differences()
-        assert {found.place for found in missing} == {prefix + name for name in TOPICS}
+        assert {found.subject for found in missing} == {prefix + name for name in TOPICS}
         assert {(found.setting, found.has, found.mend) for found in missing} == {("topic", None, None)}
         assert await differences(layout, len(TOPICS)) == missing
 
@@ -229,13 +216,18 @@ async def test_what_only_the_clusters_operator_can_mend_is_left_and_says_how(kaf
     long = RetentionDays(log=1000.0)
     async with open_layout(kafka_servers, prefix, 2, long) as layout:
         (left,) = await layout.apply()
-        assert (left.place, left.setting, left.has, left.wanted) == ("broker 1", "offsets.retention.minutes", "525600", "at least 1440000")
+        assert (left.subject, left.setting, left.has, left.wanted) == (
+            "broker 1",
+            "offsets.retention.minutes",
+            "525600",
+            "at least 1440000",
+        )
         assert left.mend is not None
         assert "reads a topic from its beginning" in left.mend
     await add_partitions(kafka_servers, 3, prefix + Topic.MERGED)
     async with open_layout(kafka_servers, prefix, None, long) as layout:
         (left,) = [found for found in await differences(layout, 2) if found.setting == "partitions"]
-        assert (left.place, left.has, left.wanted) == (prefix + Topic.MERGED, "3", "2")
+        assert (left.subject, left.has, left.wanted) == (prefix + Topic.MERGED, "3", "2")
 
 
 async def evener(*words: str) -> tuple[int, list[str]]:
@@ -252,7 +244,7 @@ async def test_commands_exit_with_1_while_something_differs(kafka_servers: str, 
     code, lines = await evener("topics", "diff", *options)
     assert (code, len(lines)) == (1, len(TOPICS))
     assert json.loads(lines[0]) == {
-        "place": f"{prefix}tasks",
+        "subject": f"{prefix}tasks",
         "setting": "topic",
         "has": None,
         "wanted": "1 partitions, 1 replicas",

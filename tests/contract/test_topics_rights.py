@@ -79,11 +79,11 @@ async def test_comparing_needs_only_rights_to_describe(broker: Guarded) -> None:
     """An operator's pipeline may look without being able to change anything; it sees the same as who may."""
     prefix = f"t{secrets.token_hex(4)}."
     async with open_layout(broker.operator, prefix, 2, DAYS) as own, open_layout(broker.logins, prefix, 2, DAYS, security("ann")) as layout:
-        assert {found.place for found in await layout.differences()} == {prefix + name for name in TOPICS}
+        assert {found.subject for found in await layout.differences()} == {prefix + name for name in TOPICS}
         assert await own.apply() == []
         assert await layout.differences() == []
     async with open_layout(broker.logins, prefix, 3, RetentionDays(log=3.0), security("ann")) as layout:
-        told = {(found.place, found.setting) for found in await layout.differences()}
+        told = {(found.subject, found.setting) for found in await layout.differences()}
     assert (prefix + Topic.SESSIONS, "retention.ms") in told
 
 

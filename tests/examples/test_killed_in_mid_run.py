@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.up import Up, up
+from tests.support.waiting import eventually
 
 from evener.client.client import Client
 from evener.client.groups import Groups
@@ -70,9 +71,7 @@ async def until_step(process: Process, number: int) -> list[dict[str, Any]]:
 
 async def until_saved(folder: Path, number: int) -> None:
     """Wait until a step's checkpoint is there; it is published later."""
-    async with asyncio.timeout(SECONDS):
-        while not checkpoint(folder, number).exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.001)
+    await eventually(checkpoint(folder, number).exists)
 
 
 async def kill(process: Process) -> list[dict[str, Any]]:

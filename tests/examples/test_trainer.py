@@ -21,6 +21,7 @@ from tests.support.ports import closed_port
 from tests.support.scheduler import scheduler
 from tests.support.service_context import context_on, running_service
 from tests.support.updates import events, join
+from tests.support.waiting import eventually
 
 from evener.bus.open import open_bus
 from evener.client.client import Client
@@ -236,9 +237,7 @@ async def test_killed_between_saving_and_publishing_it_publishes_with_the_canary
     await ground.deliver("first")
     await ground.deliver("second")
     first = await ground.start(steps=2)
-    async with asyncio.timeout(SECONDS):
-        while not (ground.out / "step-0001").exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.01)
+    await eventually((ground.out / "step-0001").exists)
     first.kill()
     told, _ = await first.communicate()
     assert told == b""

@@ -1,5 +1,6 @@
 """One session behind a real relay, gateway, embedded bus and scripted engine: what an official client is pointed at."""
 
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.relay import Opening, Report, open_relay
+from evener.sandboxes.port import LOOPBACK
 from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 
@@ -89,7 +91,15 @@ async def served(
         capability = await hand.start("s1", budgets=budgets, sampling=sampling, streaming=streaming, quirks=quirks)
         partition = hand.bus.partition_of(Topic.SESSIONS, "s1")
         header = quirks.retry_header if quirks else None
-        opening = Opening(session_id="s1", nonce=NONCE, capability=capability, partition=partition, models=("policy",), retry_header=header)
+        opening = Opening(
+            session_id="s1",
+            nonce=NONCE,
+            capability=capability,
+            partition=partition,
+            models=("policy",),
+            retry_header=header,
+            listening=socket.create_server((LOOPBACK, 0)),
+        )
         owners = Owners()
         client, clock, report = GatewayClient(hand.http, owners), AgentClock(time.monotonic), Report()
         async with open_relay(opening, client, clock, limits, metrics=metrics(CollectorRegistry()), report=report) as url:

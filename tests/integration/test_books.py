@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import POLICY, Hand, gateway
 from tests.support.held import Hold
@@ -15,12 +16,13 @@ from tests.support.outage import Outage
 from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
-from evener.engines.scripted import Rule, Script
+from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import AttemptEnded, CallFailed, SessionSealed
 from evener.proto.spec import Streaming
 from evener.provider_gateway.config import Config
+from evener.runtime.faults import at_point_in_thread
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(rules=(Rule(match="cut once", say=EIGHT, fail="cut", after=3, times=1),), default=Rule(say="Hello."))
@@ -88,7 +90,7 @@ async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_
             commit = hold("gateway.commit")
             asking = asyncio.create_task(hand.ask(capability, CUT, request_id))
             await commit.reached()
-            leaving = asyncio.create_task(hand.leave(capability, request_id))
+            leaving = asyncio.create_task(hand.disconnect(capability, request_id))
             await turns()
             commit.let_go()
             await leaving
@@ -97,6 +99,28 @@ async def test_a_failure_that_the_log_does_not_take_while_its_harness_leaves_is_
         await hand.exit("s1", cause=ExitCause.CANCELLED)
         trajectory, seal = await sealed(hand)
         assert trajectory.accounting.sampled == seal.sampled_tokens == await ledger_of(hand) == 3
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+async def test_what_was_sampled_is_in_the_books_if_the_record_of_an_aborted_answer_fails(tmp_path: Path) -> None:
+    """A bug met while the harness leaves is recorded and logged as any other."""
+    async with gateway(tmp_path, SCRIPT) as hand:
+        hand.engine.play(Script(default=Rule(say=EIGHT, wait=(Wait(before=3),))))
+        capability, request_id = await hand.start("s1", streaming=Streaming.LIVE), new_request_id()
+        asking = await hand.admitted(capability, HI, request_id, stream=True)
+        await hand.at_the_gate()
+        with at_point_in_thread("gateway.closing", fail), capture_logs() as logged:
+            await hand.disconnect(capability, request_id)
+        assert [entry["session_id"] for entry in logged if entry["event"] == "call_crashed"] == ["s1"]
+        failed = await hand.until("s1", CallFailed)
+        assert failed.reason is CallFailure.ENGINE_ERROR
+        assert (await asking).failure is CallFailure.ENGINE_ERROR
+        await hand.exit("s1", cause=ExitCause.CANCELLED)
+        trajectory, seal = await sealed(hand)
+        assert trajectory.accounting.sampled == seal.sampled_tokens == await ledger_of(hand) == failed.sampled_tokens > 0
 
 
 @pytest.mark.parametrize("streaming", list(Streaming))
@@ -131,7 +155,7 @@ async def test_harness_leaves_while_the_failure_of_its_call_waits_for_the_blob_s
         store.away = True
         asking = asyncio.ensure_future(hand.ask(capability, [{"role": "user", "content": LARGE + " cut once"}], request_id))
         await store.met.wait()
-        await hand.leave(capability, request_id)
+        await hand.disconnect(capability, request_id)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         store.away = False

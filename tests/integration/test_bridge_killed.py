@@ -4,12 +4,14 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 from tests.support.builders import group
 from tests.support.service_context import OPERATOR, open_parts
+from tests.support.waiting import until
 
 from evener.proto.codec import decode
 from evener.proto.topics import Topic
@@ -31,15 +33,15 @@ async def start(state: Path, port: int, faults: str = "") -> asyncio.subprocess.
 async def until_delivered(port: int, group_id: str) -> None:
     """Ask the bridge for the group until it is there."""
     headers = {"authorization": f"Bearer {OPERATOR}"}
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http, asyncio.timeout(SECONDS):
-        while True:
-            try:
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
+
+        async def is_there() -> bool:
+            with suppress(aiohttp.ClientConnectionError):
                 async with http.get(f"/groups/{group_id}") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass
-            await asyncio.sleep(0.05)
+                    return answer.status == 200
+            return False
+
+        await until(is_there)
 
 
 @pytest.mark.parametrize("fault", ["kill@bridge.in_transaction", "kill@bridge.merged"])

@@ -14,6 +14,7 @@ from tests.integration.test_six_processes import POLICIES, SCRIPT, ended, submit
 from tests.support.collector import open_collector
 from tests.support.engines import smollm
 from tests.support.processes import SERVICES, deployment
+from tests.support.waiting import until
 
 from evener.client.views import EngineRequest
 from evener.engines.scripted import scripted_engine
@@ -50,9 +51,8 @@ async def collecting(program: str, backend: str, folder: Path) -> AsyncIterator[
         process = await asyncio.create_subprocess_exec(program, "--config", f"file:{config}", stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        while not await _answers(url):
-            assert process.returncode is None, (folder / "collector.log").read_text()
-            await asyncio.sleep(POLL_SECONDS)
+        await until(lambda: _answers(url), lambda answers: answers or process.returncode is not None)
+        assert process.returncode is None, (folder / "collector.log").read_text()
         yield url
     finally:
         if process.returncode is None:

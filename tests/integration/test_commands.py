@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.support.waiting import block_until
 
 from evener.proto.codec import decode
 from evener.proto.trajectories import TrajectoryBuilt
@@ -60,11 +60,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """Commands beside a running `evener up`."""
     shell = Shell(tmp_path_factory.mktemp("state"))
     up = shell.start("up", "--port", "0", "--log-level", "error")
-    end = time.monotonic() + START_SECONDS
-    while not (shell.state / "evener.json").exists():
-        assert up.poll() is None, up.communicate()[1]
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    block_until(lambda: (shell.state / "evener.json").exists() or up.poll() is not None, seconds=START_SECONDS)
+    assert up.poll() is None, up.communicate()[1]
     yield shell
     up.terminate()
     _, errors = up.communicate(timeout=120)
@@ -263,10 +260,7 @@ def test_ctrl_c_before_anything_was_submitted_says_so(tmp_path: Path) -> None:
     """While the services of the command's own start."""
     shell = Shell(tmp_path)
     process = shell.start("run", str(TASK), "--harness", "script")
-    end = time.monotonic() + START_SECONDS
-    while not (shell.state / "up.log").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    block_until((shell.state / "up.log").exists, seconds=START_SECONDS)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
 
@@ -289,10 +283,7 @@ def test_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     process.communicate(timeout=120)
 
     assert process.returncode == 130
-    end = time.monotonic() + START_SECONDS
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    block_until(lambda: not Path(f"/proc/{pid}").exists(), seconds=START_SECONDS)
 
 
 def test_cancelled_run_ends_and_keeps_what_was_delivered(shell: Shell, tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ import pytest
 from tests.integration.test_gateway import rebuilt
 from tests.integration.test_live import texts
 from tests.support.gateway import Hand, gateway
+from tests.support.waiting import eventually
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.arrays import int32s
 from evener.proto.relay import Answer, Delta
 from evener.proto.sessions import CallClosed, CallFailed, SessionSealed
 from evener.proto.spec import Sampling, Streaming
-from evener.provider_gateway.continuation import IN_VAIN
-from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.provider_gateway.sampling import IN_VAIN
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 
 EIGHT = "one two three four five six seven eight"
 LONG = "once upon a time " * 15 + "the end"
@@ -37,7 +38,7 @@ SCRIPT = Script(
 
 @pytest.fixture
 async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
-    async with gateway(tmp_path, SCRIPT, timings=getattr(request, "param", TIMINGS)) as opened:
+    async with gateway(tmp_path, SCRIPT, timings=getattr(request, "param", GATEWAY_TIMINGS)) as opened:
         yield opened
 
 
@@ -63,9 +64,7 @@ async def tell(hand: Hand, what: str) -> None:
 
 async def another_piece(hand: Hand) -> None:
     """Wait until the gateway has asked the engine to go on: before that it asks whether it is paused."""
-    async with asyncio.timeout(60):
-        while not hand.engine.sampling:  # noqa: ASYNC110 - the engine has a counter, no event
-            await asyncio.sleep(0.01)
+    await eventually(lambda: hand.engine.sampling)
 
 
 async def swap_weights(hand: Hand, times: int) -> None:

@@ -23,7 +23,7 @@ from evener.bus.kafka import open_kafka
 from evener.bus.port import Bus, Header, Outgoing, Record
 from evener.client.client import Client
 from evener.client.errors import NotAllowed, RequestRefused, Unavailable
-from evener.proto.letters import LetterQuery, ReplayResult, Replays, place_of
+from evener.proto.letters import LetterQuery, ReplayResult, Replays, position_text
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.state import TaskState
 from evener.proto.tasks import TaskOptions, TaskSubmitted
@@ -66,11 +66,11 @@ async def bad_record(context: ServiceContext, session: str, *, missing: bool = F
 
 
 async def given_up(context: ServiceContext, session: str, *services: str, missing: bool = False) -> str:
-    """Let services give such a record up; return its place."""
+    """Let services give such a record up; return its position."""
     record = await bad_record(context, session, missing=missing)
     for service in services:
         await EventLog(context.bus, context.waiting_blobs()).dead_letter(service, record, f"{session} is damaged")
-    return place_of(record.topic, record.partition, record.offset)
+    return position_text(record.topic, record.partition, record.offset)
 
 
 async def found(client: Client, query: LetterQuery) -> list[tuple[str, str]]:
@@ -108,10 +108,10 @@ async def test_open_letters_are_listed_by_every_filter(context: ServiceContext, 
 
 async def test_replayed_record_is_there_again_and_its_letters_are_closed(context: ServiceContext, client: Client) -> None:
     """One record, also if two services gave it up, with its bytes and headers; a second replay does nothing."""
-    place = await given_up(context, "a.0", "reconstructor", "scheduler")
-    (done,) = (await client.replay([place])).replays
+    position = await given_up(context, "a.0", "reconstructor", "scheduler")
+    (done,) = (await client.replay([position])).replays
 
-    assert (done.place, done.result) == (place, ReplayResult.REPLAYED)
+    assert (done.position, done.result) == (position, ReplayResult.REPLAYED)
     assert done.to is not None
     partition, offset = map(int, done.to.removeprefix("sessions/").split("@"))
     (again,) = await until(lambda: read(context, partition, offset))
@@ -121,7 +121,7 @@ async def test_replayed_record_is_there_again_and_its_letters_are_closed(context
     assert await found(client, EVERYTHING) == [("a.0", "reconstructor"), ("a.0", "scheduler")]
     assert all(letter.replayed_at is not None for letter in (await client.dead_letters(EVERYTHING)).letters)
 
-    (second,) = (await client.replay([place])).replays
+    (second,) = (await client.replay([position])).replays
     assert (second.result, second.to) == (ReplayResult.ALREADY, None)
     assert await records(context) == {"a.0": 2}
 
@@ -143,21 +143,21 @@ async def test_all_letters_of_a_query_are_replayed(context: ServiceContext, clie
 
 async def test_two_that_replay_at_the_same_time_append_each_record_once(context: ServiceContext, client: Client) -> None:
     """From two processes: one fences the other, which is told to ask again."""
-    places = [await given_up(context, f"a.{number}", "reconstructor") for number in range(8)]
+    positions = [await given_up(context, f"a.{number}", "reconstructor") for number in range(8)]
     other = DeadLetters(context.bus, context.answering_blobs())
     async with serving(dead_letter_routes(other, context.secrets)) as url, Client(url, OPERATOR) as second:
-        outcomes = await asyncio.gather(client.replay(places), second.replay(places), return_exceptions=True)
+        outcomes = await asyncio.gather(client.replay(positions), second.replay(positions), return_exceptions=True)
         assert all(isinstance(outcome, Replays | Unavailable) for outcome in outcomes)
-        left = (await second.replay(places)).replays
+        left = (await second.replay(positions)).replays
 
     assert {one.result for one in left} <= {ReplayResult.REPLAYED, ReplayResult.ALREADY}
     assert await records(context) == {f"a.{number}": 2 for number in range(8)}
 
 
 async def test_what_is_no_longer_in_the_log_is_said(context: ServiceContext, client: Client) -> None:
-    """A place where nothing stands, a partition that is not there, and a letter whose bytes are lost with the blob store."""
-    place = await given_up(context, "a.0", "reconstructor")
-    done = (await client.replay(["sessions/0@4711", "sessions/7@0", "nothing/0@0", place])).replays
+    """A position where nothing stands, a partition that is not there, and a letter whose bytes are lost with the blob store."""
+    position = await given_up(context, "a.0", "reconstructor")
+    done = (await client.replay(["sessions/0@4711", "sessions/7@0", "nothing/0@0", position])).replays
 
     gone, done_now = ReplayResult.GONE, ReplayResult.REPLAYED
     assert [one.result for one in done] == [gone, gone, gone, done_now]
@@ -166,8 +166,8 @@ async def test_what_is_no_longer_in_the_log_is_said(context: ServiceContext, cli
 async def test_record_that_nobody_wrote_a_letter_about_can_be_replayed_too(context: ServiceContext, client: Client) -> None:
     """Trainers skip groups that they cannot read, and write nothing."""
     record = await bad_record(context, "a.0", missing=True)
-    place = place_of(record.topic, record.partition, record.offset)
-    first, second = [(await client.replay([place])).replays[0].result for _ in range(2)]
+    position = position_text(record.topic, record.partition, record.offset)
+    first, second = [(await client.replay([position])).replays[0].result for _ in range(2)]
 
     assert (first, second) == (ReplayResult.REPLAYED, ReplayResult.ALREADY)
     assert await records(context) == {"a.0": 2}
@@ -177,13 +177,13 @@ async def test_commands_list_and_replay(context: ServiceContext, client: Client,
     """Lines of JSON; the exit code is 1 if a record is no longer in the log."""
     monkeypatch.setenv("EVENER_URL", client.url)
     monkeypatch.setenv("EVENER_OPERATOR_TOKEN", OPERATOR)
-    place = await given_up(context, "a.0", "reconstructor")
+    position = await given_up(context, "a.0", "reconstructor")
 
     code, (line,) = await evener("dead-letters", "list", "--since", "1h", "--service", "reconstructor")
-    assert (code, line["place"], line["session"], line["reason"]) == (0, place, "a.0", "a.0 is damaged")
+    assert (code, line["position"], line["session"], line["reason"]) == (0, position, "a.0", "a.0 is damaged")
     code, (line,) = await evener("dead-letters", "replay", "--all")
-    assert (code, line["place"], line["result"]) == (0, place, "replayed")
-    code, lines = await evener("dead-letters", "replay", place, "sessions/0@4711")
+    assert (code, line["position"], line["result"]) == (0, position, "replayed")
+    code, lines = await evener("dead-letters", "replay", position, "sessions/0@4711")
     assert (code, [line["result"] for line in lines]) == (1, ["already replayed", "no longer in the log"])
     assert await evener("dead-letters", "list") == (0, [])
 
@@ -197,9 +197,9 @@ async def evener(*words: str) -> tuple[int | None, list[dict[str, Any]]]:
 
 async def test_wrong_requests_are_refused_in_one_line(client: Client) -> None:
     """With what is wrong."""
-    with pytest.raises(RequestRefused, match="name places, or give a query"):
+    with pytest.raises(RequestRefused, match="name positions, or give a query"):
         await client.replay()
-    with pytest.raises(RequestRefused, match=r"matching regex.*places"):
+    with pytest.raises(RequestRefused, match=r"matching regex.*positions"):
         await client.replay(["sessions"])
 
 

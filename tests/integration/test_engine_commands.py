@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.engines import smollm
 from tests.support.together import together
+from tests.support.waiting import until
 
 from evener.client.client import Client
 from evener.engines.llama import LlamaEngine
@@ -38,9 +39,14 @@ async def test_engine_joins_a_running_evener_and_joins_again_with_other_limits(t
             out, errors = await joining.communicate()
             assert joining.returncode == 0, errors.decode()
             assert json.loads(out)["url"] == another.url
-        async with asyncio.timeout(60):
-            while {served.engine_id for served in await client.served_engines()} != {"e1", "e2"}:  # noqa: ASYNC110 - the gateway is asked
-                await asyncio.sleep(0.1)
+        await until(client.served_engines, lambda served: {engine.engine_id for engine in served} == {"e1", "e2"})
+
+
+async def test_unknown_kind_of_engine_is_refused_with_the_kinds_that_the_registry_has() -> None:
+    joining = await evener("engine", "join", "http://127.0.0.1:1", "--name", "e2", "--kind", "vlm")
+    _, errors = await joining.communicate()
+
+    assert (joining.returncode, b"did you mean 'vllm'?" in errors) == (2, True), errors.decode()
 
 
 @pytest.mark.engine

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
+from tests.integration.sdk import NONCE, served
 from tests.support.gateway import Hand, gateway
 
 from evener.engines.scripted import Rule, Script
@@ -13,6 +15,7 @@ from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.relay import CAPABILITY, REQUEST_ID
 from evener.proto.sessions import AttemptEnded, Failures, SessionSealed
 from evener.proto.spec import Target
+from evener.runtime.faults import at_point_in_thread
 
 HI = [{"role": "user", "content": "hi"}]
 SEEN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]}]
@@ -94,3 +97,21 @@ async def test_attempt_whose_call_was_refused_is_sealed_as_refused_by_name_and_n
     seal = await hand.until("s1", SessionSealed)
     assert (seal.termination_reason, seal.attempt) == (TerminationReason.REFUSED, 1)
     assert seal.detail.startswith("stop: stop strings are not supported")
+
+
+async def test_bug_before_a_call_begins_is_told_in_the_dialect_counted_and_logged_once(tmp_path: Path) -> None:
+    """The relay sent such a request again and again, and nobody learned why."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async with served(tmp_path, Script(default=Rule(say="Hello."))) as session:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        url, headers = f"{session.url}/v1/chat/completions", {"authorization": f"Bearer {NONCE}"}
+        with at_point_in_thread("gateway.reading", fail), capture_logs() as logged:
+            async with session.hand.http.post(url, json=body, headers=headers) as answer:
+                assert answer.status == 503
+                assert b"the gateway failed" in await answer.read()
+        assert [entry["session_id"] for entry in logged if entry["event"] == "call_crashed"] == ["s1"]
+        assert [(failures.reason, failures.count) for failures in session.report.failures] == [(CallFailure.ENGINE_ERROR, 1)]
+        assert session.report.unanswered is not None

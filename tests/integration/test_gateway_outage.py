@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.gateway import POLICY, Hand, gateway
 from tests.support.outage import Outage
+from tests.support.waiting import until
 
 from evener.blobs.open import open_blobs
 from evener.engines.scripted import Rule, Script
@@ -73,9 +74,7 @@ async def test_the_tail_does_not_wait_for_the_aborts_of_a_superseded_attempt(han
 
     await store.met.wait()
     store.away = False
-    async with asyncio.timeout(60):
-        while not [event for event in await hand.log("s1") if isinstance(event, CallClosed | CallFailed) and event.attempt == 1]:  # noqa: ASYNC110 - the log is asked
-            await asyncio.sleep(0.02)
+    await until(lambda: hand.log("s1"), lambda log: any(isinstance(event, CallClosed | CallFailed) and event.attempt == 1 for event in log))
     assert (await asking).status != 200
     assert await dead_letters(hand) == 0
 

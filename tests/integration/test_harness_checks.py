@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evener.cli.harness_check import INSTRUCTION, run_check, run_request_of, script
+from evener.cli.harness_check import CHECK_INSTRUCTION, run_check, run_request_of, script
 from evener.cli.harness_figures import Figures
 from evener.engines.scripted import Rule, Script, ToolCall
 from evener.engines.scripted.script import Step
@@ -32,7 +32,7 @@ async def checked(folder: Path, name: str, said: Script | None = None, **options
 def calls(*made: ToolCall) -> Script:
     """Say one call after the other, then that it is done; say something else in other conversations."""
     steps = (*(Step(tool_calls=(call,)) for call in made), Step(say="Done."))
-    return Script(rules=(Rule(match=INSTRUCTION, tail=0, steps=steps),), default=Step(say="Seen."))
+    return Script(rules=(Rule(match=CHECK_INSTRUCTION, tail=0, steps=steps),), default=Step(say="Seen."))
 
 
 def assert_linear(figures: Figures) -> None:

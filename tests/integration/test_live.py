@@ -18,7 +18,7 @@ from evener.proto.reasons import TerminationReason
 from evener.proto.relay import Admitted, Answer, AnyFrame, Delta, Waiting
 from evener.proto.sessions import AttemptEnded, CallClosed, CallFailed, CallOpened, SessionSealed
 from evener.proto.spec import Streaming
-from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 
 SCRIPT = Script(
     rules=(
@@ -37,7 +37,7 @@ STREAMING_SECONDS = 3.0
 
 @pytest.fixture
 async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
-    async with gateway(tmp_path, SCRIPT, timings=getattr(request, "param", TIMINGS)) as opened:
+    async with gateway(tmp_path, SCRIPT, timings=getattr(request, "param", GATEWAY_TIMINGS)) as opened:
         yield opened
 
 
@@ -155,6 +155,6 @@ async def test_harness_that_leaves_a_live_answer_stops_it(hand: Hand) -> None:
     listening = asyncio.create_task(listen(hand, capability, "step by step", request_id))
     await hand.until("s1", CallOpened)
     await hand.engine.waiting()
-    await hand.leave(capability, request_id)
+    await hand.disconnect(capability, request_id)
     await listening
     assert (await hand.engine.recorded(1))[0].aborted

@@ -1,12 +1,13 @@
 """The metrics of all six services while a task runs, and after it."""
 
-import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from tests.support.engines import smollm
 from tests.support.together import submit, together
+from tests.support.waiting import eventually
 
 from evener.cli.up import SERVICES
 from evener.client.client import Client
@@ -46,7 +47,7 @@ AFTER_IT: Final = {
     'evener_groups_total{purpose="train",result="merged"}': 1,
     "evener_tokens_delivered_total": 33,
     **{f'evener_fleet_instances{{service="{service}",state="alive"}}': 1 for service in SERVICES},
-    "evener_fleet_places": 2,
+    "evener_fleet_slots": 2,
     "evener_fleet_partitions_unserved": 0,
     'evener_fleet_engines{state="joined"}': 1,
     'evener_engine_answers{engine="e1",policy="policy"}': 1,
@@ -66,14 +67,15 @@ def values(registry: CollectorRegistry) -> dict[str, float]:
 async def until(registry: CollectorRegistry, expected: dict[str, int]) -> None:
     """Wait until samples have these values."""
     found: dict[str, float | None] = {}
-    try:
-        async with asyncio.timeout(60):
-            while found != expected:
-                await asyncio.sleep(0.05)
-                told = values(registry)
-                found = {name: told.get(name) for name in expected}
-    except TimeoutError:
-        assert found == expected
+
+    def as_expected() -> bool:
+        told = values(registry)
+        found.update({name: told.get(name) for name in expected})
+        return found == expected
+
+    with suppress(TimeoutError):
+        await eventually(as_expected)
+    assert found == expected
 
 
 async def test_metrics_tell_what_happens_and_what_happened(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from evener.harnesses import pip
 from evener.proto.reasons import TerminationReason
 
 pytestmark = [pytest.mark.cli, pytest.mark.slow]
-WITHOUT_PYTHON = pytest.mark.skipif(not pip.pythons(), reason=f"NOT TESTED WITH HARNESSES FROM PYPI: Python {pip.PYTHON} is missing")
+WITHOUT_PYTHON = pytest.mark.skipif(
+    not pip.pythons(), reason=f"NOT TESTED WITH HARNESSES FROM PYPI: Python {pip.PYTHON_VERSION} is missing"
+)
 
 
 @BY_NPM

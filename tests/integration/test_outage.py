@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from tests.support.together import together
 from tests.support.waiting import eventually, until
 
 from evener.blobs.open import open_blobs
-from evener.blobs.waited import TIMINGS
+from evener.blobs.waited import BLOB_TIMINGS
 from evener.client.client import Client
 from evener.client.errors import Unavailable
 from evener.engines.scripted import Rule, Script, scripted_engine
@@ -89,18 +90,20 @@ async def submitted(client: Client) -> str:
     options = TaskOptions(
         run_id="run", samples=SAMPLES, harness=harness, grader=GraderSpec(name="harbor"), sampling=Sampling(max_tokens=64)
     )
-    while True:
-        try:
+
+    async def asked() -> str:
+        with suppress(Unavailable):
             await client.put_blob(packed.data)
             return (await client.submit(options, task=packed.ref, task_id="t")).task.task_id
-        except Unavailable:
-            await asyncio.sleep(0.1)
+        return ""
+
+    return await until(asked)
 
 
 @pytest.mark.parametrize("seconds", [0.6, pytest.param(30.0, marks=pytest.mark.slow)])
 async def test_outages_in_every_stage_cost_nothing(tmp_path: Path, seconds: float) -> None:
     """During calls, exits, builds, gradings and merges: every session is graded and merged once, and the log is whole."""
-    timings = QUICK if seconds < 1 else TIMINGS
+    timings = QUICK if seconds < 1 else BLOB_TIMINGS
     store = Outage(open_blobs(str(tmp_path / "blobs")))
     tokenizer = smollm()
     struck: list[str] = []

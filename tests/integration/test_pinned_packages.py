@@ -23,7 +23,7 @@ from evener.harnesses.port import HarnessMissing
 
 REGISTRY = "npm_config_registry"
 THIS = {"os": [platform.system().lower()], "cpu": [CPUS.get(platform.machine(), "none")]}
-WITHOUT_PYTHON = pytest.mark.skipif(not pip.pythons(), reason=f"NOT TESTED WITH PACKAGES OF PYPI: Python {pip.PYTHON} is missing")
+WITHOUT_PYTHON = pytest.mark.skipif(not pip.pythons(), reason=f"NOT TESTED WITH PACKAGES OF PYPI: Python {pip.PYTHON_VERSION} is missing")
 
 
 class Silent(SimpleHTTPRequestHandler):

@@ -27,8 +27,8 @@ from evener.proto.framing import FrameReader
 from evener.proto.ids import group_of, session_of
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import SessionSealed, SessionStarted
-from evener.proto.spec import GraderSpec, HarnessSpec, Purpose
-from evener.proto.state import Stage
+from evener.proto.spec import GraderSpec, GroupOptions, HarnessSpec, Purpose
+from evener.proto.state import GroupState, Stage
 from evener.proto.tasks import TaskOptions, TaskSubmitted, session_spec
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupMerged, Member
@@ -94,7 +94,10 @@ class Deployment:
             accounting=Accounting(),
             merged_at=time.time(),
         )
-        await self.events.send(Topic.MERGED, group_id, event, group_id=group_id)
+        at = await self.events.send(Topic.MERGED, group_id, event, group_id=group_id)
+        common = {name: getattr(event, name) for name in ("group_id", "task_id", "run_id", "team", "purpose", "policy", "size")}
+        state = GroupState(**common, options=GroupOptions(), seen=(0,), ended_at=event.merged_at, offset=at.offset)
+        await self.events.send(Topic.BRIDGE_STATE, group_id, state, group_id=group_id)
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from evener.templates.config import PolicyConfig
 from evener.templates.conformance import examine
 from evener.templates.family import FamilyRules
 from evener.templates.open import Material, make_renderer, read
-from evener.templates.port import Message, TemplateError
+from evener.templates.port import TemplateError
 from evener.templates.renderer import JinjaRenderer
+from evener.tokens.digests import Message
 
 pytestmark = pytest.mark.tokenizers
 

@@ -6,14 +6,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 import msgspec
 from tests.support.damages import by_kind, damages, recorded, renamed, trained
 from tests.support.service_context import open_parts, operator
+from tests.support.waiting import until
 
-from evener.bus.embedded_store import FILE, OFFSET_BITS
+from evener.bus.embedded_store import BUS_FILE, OFFSET_BITS
 from evener.bus.port import Header, Outgoing
 from evener.client.session_views import Rebuilt, SessionSource, SessionView
 from evener.proto.codec import BadRecord, decode, tag_of
@@ -24,8 +25,6 @@ from evener.reconstructor.config import Config
 from evener.reconstructor.service import open_service
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
-
-SECONDS: Final = 120.0
 
 
 async def write(context: ServiceContext, session_id: str, log: Sequence[bytes]) -> None:
@@ -68,9 +67,7 @@ async def reconstructing(context: ServiceContext) -> AsyncIterator[aiohttp.Clien
 
 async def until_built(context: ServiceContext, session_id: str) -> None:
     """Wait for a trajectory."""
-    async with asyncio.timeout(SECONDS):
-        while session_id not in [one.session_id for one in await built(context)]:  # noqa: ASYNC110 - the log is asked
-            await asyncio.sleep(0.05)
+    await until(lambda: built(context), lambda found: session_id in [one.session_id for one in found])
 
 
 async def view(client: aiohttp.ClientSession, session_id: str) -> SessionView:
@@ -94,7 +91,7 @@ async def rebuild(client: aiohttp.ClientSession, **asked: Any) -> list[Rebuilt]:
 def trim(folder: Path, context: ServiceContext, until: int) -> None:
     """Drop the first records of the one partition of `sessions`, as retention does."""
     assert context.bus.partitions_of(Topic.SESSIONS) == 1
-    with sqlite3.connect(folder / "bus" / FILE) as file:
+    with sqlite3.connect(folder / "bus" / BUS_FILE) as file:
         (number,) = file.execute("SELECT number FROM log WHERE topic = ?", (Topic.SESSIONS,)).fetchone()
         file.execute("DELETE FROM record WHERE id >= ? AND id < ?", (number << OFFSET_BITS, (number << OFFSET_BITS) + until))
     file.close()
@@ -212,7 +209,7 @@ async def test_flipped_bit_is_found_by_the_record_itself(tmp_path: Path) -> None
 
 def overwrite(folder: Path, offset: int, value: bytes) -> None:
     """Change a record under the bus."""
-    with sqlite3.connect(folder / "bus" / FILE) as file:
+    with sqlite3.connect(folder / "bus" / BUS_FILE) as file:
         (number,) = file.execute("SELECT number FROM log WHERE topic = ?", (Topic.SESSIONS,)).fetchone()
         file.execute("UPDATE record SET value = ? WHERE id = ?", (value, (number << OFFSET_BITS) + offset))
     file.close()

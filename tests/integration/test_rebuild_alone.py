@@ -11,6 +11,7 @@ from typing import Final
 from tests.integration.test_gateway import SCRIPT, tool_turns
 from tests.support.gateway import Hand, gateway
 from tests.support.processes import START_SECONDS, Program
+from tests.support.waiting import eventually, until
 
 from evener.bus.open import open_bus
 from evener.bus.port import Bus, GroupOffset, Position
@@ -66,9 +67,7 @@ async def test_reconstructor_without_tokenizers_gives_the_same_bytes(tmp_path: P
         await hand.start("silent")
         for session_id, attempt in (("turns", 1), ("again", 2), ("long", 1), ("branches", 1), ("silent", 1)):
             await hand.exit(session_id, attempt=attempt)
-        async with asyncio.timeout(60):
-            while len(live := await built(hand.bus)) < SESSIONS:  # noqa: ASYNC110 - the log is asked
-                await asyncio.sleep(0.05)
+        live = await until(lambda: built(hand.bus), lambda found: len(found) >= SESSIONS)
     trajectories = {event.session_id: event for value in live if isinstance(event := decode(value), TrajectoryBuilt)}
     assert {trajectory.termination_reason for trajectory in trajectories.values()} == {TerminationReason.FINISHED}
     assert [trajectory.inconsistencies for trajectory in trajectories.values()] == [()] * SESSIONS
@@ -98,11 +97,11 @@ async def branches(hand: Hand, capability: str) -> None:
     hand.engine.play(Script(default=Rule(say="one two three four five six", wait=(Wait(before=4),))))
     asking = await hand.admitted(capability, [{"role": "user", "content": "and on"}], aborted)
     await hand.engine.waiting()
-    await hand.leave(capability, aborted)
+    await hand.disconnect(capability, aborted)
     await asking
     hand.engine.play(SCRIPT)
     await hand.ask(capability, [*greeting, {"role": "user", "content": "are you there?"}], unreceived)
-    await hand.leave(capability, unreceived)
+    await hand.disconnect(capability, unreceived)
 
 
 def log(folder: Path) -> AbstractAsyncContextManager[Bus]:
@@ -128,10 +127,12 @@ async def rebuild(folder: Path, *, sessions: int) -> None:
     alone = Program("reconstructor", folder, ("-c", ALONE, *options))
     await alone.start()
     try:
-        async with asyncio.timeout(START_SECONDS):
-            while alone.log.count('"trajectory_built"') < sessions:
-                alone.assert_running()
-                await asyncio.sleep(0.05)
+
+        def has_built() -> bool:
+            alone.assert_running()
+            return alone.log.count('"trajectory_built"') >= sessions
+
+        await eventually(has_built, seconds=START_SECONDS)
         assert await alone.stop() == 0
     finally:
         alone.tell(signal.SIGKILL)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.support.builders import given_up, sealed, spec
 from tests.support.service_context import open_parts
+from tests.support.waiting import until
 
 from evener.bus.port import Header, Outgoing
 from evener.proto.codec import decode
@@ -18,8 +19,6 @@ from evener.reconstructor.service import open_service
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
 from evener.tokens.rows import digest
-
-SECONDS = 60.0
 
 
 async def give_up(context: ServiceContext, name: str) -> None:
@@ -44,9 +43,8 @@ async def reconstruct_until(context: ServiceContext, name: str) -> None:
     """Run a reconstructor until it has built a session and noted how far it came."""
     async with open_service(Config(), context) as service:
         running = asyncio.ensure_future(service.run())
-        async with asyncio.timeout(SECONDS):
-            while name not in await built(context) or not await context.bus.committed("reconstructor", Topic.SESSIONS, 0):  # noqa: ASYNC110 - the log is asked
-                await asyncio.sleep(0.01)
+        await until(lambda: built(context), lambda found: name in found)
+        await until(lambda: context.bus.committed("reconstructor", Topic.SESSIONS, 0))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

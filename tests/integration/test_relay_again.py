@@ -8,7 +8,7 @@ from tests.integration.test_relay import harness
 from tests.support.frames_gateway import DIALECT, FramesGateway, Talk, cut_after_admission, frames_gateway, reply
 from tests.support.loop import turns
 
-from evener.dialects.canonical import NOTHING, Head
+from evener.dialects.canonical import NOTHING_STREAMED, Head
 from evener.proto.ids import answer_identity
 from evener.proto.relay import Admitted, Delta
 
@@ -24,7 +24,7 @@ async def half_an_answer(talk: Talk) -> None:
     await talk.say(Admitted(prompt_tokens=3))
     answer_id, created = answer_identity(talk.seen.request_id)
     head = Head(answer_id=answer_id, created=created, model="policy", prompt_tokens=3)
-    await talk.say(Delta(body=DIALECT.delta(head, "key", NOTHING, text="FIRST HALF")))
+    await talk.say(Delta(body=DIALECT.delta(head, "key", NOTHING_STREAMED, text="FIRST HALF")))
     await turns()  # until the relay has it
     talk.cut()
 
@@ -38,7 +38,7 @@ async def test_live_answer_that_is_lost_half_way_ends_in_an_error_and_is_not_ask
     assert "".join(filter(None, said)) == "FIRST HALF"
     assert [event["error"]["message"] for event in events if "error" in event] == ["the answer was lost half-way"]
     assert len(gateway.seen) == 1
-    assert gateway.left == [gateway.seen[0].request_id]
+    assert gateway.disconnected == [gateway.seen[0].request_id]
 
 
 async def test_pauses_grow_although_each_try_was_admitted(gateway: FramesGateway) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -23,10 +24,11 @@ from tests.support.frames_gateway import (
     silence,
     told,
 )
+from tests.support.loop import forever, turns
 from tests.support.waiting import eventually
 
 from evener.proto.reasons import CallFailure, ExitCause
-from evener.proto.relay import Answer
+from evener.proto.relay import Admitted, Answer, Waiting
 from evener.proto.sessions import Failures
 from evener.runtime.byte_budget import ByteBudget
 from evener.sandbox_runner.sessions import Exit
@@ -81,12 +83,12 @@ async def test_gateway_that_never_knows_the_session_is_reported_as_ours_with_wha
 
 @pytest.mark.parametrize("step", [told(401, "wrong key"), overloaded, silence, elsewhere("http://127.0.0.1:9")])
 async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_left_for_that(gateway: FramesGateway, step: object) -> None:
-    """Its own time-out is shorter than the relay's: whether that is why it failed, its exit code says."""
+    """Its own time-out is shorter than the relay's. An answer to a later request shows that it went on."""
     gateway.script = [step]  # type: ignore[list-item]
-    async with harness(gateway, in_vain_seconds=0.1) as agent:
+    async with harness(gateway, in_vain_seconds=0.0) as agent:
         asking = asyncio.create_task(agent.text())
-        await agent.clock_stands()
-        await asyncio.sleep(0.3)  # longer than in vain
+        await gateway.asked()
+        await turns()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await eventually(lambda: agent.report.waited_in_vain)
@@ -97,16 +99,24 @@ async def test_harness_that_leaves_a_request_that_no_gateway_admitted_may_have_l
 
 async def test_harness_that_leaves_while_its_engine_is_paused_may_have_left_for_that(gateway: FramesGateway) -> None:
     """It waited for new weights, or for the log, as its gateway said; its call was admitted, and perhaps sampled in part."""
-    gateway.script = [reply("too late", waits=60.0)]
-    async with harness(gateway, in_vain_seconds=0.1) as agent:
+    paused = asyncio.Event()
+
+    async def pause(talk: Talk) -> None:
+        await talk.say(Admitted(prompt_tokens=3))
+        await talk.say(Waiting(seconds=0.1))
+        paused.set()
+        await forever()
+
+    gateway.script = [pause]
+    async with harness(gateway, in_vain_seconds=0.0, told_seconds=60.0) as agent:
         asking = asyncio.create_task(agent.text())
-        await gateway.asked()
-        await asyncio.sleep(0.5)  # longer than in vain
+        await paused.wait()
+        await turns()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await eventually(lambda: agent.report.waited_in_vain)
-        assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
-        assert told_at_exit(agent, 0).unanswered is None
+        for code in (0, 1):
+            assert told_at_exit(agent, code).unanswered is CallFailure.OVERLOADED
 
 
 async def test_body_for_which_there_is_no_room_is_waited_for_unread(gateway: FramesGateway) -> None:
@@ -125,21 +135,23 @@ async def test_body_for_which_there_is_no_room_is_waited_for_unread(gateway: Fra
 
 
 async def test_body_that_waits_for_room_too_long_is_refused_as_ours(gateway: FramesGateway) -> None:
-    """And a harness that leaves it may have left for that."""
-    go = asyncio.Event()
-    gateway.script = [held("first", go)]
-    async with harness(gateway, bodies=ByteBudget(10), admission_seconds=0.5, in_vain_seconds=0.1) as agent:
-        first = asyncio.create_task(agent.text())
-        await gateway.asked()
-        async with agent.post() as response:
-            assert response.status == 503
+    bodies = ByteBudget(10)
+    await bodies.take(10)
+    async with harness(gateway, bodies=bodies, admission_seconds=0.01) as agent, agent.post() as response:
+        assert response.status == 503
         assert agent.report.unanswered is CallFailure.OVERLOADED
+
+
+async def test_harness_that_leaves_a_body_that_waits_for_room_may_have_left_for_that(gateway: FramesGateway) -> None:
+    bodies = ByteBudget(10)
+    held_bytes = await bodies.take(10)
+    async with harness(gateway, bodies=bodies, in_vain_seconds=0.0) as agent:
         leaving = asyncio.create_task(agent.text())
-        await asyncio.sleep(0.3)  # longer than in vain
+        await agent.clock_stands()
         leaving.cancel()
         await eventually(lambda: agent.report.waited_in_vain)
-        go.set()
-        assert await first == "first"
+        held_bytes.release()
+        assert await agent.text() == "hello"
 
 
 def told_at_exit(agent: Harness, code: int) -> Exit:
@@ -150,7 +162,7 @@ def told_at_exit(agent: Harness, code: int) -> Exit:
 
 
 async def test_an_answer_beside_a_request_that_was_not_served_says_nothing_of_it(gateway: FramesGateway) -> None:
-    """The harness may fail for the one without the other. What it asks for afterwards shows that it went on, or its exit."""
+    """The harness may end for the one without the other, with any exit code. What it asks for afterwards shows that it went on."""
     go = asyncio.Event()
     gateway.script = [held("a title", go), refuse(503, "the log cannot be written"), reply("hello")]
     async with harness(gateway) as agent:
@@ -158,12 +170,10 @@ async def test_an_answer_beside_a_request_that_was_not_served_says_nothing_of_it
         await gateway.asked()
         async with agent.post() as response:
             assert response.status == 503
-        for code in (0, 1):
-            assert told_at_exit(agent, code).unanswered is CallFailure.OVERLOADED
         go.set()
         assert await title == "a title"
-        assert told_at_exit(agent, 1).unanswered is CallFailure.OVERLOADED
-        assert told_at_exit(agent, 0).unanswered is None
+        for code in (0, 1):
+            assert told_at_exit(agent, code).unanswered is CallFailure.OVERLOADED
         await agent.text()
         assert agent.report.unanswered is None
 
@@ -186,12 +196,12 @@ async def test_counted_prompt_is_no_answer_to_what_was_not_served(gateway: Frame
 async def test_harness_that_leaves_several_requests_may_have_left_for_the_one_in_vain(gateway: FramesGateway, steps: list[Step]) -> None:
     """Whichever of them the relay notices last."""
     gateway.script = list(steps)
-    async with harness(gateway, in_vain_seconds=0.1) as agent:
+    async with harness(gateway, in_vain_seconds=0.0) as agent:
         asking = []
         for count in range(1, len(steps) + 1):
             asking.append(asyncio.create_task(agent.text()))
             await gateway.asked(count)
-        await asyncio.sleep(0.3)  # longer than in vain
+        await turns()
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -235,6 +245,11 @@ async def test_refusals_are_counted_by_reason_with_what_the_last_one_was_told(ga
         ("/v1beta/models/m:embedContent", "identity", b"{}", CallFailure.REFUSED),
         ("/v1/responses/compact", "identity", b"{}", CallFailure.REFUSED),
         ("/api/chat", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1/threads/x/runs", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1/conversations", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1/files", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1beta/cachedContents", "identity", b"{}", CallFailure.REFUSED),
+        ("/v1/traces/x", "identity", b"{}", None),
         ("/api/event_logging/batch", "identity", b"{}", None),
         ("/v1/traces", "identity", b"{}", None),
     ],
@@ -259,3 +274,51 @@ async def test_orphan_with_a_wrong_key_leaves_no_trace(gateway: FramesGateway, p
             assert response.status in {401, 404}
         assert (agent.report.failures, agent.report.unanswered, agent.report.waited_in_vain) == ((), None, False)
     assert gateway.seen == []
+
+
+LONG = "a" * 70_000
+SERVED = ({"x-turn-metadata": LONG[:40_000]}, {f"x-{number}": "v" for number in range(400)})
+UNPARSED = (
+    f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-turn-metadata: {LONG}\r\n\r\n",
+    f"POST /v1/chat/completions?x={LONG} HTTP/1.1\r\nhost: x\r\n\r\n",
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + "".join(f"x-{number}: v\r\n" for number in range(600)) + "\r\n",
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n: no name\r\n\r\n",
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("headers", SERVED, ids=["long", "many"])
+async def test_headers_beyond_what_is_usual_are_served(gateway: FramesGateway, headers: dict[str, str]) -> None:
+    async with harness(gateway) as agent, agent.post(headers={"authorization": f"Bearer {NONCE}", **headers}) as response:
+        assert response.status == 200
+        assert agent.report.failures == ()
+
+
+@pytest.mark.parametrize("request_lines", UNPARSED, ids=["header", "address", "headers", "no name", "two lengths"])
+async def test_request_that_is_refused_before_it_is_parsed_is_reported(gateway: FramesGateway, request_lines: str) -> None:
+    """Its harness may fail for that, after turns that were answered."""
+    async with harness(gateway) as agent:
+        await agent.text()
+        said = await raw(agent.url, request_lines.encode())
+        assert said.split()[1] == b"400"
+        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        assert [(failed.reason, failed.count) for failed in agent.report.failures] == [(CallFailure.REFUSED, 1)]
+        assert await agent.text() == "hello"
+
+
+async def test_what_is_no_http_is_nobodys_request(gateway: FramesGateway) -> None:
+    """The agent looks at the ports of its machine."""
+    async with harness(gateway) as agent:
+        await raw(agent.url, bytes.fromhex("16030100a5010000a10303") + bytes(200))
+        assert agent.report.failures == ()
+
+
+async def raw(url: str, data: bytes) -> bytes:
+    """Send bytes and return what comes back until the relay closes the connection."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        return await reader.read()
+    finally:
+        writer.close()

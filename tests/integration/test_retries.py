@@ -73,16 +73,16 @@ async def test_answer_that_nobody_received_goes_to_the_retry_and_is_trained(hand
     capability = await hand.start("s1")
     request_id, retry = new_request_id(), new_request_id()
     await hand.ask(capability, HELLO, request_id)
-    await hand.leave(capability, request_id)
+    await hand.disconnect(capability, request_id)
     await hand.ask(capability, HELLO, retry)
     assert len(hand.engine.ledger) == 1
     assert (await sealed(hand, "s1")).accounting.delivered > 0
 
     capability = await hand.start("s2")
     await hand.ask(capability, HELLO, request_id := new_request_id())
-    await hand.leave(capability, request_id)
+    await hand.disconnect(capability, request_id)
     await hand.ask(capability, HELLO, retry := new_request_id())
-    await hand.leave(capability, retry)
+    await hand.disconnect(capability, retry)
     assert (await sealed(hand, "s2")).accounting.excluded.keys() == {ExclusionReason.ORPHAN}
 
 
@@ -92,7 +92,7 @@ async def test_marked_retry_joins_its_twin_and_keeps_it_alive_when_the_twin_leav
     request_id = new_request_id()
     first = await hand.admitted(capability, SLOWLY, request_id)
     second = await hand.admitted(capability, SLOWLY, passed_on=MARKED)
-    await hand.leave(capability, request_id)
+    await hand.disconnect(capability, request_id)
     hand.engine.go(times=None)
     one, two = await asyncio.gather(first, second)
     assert (one.status, two.status) == (200, 200)
@@ -117,7 +117,7 @@ async def test_marked_retry_that_leaves_before_its_twin_is_answered_was_not_deli
 
     second = asyncio.create_task(listen())
     await joined.wait()
-    await hand.leave(capability, retry)
+    await hand.disconnect(capability, retry)
     hand.engine.go(times=None)
     assert (await first).status == 200
     await second
@@ -132,7 +132,7 @@ async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it
     request_id = new_request_id()
     asking = await hand.admitted(capability, SLOWLY, request_id)
     await hand.engine.waiting()
-    await hand.leave(capability, request_id)
+    await hand.disconnect(capability, request_id)
     await asking
     hand.engine.go(times=None)
     assert (await hand.ask(capability, SLOWLY, passed_on=MARKED)).status == 200
@@ -177,7 +177,7 @@ async def test_answer_that_is_being_delivered_to_a_retry_is_part_of_the_seal(han
     capability = await hand.start("s1")
     request_id = new_request_id()
     await hand.ask(capability, HELLO, request_id)
-    await hand.leave(capability, request_id)
+    await hand.disconnect(capability, request_id)
     delivery = hold("gateway.commit")
     retry = asyncio.create_task(hand.ask(capability, HELLO))
     await delivery.reached()

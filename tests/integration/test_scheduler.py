@@ -40,6 +40,7 @@ from evener.scheduler.fleet_reader import FleetReader
 from evener.scheduler.service import open_service
 from evener.service.auth import TOKEN_FILE
 from evener.service.events import header
+from evener.service.fleet_feed import FleetFeed
 from evener.service.tracing import context_of
 from evener.tasks.directory import bundled, find
 from evener.tasks.pack import pack
@@ -250,7 +251,7 @@ async def test_dead_instance_leaves_the_fleet_and_comes_back_with_its_next_heart
     await others.beat("dead")
     async with open_parts(tmp_path / "parts") as parts:
         time = Time()
-        reader = FleetReader(Config(state=str(tmp_path), bus="unused"), structs.replace(parts, bus=bus), time)
+        reader = FleetReader(Config(state=str(tmp_path), bus="unused"), structs.replace(parts, bus=bus, fleet=FleetFeed(bus, time)), time)
         await reader.start()
         async with others.beating("alive"), scheduler(bus, tmp_path) as client:
             following = asyncio.ensure_future(reader.follow(lambda: None))
@@ -473,7 +474,7 @@ async def test_task_that_needs_an_image_is_refused_in_a_local_sandbox(bus: Bus, 
     packed = pack(task)
     async with scheduler(bus, tmp_path) as client:
         await client.put_blob(packed.data)
-        with pytest.raises(RequestRefused, match="an image built from environment/Dockerfile"):
+        with pytest.raises(RequestRefused, match="an image of its own"):
             await client.submit(options(), task=packed.ref)
 
 

@@ -58,19 +58,23 @@ class Pair:
 
     async def settled(self) -> tuple[Program, Program]:
         """Wait until one is active and the other stands by, and knows it; return them in this order."""
-        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as http:
-            while True:
+        async with aiohttp.ClientSession() as http:
+
+            async def roles() -> tuple[Program, Program] | None:
                 said = [await self._said(http, program) for program in self.programs]
                 for (active, one), (standby, other) in zip(said, said[::-1], strict=True):
                     if (one, other) == (ACTIVE, STANDBY) and await self._names(http, standby) == active.url:
                         return active, standby
-                await asyncio.sleep(0.1)
+                return None
+
+            settled = await until(roles, seconds=SECONDS)
+            assert settled is not None
+            return settled
 
     async def active(self, one: Program) -> None:
         """Wait until this one is active."""
-        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as http:
-            while (await self._said(http, one))[1] != ACTIVE:  # noqa: ASYNC110 - HTTP is asked
-                await asyncio.sleep(0.05)
+        async with aiohttp.ClientSession() as http:
+            await until(lambda: self._said(http, one), lambda said: said[1] == ACTIVE, seconds=SECONDS)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:

@@ -16,6 +16,7 @@ from tests.support.collector import Collector, open_collector
 from tests.support.engines import smollm
 from tests.support.log import read_log
 from tests.support.processes import SERVICES, Deployment, deployment
+from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
@@ -118,9 +119,7 @@ async def test_demo_runs_as_six_processes_on_kafka_and_goes_on_after_stops(
         await six.ready()
         async with six.client() as client:
             await submitted(client, "second", bundled() / "small-sum")
-        async with asyncio.timeout(ENDED_SECONDS):
-            while engine.sampling < SAMPLES:  # noqa: ASYNC110 - the engine counts, and tells nobody
-                await asyncio.sleep(0.05)
+        await eventually(lambda: engine.sampling >= SAMPLES)
         assert await six.stop() == dict.fromkeys(SERVICES, 0), six.last_words()
 
         engine.play(SCRIPT)

@@ -4,12 +4,14 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.integration.test_gateway import rebuilt
 from tests.support.engines import smollm
-from tests.support.gateway import Hand, gateway
+from tests.support.gateway import POLICY, Hand, gateway
 
 from evener.engines.scripted import Rule, Script, Wait, scripted_engine
 from evener.proto.fleet import EngineDraining
@@ -18,6 +20,7 @@ from evener.proto.reasons import CallFailure, ExclusionReason
 from evener.proto.sessions import CallFailed, CallOpened, RootReason, SessionSealed
 from evener.proto.spec import Quirks, Sampling, Tolerance
 from evener.proto.topics import Topic
+from evener.provider_gateway.config import Config
 
 EIGHT = "one two three four five six seven eight"
 SCRIPT = Script(
@@ -25,6 +28,8 @@ SCRIPT = Script(
     default=Rule(say="Hello."),
 )
 HELLO = [{"role": "user", "content": "hi"}]
+CRASHES = '{% if messages and messages[0].content == "crash" %}{{ "x" * 10 ** 17 }}{% endif %}'
+"""The beginning of a template that needs more memory than there is for one message."""
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ async def test_marked_retry_of_one_voter_does_not_take_the_others_answer(hand: H
     asking = await hand.admitted(capability, messages, first)
     voter = await hand.admitted(capability, messages)
     await hand.engine.waiting(count=2)
-    await hand.leave(capability, first)
+    await hand.disconnect(capability, first)
     await asking
     retry = await hand.admitted(capability, messages, passed_on={"x-stainless-retry-count": "1"})
     hand.engine.go(times=None)
@@ -96,16 +101,19 @@ async def test_number_that_no_client_can_hold_does_not_stop_a_session(tmp_path: 
         assert opened[1].placement.parent is not None
 
 
-async def test_crash_in_placing_stands_in_the_log_as_ours(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_crash_in_placing_stands_in_the_log_as_ours(tmp_path: Path) -> None:
     """A session whose last call we broke must not be graded as if the agent had stopped there."""
-    monkeypatch.setattr("evener.provider_gateway.placement.place", lambda *_, **__: 1 / 0)
-    answer = await hand.ask(await hand.start("s1"), HELLO)
-    assert answer.status == 503
-    opened, failed = (await hand.log("s1"))[1:]
-    assert isinstance(opened, CallOpened)
-    assert opened.placement.root is RootReason.INCONSISTENT
-    assert isinstance(failed, CallFailed)
-    assert "ZeroDivisionError" in failed.detail
+    template = tmp_path / "crashes.jinja"
+    template.write_text(CRASHES + (files("evener.templates") / "bundled/chatml_tools.jinja").read_text())
+    policy = structs.replace(POLICY, template=str(template))
+    async with gateway(tmp_path, SCRIPT, config=Config(policies=(policy,))) as hand:
+        answer = await hand.ask(await hand.start("s1"), [{"role": "user", "content": "crash"}])
+        assert answer.status == 503
+        opened, failed = (await hand.log("s1"))[1:]
+        assert isinstance(opened, CallOpened)
+        assert opened.placement.root is RootReason.INCONSISTENT
+        assert isinstance(failed, CallFailed)
+        assert "MemoryError" in failed.detail
 
 
 async def test_tokens_sampled_otherwise_than_their_logprobs_say_are_kept_and_not_trained(hand: Hand) -> None:

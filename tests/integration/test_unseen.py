@@ -27,9 +27,9 @@ from evener.proto.relay import CAPABILITY, REQUEST_ID
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, FinishReason, SessionSealed
 from evener.proto.spec import Budgets, Sampling, Target
 from evener.proto.topics import Topic
-from evener.provider_gateway.call import TRANSPARENT_TRIES
 from evener.provider_gateway.config import Config
-from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.provider_gateway.failures import TRANSPARENT_TRIES
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 from evener.service.published import proven_label
 from evener.templates.config import PolicyConfig
 from evener.tokens.session import SessionLog
@@ -50,7 +50,7 @@ GIVEN_UP_SECONDS = 6.0
 
 @pytest.fixture
 async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
-    async with gateway(tmp_path, SLOWLY, timings=getattr(request, "param", TIMINGS)) as opened:
+    async with gateway(tmp_path, SLOWLY, timings=getattr(request, "param", GATEWAY_TIMINGS)) as opened:
         yield opened
 
 
@@ -392,7 +392,7 @@ async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_ca
     capability, request_id = await hand.start("s1"), new_request_id()
     asking = asyncio.create_task(hand.ask(capability, HI, request_id))
     await commit.reached()
-    leaving = asyncio.create_task(hand.leave(capability, request_id))
+    leaving = asyncio.create_task(hand.disconnect(capability, request_id))
     await turns()
     commit.let_go()
     await leaving

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from tests.contract.test_weights import tiny
 from tests.support.updates import scored, state
+from tests.support.waiting import eventually, until
 
 from evener.proto.spec import Purpose
 
@@ -40,25 +41,27 @@ class Up:
         return str(json.loads((self.folder / "evener.json").read_bytes())["url"])
 
     async def ready(self) -> None:
-        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as http:
-            while True:
+        async with aiohttp.ClientSession() as http:
+
+            async def answers() -> bool:
                 assert self.process.returncode is None, (self.folder / "up.log").read_text()
                 with contextlib.suppress(aiohttp.ClientConnectionError, OSError):
                     async with http.get(f"{self.url}/readyz") as answer:
-                        if answer.ok:
-                            return
-                await asyncio.sleep(0.1)
+                        return answer.ok
+                return False
+
+            await until(answers, seconds=SECONDS)
 
     async def engine(self, *, after: str = "") -> str:
         """Wait for an engine in the fleet that is not at `after`; return its URL."""
         headers = {"authorization": f"Bearer {(self.folder / 'operator-token').read_text().strip()}"}
-        async with asyncio.timeout(SECONDS), aiohttp.ClientSession(headers=headers) as http:
-            while True:
+        async with aiohttp.ClientSession(headers=headers) as http:
+
+            async def engines() -> list[str]:
                 async with http.get(f"{self.url}/fleet") as answer:
-                    urls = [engine["url"] for engine in (await answer.json())["engines"]]
-                if urls and urls != [after]:
-                    return str(urls[0])
-                await asyncio.sleep(0.05)
+                    return [str(engine["url"]) for engine in (await answer.json())["engines"]]
+
+            return (await until(engines, lambda urls: urls and urls != [after], seconds=SECONDS))[0]
 
     async def run(self, *words: str) -> str:
         """Run a command; return what it said."""
@@ -127,9 +130,7 @@ def processes_with(word: str) -> list[int]:
 
 
 async def until_gone(word: str, *, seconds: float = 40.0) -> None:
-    async with asyncio.timeout(seconds):
-        while processes_with(word):  # noqa: ASYNC110 (other processes)
-            await asyncio.sleep(0.1)
+    await eventually(lambda: not processes_with(word), seconds=seconds)
 
 
 async def lives_through(tmp_path: Path, model: Path, task: Path, options: Sequence[str]) -> None:

@@ -1,12 +1,12 @@
 """New weights in running engines: published when they are proven, rolled back when not, the same after any crash of the bridge."""
 
-import asyncio
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from tests.support.builders import T0
 from tests.support.engines import Play
 from tests.support.service_context import open_parts
@@ -23,6 +23,7 @@ from tests.support.updates import (
     trained,
     until_state,
 )
+from tests.support.waiting import eventually
 from tests.support.weights_folders import save_weights
 
 from evener.engines.answers import join as joined_chunks
@@ -189,13 +190,15 @@ async def test_engines_that_do_not_answer_get_the_version_when_they_come_back(tm
         assert await scored(back.url) == await scored(there.url)
 
 
-async def test_engines_whose_policy_has_no_versions_here_are_left_alone(tmp_path: Path, play: Play) -> None:
+async def test_engines_whose_policy_has_no_versions_here_are_left_alone(tmp_path: Path, play: Play, folders: list[Path]) -> None:
     """Somebody's own trainer may update them, by other ways."""
-    server = await play(Script())
+    server, updated = await play(Script()), await play(Script())
     server.publish("step-9")
-    async with bridge(tmp_path / "state") as (parts, _):
-        await join(parts, server.url)
-        await asyncio.sleep(0.5)  # nothing tells that nothing is done
+    async with bridge(tmp_path / "state") as (parts, http):
+        await join(parts, server.url, policy="others")
+        await publish(http, folders[0], 1)
+        await join(parts, updated.url, "e2")
+        await until_state(updated.url, ("policy@1", False))  # engines are looked at together
         assert await state(server.url) == ("step-9", False)
 
 
@@ -315,10 +318,11 @@ async def test_equal_weights_under_a_new_version_need_not_change_anything(tmp_pa
 
 async def test_a_folder_that_was_written_over_is_not_loaded_under_its_old_number(tmp_path: Path, play: Play, folders: list[Path]) -> None:
     """A later engine would sample other weights than its tokens say."""
-    async with bridge(tmp_path / "state") as (parts, http):
-        await publish(http, folders[0], 1)
-        save_weights(folders[0], 99)
-        late = await play(Script())
-        await join(parts, late.url)
-        await asyncio.sleep(0.3)  # nothing tells that nothing is loaded
-        assert (await state(late.url))[0] == "default"
+    with capture_logs() as logs:
+        async with bridge(tmp_path / "state") as (parts, http):
+            await publish(http, folders[0], 1)
+            save_weights(folders[0], 99)
+            late = await play(Script())
+            await join(parts, late.url)
+            await eventually(lambda: any(entry["event"] == "engine_not_updated" for entry in logs))
+            assert (await state(late.url))[0] == "default"

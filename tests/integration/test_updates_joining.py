@@ -24,6 +24,7 @@ from tests.support.updates import (
     trained,
     until_state,
 )
+from tests.support.waiting import eventually, until
 from tests.support.weights_folders import save_weights
 from tokenizers import Tokenizer
 
@@ -33,7 +34,7 @@ from evener.proto.arrays import int32s
 from evener.proto.fleet import EngineJoined, EngineLeft, PolicyPublished
 from evener.proto.sessions import CallClosed
 from evener.proto.topics import Topic
-from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 from evener.service.published import loaded_label, proven_label
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.service import open_service
@@ -57,9 +58,7 @@ async def given(url: str, label: str, path: Path) -> None:
 
 async def until_scored(url: str, known: list[float]) -> None:
     """Wait until an engine samples by weights."""
-    async with asyncio.timeout(60):
-        while await scored(url) != pytest.approx(known):  # noqa: ASYNC110 (a server is looked at)
-            await asyncio.sleep(0.02)
+    await until(lambda: scored(url), lambda found: found == pytest.approx(known))
 
 
 def loads(into: list[str]) -> Any:
@@ -136,10 +135,7 @@ async def test_an_engine_that_keeps_its_earlier_version_when_it_joins_leaves(tmp
 
 
 async def until_left(parts: Any) -> list[str]:
-    async with asyncio.timeout(60):
-        while not (left := await events(parts, Topic.FLEET)):  # noqa: ASYNC110 (the log is looked at)
-            await asyncio.sleep(0.02)
-    return [one.engine_id for one in left]
+    return [one.engine_id for one in await until(lambda: events(parts, Topic.FLEET))]
 
 
 async def test_an_engine_that_joins_again_is_proven_and_not_loaded(tmp_path: Path, play: Play, folders: list[Path]) -> None:
@@ -153,9 +149,7 @@ async def test_an_engine_that_joins_again_is_proven_and_not_loaded(tmp_path: Pat
         shutil.rmtree(folders[0])
         async with bridge(tmp_path / "state") as (parts, _):
             await join(parts, url, at=2.0)
-            async with asyncio.timeout(60):
-                while await label_of(engine.url) == first:  # noqa: ASYNC110 (a server is looked at)
-                    await asyncio.sleep(0.02)
+            await until(lambda: label_of(engine.url), lambda label: label != first)
             assert await state(engine.url) == PROVEN
             assert await events(parts, Topic.FLEET) == []
     assert loaded == ["step-1"]
@@ -172,7 +166,7 @@ async def label_of(url: str) -> str:
 @pytest.fixture
 async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
     """A gateway whose engine e1 serves."""
-    async with gateway(tmp_path, Script(), timings=getattr(request, "param", TIMINGS)) as opened:
+    async with gateway(tmp_path, Script(), timings=getattr(request, "param", GATEWAY_TIMINGS)) as opened:
         yield opened
 
 
@@ -222,8 +216,6 @@ async def test_an_engine_that_is_started_again_at_its_url_gets_no_call_before_it
             assert await versions_of(hand, "first") == {0}
             assert (await publish(http, folders[0], 1))[0] == 201
             assert await versions_of(hand, "second") == {1}
-        async with asyncio.timeout(60):
-            while hand.ready()["engine"]:  # noqa: ASYNC110 - the gateway's probe finds it
-                await asyncio.sleep(0.02)
+        await eventually(lambda: not hand.ready()["engine"])
         async with scripted_engine(Script(), smollm_tokenizer, port=unused_tcp_port):
             assert await versions_of(hand, "third") == {1}

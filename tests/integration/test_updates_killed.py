@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.support.builders import group
 from tests.support.engines import Play
 from tests.support.service_context import OPERATOR, open_parts
 from tests.support.updates import bridge, canary, events, join, publish, scored, state, trained, until_state
+from tests.support.waiting import until
 from tests.support.weights_folders import save_weights
 
 from evener.engines.scripted import Script
@@ -65,17 +65,14 @@ async def bridge_process(
 
 
 async def until_open(http: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> None:
-    deadline, last = time.monotonic() + SECONDS, "nothing"
-    while time.monotonic() < deadline and process.returncode is None:
-        try:
+    async def is_open() -> bool:
+        assert process.returncode is None
+        with suppress(aiohttp.ClientConnectionError, TimeoutError):
             async with http.get("/policies", timeout=aiohttp.ClientTimeout(SECONDS / 4)) as answer:
-                if answer.status == 200:
-                    return
-                last = f"{answer.status} {await answer.text()}"
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            last = repr(error)
-        await asyncio.sleep(0.05)
-    pytest.fail(f"the bridge is not open: exit code {process.returncode}, last answer {last}")
+                return answer.status == 200
+        return False
+
+    await until(is_open)
 
 
 async def killed(folder: Path, port: int, fault: str, path: Path, more: dict[str, Any]) -> None:
@@ -135,12 +132,12 @@ async def test_a_group_of_a_version_that_is_taken_up_again_waits_for_it_and_is_t
 
 async def ended(http: aiohttp.ClientSession, group_id: str) -> Any:
     """Wait until a group has ended; return it."""
-    async with asyncio.timeout(SECONDS):
-        while True:
-            async with http.get(f"/groups/{group_id}") as answer:
-                if answer.status == 200:
-                    return await answer.json()
-            await asyncio.sleep(0.05)
+
+    async def asked() -> Any:
+        async with http.get(f"/groups/{group_id}") as answer:
+            return await answer.json() if answer.status == 200 else None
+
+    return await until(asked)
 
 
 @pytest.mark.parametrize("fault", STEPS_BACK)
@@ -156,9 +153,7 @@ async def test_a_bridge_killed_in_mid_roll_back_is_rolled_back(tmp_path: Path, p
 
     async with bridge_process(tmp_path / "state", unused_tcp_port) as (_, http):
         await until_state(engine, ("policy@1", False))
-        async with asyncio.timeout(SECONDS):
-            while (await publish(http, folders[1], 2, canary=wrong))[0] != 409:  # noqa: ASYNC110 (another process)
-                await asyncio.sleep(0.05)
+        await until(lambda: publish(http, folders[1], 2, canary=wrong), lambda said: said[0] == 409)
     assert await state(engine) == ("policy@1", False)
     assert await scored(engine) == pytest.approx(first)
     async with open_parts(tmp_path / "state", partitions=1) as parts:

@@ -42,6 +42,7 @@ from evener.engines.vllm_weights import VllmWeights
 from evener.proto.fleet import PolicyPublished, PolicyStaged
 from evener.proto.spec import Sampling
 from evener.proto.topics import Topic
+from evener.runtime.backoff import Backoff
 from evener.service.auth import load_secrets
 from evener.service.events import EventLog
 from evener.trainer_bridge.config import Config
@@ -215,11 +216,15 @@ async def test_a_group_of_the_version_on_its_way_waits_and_is_trained(tmp_path: 
         publishing = asyncio.ensure_future(publish(http, folders[0], 1))
         await until_paused(engine.url)
         await write(parts, group((1.0, 0.0), version=1))
-        await asyncio.sleep(0.5)  # nothing tells that nothing is delivered
+        async for _ in parts.bus.follow(Topic.SCORED, 0, 0):
+            break  # the bridge has been given them too
+        await turns()
         assert await outcomes(parts) == []
         held.set()
         assert (await publishing)[0] == 201
         (merged,) = await until_delivered(parts, 1)
+        (published,) = [event for event in await events(parts) if isinstance(event, PolicyPublished)]
+        assert merged.merged_at >= published.published_at
         assert [member.excluded for member in merged.members] == [None, None]
 
 
@@ -321,7 +326,7 @@ async def test_the_client_finds_the_bridge_that_owns_the_policy(tmp_path: Path, 
     """The fleet first lists a bridge that does not own it. The error is that of the bridge that does, not the refusal of the other."""
     engine = await play(Script())
     config = Config(state=str(tmp_path))
-    async with open_parts(tmp_path, partitions=1) as opened, scheduler(opened.bus, tmp_path, again_seconds=0.01) as client:
+    async with open_parts(tmp_path, partitions=1) as opened, scheduler(opened.bus, tmp_path, reopening=Backoff(0.01, 0.01)) as client:
         parts = structs.replace(opened, secrets=load_secrets(tmp_path))
         async with (
             open_service(config, parts) as idle,

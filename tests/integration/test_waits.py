@@ -14,12 +14,14 @@ from tests.integration.sdk import LIMITS, NONCE, Served, served
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import POLICY, Hand, gateway
 from tests.support.loop import turns
+from tests.support.spans import Spans
+from tests.support.waiting import eventually, until
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.engines.vllm_weights import VllmWeights
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure, TerminationReason
-from evener.proto.relay import CAPABILITY, LEFT_PATH, MOVING, REQUEST_ID, Answer, Waiting
+from evener.proto.relay import CAPABILITY, DISCONNECT_PATH, MOVING, REQUEST_ID, Answer, Waiting
 from evener.proto.sessions import AttemptEnded, CallFailed, CallOpened, SessionSealed, SessionStarted
 from evener.proto.spec import Quirks
 from evener.proto.topics import Topic
@@ -51,7 +53,7 @@ async def post(hand: Hand, capability: str, body: bytes) -> tuple[int, str | Non
 
 async def owned(hand: Hand, capability: str) -> bool:
     """Return whether the gateway has the partition of a capability. That a seal is being written is a 503 of its own."""
-    async with hand.http.post(hand.url + LEFT_PATH.format(request_id=new_request_id()), headers={CAPABILITY: capability}) as told:
+    async with hand.http.post(hand.url + DISCONNECT_PATH.format(request_id=new_request_id()), headers={CAPABILITY: capability}) as told:
         return MOVING not in told.headers
 
 
@@ -85,6 +87,36 @@ async def test_call_whose_body_would_be_too_much_memory_together_with_others_is_
         assert len([event for event in await hand.log("s2") if isinstance(event, CallOpened)]) == 0
         hand.engine.go()
         assert [answer.status for answer in await asyncio.gather(slow, large, small)] == [200] * 3
+
+
+async def test_span_of_a_call_begins_where_the_call_waits_to_be_admitted(spans: Spans, tmp_path: Path) -> None:
+    """What it waits for with full queues is part of what it took."""
+    async with gateway(tmp_path, SCRIPT, config=config()) as hand:
+        await hand.limit(1)
+        first, second = await hand.start("s1"), await hand.start("s2")
+        slow = asyncio.create_task(hand.ask(first, GATED))
+        await hand.at_the_gate()
+        held = asyncio.create_task(hand.ask(second, HELLO))
+        await turns()
+        let_go_at = time.time_ns()
+        hand.engine.go()
+        await asyncio.gather(slow, held)
+    call = next(one for one in spans.all("call") if one.attributes and one.attributes["evener.session.id"] == "s2")
+    [admitted] = call.events
+    assert admitted.name == "admitted"
+    assert (call.start_time or 0) < let_go_at <= admitted.timestamp
+
+
+async def test_body_of_unknown_length_is_not_read(tmp_path: Path) -> None:
+    """It would not count to what the bodies of all calls may take together."""
+    async with gateway(tmp_path, SCRIPT) as hand:
+        headers = {CAPABILITY: await hand.start("s1"), REQUEST_ID: new_request_id()}
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"{}"
+
+        async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", data=chunks(), headers=headers) as answer:
+            assert answer.status == 411
 
 
 async def test_call_that_is_held_too_long_leaves_nothing_in_the_log(tmp_path: Path) -> None:
@@ -139,9 +171,7 @@ async def test_call_whose_partition_is_lost_while_it_is_held_is_sent_elsewhere(t
         await turns()
         await hand.bus.producer("gateway-0")
         await hand.exit(lost[1])  # it finds out when it writes the end
-        async with asyncio.timeout(60):
-            while await owned(hand, ending):  # noqa: ASYNC110 - the partition is let go without a word
-                await asyncio.sleep(0.01)
+        await until(lambda: owned(hand, ending), lambda owns: not owns)
         assert not held.done()
         hand.engine.go()
         assert (await slow).status == 200
@@ -191,9 +221,7 @@ class Time:
 
     async def stands(self, seconds: float) -> None:
         """Wait until so much was not the agent's."""
-        async with asyncio.timeout(60):
-            while self.taken_out() < seconds:  # noqa: ASYNC110 - the clock has no event
-                await asyncio.sleep(0.01)
+        await eventually(lambda: self.taken_out() >= seconds)
 
 
 async def ask(session: Served, text: str = "hi", **fields: Any) -> tuple[int, str | None, Any]:
@@ -289,9 +317,7 @@ async def test_relay_that_comes_late_is_not_told_of_waits_before_it_came(tmp_pat
                 waits += [frame.seconds] if isinstance(frame, Waiting) else []
 
         async def told(waits: list[float], seconds: float) -> None:
-            async with asyncio.timeout(60):
-                while sum(waits) <= seconds:  # noqa: ASYNC110 - into a list
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: sum(waits) > seconds)
 
         control = VllmWeights(hand.engine.url)
         first, second = list[float](), list[float]()

@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import block_until
 
 START_SECONDS = 60.0
 DISK_BYTES = 8 * 1024 * 1024
@@ -50,7 +50,7 @@ class Shell:
             process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self.environ)
         try:
             told = self.state / "evener.json"
-            until(lambda: told.exists() or process.poll() is not None, START_SECONDS)
+            block_until(lambda: told.exists() or process.poll() is not None, seconds=START_SECONDS)
             assert process.poll() is None, log.read_text()
             yield json.loads(told.read_bytes())["url"]
         finally:
@@ -80,14 +80,6 @@ class Shell:
 def shell(tmp_path: Path) -> Shell:
     """Commands on a fresh state folder."""
     return Shell(tmp_path / "home")
-
-
-def until(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def task(folder: Path, test: str = "echo 1 > /logs/verifier/reward.txt\n") -> Path:
@@ -142,7 +134,7 @@ def test_engine_that_answers_rubbish_ends_up_by_name(shell: Shell, body: bytes, 
 def test_engine_that_is_down_is_named_and_waited_for(shell: Shell, tmp_path: Path) -> None:
     """Engines take minutes to start: `up` says what it waits for, and so does a command beside it; Ctrl-C ends that one."""
     with shell.up("--engine", "http://127.0.0.1:9") as url:
-        until(lambda: "absent" in json.dumps(shell.ask(f"{url}/readyz")[1]), START_SECONDS)
+        block_until(lambda: "absent" in json.dumps(shell.ask(f"{url}/readyz")[1]), seconds=START_SECONDS)
         running = shell.start("run", str(task(tmp_path / "t")), "--harness", "script", "--samples", "1")
         assert running.stdout is not None
         running.stdout.readline()
@@ -175,7 +167,9 @@ def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
     good = task(tmp_path / "good")
     crashes = task(tmp_path / "crashes", "exit 7\n")
     with shell.up("--engine", "none", "--trust-local") as url:
-        until(lambda: shell.ask(f"{url}/readyz")[1]["services"]["provider_gateway"]["running"], START_SECONDS)  # which knows the policies
+        block_until(
+            lambda: shell.ask(f"{url}/readyz")[1]["services"]["provider_gateway"]["running"], seconds=START_SECONDS
+        )  # which knows the policies
         policy = shell.run("run", str(good), "--harness", "script", "--policy", "nope")
         held = shell.run("up", "--port", "0")
         port = Shell(tmp_path / "other").run("up", "--port", url.rpartition(":")[2])
@@ -241,8 +235,8 @@ def test_full_disk_stops_nothing_for_good(disk: Path, tmp_path: Path) -> None:
         acknowledged.stdout.readline()
         fill(disk / "filler")
         late = shell.run(*runs(path, "true", "--samples", "1", "--run-id", "late"))
-        until(lambda: shell.ask(f"{url}/readyz")[1]["ready"] is False, START_SECONDS)
-        until(lambda: shell.has_crashed(url), START_SECONDS)
+        block_until(lambda: shell.ask(f"{url}/readyz")[1]["ready"] is False, seconds=START_SECONDS)
+        block_until(lambda: shell.has_crashed(url), seconds=START_SECONDS)
         (disk / "filler").unlink()
         out, errors = acknowledged.communicate(timeout=120)
         again = shell.run(*runs(path, "true", "--samples", "1", "--run-id", "late"))
@@ -273,7 +267,7 @@ def test_start_on_a_full_disk_is_told(disk: Path, tmp_path: Path) -> None:
 def own_up(shell: Shell) -> int:
     """Return the pid of the `up` that a command started, once it is ready."""
     told = shell.state / "evener.json"
-    until(told.exists, START_SECONDS)
+    block_until(told.exists, seconds=START_SECONDS)
     return int(json.loads(told.read_bytes())["pid"])
 
 
@@ -298,7 +292,7 @@ def test_full_disk_under_a_command_with_its_own_up(disk: Path, tmp_path: Path) -
     running.stdout.readline()
     fill(disk / "filler")
     url = json.loads((shell.state / "evener.json").read_bytes())["url"]
-    until(lambda: shell.has_crashed(url), START_SECONDS)
+    block_until(lambda: shell.has_crashed(url), seconds=START_SECONDS)
     (disk / "filler").unlink()
     out, errors = running.communicate(timeout=120)
 

@@ -8,9 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from evener.bus.port import Record
 from evener.proto.arrays import pack_float32, pack_int32, pack_uint8
-from evener.proto.codec import encode
 from evener.proto.fleet import EngineJoined, Heartbeat
 from evener.proto.ids import session_of
 from evener.proto.reasons import END_POLICY, CallFailure, ExclusionReason, ExitCause, TerminationReason
@@ -30,7 +28,6 @@ from evener.proto.sessions import (
     SessionStarted,
 )
 from evener.proto.spec import GraderSpec, GroupOptions, HarnessSpec, Purpose, Sampling, SessionSpec
-from evener.proto.topics import Topic
 from evener.proto.trajectories import (
     Accounting,
     CallSummary,
@@ -43,7 +40,8 @@ from evener.proto.trajectories import (
     TrajectoryBuilt,
     TrajectoryScored,
 )
-from evener.templates.port import Message
+from evener.service.fleet_feed import FleetRecord
+from evener.tokens.digests import Message
 from evener.tokens.place import Placed
 from evener.trainer_bridge.core import fold, outcome
 from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
@@ -186,12 +184,12 @@ def joined(url: str, engine_id: str = "e1", **given: Any) -> EngineJoined:
     return EngineJoined(engine_id=engine_id, url=url, **fields | given)
 
 
-def listing(instance_id: str, address: str, *partitions: int, epoch: int = 1, releasing: bool = False, **given: Any) -> Record:
+def listing(instance_id: str, address: str, *partitions: int, epoch: int = 1, releasing: bool = False, **given: Any) -> FleetRecord:
     """Return the record of `fleet` in which a gateway lists its partitions, all with the same epoch. `releasing`: it hands them over."""
     given = {"service": "provider_gateway", "releasing" if releasing else "partitions": partitions} | given
     epochs = tuple((number, epoch) for number in partitions)
-    value = encode(heartbeat(given.pop("service"), instance_id, address=address, epochs=epochs, **given))
-    return Record(topic=Topic.FLEET, partition=0, offset=0, key=instance_id, value=value, headers=(), timestamp_ms=0)
+    beat = heartbeat(given.pop("service"), instance_id, address=address, epochs=epochs, **given)
+    return FleetRecord(key=instance_id, offset=0, event=beat, written_at=beat.at, heard_at=0.0)
 
 
 def row(turns: Sequence[tuple[int, int]] = ((12, 6), (5, 4)), *, seed: int = 0, version: int = 0, masked: bool = False) -> Row:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from msgspec import Struct
+from tests.support.loop import forever, turns
 from tests.support.waiting import eventually
 
 from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, Head, RequestError
@@ -82,15 +83,15 @@ class FramesGateway:
         self.url = ""
         self.script: list[Step] = [reply("hello")]
         self.seen: list[Seen] = []
-        self.left: list[str] = []
+        self.disconnected: list[str] = []
 
     async def asked(self, count: int = 1) -> None:
         """Wait until so many requests have come."""
         await eventually(lambda: len(self.seen) >= count)
 
     async def told_of(self, count: int = 1) -> None:
-        """Wait until it was told of so many harnesses that they left."""
-        await eventually(lambda: len(self.left) >= count)
+        """Wait until it was told of so many harnesses that they disconnected."""
+        await eventually(lambda: len(self.disconnected) >= count)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         seen = Seen(
@@ -108,9 +109,9 @@ class FramesGateway:
         response = await step(talk)
         return response or await talk._opened()
 
-    async def leave(self, request: web.Request) -> web.Response:
+    async def disconnect(self, request: web.Request) -> web.Response:
         assert request.headers[CAPABILITY]
-        self.left.append(request.match_info["request_id"])
+        self.disconnected.append(request.match_info["request_id"])
         return web.Response(status=204)
 
 
@@ -192,7 +193,7 @@ async def cut_before_admission(talk: Talk) -> None:
 async def cut_after_admission(talk: Talk) -> None:
     """Die while the engine samples."""
     await talk.say(Admitted(prompt_tokens=3))
-    await asyncio.sleep(0.05)
+    await turns()
     talk.cut()
 
 
@@ -206,13 +207,13 @@ async def cut_within_the_answer(talk: Talk) -> None:
 async def silence(talk: Talk) -> None:
     """Accept, and say nothing: a full queue, or a frozen process."""
     await talk._opened()
-    await asyncio.sleep(60)
+    await forever()
 
 
 async def admitted_silence(talk: Talk) -> None:
     """Sample for ever."""
     await talk.say(Admitted(prompt_tokens=3))
-    await asyncio.sleep(60)
+    await forever()
 
 
 async def overloaded(_: Talk) -> web.StreamResponse:
@@ -263,8 +264,9 @@ async def frames_gateway() -> AsyncIterator[FramesGateway]:
     gateway = FramesGateway()
     application = web.Application()
     application.router.add_post("/serve/{path:.*}", gateway.serve)
-    application.router.add_post("/calls/{request_id}/left", gateway.leave)
-    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    application.router.add_post("/calls/{request_id}/disconnect", gateway.disconnect)
+    large: dict[str, Any] = {"max_field_size": 1 << 20, "max_headers": 1000}
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, **large)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -25,13 +25,13 @@ from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.proto.codec import AnyEvent, decode, decode_frame
 from evener.proto.ids import new_id, new_request_id
 from evener.proto.reasons import CallFailure, ExitCause
-from evener.proto.relay import CAPABILITY, LEFT_PATH, REQUEST_ID, Admitted, Answer, AnyFrame
+from evener.proto.relay import CAPABILITY, DISCONNECT_PATH, REQUEST_ID, Admitted, Answer, AnyFrame
 from evener.proto.sessions import Failures
 from evener.proto.spec import Budgets, Quirks, Sampling, Streaming, Target
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.service import open_service
-from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 from evener.service.auth import open_capability, seal_capability
 from evener.service.context import ServiceContext
 from evener.templates.config import PolicyConfig
@@ -116,7 +116,7 @@ class Hand(OtherServices):
         marker = new_id(MARKER)
         while self.bus.partition_of(Topic.SESSIONS, marker) != partition:
             marker = new_id(MARKER)
-        await self.leave(await self.start(marker), new_request_id())
+        await self.disconnect(await self.start(marker), new_request_id())
 
     async def limit(self, calls: int) -> None:
         """Let the engine take so many calls at once, from the return of this on."""
@@ -212,9 +212,9 @@ class Hand(OtherServices):
         message: dict[str, Any] = msgspec.json.decode(answer.body)["choices"][0]["message"]
         return {key: value for key, value in message.items() if value is not None}
 
-    async def leave(self, capability: str, request_id: str) -> None:
-        """Say as the relay does that the harness left."""
-        async with self.http.post(self.url + LEFT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
+    async def disconnect(self, capability: str, request_id: str) -> None:
+        """Say as the relay does that the harness disconnected."""
+        async with self.http.post(self.url + DISCONNECT_PATH.format(request_id=request_id), headers={CAPABILITY: capability}) as told:
             assert told.status == 204
 
     async def log(self, session_id: str) -> list[AnyEvent]:
@@ -239,7 +239,7 @@ async def gateway(
     config: Config | None = None,
     context: int = 4096,
     blobs: Blobs | None = None,
-    timings: GatewayTimings = TIMINGS,
+    timings: GatewayTimings = GATEWAY_TIMINGS,
 ) -> AsyncIterator[Hand]:
     """Open everything; the engine has joined and passed its check. `blobs` None: a folder beside the bus."""
     tokenizer = smollm()

@@ -25,8 +25,9 @@ from evener.proto.ids import new_request_id
 from evener.proto.relay import Admitted, Answer
 from evener.proto.spec import Sampling
 from evener.proto.topics import Topic
-from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, SentAgain
+from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, TryLost
 from evener.service.auth import Capability, load_secrets, seal_capability
+from evener.service.fleet_feed import FleetFeed
 from evener.service.owners import GATEWAY, Owners
 
 POLICIES = ("policy", "other", "policy other")
@@ -38,7 +39,7 @@ SESSIONS_TRIED = 1000
 ResultT = TypeVar("ResultT")
 
 
-async def _patiently(waiting: Callable[[], Awaitable[ResultT]]) -> ResultT:
+async def _patiently(waiting: Callable[[], Awaitable[ResultT]], *, handover: bool = False) -> ResultT:  # noqa: ARG001
     return await waiting()
 
 
@@ -73,7 +74,7 @@ class Asked:
             match frame:
                 case Admitted():
                     self.admitted.set()
-                case SentAgain():
+                case TryLost():
                     self.sent_again += 1
                 case Answer():
                     return frame
@@ -201,7 +202,7 @@ async def gateways(folder: Path, servers: str, script: Script, *, partitions: in
     ):
         owners = Owners()
         world = Gateways(bus, folder, engine, http, owners)
-        following = asyncio.create_task(owners.follow(bus))
+        following = asyncio.create_task(owners.follow(FleetFeed(bus)))
         try:
             await world.join("e1", engine.url)
             yield world

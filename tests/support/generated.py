@@ -14,7 +14,7 @@ from evener.proto.reasons import END_POLICY, CallFailure, ExclusionReason
 from evener.proto.sessions import CallOpened, FinishReason
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.templates.port import Message
+from evener.tokens.digests import Message
 from evener.tokens.history import History
 from evener.tokens.place import Placed
 

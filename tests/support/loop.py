@@ -11,6 +11,11 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+async def forever() -> None:
+    """Wait for what never comes, until cancelled."""
+    await asyncio.Event().wait()
+
+
 class Time:
     """A clock that passes only when the test says so, for what takes its clock as a function."""
 

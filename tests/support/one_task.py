@@ -19,12 +19,11 @@ from evener.proto.codec import AnyEvent, decode, encode
 from evener.proto.sessions import SessionStarted
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome, TaskSubmitted
-from evener.proto.topics import Topic
+from evener.proto.topics import GROUP_TOPIC, Topic
 from evener.service.events import EventLog
 from evener.tokens.kept import KeptRecord, pack
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
-from evener.trainer_bridge.core import TOPIC_OF
 
 TASK, SESSION = "t", "t.0"
 
@@ -55,7 +54,7 @@ async def one_task(world: World, blobs: Blobs, run_id: str = "run") -> list[Writ
         *(Written(Topic.SESSIONS, SESSION, event) for event in told),
         Written(Topic.BUILT, SESSION, built),
         Written(Topic.SCORED, TASK, first),
-        Written(TOPIC_OF[group.purpose], TASK, group),
+        Written(GROUP_TOPIC[group.purpose], TASK, group),
         Written(Topic.TASKS, TASK, TaskEnded(task_id=TASK, outcome=TaskOutcome.MERGED, ended_at=now)),
     ]
 

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from evener.blobs.port import Blobs
 from evener.bus.port import Bus
 from evener.proto.codec import AnyEvent, decode
-from evener.proto.fleet import EngineLeft, Running
+from evener.proto.fleet import EngineLeft, RunnerLeases, Running
 from evener.proto.ids import new_start_id
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import SessionDispatched, SessionStarted
@@ -57,10 +57,11 @@ class OtherServices:
         await self.events.send(Topic.FLEET, engine_id, EngineLeft(engine_id=engine_id, left_at=time.time()))
 
     async def beat(self, runner_id: str = "runner", *, capacity: int = 8, running: Iterable[SessionDispatched] = ()) -> None:
-        """Send one heartbeat of a runner that holds these."""
+        """Send one heartbeat of a runner that holds these, and renew their leases."""
         held = tuple(Running(session_id=event.session_id, attempt=event.attempt) for event in running)
-        given: dict[str, Any] = {"capacity": capacity, "running": held, "address": "http://runner"}
+        given: dict[str, Any] = {"capacity": capacity, "address": "http://runner"}
         await self.events.send(Topic.FLEET, runner_id, builders.heartbeat("sandbox_runner", runner_id, at=time.time(), **given))
+        await self.events.send(Topic.LEASES, runner_id, RunnerLeases(runner_id=runner_id, running=held, at=time.time()))
 
     @asynccontextmanager
     async def beating(

@@ -5,15 +5,17 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import msgspec
+import pytest
+from tests.support.waiting import eventually, until
 
 from evener.client.client import Client
 from evener.service.auth import TOKEN_FILE
@@ -60,11 +62,13 @@ class Program:
 
     async def listening(self) -> None:
         """Wait until it says where it listens."""
-        while not self.url:
-            lines = [line for line in self.log.splitlines() if '"listening"' in line]
-            self.url = msgspec.json.decode(lines[0])["url"] if lines else ""
+
+        def told() -> list[str]:
             self.assert_running()
-            await asyncio.sleep(POLL_SECONDS)
+            return [line for line in self.log.splitlines() if '"listening"' in line]
+
+        await eventually(told, seconds=START_SECONDS)
+        self.url = msgspec.json.decode(told()[0])["url"]
 
     async def stop(self) -> int:
         """Send SIGTERM and return the exit code."""
@@ -127,15 +131,16 @@ class Deployment:
     async def ready(self, *names: str) -> None:
         """Wait until /readyz of these services (none: of all) answers 200, and the one scheduler knows that it is the active one."""
         async with aiohttp.ClientSession() as http:
-            waiting = set(names or SERVICES)
             said: dict[str, Any] = {}
-            deadline = time.monotonic() + START_SECONDS
-            while waiting:
-                for name in sorted(waiting):
-                    status, said[name] = await self.programs[name].readiness(http)
-                    waiting -= {name} if status == 200 and "standby" not in said[name].get(name, {}) else set()
-                assert time.monotonic() < deadline, f"not ready: {[said[name] for name in waiting]}\n{self.last_words()}"
-                await asyncio.sleep(POLL_SECONDS)
+
+            async def is_ready(name: str) -> bool:
+                status, said[name] = await self.programs[name].readiness(http)
+                return status == 200 and "standby" not in said[name].get(name, {})
+
+            try:
+                await asyncio.gather(*(until(partial(is_ready, name), seconds=START_SECONDS) for name in names or SERVICES))
+            except TimeoutError:
+                pytest.fail(f"not ready: {said}\n{self.last_words()}")
 
     async def stop(self) -> dict[str, int]:
         """Send SIGTERM to all at once; return their exit codes."""

@@ -10,7 +10,8 @@ from tests.support.service_context import context_on, running_service
 from tests.support.waiting import eventually
 
 from evener.bus.port import Bus
-from evener.client.client import Client
+from evener.client.client import REOPENING, Client
+from evener.runtime.backoff import Backoff
 from evener.scheduler.config import Config
 from evener.scheduler.service import open_service
 from evener.service.listener import Mounts, address_of, bind, listen
@@ -18,7 +19,7 @@ from evener.service.listener import Mounts, address_of, bind, listen
 
 @asynccontextmanager
 async def scheduler(
-    bus: Bus, folder: Path, *, registry: CollectorRegistry | None = None, again_seconds: float = 1.0, **given: Any
+    bus: Bus, folder: Path, *, registry: CollectorRegistry | None = None, reopening: Backoff = REOPENING, **given: Any
 ) -> AsyncIterator[Client]:
     """Run a scheduler that ends as abruptly as a task can; yield a client of it."""
     config = Config(state=str(folder), bus="unused", tick_seconds=0.05, **given)
@@ -29,7 +30,7 @@ async def scheduler(
         mounts.replace(service.routes)
         async with (
             running_service(service) as task,
-            Client(address_of(config, listening), context.secrets.operator_token, again_seconds=again_seconds) as client,
+            Client(address_of(config, listening), context.secrets.operator_token, reopening=reopening) as client,
         ):
             await eventually(lambda: all(service.ready().values()) or task.done())
             yield client

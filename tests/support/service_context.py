@@ -1,6 +1,7 @@
 """The context of a service on an embedded bus, as the host would hand them over, and a server for its routes."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,11 +9,8 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import uvicorn
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 from starlette.routing import BaseRoute
-from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.blobs.waited import BlobTimings
@@ -20,9 +18,11 @@ from evener.bus.open import open_bus
 from evener.bus.port import Bus, Header
 from evener.proto.blobs import BlobRef
 from evener.proto.topics import HEADER_CLAIM
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 from evener.service.auth import load_secrets
 from evener.service.context import Service, ServiceContext
+from evener.service.fleet_feed import FleetFeed
+from evener.service.listener import Mounts, listen
 
 OPERATOR = "operator"
 """The operator's token."""
@@ -48,7 +48,7 @@ def context_on(
         "address": "http://127.0.0.1:1",
         "blob_timings": QUICK,
     }
-    return ServiceContext(bus=bus, **fields | given)
+    return ServiceContext(bus=bus, fleet=FleetFeed(bus), **fields | given)
 
 
 @asynccontextmanager
@@ -69,25 +69,15 @@ async def running_service(service: Service) -> AsyncIterator["asyncio.Future[Non
         await asyncio.gather(task, return_exceptions=True)
 
 
-class Server(uvicorn.Server):
-    """Uvicorn without signal handlers."""
-
-    def install_signal_handlers(self) -> None:
-        """The test's process keeps its own."""
-
-
 @asynccontextmanager
 async def serving(routes: Sequence[BaseRoute]) -> AsyncIterator[str]:
-    """Serve routes on loopback and yield their base URL."""
-    config = uvicorn.Config(Starlette(routes=list(routes)), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server = Server(config)
-    task = asyncio.create_task(server._serve())
-    await eventually(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
+    """Serve routes on loopback as a host does, and yield their base URL."""
+    mounts = Mounts()
+    mounts.replace(routes)
+    mounts.missing = ()
+    listening = socket.create_server(("127.0.0.1", 0))
+    async with listen(mounts, listening):
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @asynccontextmanager

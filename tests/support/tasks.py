@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def tasks_of(package: str) -> int:
-    """Return how many tasks run code of `evener.PACKAGE` now, in what they await too."""
-    return sum(any(f"/evener/{package}/" in file for file in _files(task.get_coro())) for task in asyncio.all_tasks())
+def tasks_of(*packages: str) -> int:
+    """Return how many tasks run code of these packages of `evener` now, in what they await too."""
+    parts = [f"/evener/{package}/" for package in packages]
+    return sum(any(part in file for file in _files(task.get_coro()) for part in parts) for task in asyncio.all_tasks())
 
 
 def _files(awaited: Any) -> Iterator[str]:

@@ -3,13 +3,14 @@
 import asyncio
 import importlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.support.gateway import POLICY
 from tests.support.other_services import OtherServices
 from tests.support.service_context import QUICK
+from tests.support.waiting import until
 
 from evener.blobs.port import Blobs
 from evener.blobs.waited import BlobTimings
@@ -76,11 +77,12 @@ async def together(
 async def submit(client: Client, name: str, options: TaskOptions, task_id: str = "t") -> None:
     """Submit a bundled task, as soon as all services are there."""
     packed = await asyncio.to_thread(pack, bundled() / name)
-    while True:
-        try:
+
+    async def submitted() -> bool:
+        with suppress(Unavailable):
             await client.put_blob(packed.data)
             await client.submit(options, task=packed.ref, task_id=task_id)
-        except Unavailable:
-            await asyncio.sleep(0.1)
-        else:
-            return
+            return True
+        return False
+
+    await until(submitted)

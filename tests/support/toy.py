@@ -11,7 +11,8 @@ import numpy as np
 
 from evener.proto.ids import tool_call_id
 from evener.proto.sessions import BridgedBy
-from evener.templates.port import Bridge, Message
+from evener.templates.port import Bridge
+from evener.tokens.digests import Message
 from evener.tokens.forest import Ids
 
 START, END = 256, 257

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
+from tests.support.waiting import until
 
 EVENER: Final = ("-m", "evener.cli")
 READY_SECONDS: Final = 120.0
@@ -60,10 +61,13 @@ class Up:
 
     async def ready(self) -> None:
         """Wait until it says so."""
-        async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as http:
-            while not await _answers(http, f"{self.url}/readyz"):
+        async with aiohttp.ClientSession() as http:
+
+            async def is_ready() -> bool:
                 self.runs()
-                await asyncio.sleep(POLL_SECONDS)
+                return await _answers(http, f"{self.url}/readyz")
+
+            await until(is_ready, seconds=READY_SECONDS)
 
     def runs(self) -> None:
         """Fail unless it runs."""

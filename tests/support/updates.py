@@ -13,7 +13,7 @@ import numpy as np
 from aiohttp import web
 from tests.support.builders import heartbeat, joined
 from tests.support.service_context import open_parts, operator, running_service
-from tests.support.waiting import SECONDS
+from tests.support.waiting import until
 
 from evener.engines.vllm_weights import VllmWeights
 from evener.proto.fleet import EngineJoined, EngineLeft
@@ -46,9 +46,11 @@ async def serve(context: ServiceContext, *policies: str) -> None:
     await EventLog(context.bus, context.blobs).send(Topic.FLEET, "gateway", sign)
 
 
-async def join(context: ServiceContext, url: str, engine_id: str = "e1", kind: str = "scripted", at: float = 1.0) -> EngineJoined:
-    """Let an engine of the policy join."""
-    event = joined(url, engine_id, kind=kind, joined_at=at)
+async def join(
+    context: ServiceContext, url: str, engine_id: str = "e1", kind: str = "scripted", *, at: float = 1.0, policy: str = "policy"
+) -> EngineJoined:
+    """Let an engine of a policy join."""
+    event = joined(url, engine_id, kind=kind, joined_at=at, policy=policy)
     await EventLog(context.bus, context.blobs).send(Topic.FLEET, engine_id, event)
     return event
 
@@ -56,13 +58,12 @@ async def join(context: ServiceContext, url: str, engine_id: str = "e1", kind: s
 async def publish(http: aiohttp.ClientSession, path: Path, version: int, **more: Any) -> tuple[int, Any]:
     """Publish a folder, again while the bridge has just started; return status and answer."""
     body = {"path": str(path), "version": version, **more}
-    async with asyncio.timeout(SECONDS):
-        while True:
-            async with http.post("/policies/policy/versions", json=body) as answer:
-                said = await answer.json()
-                if answer.status != 503 or "not this bridge's" not in said["error"]["message"]:
-                    return answer.status, said
-            await asyncio.sleep(0.02)
+
+    async def posted() -> tuple[int, Any]:
+        async with http.post("/policies/policy/versions", json=body) as answer:
+            return answer.status, await answer.json()
+
+    return await until(posted, lambda said: said[0] != 503 or "not this bridge's" not in said[1]["error"]["message"])
 
 
 async def state(url: str) -> tuple[str, bool]:
@@ -76,9 +77,7 @@ async def state(url: str) -> tuple[str, bool]:
 
 async def until_state(url: str, wanted: tuple[str, bool]) -> None:
     """Wait until an engine has a label, and is or is not paused."""
-    async with asyncio.timeout(SECONDS):
-        while await state(url) != wanted:  # noqa: ASYNC110 (another process would be looked at so)
-            await asyncio.sleep(0.02)
+    await until(lambda: state(url), lambda found: found == wanted)
 
 
 async def scored(url: str) -> list[float]:

@@ -1,12 +1,13 @@
 """Waits of tests: for what has no event of its own, as long as a busy machine may take."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-SECONDS = 60.0
-"""What a test waits for anything."""
-LOOK_SECONDS = 0.01
+SECONDS = 300.0
+"""What a test waits for anything, on the busiest machine."""
+LOOK_SECONDS = 0.02
 """The pause between two looks."""
 
 AnswerT = TypeVar("AnswerT")
@@ -25,3 +26,12 @@ async def until(asked: Callable[[], Awaitable[AnswerT]], holds: Callable[[Answer
         while not holds(answer := await asked()):  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(LOOK_SECONDS)
     return answer
+
+
+def block_until(condition: Callable[[], object], *, seconds: float = SECONDS) -> None:
+    """Wait without an event loop until a flag or a file of another process says so. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(LOOK_SECONDS)

@@ -20,14 +20,13 @@ from evener.proto.reasons import CallFailure
 from evener.proto.sessions import CallClosed, CallDelivered, CallOpened, CallUndelivered, Fidelity, FinishReason
 from evener.proto.spec import PolicyOptions, Quirks, SessionSpec
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.templates.port import Message
 from evener.tokens.conversation import given_messages
-from evener.tokens.digests import Digest, said
+from evener.tokens.digests import Digest, Message, said
 from evener.tokens.forest import Ids
 from evener.tokens.history import History
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.place import Placed, Renders, place, settle
-from evener.tokens.rows import RULE, cut, digest
+from evener.tokens.rows import ROW_RULE, cut, digest
 from evener.tokens.session import SessionLog, attempt_end
 from evener.tokens.trajectory import build
 
@@ -106,7 +105,7 @@ class OwnedSession:
                 rows_digest=digest(cut(session, reason).rows),
                 calls=sum(call.closed is not None for call in session.forest.calls.values()),
                 sampled_tokens=session.sampled_tokens(),
-                rule=RULE,
+                rule=ROW_RULE,
                 fingerprints=b"".join(fingerprints(session.forest, attempt, reason).values()),
                 spec=self.spec,
                 at=201.0,

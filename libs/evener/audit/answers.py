@@ -17,7 +17,7 @@ from evener.proto.arrays import inline
 from evener.proto.errors import ConfigError
 from evener.proto.sessions import CallClosed, CallDelivered, FinishReason
 
-PREFIX: Final = "chatcmpl-"
+CHAT_ID_PREFIX: Final = "chatcmpl-"
 """What the dialect of OpenAI Chat puts before an answer's id."""
 ANSWERED: Final = "answered"
 
@@ -60,10 +60,10 @@ class Received:
         self._digests: dict[str, list[str]] = {}
         self._committed: dict[str, list[tuple[str, Position]]] = {}
         for answer in answers:
-            self._digests.setdefault(answer.answer_id.removeprefix(PREFIX), []).append(answer_digest(answer.message))
+            self._digests.setdefault(answer.answer_id.removeprefix(CHAT_ID_PREFIX), []).append(answer_digest(answer.message))
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether the ledgers have any answers."""
         return bool(self._digests)
 
     def session(self, session_id: str, records: Sequence[EventRecord]) -> None:

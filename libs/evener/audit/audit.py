@@ -13,6 +13,7 @@ from evener.audit.tasks import AuditedTasks, Scope
 from evener.blobs.port import BlobError, Blobs, NotRead
 from evener.bus.port import LogReader, Record
 from evener.proto.codec import NOT_AN_EVENT, BadRecord, decode
+from evener.proto.fleet import PolicyRetired, PolicyStaged
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.service.events import header
@@ -53,7 +54,7 @@ class _Audit:
         self._calls = self._open = self._trimmed = self._seen = 0
 
     async def run(self, received: Received, engine: EngineChecks | None) -> AuditReport:
-        """Check everything."""
+        """Check the whole log against all promises."""
         snapshot, tasks = self._snapshot, self._tasks
         async for read in snapshot.read(Topic.TASKS, 0, lambda _: True, light=True):
             tasks.record(read, snapshot.tasks_ended)
@@ -61,7 +62,8 @@ class _Audit:
         for partition in snapshot.partitions(Topic.SESSIONS):
             await self._partition(partition, received, engine)
         received.end()
-        groups = AuditedGroups(tasks, self._sessions, self._lost(), self._findings, settled=self._settled)
+        unproven = await self._unproven()
+        groups = AuditedGroups(tasks, self._sessions, self._lost(), unproven, self._findings, settled=self._settled)
         trimmed = await snapshot.trimmed(Topic.TASKS, 0)
         for partition in snapshot.partitions(Topic.SCORED):
             async for read in snapshot.read(Topic.SCORED, partition, tasks.wants, light=True):
@@ -89,6 +91,12 @@ class _Audit:
     def _lost(self) -> frozenset[str]:
         """Return the sessions that dead letters name."""
         return frozenset((header(read.record, HEADER_SESSION) or b"").decode(errors="replace") for read in self._snapshot.letters.values())
+
+    async def _unproven(self) -> frozenset[tuple[str, int]]:
+        """Return the versions of policies that were staged or rolled back: a bridge may have met their tokens before their proof."""
+        read = self._snapshot.read(Topic.POLICIES, 0, lambda _: True, light=True)
+        events = [one.event async for one in read]
+        return frozenset((event.policy, event.version) for event in events if isinstance(event, PolicyStaged | PolicyRetired))
 
     async def _partition(self, partition: int, received: Received, engine: EngineChecks | None) -> None:
         snapshot, built = self._snapshot, dict[str, BuiltFacts]()

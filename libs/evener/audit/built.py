@@ -27,6 +27,8 @@ class BuiltFacts(Struct, kw_only=True, eq=False):
     attempt: int
     own_tokens: int
     """The policy's tokens that the agent itself sampled in the attempt that counts."""
+    versions: tuple[int, ...]
+    """The policy versions of its trainable tokens."""
     rows_digest: str
     inconsistencies: tuple[str, ...]
     records: BlobRef | None
@@ -46,6 +48,7 @@ def note_built(known: dict[str, BuiltFacts], built: TrajectoryBuilt, read: Event
         termination_reason=built.termination_reason,
         attempt=built.attempt,
         own_tokens=_own_tokens(built),
+        versions=built.versions,
         rows_digest=digest(built.rows),
         inconsistencies=built.inconsistencies,
         records=built.records,

@@ -32,7 +32,7 @@ class EngineLedgers(Mapping[str, Entries]):
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Raises ConfigError for a file that is no ledger, OSError."""
-        self._places: dict[str, list[tuple[Path, int]]] = {}
+        self._offsets: dict[str, list[tuple[Path, int]]] = {}
         for path in paths:
             for start, line in _each_line(path):
                 try:
@@ -40,16 +40,16 @@ class EngineLedgers(Mapping[str, Entries]):
                 except (msgspec.DecodeError, UnicodeDecodeError) as cause:
                     msg = f"the line at byte {start} of {path} is not one of an engine's ledger: {cause}"
                     raise ConfigError(msg) from cause
-                self._places.setdefault(call_of(request_id), []).append((path, start))
+                self._offsets.setdefault(call_of(request_id), []).append((path, start))
 
     def __getitem__(self, call_id: str) -> Entries:
-        return [_entry(path, start) for path, start in self._places[call_id]]
+        return [_entry(path, start) for path, start in self._offsets[call_id]]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._offsets)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._offsets)
 
 
 class EngineChecks:

@@ -39,7 +39,7 @@ PROMISES: Final[dict[Invariant, str]] = {
     Invariant.ENGINE: "Every row is what the engine was fed and sampled, and a sampled token is trained at most once.",
 }
 """Each promise in a sentence."""
-CHECKED: Final[dict[Invariant, str]] = {
+COUNTED: Final[dict[Invariant, str]] = {
     Invariant.ANSWERS: "answers",
     Invariant.TOKENS: "rows",
     Invariant.DELIVERED: "sessions",

@@ -1,4 +1,4 @@
-"""I2, I3, I6 and I9: what was delivered of each group, and why not the rest. I7: that nothing of it met a fault of ours."""
+"""I2, I3, I6 and I9: checks what was delivered of each group, and why the rest was not. I7: no delivered session met a fault of Evener."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -15,11 +15,10 @@ from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.ids import session_of
 from evener.proto.reasons import END_POLICY, ExclusionReason
 from evener.proto.spec import Purpose
-from evener.proto.topics import Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged, Member, Row, TrajectoryScored
+from evener.proto.topics import GROUP_TOPIC, Topic
+from evener.proto.trajectories import GroupFailed, GroupMerged, GroupOutcome, Member, Row, TrajectoryScored
 from evener.tokens.rows import digest
 
-TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
 NO_ROWS: Final = digest(())
 
 
@@ -35,10 +34,18 @@ class AuditedGroups:
     """The groups of the tasks in the scope, record by record."""
 
     def __init__(
-        self, tasks: AuditedTasks, sessions: Mapping[str, SessionFacts], lost: frozenset[str], findings: Findings, *, settled: bool
+        self,
+        tasks: AuditedTasks,
+        sessions: Mapping[str, SessionFacts],
+        lost: frozenset[str],
+        unproven: frozenset[tuple[str, int]],
+        findings: Findings,
+        *,
+        settled: bool,
     ) -> None:
-        """`lost`: sessions of which a record is a dead letter."""
+        """`lost`: sessions of which a record is a dead letter. `unproven`: the staged and the rolled-back versions of policies."""
         self._tasks = tasks
+        self._unproven = unproven
         self._sessions = sessions
         self._lost = lost
         self._findings = findings
@@ -56,14 +63,14 @@ class AuditedGroups:
     def record(self, topic: Topic, read: EventRecord) -> None:
         """Check a group, its rows inline. Its repeats are noted only."""
         group = read.event
-        if not isinstance(group, GroupMerged | GroupFailed):
+        if not isinstance(group, GroupOutcome):
             return
         ends = self.ended.setdefault(group.group_id, [])
         ends.append(read.at)
         task = self._tasks.known.get(group.task_id)
         if task is None or len(ends) > 1:
             return
-        if topic is not TOPIC_OF[task.purpose] or group.purpose is not task.purpose:
+        if topic is not GROUP_TOPIC[task.purpose] or group.purpose is not task.purpose:
             what = f"a group of purpose {group.purpose}, of a task of purpose {task.purpose}, stands in {topic}"
             self._findings.breach(Invariant.DELIVERED, group.group_id, what, task.at, read.at)
         self._findings.count(Invariant.GROUPS)
@@ -80,7 +87,7 @@ class AuditedGroups:
         for member in group.members:
             self._member(task, group, member, read.at)
 
-    def _member(self, task: AuditedTask, group: GroupMerged | GroupFailed, member: Member, at: Position) -> None:
+    def _member(self, task: AuditedTask, group: GroupOutcome, member: Member, at: Position) -> None:
         self._findings.count(Invariant.DELIVERED)
         facts, score = self._sessions.get(member.session_id), self._scores.get(member.session_id)
         if facts is None or score is None:
@@ -100,22 +107,20 @@ class AuditedGroups:
             for what in _row(row):
                 self._findings.breach(Invariant.TOKENS, member.session_id, f"row {number}: {what}", at)
 
-    def _delivery(
-        self, task: AuditedTask, group: GroupMerged | GroupFailed, member: Member, facts: SessionFacts, score: FirstScore
-    ) -> Iterator[str]:
+    def _delivery(self, task: AuditedTask, group: GroupOutcome, member: Member, facts: SessionFacts, score: FirstScore) -> Iterator[str]:
         built, end = facts.built, END_POLICY[facts.built.termination_reason]
+        by_option = member.excluded in task.may_exclude
         allowed = {
             None: isinstance(group, GroupMerged) and (task.purpose is Purpose.COLLECT or (end.trainable and score.reward is not None)),
             ExclusionReason.UNTRAINABLE_END: not end.trainable,
             ExclusionReason.NOTHING_SAMPLED: not built.own_tokens,
             ExclusionReason.UNGRADED: score.reward is None,
-            ExclusionReason.STALE: task.may_be_stale,
-            ExclusionReason.LATE: task.may_be_early,
+            ExclusionReason.VERSION_UNKNOWN: not self._unproven.isdisjoint((group.policy, version) for version in built.versions),
             ExclusionReason.GROUP_FAILED: isinstance(group, GroupFailed) and group.dropped_by is None,
-            ExclusionReason.GROUP_DROPPED: isinstance(group, GroupFailed) and group.dropped_by is not None,
+            ExclusionReason.GROUP_DROPPED: isinstance(group, GroupFailed) and group.dropped_by is not None and by_option,
             ExclusionReason.DEAD_LETTER: member.session_id in self._lost,
         }
-        if not allowed.get(member.excluded, False):
+        if not allowed.get(member.excluded, by_option):
             told = "delivered" if member.excluded is None else f"excluded as {member.excluded}"
             yield f"it is {told}, although it ended by {built.termination_reason} with reward {score.reward}"
         if member.scored is not None and member.scored.scored_at != score.scored_at:

@@ -1,4 +1,4 @@
-"""I7: what of ours a session met in the attempt that counts. Nothing is taken from the tables that judge it."""
+"""I7: finds the faults of Evener in the attempt that counts. It uses none of the tables by which the services decide."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
@@ -53,8 +53,7 @@ def met_of_ours(built: BuiltFacts, records: Sequence[EventRecord]) -> Iterator[s
         if left.unanswered in OURS:
             yield f"its last request had no answer for a reason of ours: {left.unanswered}"
     last = _last_call(built.attempt, records)
-    well = any(left.exit_code == 0 for left in exits)
-    if last in OURS and not (last is CallFailure.OVERLOADED and well):  # left waiting by a harness that did not need it
+    if last in OURS:
         yield f"its last call failed for a reason of ours: {last}"
 
 

@@ -13,7 +13,7 @@ from evener.proto.fleet import DeadLetter, LetterReplayed
 from evener.proto.topics import Topic
 from evener.service.events import light_event, whole_event
 
-BY_EFFECT: Final = (Topic.MERGED, Topic.KEPT, Topic.SCORED, Topic.BUILT, Topic.SESSIONS, Topic.TASKS, Topic.DEAD_LETTERS)
+BY_EFFECT: Final = (Topic.MERGED, Topic.KEPT, Topic.SCORED, Topic.BUILT, Topic.SESSIONS, Topic.TASKS, Topic.POLICIES, Topic.DEAD_LETTERS)
 """Later stages first: a record before its topic's end then has its causes before the ends of theirs, whatever is written meanwhile."""
 
 

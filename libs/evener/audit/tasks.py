@@ -6,6 +6,7 @@ from evener.audit.findings import Findings, Invariant
 from evener.audit.snapshot import EventRecord
 from evener.bus.port import Position
 from evener.proto.ids import group_of
+from evener.proto.reasons import ExclusionReason
 from evener.proto.spec import Purpose
 from evener.proto.tasks import TaskDeleted, TaskEnded, TaskSubmitted
 
@@ -34,10 +35,8 @@ class AuditedTask(Struct, kw_only=True, eq=False):
 
     purpose: Purpose
     samples: int
-    may_be_early: bool
-    """Whether its group may be delivered before all its sessions have ended."""
-    may_be_stale: bool
-    """Whether sessions of its group may be excluded as stale."""
+    may_exclude: frozenset[ExclusionReason]
+    """The reasons for which its group options may exclude sessions."""
     at: Position
     ends: list[Position]
 
@@ -50,7 +49,7 @@ class AuditedTasks:
         self._findings = findings
         self.known: dict[str, AuditedTask] = {}
         self.unheard: dict[str, list[Position]] = {}
-        """Ends of tasks that nobody submitted, or that are out of scope."""
+        """The ends of tasks that were never submitted, or that are out of scope."""
         self.deleted = set[str]()
         """Tasks whose run was deleted, with blobs that their records name."""
 
@@ -85,8 +84,7 @@ class AuditedTasks:
                 AuditedTask(
                     purpose=options.purpose,
                     samples=options.samples,
-                    may_be_early=options.group.deliver_early_at is not None,
-                    may_be_stale=options.group.max_staleness is not None,
+                    may_exclude=options.group.may_exclude(),
                     at=read.at,
                     ends=[],
                 ),

@@ -8,21 +8,27 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
 from evener.blobs.port import BlobError, NotRead, NotRemoved, NotStored
 from evener.proto.blobs import BlobRef
+from evener.runtime.threads import LeftBehindThreads
 
-SHORT_BYTES: Final = 64 << 10
+HASHED_AT_ONCE_BYTES: Final = 64 << 10
 """Data up to this size is hashed at once, in a tenth of a millisecond; larger data is hashed in a thread."""
+BLOB_THREADS: Final = 32
+"""The requests of a folder at a time: the other objects can be read until so many hang."""
 REFRESH_SECONDS: Final = 1800.0
 """An object of an object store that is put again after this time is written again, so that the store knows that it is in use."""
+
+T = TypeVar("T")
 
 
 def ref_of(data: bytes) -> BlobRef:
@@ -49,6 +55,9 @@ class LocalBlobs:
     def __init__(self, folder: Path) -> None:
         """Create the folder if it is missing. Raises BlobError."""
         self._folder = folder
+        self._threads = LeftBehindThreads("blobs", BLOB_THREADS)
+        self._asked: dict[tuple[object, BlobRef], Future[Any]] = {}
+        """What is being asked of an object, which may hang. Whoever asks the same meanwhile waits for the same thread."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
@@ -56,17 +65,28 @@ class LocalBlobs:
             raise BlobError(msg) from cause
 
     async def put(self, data: bytes) -> BlobRef:
-        return await asyncio.to_thread(self._put, data)
+        ref = await asyncio.wrap_future(self._threads.begin(self._put, data))
+        self._asked.pop((self._get, ref), None)  # which may find it missing
+        return ref
 
     async def get(self, ref: BlobRef) -> bytes:
-        return await asyncio.to_thread(self._get, ref)
+        return await self._once(self._get, ref)
 
     async def has(self, ref: BlobRef) -> bool:
         with self._reading("was not looked up"):
-            return await asyncio.to_thread(self._has, ref)
+            return await self._once(self._has, ref)
 
     async def remove(self, digest: str, *, unused_seconds: float) -> bool:
-        return await asyncio.to_thread(self._remove, digest, unused_seconds)
+        return await asyncio.wrap_future(self._threads.begin(self._remove, digest, unused_seconds))
+
+    async def _once(self, work: Callable[[BlobRef], T], ref: BlobRef) -> T:
+        """Return what `work` returns. Work that goes on for the same object is joined; a cancelled caller leaves it to the next one."""
+        asked = (work, ref)
+        if (job := self._asked.get(asked)) is None:
+            job = self._asked[asked] = self._threads.begin(work, ref)
+            job.add_done_callback(lambda _: self._asked.pop(asked, None))
+        answer: T = await asyncio.shield(asyncio.wrap_future(job))
+        return answer
 
     def _put(self, data: bytes) -> BlobRef:
         ref = ref_of(data)
@@ -138,7 +158,7 @@ class ObjectBlobs:
         self._name = name
 
     async def put(self, data: bytes) -> BlobRef:
-        ref = ref_of(data) if len(data) <= SHORT_BYTES else await asyncio.to_thread(ref_of, data)
+        ref = ref_of(data) if len(data) <= HASHED_AT_ONCE_BYTES else await asyncio.to_thread(ref_of, data)
         try:
             if not await self._has(ref, newer_than=time.time() - REFRESH_SECONDS):
                 await obstore.put_async(self._store, path_of(ref.digest), data)
@@ -157,7 +177,7 @@ class ObjectBlobs:
         except (BaseError, OSError) as cause:
             msg = f"blob {ref.digest} was not read from {self._name}: {cause}"
             raise NotRead(msg) from cause
-        return _read(data, ref) if ref.size <= SHORT_BYTES else await asyncio.to_thread(_read, data, ref)
+        return _read(data, ref) if ref.size <= HASHED_AT_ONCE_BYTES else await asyncio.to_thread(_read, data, ref)
 
     async def has(self, ref: BlobRef) -> bool:
         try:

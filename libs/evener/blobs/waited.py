@@ -7,17 +7,19 @@ damaged in a store that answers, and that holds what this process wrote, is an e
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from itertools import islice
 from typing import Final, TypeVar
 
 import structlog
 from msgspec import Struct
 
+from evener.blobs.failing import FailingObjects
 from evener.blobs.port import BlobError, Blobs, NotRead, NotRemoved, NotStored
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import Recoverable
-from evener.runtime.retry import PAUSES, Backoff, Dependency
+from evener.runtime.backoff import Backoff
+from evener.runtime.retry import PAUSES, Dependency
 
 log = structlog.get_logger()
 
@@ -33,20 +35,17 @@ class BlobTimings(Struct, frozen=True, kw_only=True):
     """After this many requests the object counts as missing."""
     answer_seconds: float = 5.0
     """The limit for endpoints."""
+    lost_seconds: float = 600.0
+    """An object that a usable store does not give for so long counts as damaged."""
     hang_seconds: float = 20.0
     """A request that takes longer, and a second more for each MB, counts as failed."""
 
 
-TIMINGS: Final = BlobTimings()
+BLOB_TIMINGS: Final = BlobTimings()
 BYTES_A_SECOND: Final = 1e6
 """What a slow store is granted for large objects."""
 
 T = TypeVar("T")
-
-
-async def always_sound() -> bool:
-    """Believe the store."""
-    return True
 
 
 class Waited:
@@ -58,19 +57,19 @@ class Waited:
         seconds: float = math.inf,
         *,
         put_seconds: float | None = None,
-        timings: BlobTimings = TIMINGS,
-        sound: Callable[[], Awaitable[bool]] = always_sound,
+        timings: BlobTimings = BLOB_TIMINGS,
+        failing: FailingObjects | None = None,
     ) -> None:
         """`seconds`: after an outage of this length, requests fail at once. `put_seconds`: the same for `put` alone.
 
-        `sound`: whether the store still holds what this process wrote. One that does not (a folder that is not mounted, a bucket that is
-        gone) is away, whatever it says of other objects.
+        `failing` knows whether the store still holds what this process wrote. One that does not (a folder that is not mounted, a bucket
+        that is gone) is away, whatever it says of other objects. None: nobody knows, and an object that cannot be read is waited for.
         """
         self._blobs = blobs
         self._seconds = seconds
         self._put_seconds = seconds if put_seconds is None else put_seconds
         self._timings = timings
-        self._sound = sound
+        self._failing = failing
         self._store = Dependency("blob_store", timings.away)
 
     async def put(self, data: bytes) -> BlobRef:
@@ -101,14 +100,20 @@ class Waited:
 
     async def _get(self, ref: BlobRef) -> bytes:
         try:
-            return await self._in_time(self._blobs.get(ref), NotRead, ref.size)
+            data = await self._in_time(self._blobs.get(ref), NotRead, ref.size)
+        except NotRead as failed:
+            if self._failing is not None and await self._failing.is_lost(ref.digest, failed):
+                msg = f"{failed.args[0]}, for {self._timings.lost_seconds:.0f} s, while the store gave other objects"
+                raise BlobError(msg) from failed
+            raise
         except BlobError as missing:
-            if isinstance(missing, Recoverable):
-                raise
-            if not await self._sound():
+            if self._failing is not None and not await self._failing.sound():
                 msg = f"{missing.args[0]}, and neither is what this process wrote: is it mounted, and is its bucket there?"
                 raise NotRead(msg) from missing
-        return await self._in_time(self._blobs.get(ref), NotRead, ref.size)  # the store may have come back between the two
+            data = await self._in_time(self._blobs.get(ref), NotRead, ref.size)  # the store may have come back between the two
+        if self._failing is not None:
+            self._failing.was_read(ref.digest)
+        return data
 
     async def _in_time(self, asked: Awaitable[T], error: type[BlobError], size: int = 0) -> T:
         seconds = self._timings.hang_seconds + size / BYTES_A_SECOND

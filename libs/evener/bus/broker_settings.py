@@ -7,13 +7,12 @@ from msgspec import Struct
 
 from evener.bus.kafka_group import SESSION_MS
 from evener.bus.kafka_producer import TRANSACTION_MS
-from evener.bus.topic_settings import REPLICAS
+from evener.bus.topic_settings import DAY_MS, REPLICAS
 from evener.proto.topics import TOPICS, RetentionDays
 
 MINUTES: Final = 24 * 60
 YEAR_DAYS: Final = 365.0
 """What offsets must outlast at least if records are kept for ever."""
-DAY_MS: Final = MINUTES * 60_000
 
 
 class Limit(Struct, frozen=True, kw_only=True):

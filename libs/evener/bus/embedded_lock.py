@@ -9,14 +9,14 @@ from typing import Final
 
 from evener.bus.port import BusHeld
 
-LOCK_FILE: Final = "bus.lock"
+BUS_LOCK: Final = "bus.lock"
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Create the folder if it is missing, and hold its lock. Raises BusHeld with the pid of the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / BUS_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

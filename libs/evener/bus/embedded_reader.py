@@ -23,7 +23,7 @@ async def open_embedded_reader(folder: Path) -> AsyncIterator["EmbeddedReader"]:
 
 
 def _connect(folder: Path) -> sqlite3.Connection:
-    if not (folder / store.FILE).is_file():
+    if not (folder / store.BUS_FILE).is_file():
         msg = f"there is no bus in {folder}"
         raise BusError(msg)
     try:

@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from evener.bus.partition_count import settled
 from evener.bus.port import BusError, Header, Outgoing, Record
+from evener.bus.readings import READ_RECORDS
 from evener.proto.topics import TOPICS, Topic, TopicSpec
 
-FILE: Final = "bus.sqlite"
+BUS_FILE: Final = "bus.sqlite"
 SCHEMA_VERSION: Final = 1
-DEFAULT_PARTITIONS: Final = 4
+EMBEDDED_PARTITIONS: Final = 4
 """The number of partitions of a new bus."""
 OFFSET_BITS: Final = 40
-READ_RECORDS: Final = 1000
 READ_BYTES: Final = 4 * 1024 * 1024
 """A read stops at whichever limit comes first, and always has at least one record."""
 
@@ -54,13 +54,13 @@ class Log(Struct, frozen=True):
 
 def connect(folder: Path) -> sqlite3.Connection:
     """Open the file in `folder`, synced at every commit. Raises BusError for a file of another program."""
-    connection = sqlite3.connect(folder / FILE, isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection = sqlite3.connect(folder / BUS_FILE, isolation_level=None, check_same_thread=False, cached_statements=256)
     return _checked(connection, folder, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
 def connect_to_read(folder: Path) -> sqlite3.Connection:
     """Open the file in `folder`, which is not created or changed. Raises BusError for a file of another program, sqlite3.Error."""
-    uri = f"{(folder / FILE).absolute().as_uri()}?mode=ro"
+    uri = f"{(folder / BUS_FILE).absolute().as_uri()}?mode=ro"
     return _checked(sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False), folder)
 
 
@@ -74,11 +74,11 @@ def _checked(connection: sqlite3.Connection, folder: Path, *settings: str) -> sq
         raise
     except sqlite3.DatabaseError as cause:
         connection.close()
-        msg = f"{folder / FILE} is not a bus ({cause})"
+        msg = f"{folder / BUS_FILE} is not a bus ({cause})"
         raise BusError(msg) from cause
     if version not in (0, SCHEMA_VERSION):
         connection.close()
-        msg = f"{folder / FILE} has schema {version}, this version of Evener reads {SCHEMA_VERSION}"
+        msg = f"{folder / BUS_FILE} has schema {version}, this version of Evener reads {SCHEMA_VERSION}"
         raise BusError(msg)
     return connection
 
@@ -92,7 +92,7 @@ def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], p
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     found = dict(connection.execute("SELECT topic, count(*) FROM log GROUP BY topic").fetchall())
-    count = settled(topics.values(), found, wanted=partitions, agreed=None, default=DEFAULT_PARTITIONS)
+    count = settled(topics.values(), found, wanted=partitions, agreed=None, default=EMBEDDED_PARTITIONS)
     logs = {}
     for spec in topics.values():
         for log in _logs_of(connection, spec, count if spec.partitioned else 1, found.get(spec.name, 0)):

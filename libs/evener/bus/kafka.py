@@ -15,23 +15,32 @@ from msgspec import structs
 
 from evener.bus import kafka_group, kafka_reader
 from evener.bus.kafka_agreement import agree
-from evener.bus.kafka_client import REQUEST_MS, TIMINGS, Cluster, KafkaTimings, asking, compacted_of, reaching, start_producer, started
+from evener.bus.kafka_client import (
+    KAFKA_TIMINGS,
+    REQUEST_MS,
+    Cluster,
+    KafkaTimings,
+    asking,
+    compacted_of,
+    reaching,
+    start_producer,
+    started,
+)
 from evener.bus.kafka_group import GroupOffsets
 from evener.bus.kafka_login import client_options, refusal
 from evener.bus.kafka_producer import TRANSACTION_MS, KafkaProducer
-from evener.bus.kafka_security import OPEN, KafkaSecurity
+from evener.bus.kafka_security import PLAINTEXT, KafkaSecurity
 from evener.bus.kafka_sender import Sender
 from evener.bus.kafka_topics import find_topics
 from evener.bus.port import BusUnreachable, GroupOffset, Membership, Outgoing, Position, Reader, ReaderLag, Record
 from evener.bus.readings import Readings
 from evener.bus.records import check, partition_for
-from evener.proto.topics import TOPICS, RetentionDays, Topic, TopicSpec
+from evener.proto.topics import DEFAULT_RETENTION, TOPICS, RetentionDays, Topic, TopicSpec
 from evener.runtime.retry import Dependency
 
-CHECK_SECONDS: Final = 5.0
+BROKER_CHECK_SECONDS: Final = 5.0
 AGREE_SECONDS: Final = 120.0
 """A broker that makes hundreds of partitions for the first time, while other processes start, may answer late."""
-DAYS: Final = RetentionDays()
 
 
 @asynccontextmanager
@@ -41,9 +50,9 @@ async def open_kafka(
     partitions: int | None = None,
     prefix: str = "",
     *,
-    days: RetentionDays | None = DAYS,
-    security: KafkaSecurity = OPEN,
-    timings: KafkaTimings = TIMINGS,
+    days: RetentionDays | None = DEFAULT_RETENTION,
+    security: KafkaSecurity = PLAINTEXT,
+    timings: KafkaTimings = KAFKA_TIMINGS,
 ) -> AsyncIterator["KafkaBus"]:
     """Open the bus at `servers` (host:port,...). Raises BusUnreachable, LoginRefused, BusError, ConfigError.
 
@@ -119,14 +128,14 @@ class KafkaBus:
         return producer
 
     async def end(self, topic: str, partition: int) -> int:
-        place = self._cluster.place(topic, partition)
+        topic_partition = self._cluster.topic_partition(topic, partition)
         with asking(self._cluster.servers, f"offsets of topic {topic}"):
-            return int((await self._lookup.end_offsets([place]))[place])
+            return int((await self._lookup.end_offsets([topic_partition]))[topic_partition])
 
     async def beginning(self, topic: str, partition: int) -> int:
-        place = self._cluster.place(topic, partition)
+        topic_partition = self._cluster.topic_partition(topic, partition)
         with asking(self._cluster.servers, f"offsets of topic {topic}"):
-            return int((await self._lookup.beginning_offsets([place]))[place])
+            return int((await self._lookup.beginning_offsets([topic_partition]))[topic_partition])
 
     async def read(self, topic: str, partition: int, start: int = 0) -> AsyncIterator[Record]:
         end = await self.end(topic, partition)
@@ -149,7 +158,7 @@ class KafkaBus:
                     await self._offsets.commit([GroupOffset(group, Position(reading.topic, reading.partition, offset))])
 
     async def lags(self) -> list[ReaderLag]:
-        readings = {reading: self._cluster.place(reading.topic, reading.partition) for reading in self._readings}
+        readings = {reading: self._cluster.topic_partition(reading.topic, reading.partition) for reading in self._readings}
         with asking(self._cluster.servers, "ends of topics"):
             ends = await self._lookup.end_offsets([*set(readings.values())]) if readings else {}
         return [
@@ -157,9 +166,9 @@ class KafkaBus:
                 reader=reading.reader.name,
                 topic=reading.topic,
                 partition=reading.partition,
-                records=max(0, int(ends[place]) - await reading.position()),
+                records=max(0, int(ends[topic_partition]) - await reading.position()),
             )
-            for reading, place in readings.items()
+            for reading, topic_partition in readings.items()
         ]
 
     async def last_values(self, topic: str, partition: int) -> dict[str, Record]:
@@ -195,7 +204,7 @@ class KafkaBus:
 
     async def check(self) -> None:
         with reaching(self._cluster.servers):
-            async with asyncio.timeout(CHECK_SECONDS):
+            async with asyncio.timeout(BROKER_CHECK_SECONDS):
                 await self._admin.describe_cluster()
 
     async def aclose(self) -> None:

@@ -22,9 +22,9 @@ from evener.proto.errors import ConfigError
 from evener.proto.fleet import PartitionsAgreed
 from evener.proto.topics import HEADER_TYPE, RetentionDays, Topic, TopicSpec
 
-DEFAULT_PARTITIONS: Final = 64
+KAFKA_PARTITIONS: Final = 64
 """The number of partitions of a new deployment: that many gateways can share the work."""
-KEY: Final = "partitions"
+AGREEMENT_KEY: Final = "partitions"
 """The key of the agreement in `fleet`."""
 
 
@@ -38,7 +38,7 @@ async def agree(
     there = await find_topics(admin, [cluster.prefix + spec.name for spec in specs])
     agreed = await agreed_partitions(cluster) if cluster.prefix + Topic.FLEET in there else None
     found = {str(spec.name): there[name].partitions for spec in specs if (name := cluster.prefix + spec.name) in there}
-    count = settled(specs, found, wanted=wanted, agreed=agreed, default=DEFAULT_PARTITIONS, prefix=cluster.prefix)
+    count = settled(specs, found, wanted=wanted, agreed=agreed, default=KAFKA_PARTITIONS, prefix=cluster.prefix)
     partitions = {spec: count if spec.partitioned else 1 for spec in specs}
     missing = [spec for spec in specs if spec.name not in found]
     if days is None:
@@ -54,14 +54,17 @@ async def agree(
 
 async def agreed_partitions(cluster: Cluster) -> int | None:
     """Return the number that the deployment's first process wrote into `fleet`, a topic that is there. None: none has written it."""
-    place = cluster.place(Topic.FLEET, 0)
+    topic_partition = cluster.topic_partition(Topic.FLEET, 0)
     async with kafka_reader.open_consumer(cluster) as consumer:
-        start, end = (await consumer.beginning_offsets([place]))[place], (await consumer.end_offsets([place]))[place]
+        start, end = (
+            (await consumer.beginning_offsets([topic_partition]))[topic_partition],
+            (await consumer.end_offsets([topic_partition]))[topic_partition],
+        )
     if start == end:
         return None
     agreed = None
     async for record in kafka_reader.read(cluster, Topic.FLEET, 0, start, end):
-        if record.key == KEY and record.value is not None and isinstance(event := decode(record.value), PartitionsAgreed):
+        if record.key == AGREEMENT_KEY and record.value is not None and isinstance(event := decode(record.value), PartitionsAgreed):
             agreed = event.partitions
     return agreed
 
@@ -71,7 +74,7 @@ async def _write(cluster: Cluster, count: int) -> None:
     sender = Sender(cluster)
     try:
         await sender.send(
-            [Outgoing(topic=Topic.FLEET, key=KEY, value=encode(event), headers=(Header(HEADER_TYPE, tag_of(event).encode()),))]
+            [Outgoing(topic=Topic.FLEET, key=AGREEMENT_KEY, value=encode(event), headers=(Header(HEADER_TYPE, tag_of(event).encode()),))]
         )
     finally:
         await sender.aclose()

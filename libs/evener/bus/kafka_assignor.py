@@ -13,7 +13,7 @@ from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 from msgspec import Struct
 
-VERSION: Final = 0
+PROTOCOL_VERSION: Final = 0
 """The version of the consumer protocol's messages."""
 
 
@@ -61,7 +61,7 @@ class FewestMoves(AbstractPartitionAssignor):  # type: ignore[misc] # aiokafka s
 
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
         """Return what this member says when it joins."""
-        return ConsumerProtocolMemberMetadata(VERSION, list(topics), _encoder.encode(self._claim))
+        return ConsumerProtocolMemberMetadata(PROTOCOL_VERSION, list(topics), _encoder.encode(self._claim))
 
     def assign(
         self, cluster: ClusterMetadata, members: Mapping[str, ConsumerProtocolMemberMetadata]
@@ -73,7 +73,7 @@ class FewestMoves(AbstractPartitionAssignor):  # type: ignore[misc] # aiokafka s
         division = 1 + max(claim.division for claim in claims.values())
         divided = divide(range(self._count), claims)
         told = {name: _encoder.encode(Claim(division, given)) for name, given in divided.items()}
-        return {name: ConsumerProtocolMemberAssignment(VERSION, [(topic, list(divided[name]))], told[name]) for name in members}
+        return {name: ConsumerProtocolMemberAssignment(PROTOCOL_VERSION, [(topic, list(divided[name]))], told[name]) for name in members}
 
     def on_assignment(self, assignment: ConsumerProtocolMemberAssignment) -> None:
         """Remember what this member was assigned."""

@@ -17,11 +17,11 @@ from evener.bus.records import partition_for
 from evener.proto.topics import Topic, TopicSpec
 
 REQUEST_MS: Final = 10_000
-CLOSE_SECONDS: Final = 5.0
+CLIENT_CLOSE_SECONDS: Final = 5.0
 """A client that cannot close cleanly within this time is cut off."""
 CUT_SHORT_SECONDS: Final = 2.0
 """How long a cancelled start may take to finish."""
-BATCH_BYTES: Final = 256 * 1024
+PRODUCER_BATCH_BYTES: Final = 256 * 1024
 MAX_REQUEST_BYTES: Final = 1_048_576
 """Above the bus's limit of a record. A record within that limit fails only at the broker, if the topic allows less."""
 
@@ -35,7 +35,7 @@ class KafkaTimings(Struct, frozen=True, kw_only=True):
     """The time limit for the records of a transaction; less than the transaction's own."""
 
 
-TIMINGS: Final = KafkaTimings()
+KAFKA_TIMINGS: Final = KafkaTimings()
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
@@ -49,9 +49,9 @@ class Cluster(Struct, frozen=True, kw_only=True):
     compacted: frozenset[str]
     options: dict[str, Any]
     """The options that all clients share: how they connect, and as whom."""
-    timings: KafkaTimings = TIMINGS
+    timings: KafkaTimings = KAFKA_TIMINGS
 
-    def place(self, topic: str, partition: int) -> TopicPartition:
+    def topic_partition(self, topic: str, partition: int) -> TopicPartition:
         """Return a partition under the broker's name."""
         return TopicPartition(self.prefix + topic, partition)
 
@@ -109,7 +109,7 @@ async def start_producer(cluster: Cluster, transactional_id: str | None = None, 
         transactional_id=None if transactional_id is None else cluster.prefix + transactional_id,
         transaction_timeout_ms=timeout_ms,
         request_timeout_ms=REQUEST_MS,
-        max_batch_size=BATCH_BYTES,
+        max_batch_size=PRODUCER_BATCH_BYTES,
         max_request_size=MAX_REQUEST_BYTES,
     )
     try:
@@ -145,10 +145,10 @@ async def discard(producer: AIOKafkaProducer) -> None:
     fail_undelivered(producer, KafkaError("producer was closed"))  # stop() fails in many ways when they fail under it
     try:
         with suppress(Exception):
-            async with asyncio.timeout(CLOSE_SECONDS):
+            async with asyncio.timeout(CLIENT_CLOSE_SECONDS):
                 await producer.stop()
     finally:
-        await forbid_connections(producer.client, CLOSE_SECONDS)
+        await forbid_connections(producer.client, CLIENT_CLOSE_SECONDS)
         await producer.client.close()
         _see(transaction_end(producer))
 

@@ -21,15 +21,16 @@ from evener.bus.kafka_client import Cluster, asking
 from evener.bus.kafka_private import gave_up, heed_errors, leave_for_good
 from evener.bus.kafka_reader import open_consumer
 from evener.bus.port import BusError, GroupOffset, Membership, NotCommitted
+from evener.runtime.backoff import Backoff
 
 SESSION_MS: Final = 6000
 HEARTBEAT_MS: Final = 1000
 NEVER_MS: Final = 2**31 - 1
-MEMBERS: Final = ".members"
+MEMBERS_SUFFIX: Final = ".members"
 NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
 """Transient errors: a cluster's first group finds no coordinator, and after a broker's restart the coordinators load."""
 COORDINATOR_SECONDS: Final = 30.0
-AGAIN_SECONDS: Final = 0.1
+COORDINATOR_PAUSES: Final = Backoff(0.1, 1.0)
 HEED_SECONDS: Final = 1.0
 """The interval at which a member looks whether its coordination waits with an error."""
 
@@ -75,7 +76,7 @@ class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokaf
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Note that a rebalance ended."""
         self._consumer.pause(*assigned)  # this consumer divides and does not read
-        self.partitions = frozenset(place.partition for place in assigned)
+        self.partitions = frozenset(topic_partition.partition for topic_partition in assigned)
         self.dividing = False
         self._assignments += 1
         self._assigned.set()
@@ -83,7 +84,7 @@ class KafkaMembership(ConsumerRebalanceListener):  # type: ignore[misc] # aiokaf
 
 def members_of(group: str) -> str:
     """Return the name under which the members of a group join."""
-    return group + MEMBERS
+    return group + MEMBERS_SUFFIX
 
 
 @asynccontextmanager
@@ -115,17 +116,19 @@ class GroupOffsets:
         self._admin = admin
         self._stack = stack
         self._consumers: dict[str, AIOKafkaConsumer] = {}
-        self._places: defaultdict[str, set[TopicPartition]] = defaultdict(set)
+        self._topic_partitions: defaultdict[str, set[TopicPartition]] = defaultdict(set)
         self._busy = asyncio.Lock()
 
     async def committed(self, group: str, topic: str, partition: int) -> int | None:
         """Return the committed offset. Raises BusUnreachable, BusError."""
-        place = self._cluster.place(topic, partition)
+        topic_partition = self._cluster.topic_partition(topic, partition)
         with asking(self._cluster.servers, f"offsets of group {group}"):
             async with asyncio.timeout(COORDINATOR_SECONDS):
-                while (offset := await self._asked(group, place)) is None:  # noqa: ASYNC110 - the broker is asked
-                    await asyncio.sleep(AGAIN_SECONDS)
-        return None if offset < 0 else offset
+                for pause in COORDINATOR_PAUSES:
+                    if (offset := await self._asked(group, topic_partition)) is not None:
+                        return None if offset < 0 else offset
+                    await asyncio.sleep(pause)
+        raise AssertionError
 
     async def until_coordinated(self, group: str, topic: str) -> None:
         """Wait until a broker coordinates the group. aiokafka would ask ten times a second, and log an error each time."""
@@ -135,32 +138,34 @@ class GroupOffsets:
         """Commit offsets. Raises NotCommitted."""
         by_group: defaultdict[str, dict[TopicPartition, int]] = defaultdict(dict)
         for item in offsets:
-            by_group[item.group][self._cluster.place(item.position.topic, item.position.partition)] = item.position.offset
+            by_group[item.group][self._cluster.topic_partition(item.position.topic, item.position.partition)] = item.position.offset
         async with self._busy:
-            for group, places in by_group.items():
-                consumer = await self._consumer(group, set(places))
+            for group, topic_partitions in by_group.items():
+                consumer = await self._consumer(group, set(topic_partitions))
                 try:
-                    await consumer.commit(places)
+                    await consumer.commit(topic_partitions)
                 except KafkaError as cause:
                     msg = f"offsets of group {group} were not committed: {cause!r}"
                     raise NotCommitted(msg) from cause
 
-    async def _asked(self, group: str, place: TopicPartition) -> int | None:
+    async def _asked(self, group: str, topic_partition: TopicPartition) -> int | None:
         """Return the committed offset, -1 if there is none. None: the group's coordinator is missing, or still loading."""
         try:
-            found = await self._admin.list_consumer_group_offsets(self._cluster.prefix + group, partitions=[place])
+            found = await self._admin.list_consumer_group_offsets(self._cluster.prefix + group, partitions=[topic_partition])
         except NO_COORDINATOR:
             return None
-        return int(found[place].offset) if place in found else None  # aiokafka drops the error of an answer without partitions
+        if topic_partition not in found:  # aiokafka drops the error of an answer without partitions
+            return None
+        return int(found[topic_partition].offset)
 
-    async def _consumer(self, group: str, places: set[TopicPartition]) -> AIOKafkaConsumer:
+    async def _consumer(self, group: str, topic_partitions: set[TopicPartition]) -> AIOKafkaConsumer:
         """Return the group's consumer. aiokafka lets it commit only what is assigned to it."""
         if group not in self._consumers:
             opened = open_consumer(self._cluster, group_id=self._cluster.prefix + group)
             self._consumers[group] = await self._stack.enter_async_context(opened)
         consumer = self._consumers[group]
-        if not places <= self._places[group]:
-            self._places[group] |= places
-            consumer.assign(list(self._places[group]))
-            consumer.pause(*self._places[group])
+        if not topic_partitions <= self._topic_partitions[group]:
+            self._topic_partitions[group] |= topic_partitions
+            consumer.assign(list(self._topic_partitions[group]))
+            consumer.pause(*self._topic_partitions[group])
         return consumer

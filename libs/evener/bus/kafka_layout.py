@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from evener.bus.broker_settings import broken
 from evener.bus.kafka import open_admin
-from evener.bus.kafka_agreement import DEFAULT_PARTITIONS, agree, agreed_partitions
+from evener.bus.kafka_agreement import KAFKA_PARTITIONS, agree, agreed_partitions
 from evener.bus.kafka_client import Cluster, asking, compacted_of
 from evener.bus.kafka_login import client_options
-from evener.bus.kafka_security import OPEN, KafkaSecurity
+from evener.bus.kafka_security import PLAINTEXT, KafkaSecurity
 from evener.bus.kafka_topics import VISIBLE, FoundTopic, alter, broker_settings, brokers, find_topics, topic_settings
 from evener.bus.port import BusError
 from evener.bus.topic_settings import differing, replicas_for, settings_of
@@ -26,9 +26,9 @@ LOOKS: Final = 8
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """Something that is not as Evener wants it."""
+    """A setting of a topic or broker that differs from what Evener wants."""
 
-    place: str
+    subject: str
     """A topic or a broker."""
     setting: str
     has: str | None
@@ -69,8 +69,8 @@ class Layout:
             if all(difference.mend is not None for difference in left):
                 break
             await asyncio.sleep(pause)
-        told = {(difference.place, difference.setting) for difference in refused}
-        return [*refused, *(difference for difference in left if (difference.place, difference.setting) not in told)]
+        told = {(difference.subject, difference.setting) for difference in refused}
+        return [*refused, *(difference for difference in left if (difference.subject, difference.setting) not in told)]
 
     async def _altered(self, there: Mapping[str, FoundTopic]) -> AsyncIterator[Difference]:
         """Set what differs; yield what was refused."""
@@ -80,13 +80,13 @@ class Layout:
             differences = differing(wanted[name], settings.all)
             if differences and (why := await alter(self._admin, name, {key: value for key, (_, value) in differences.items()})) is not None:
                 for key, (has, value) in differences.items():
-                    yield Difference(place=name, setting=key, has=has, wanted=value, mend=f"it was refused: {why}")
+                    yield Difference(subject=name, setting=key, has=has, wanted=value, mend=f"it was refused: {why}")
 
     async def _count(self, there: Mapping[str, FoundTopic]) -> int:
         """Return the number of partitions that this deployment has, or will have."""
         agreed = await self._agreed() if self._cluster.prefix + Topic.FLEET in there else None
         found = [there[self._name(spec)].partitions for spec in TOPICS.values() if spec.partitioned and self._name(spec) in there]
-        return agreed or self._partitions or min(found, default=DEFAULT_PARTITIONS)
+        return agreed or self._partitions or min(found, default=KAFKA_PARTITIONS)
 
     async def _agreed(self) -> int | None:
         """Return what the deployment agreed on. None: nothing yet, or it may not be read here."""
@@ -100,20 +100,20 @@ class Layout:
     def _of_topic(self, spec: TopicSpec, found: FoundTopic | None, count: int, replicas: int) -> Iterator[Difference]:
         name = self._name(spec)
         if found is None:
-            yield Difference(place=name, setting="topic", has=None, wanted=f"{count} partitions, {replicas} replicas")
+            yield Difference(subject=name, setting="topic", has=None, wanted=f"{count} partitions, {replicas} replicas")
             return
         if found.partitions != count and not (found.partitions > count == self._partitions):
             mend = "partitions cannot be taken away, and with more of them keys would move: docs/bus.md says what can be done"
-            yield Difference(place=name, setting="partitions", has=str(found.partitions), wanted=str(count), mend=mend)
+            yield Difference(subject=name, setting="partitions", has=str(found.partitions), wanted=str(count), mend=mend)
         if found.replicas < replicas:
             mend = "the cluster's operator adds replicas, with kafka-reassign-partitions"
-            yield Difference(place=name, setting="replicas", has=str(found.replicas), wanted=str(replicas), mend=mend)
+            yield Difference(subject=name, setting="replicas", has=str(found.replicas), wanted=str(replicas), mend=mend)
 
     async def _of_settings(self, there: Mapping[str, FoundTopic]) -> list[Difference]:
         wanted = self._wanted(there)
         found, refused = await topic_settings(self._admin, [*wanted])
         differences = [
-            Difference(place=name, setting=key, has=has, wanted=value)
+            Difference(subject=name, setting=key, has=has, wanted=value)
             for name, settings in found.items()
             for key, (has, value) in differing(wanted[name], settings.all).items()
         ]
@@ -123,7 +123,7 @@ class Layout:
         found, refused = await broker_settings(self._admin)
         differences = [
             Difference(
-                place=f"broker {broker}",
+                subject=f"broker {broker}",
                 setting=limit.setting,
                 has=has,
                 wanted=str(limit),
@@ -143,13 +143,13 @@ class Layout:
 
 
 def _not_told(refused: Mapping[str, str], right: str) -> Iterator[Difference]:
-    for place, why in refused.items():
-        yield Difference(place=place, setting="settings", has=f"not told: {why}", wanted="to be told", mend=f"grant {right}")
+    for subject, why in refused.items():
+        yield Difference(subject=subject, setting="settings", has=f"not told: {why}", wanted="to be told", mend=f"grant {right}")
 
 
 @asynccontextmanager
 async def open_layout(
-    servers: str, prefix: str, partitions: int | None, days: RetentionDays, security: KafkaSecurity = OPEN
+    servers: str, prefix: str, partitions: int | None, days: RetentionDays, security: KafkaSecurity = PLAINTEXT
 ) -> AsyncIterator[Layout]:
     """Open a look at a cluster; nothing is made. `partitions`: the configured number, if any. Raises BusUnreachable, LoginRefused."""
     options = client_options(servers, security)

@@ -1,11 +1,12 @@
 """All that Evener uses of aiokafka's inside. Each function says why no public way will do.
 
-Checked with the versions in CHECKED; `tests/unit/bus/test_kafka_private.py` says what to do at an upgrade.
+Checked with the versions in CHECKED_VERSIONS; `tests/unit/bus/test_kafka_private.py` says what to do at an upgrade.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -14,7 +15,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
-CHECKED: Final = frozenset({"0.14.0"})
+CHECKED_VERSIONS: Final = frozenset({"0.14.0"})
 """Versions of aiokafka that were read, and passed the contract on a real broker."""
 EPOCH_BITS: Final = 16
 """The size of a producer's epoch."""
@@ -65,8 +66,15 @@ def gave_up(consumer: AIOKafkaConsumer) -> bool:
 
 
 def fail_undelivered(producer: AIOKafkaProducer, error: KafkaError) -> None:
-    """Fail all records that a producer has not delivered. `stop` alone waits for the broker for as long as there are some."""
-    producer._message_accumulator.fail_all(error)  # noqa: SLF001
+    """Fail all records that a producer has not delivered. `stop` alone waits for the broker for as long as there are some.
+
+    A batch that was never sent, such as that of a producer which was fenced first, also keeps the error for those who wait for a place in
+    it. Nobody does, and asyncio would log an error that was never retrieved.
+    """
+    accumulator = producer._message_accumulator  # noqa: SLF001
+    accumulator.fail_all(error)
+    for batch in chain.from_iterable(accumulator._batches.values()):  # noqa: SLF001
+        batch._drain_waiter.exception()  # noqa: SLF001
 
 
 def transaction_end(producer: AIOKafkaProducer) -> "asyncio.Future[Any] | None":

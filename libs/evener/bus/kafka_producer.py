@@ -12,6 +12,7 @@ from typing import Final
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
+    IllegalOperation,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTxnState,
@@ -23,7 +24,7 @@ from aiokafka.errors import (
 from aiokafka.structs import RecordMetadata
 from msgspec import Struct
 
-from evener.bus.kafka_client import CLOSE_SECONDS, Cluster, discard, position_of, put, start_producer
+from evener.bus.kafka_client import CLIENT_CLOSE_SECONDS, Cluster, discard, position_of, put, start_producer
 from evener.bus.kafka_private import epoch_of, follows, sender_ended
 from evener.bus.port import BusError, BusUnreachable, Fenced, GroupOffset, NotCommitted, Outgoing, Position, RecordTooLarge
 from evener.bus.records import check, group_of_offsets, record_bytes
@@ -49,7 +50,7 @@ class _Commit(Struct, frozen=True, kw_only=True, eq=False):
 class _RecordFailed(Exception):
     """The broker refused a record, possibly that of another commit."""
 
-    def __init__(self, cause: KafkaError) -> None:
+    def __init__(self, cause: Exception) -> None:
         super().__init__(repr(cause))
         self.error: BusError = NotCommitted(f"a record was refused: {cause!r}")
         if isinstance(cause, MessageSizeTooLargeError):
@@ -100,7 +101,7 @@ class KafkaProducer:
     async def aclose(self) -> None:
         self._closing = True
         self._wake.set()
-        _, late = await asyncio.wait([self._worker], timeout=CLOSE_SECONDS)
+        _, late = await asyncio.wait([self._worker], timeout=CLIENT_CLOSE_SECONDS)
         if late:
             self._worker.cancel()
             await asyncio.wait(late)
@@ -173,7 +174,7 @@ class KafkaProducer:
                 raise self._lost()
             # without a time limit: once asked for, only the broker knows whether it happened
             await self._producer.commit_transaction()
-        except (KafkaError, TimeoutError) as cause:
+        except (KafkaError, IllegalOperation, TimeoutError) as cause:
             if isinstance(cause, FENCING) or sender_ended(self._producer):
                 raise self._lost() from cause
             self._broken = True
@@ -198,7 +199,7 @@ class KafkaProducer:
         offsets = {}
         for commit in batch:
             for item in commit.offsets:
-                offsets[self._cluster.place(item.position.topic, item.position.partition)] = item.position.offset
+                offsets[self._cluster.topic_partition(item.position.topic, item.position.partition)] = item.position.offset
         if offsets:
             group = next(commit.group for commit in batch if commit.group)
             await self._producer.send_offsets_to_transaction(offsets, self._cluster.prefix + group)

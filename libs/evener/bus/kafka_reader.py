@@ -10,9 +10,8 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from evener.bus.kafka_client import REQUEST_MS, Cluster, reaching, started
 from evener.bus.port import BusError, Header, Record
-from evener.bus.readings import Reading
+from evener.bus.readings import READ_RECORDS, Reading
 
-READ_RECORDS: Final = 1000
 MARKER_MS: Final = 20
 """The time after which a reader looks again: a fetch that holds only markers moves the position without waking the reader."""
 LED_SECONDS: Final = 60.0
@@ -44,21 +43,21 @@ async def open_consumer(cluster: Cluster, **options: Any) -> AsyncIterator[AIOKa
 
 async def until_led(cluster: Cluster) -> None:
     """Wait until brokers lead all partitions of the cluster's topics. They do so a moment after a topic was made. Raises TimeoutError."""
-    places = [cluster.place(topic, number) for topic, count in cluster.partitions.items() for number in range(count)]
+    topic_partitions = [cluster.topic_partition(topic, number) for topic, count in cluster.partitions.items() for number in range(count)]
     async with open_consumer(cluster) as consumer, asyncio.timeout(LED_SECONDS):
         while True:
             with suppress(KafkaTimeoutError):
-                await consumer.end_offsets(places)
+                await consumer.end_offsets(topic_partitions)
                 return
 
 
 async def read(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> AsyncIterator[Record]:
     """Read from `start` until the position is at `end`. Markers and aborted records leave gaps, so there may be no record."""
-    place = cluster.place(topic, partition)
+    topic_partition = cluster.topic_partition(topic, partition)
     async with open_consumer(cluster) as consumer:
-        consumer.assign([place])
-        consumer.seek(place, start)
-        while await consumer.position(place) < end:
+        consumer.assign([topic_partition])
+        consumer.seek(topic_partition, start)
+        while await consumer.position(topic_partition) < end:
             for record in await _batch(consumer, topic, partition, MARKER_MS):
                 if record.offset < end:
                     yield record
@@ -67,12 +66,12 @@ async def read(cluster: Cluster, topic: str, partition: int, start: int, end: in
 async def follow(cluster: Cluster, reading: Reading, start: int) -> AsyncGenerator[Sequence[Record], None]:
     """Read from `start` for ever. While no broker answers, it waits."""
     topic, partition = reading.topic, reading.partition
-    place = cluster.place(topic, partition)
+    topic_partition = cluster.topic_partition(topic, partition)
     async with open_consumer(cluster, **FOLLOW) as consumer:
-        consumer.assign([place])
-        consumer.seek(place, start)
+        consumer.assign([topic_partition])
+        consumer.seek(topic_partition, start)
         while True:
-            with reading.waiting(lambda: consumer.position(place)):  # past markers and aborted records
+            with reading.waiting(lambda: consumer.position(topic_partition)):  # past markers and aborted records
                 batch = await _batch(consumer, topic, partition, IDLE_MS)
             if batch:
                 reading.handed_out(batch[0].offset)

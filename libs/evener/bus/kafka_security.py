@@ -36,7 +36,7 @@ class KafkaSecurity(Struct, frozen=True, kw_only=True):
             _refuse(f"kafka_sasl_mechanism {self.sasl_mechanism} needs kafka_username and kafka_password")
 
 
-OPEN = KafkaSecurity()
+PLAINTEXT = KafkaSecurity()
 """Connections in the clear, without a login."""
 
 

@@ -16,20 +16,20 @@ from evener.bus.port import BusError, BusUnreachable
 from evener.bus.topic_settings import VITAL, differing, replicas_for, settings_of
 from evener.proto.errors import ConfigError
 from evener.proto.topics import RetentionDays, TopicSpec
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 
 OF_THE_TOPIC: Final = 1
 """Kafka's code for a setting that was made for the topic itself."""
 VISIBLE: Final = Backoff(0.02, 5.0)
 """The pauses between looks at topics that were just created."""
 VISIBLE_LOOKS: Final = 12
-APPLY: Final = "`evener topics diff` shows all, and `evener topics apply` sets them"
+HOW_TO_APPLY: Final = "`evener topics diff` shows all, and `evener topics apply` sets them"
 
 log = structlog.get_logger()
 
 
 class FoundTopic(Struct, frozen=True, kw_only=True):
-    """A topic as it is."""
+    """A topic as the cluster has it."""
 
     partitions: int
     replicas: int
@@ -82,10 +82,10 @@ async def check_settings(admin: AIOKafkaAdminClient, prefix: str, specs: Iterabl
         differences = differing(settings_of(named[name], days, there[name].replicas), found.all)
         if VITAL in differences:
             has, wanted = differences[VITAL]
-            msg = f"topic {name} has {VITAL}={has}, not {wanted}: {APPLY}"
+            msg = f"topic {name} has {VITAL}={has}, not {wanted}: {HOW_TO_APPLY}"
             raise ConfigError(msg)
         if differences:
-            log.warning("topic_differs", topic=name, has_and_wanted=differences, mend=APPLY)
+            log.warning("topic_differs", topic=name, has_and_wanted=differences, mend=HOW_TO_APPLY)
 
 
 async def brokers(admin: AIOKafkaAdminClient) -> int:

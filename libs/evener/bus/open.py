@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Final
 
 from evener.bus.embedded import open_embedded
-from evener.bus.kafka_security import OPEN, KafkaSecurity
+from evener.bus.kafka_security import PLAINTEXT, KafkaSecurity
 from evener.bus.port import Bus
 from evener.proto.errors import ConfigError
-from evener.proto.topics import TOPICS, RetentionDays
+from evener.proto.topics import DEFAULT_RETENTION, TOPICS, RetentionDays
 
 EMBEDDED: Final = "embedded:"
-KAFKA: Final = re.compile(r"kafka://(?P<servers>[^/?,\s]+:\d+(,[^/?,\s]+:\d+)*)/?(\?prefix=(?P<prefix>[A-Za-z0-9._-]+))?")
+KAFKA_URL: Final = re.compile(r"kafka://(?P<servers>[^/?,\s]+:\d+(,[^/?,\s]+:\d+)*)/?(\?prefix=(?P<prefix>[A-Za-z0-9._-]+))?")
 """The URL of a Kafka bus. Its prefix precedes every name there, so that several deployments can share a cluster."""
-DAYS: Final = RetentionDays()
 
 
 @asynccontextmanager
 async def open_bus(
-    url: str, *, partitions: int | None = None, days: RetentionDays = DAYS, security: KafkaSecurity = OPEN
+    url: str, *, partitions: int | None = None, days: RetentionDays = DEFAULT_RETENTION, security: KafkaSecurity = PLAINTEXT
 ) -> AsyncIterator[Bus]:
     """Open `embedded:FOLDER` or `kafka://HOST:PORT[,HOST:PORT][?prefix=NAME]`. Raises ConfigError for another URL, BusError.
 
@@ -40,7 +39,7 @@ async def open_bus(
 
 def kafka_address(url: str) -> tuple[str, str]:
     """Return the servers and the prefix in the URL of a Kafka bus. Raises ConfigError."""
-    named = KAFKA.fullmatch(url)
+    named = KAFKA_URL.fullmatch(url)
     if named is None:
         msg = f"bus {url} is neither {EMBEDDED}FOLDER nor kafka://HOST:PORT[,HOST:PORT][?prefix=NAME]"
         raise ConfigError(msg)

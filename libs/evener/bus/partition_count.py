@@ -8,13 +8,13 @@ from evener.proto.topics import TopicSpec
 
 MOVES: Final = "keys would move"
 ANEW: Final = "Delete all topics of the deployment, or start with another prefix"
-GO_ON: Final = "Set partitions = {} to go on with the first ones and leave the others empty, or start with another prefix"
+HOW_TO_GO_ON: Final = "Set partitions = {} to go on with the first ones and leave the others empty, or start with another prefix"
 
 
 def settled(
     specs: Iterable[TopicSpec], found: Mapping[str, int], *, wanted: int | None, agreed: int | None, default: int, prefix: str = ""
 ) -> int:
-    """Return the number of partitions of partitioned topics. Raises ConfigError where a key could have two places.
+    """Return the number of partitions of partitioned topics. Raises ConfigError where a key could be in two partitions.
 
     `found`: the partitions of each topic that exists, by its name without the prefix. `wanted`: what is configured. None: nothing.
     `agreed`: what the deployment's first process wrote down. None: nothing yet. `default`: the number for a new bus.
@@ -38,7 +38,7 @@ def settled(
             msg = f"topic {name} has {there} partitions, and this deployment {agreed}: it was made anew, without its records. {ANEW}"
             raise ConfigError(msg)
         if there > agreed and wanted is None:
-            msg = f"topic {name} has {there} partitions now, and this deployment {agreed}: {MOVES}. {GO_ON.format(agreed)}"
+            msg = f"topic {name} has {there} partitions now, and this deployment {agreed}: {MOVES}. {HOW_TO_GO_ON.format(agreed)}"
             raise ConfigError(msg)
     return agreed
 

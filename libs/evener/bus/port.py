@@ -160,7 +160,7 @@ class Membership(Protocol):
 
 
 class LogReader(Protocol):
-    """The reading half of a `Bus`. Opened by `open_reader`, also beside whoever writes."""
+    """The reading half of a `Bus`. `open_reader` opens it, also while other processes write."""
 
     def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic."""

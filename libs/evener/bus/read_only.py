@@ -1,17 +1,17 @@
-"""Opens the log for who only reads it, beside whoever writes: no topic is made, no lock is held, nothing is written."""
+"""Opens the log for reading only, also while other processes write: it makes no topic, holds no lock and writes nothing."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from evener.bus.embedded_reader import open_embedded_reader
-from evener.bus.kafka_security import OPEN, KafkaSecurity
+from evener.bus.kafka_security import PLAINTEXT, KafkaSecurity
 from evener.bus.open import EMBEDDED, kafka_address
 from evener.bus.port import LogReader
 
 
 @asynccontextmanager
-async def open_reader(url: str, *, security: KafkaSecurity = OPEN) -> AsyncIterator[LogReader]:
+async def open_reader(url: str, *, security: KafkaSecurity = PLAINTEXT) -> AsyncIterator[LogReader]:
     """Open what `open_bus` opens, to read it. Raises ConfigError for another URL, and BusError if no Evener ever wrote there.
 
     `security`: of connections to Kafka.

@@ -10,7 +10,9 @@ from typing import Final
 from evener.bus.port import Reader
 
 Where = Callable[[], Awaitable[int]]
-NOBODY: Final = Reader("")
+NO_READER: Final = Reader("")
+READ_RECORDS: Final = 1000
+"""The largest number of records that a follower gets at once."""
 
 
 class Reading:
@@ -56,7 +58,7 @@ class Readings:
     @contextmanager
     def open(self, reader: Reader | None, topic: str, partition: int, start: int) -> Iterator[Reading]:
         """Count a follower in this block, if it has a name."""
-        reading = Reading(reader or NOBODY, topic, partition, start)
+        reading = Reading(reader or NO_READER, topic, partition, start)
         if reader is not None:
             self._open.add(reading)
         try:

@@ -5,6 +5,7 @@ import hashlib
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
@@ -34,20 +35,20 @@ from evener.client.views import (
 )
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode
-from evener.proto.delivered import Delivered, GroupPlace
+from evener.proto.delivered import Delivered, GroupPosition
 from evener.proto.fleet import Canary
-from evener.proto.framing import FrameReader, StreamCut
+from evener.proto.framing import MSGPACK, FrameReader, StreamCut
 from evener.proto.letters import LetterQuery, Letters, ReplayRequest, Replays
 from evener.proto.spec import Purpose, Strategy, TaskRef
 from evener.proto.tasks import TaskOptions
-from evener.proto.trajectories import GroupFailed, GroupMerged
+from evener.proto.trajectories import GroupOutcome
+from evener.runtime.backoff import Backoff
 
-AGAIN_SECONDS: Final = 1.0
-"""The pause before a broken stream is opened again."""
-MAX_AGAIN: Final = 30
-"""The number of consecutive attempts to open it."""
-POLL_SECONDS: Final = 0.2
-MSGPACK: Final = "application/x-msgpack"
+REOPENING: Final = Backoff(0.25, 2.0)
+"""The pauses before a request or a stream that broke is begun again."""
+MAX_REOPENINGS: Final = 18
+"""The number of consecutive attempts, which take half a minute."""
+TASK_POLL_SECONDS: Final = 0.2
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ _pieces: Final = msgspec.json.Decoder(TokenPieces)
 _published: Final = msgspec.json.Decoder(PublishAnswer)
 _recording: Final = msgspec.json.Decoder(RecordingView)
 _rebuilt: Final = msgspec.msgpack.Decoder(Rebuilt)
-_place: Final = msgspec.msgpack.Decoder(GroupPlace)
+_position: Final = msgspec.msgpack.Decoder(GroupPosition)
 
 
 class Client:
@@ -77,13 +78,13 @@ class Client:
     Use it as an async context manager, or call `aclose`.
     """
 
-    def __init__(self, url: str, token: str, *, ca_file: str | None = None, again_seconds: float = AGAIN_SECONDS) -> None:
+    def __init__(self, url: str, token: str, *, ca_file: str | None = None, reopening: Backoff = REOPENING) -> None:
         """`ca_file`: the PEM file of the authorities that sign the deployment's certificates; None: those of the system.
 
-        `again_seconds`: the pause before a request or a stream that broke is begun again. Raises ConfigError for an unusable file.
+        `reopening`: the pauses before a request or a stream that broke is begun again. Raises ConfigError for an unusable file.
         """
         self._connection = Connection(url, token, ca_file)
-        self._again_seconds = again_seconds
+        self.reopening: Final = reopening
 
     @property
     def url(self) -> str:
@@ -145,9 +146,9 @@ class Client:
                             yield view
             except (Unreachable, Unavailable):
                 failures += 1
-                if failures > MAX_AGAIN:
+                if failures > MAX_REOPENINGS:
                     raise
-            await asyncio.sleep(self._again_seconds)
+            await asyncio.sleep(self.reopening.seconds(max(failures, 1)))
 
     async def fleet(self) -> FleetView:
         """Return the instances and engines."""
@@ -179,7 +180,7 @@ class Client:
                         found = await self._recording_at(address, session_id)
                         if found is not None:
                             return found
-                    await asyncio.sleep(POLL_SECONDS)
+                    await asyncio.sleep(TASK_POLL_SECONDS)
         except TimeoutError as cause:
             msg = f"no runner took the recording {session_id} within {timeout:g} s"
             raise Unavailable(msg) from cause
@@ -208,7 +209,7 @@ class Client:
 
     async def groups(
         self, run_id: str | None = None, *, purpose: Purpose | None = None, after: float | None = None
-    ) -> AsyncIterator[GroupMerged | GroupFailed]:
+    ) -> AsyncIterator[GroupOutcome]:
         """Yield the groups that have ended (`after` this time, in Unix seconds) with their blobs, then stop."""
         query = {"run_id": run_id, "purpose": purpose, "after": after}
         async with aclosing(self._frames("trainer_bridge", "GET", "/groups", query=query)) as frames:
@@ -224,12 +225,12 @@ class Client:
         query = {"at": ",".join(f"{partition}:{offset}" for partition, offset in at.items()), "follow": str(follow).lower()}
         async with aclosing(self._frames("trainer_bridge", "GET", "/groups/follow", query=query)) as frames:
             async for frame in frames:
-                place = _place.decode(frame)
-                parts = [await anext(frames, b"") for _ in range(place.parts)]
+                position = _position.decode(frame)
+                parts = [await anext(frames, b"") for _ in range(position.parts)]
                 if not all(parts):
                     msg = "the stream ended within a group"
                     raise Unavailable(msg)
-                yield Delivered(place=place, group=_group(b"".join(parts)) if parts else None)
+                yield Delivered(position=position, group=_group(b"".join(parts)) if parts else None)
 
     async def publish(
         self, policy: str, version: int, path: str, *, digest: str | None = None, canary: Canary | None = None
@@ -256,9 +257,9 @@ class Client:
         asked = {name: value for name, value in structs.asdict(query).items() if name != "replayed"}
         return await self._connection.call("GET", "/dead-letters", _letters, query=asked | {"replayed": str(query.replayed).lower()})
 
-    async def replay(self, places: Sequence[str] = (), query: LetterQuery | None = None) -> Replays:
-        """Append the records at these places, and those of a query's open letters, to their partitions again: each once, ever."""
-        body = ReplayRequest(places=tuple(places), query=query)
+    async def replay(self, positions: Sequence[str] = (), query: LetterQuery | None = None) -> Replays:
+        """Append the records at these positions, and those of a query's open letters, to their partitions again: each once, ever."""
+        body = ReplayRequest(positions=tuple(positions), query=query)
         return await self._connection.call("POST", "/dead-letters/replay", _replays, body=body)
 
     async def pieces(self, policy: str, ids: Sequence[int]) -> list[bytes]:
@@ -268,11 +269,11 @@ class Client:
 
     async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return what `ask` returns, repeating it while no service answers."""
-        for _ in range(MAX_AGAIN):
+        for pause in islice(self.reopening, MAX_REOPENINGS):
             try:
                 return await ask()
             except (Unreachable, Unavailable):
-                await asyncio.sleep(self._again_seconds)
+                await asyncio.sleep(pause)
         return await ask()
 
     async def _publish(self, policy: str, body: Publish) -> PublishAnswer:
@@ -337,10 +338,10 @@ class Client:
         await self._connection.data("POST", f"/recordings/{session_id}/{what}", body=msgspec.json.encode(body), at=address)
 
 
-def _group(frame: bytes) -> GroupMerged | GroupFailed:
+def _group(frame: bytes) -> GroupOutcome:
     """Return the group in a message of the stream of groups."""
     event = decode(frame)
-    if not isinstance(event, GroupMerged | GroupFailed):
+    if not isinstance(event, GroupOutcome):
         msg = f"the stream of groups holds a {type(event).__name__}"
         raise ClientError(msg)
     return event

@@ -22,13 +22,14 @@ from evener.client.errors import (
     Unreachable,
 )
 from evener.client.views import ACTIVE_HEADER, ProblemAnswer
+from evener.runtime.backoff import Backoff
 from evener.runtime.tls import client_context
 
-CONNECT_SECONDS: Final = 5.0
+SERVICE_CONNECT_SECONDS: Final = 5.0
 TAKE_OVER_SECONDS: Final = 30.0
 """How long a request waits for a standby to take over."""
-PAUSE_SECONDS: Final = 0.25
-ANSWER_SECONDS: Final = 60.0
+TAKE_OVER_PAUSES: Final = Backoff(0.1, 1.0)
+SILENCE_SECONDS: Final = 60.0
 """The longest pause between two pieces of an answer. Idle streams send empty lines."""
 
 _problems: Final = msgspec.json.Decoder(ProblemAnswer)
@@ -49,7 +50,7 @@ class Connection:
         self._given = tuple(each.strip().rstrip("/") for each in url.split(","))
         self.url = self._given[0]
         """The base URL of the scheduler that answered last."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SERVICE_CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         headers, tls = {"authorization": f"Bearer {token}"}, aiohttp.TCPConnector(ssl=client_context(ca_file))
         self._session = aiohttp.ClientSession(timeout=timeout, headers=headers, connector=tls, read_bufsize=2**20)
 
@@ -107,13 +108,14 @@ class Connection:
     async def _of_the_active(self, stack: AsyncExitStack, asked: "_Request") -> tuple[str, aiohttp.ClientResponse]:
         """Return the answer of the active scheduler with its base URL. Waits for one as long as another stands by."""
         until = time.monotonic() + TAKE_OVER_SECONDS
-        while True:
+        for pause in TAKE_OVER_PAUSES:
             try:
                 return await self._of_any(stack, asked)
             except StandsBy:
                 if time.monotonic() > until:
                     raise
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(pause)
+        raise AssertionError
 
     async def _of_any(self, stack: AsyncExitStack, asked: "_Request") -> tuple[str, aiohttp.ClientResponse]:
         """Ask each scheduler that is known once. Raises StandsBy if one of them answered, but was not active."""

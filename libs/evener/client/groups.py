@@ -22,19 +22,19 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from evener.bus.kafka_security import OPEN, KafkaSecurity
-from evener.client.client import AGAIN_SECONDS, MAX_AGAIN, Client
+from evener.bus.kafka_security import PLAINTEXT, KafkaSecurity
+from evener.client.client import MAX_REOPENINGS, Client
 from evener.client.errors import ClientError, Unavailable, Unreachable
 from evener.client.run_end import TaskEnd, check_delivered, until_over
 from evener.proto.arrays import float32s, int32s, uint8s
-from evener.proto.delivered import Delivered, GroupPlace
+from evener.proto.delivered import Delivered, GroupPosition
 from evener.proto.trajectories import GroupFailed, GroupMerged, Row
 
-KAFKA: Final = "kafka://"
+KAFKA_SCHEME: Final = "kafka://"
 
 log = logging.getLogger(__name__)
 
-Position = dict[str, int]
+PartitionOffsets = dict[str, int]
 """Partition to the offset of its next group. It can be stored as JSON."""
 
 
@@ -98,13 +98,13 @@ def log_empty(event: GroupMerged) -> None:
         log.warning("group %s has no token to train: %s", event.group_id, reasons or "none was sampled")
 
 
-def log_unread(place: GroupPlace) -> None:
+def log_unread(position: GroupPosition) -> None:
     """Log an error: a group is missing from what this iterator yields."""
     log.error(
         "partition %s, offset %s of the groups cannot be read and was skipped; once it is repaired: %s",
-        place.partition,
-        place.offset,
-        place.replay,
+        position.partition,
+        position.offset,
+        position.replay,
     )
 
 
@@ -124,7 +124,7 @@ class Groups:
         follow: bool | None = None,
         on_failed: Callable[[GroupFailed], object] = log_failed,
         blobs: str = "",
-        security: KafkaSecurity = OPEN,
+        security: KafkaSecurity = PLAINTEXT,
     ) -> None:
         """`source`: a client, or `kafka://HOST:PORT[,...][?prefix=NAME]`, with the deployment's blob store in `blobs`.
 
@@ -134,8 +134,8 @@ class Groups:
         run have ended, otherwise continue for ever. `on_failed`: called for each group that failed or was dropped. Raises ClientError for
         another source.
         """
-        if isinstance(source, str) and not source.startswith(KAFKA):
-            msg = f"groups come from a client or from {KAFKA}HOST:PORT, not from {source!r}"
+        if isinstance(source, str) and not source.startswith(KAFKA_SCHEME):
+            msg = f"groups come from a client or from {KAFKA_SCHEME}HOST:PORT, not from {source!r}"
             raise ClientError(msg)
         self.failed = 0
         """The number of failed groups that this iterator has passed."""
@@ -143,7 +143,7 @@ class Groups:
         """The number of groups that a rule of their run dropped and this iterator has passed."""
         self.unread = 0
         """The number of records that cannot be read and this iterator has passed, of whatever run. Each is logged as an error."""
-        self.position: Position = dict(start or {})
+        self.position: PartitionOffsets = dict(start or {})
         self._source = source
         self._run_id = run_id
         self._policy = policy
@@ -164,11 +164,11 @@ class Groups:
             frames = self._frames(follow=self._follow is not False)
         async with aclosing(frames):
             async for frame in frames:
-                event, place = frame.group, frame.place
-                self.position[str(place.partition)] = place.next_offset
+                event, at = frame.group, frame.position
+                self.position[str(at.partition)] = at.next_offset
                 if event is None:
                     self.unread += 1
-                    log_unread(place)
+                    log_unread(at)
                     continue
                 if self._run_id not in {None, event.run_id}:
                     continue
@@ -177,7 +177,7 @@ class Groups:
                     continue
                 if isinstance(event, GroupMerged):
                     log_empty(event)
-                    yield group_of(event, place)
+                    yield group_of(event, at)
                 else:
                     self.failed += event.dropped_by is None
                     self.dropped += event.dropped_by is not None
@@ -233,9 +233,9 @@ class Groups:
                     return
             except (Unreachable, Unavailable):
                 failures += 1
-                if failures > MAX_AGAIN:
+                if failures > MAX_REOPENINGS:
                     raise
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(client.reopening.seconds(max(failures, 1)))
 
     def _at(self) -> dict[int, int]:
         return {int(partition): offset for partition, offset in self.position.items()}
@@ -256,7 +256,7 @@ async def _unless(over: asyncio.Future[list[TaskEnd]], frames: AsyncGenerator[De
     return None
 
 
-def group_of(event: GroupMerged, place: GroupPlace) -> Group:
+def group_of(event: GroupMerged, position: GroupPosition) -> Group:
     """Return a delivered group with its arrays. Sessions without a reward are not in it."""
     return Group(
         group_id=event.group_id,
@@ -264,8 +264,8 @@ def group_of(event: GroupMerged, place: GroupPlace) -> Group:
         run_id=event.run_id,
         policy=event.policy,
         sessions=tuple(_sessions(event)),
-        partition=place.partition,
-        offset=place.offset,
+        partition=position.partition,
+        offset=position.offset,
         event=event,
     )
 

@@ -9,7 +9,7 @@ from evener.blobs.open import open_blobs
 from evener.blobs.waited import Waited
 from evener.bus.kafka import open_kafka
 from evener.bus.kafka_security import KafkaSecurity
-from evener.bus.open import KAFKA
+from evener.bus.open import KAFKA_URL
 from evener.bus.port import Bus, Record
 from evener.client.run_end import TaskEnd, is_over
 from evener.proto.codec import BadRecord
@@ -76,7 +76,7 @@ class _Tasks:
 @asynccontextmanager
 async def _bus(url: str, security: KafkaSecurity, blobs: str, topic: Topic) -> AsyncIterator[Bus]:
     """Open one topic of a deployment's bus. Raises ConfigError, BusError."""
-    named = KAFKA.fullmatch(url)
+    named = KAFKA_URL.fullmatch(url)
     if named is None or not blobs:
         msg = f"bus {url!r} with blobs {blobs!r}: write kafka://HOST:PORT[,HOST:PORT][?prefix=NAME], and where the deployment's blobs are"
         raise ConfigError(msg)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from evener.client.client import Client
-from evener.client.groups import Group, Groups, Position, log_failed
+from evener.client.groups import Group, Groups, PartitionOffsets, log_failed
 from evener.client.views import PublishAnswer
 from evener.proto.fleet import Canary
 from evener.proto.trajectories import GroupFailed
@@ -85,7 +85,7 @@ class SyncGroups:
         client.streams.append(self._stream)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> PartitionOffsets:
         """The position to save in the checkpoint."""
         return dict(self._groups.position)
 

@@ -34,7 +34,7 @@ class TaskView(Struct, frozen=True, kw_only=True):
     run_id: str
     team: str = ""
     principal: str = ""
-    """Who submitted it."""
+    """The name of the principal who submitted the task."""
     name: str | None
     """The name of the task. None: a recording without a task."""
     harness: str
@@ -79,7 +79,7 @@ class TaskDetail(Struct, frozen=True, kw_only=True):
 
 
 class TaskList(Struct, frozen=True, kw_only=True):
-    """GET /tasks."""
+    """The answer to GET /tasks."""
 
     tasks: tuple[TaskView, ...]
 
@@ -105,7 +105,6 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     address: str | None
     capacity: int
     running: tuple[Running, ...]
-    harnesses: tuple[str, ...]
     partitions: tuple[int, ...]
     lag: tuple[TopicLag, ...]
     """How far it is behind in each topic that it reads."""
@@ -125,7 +124,7 @@ class EngineView(Struct, frozen=True, kw_only=True):
 
 
 class FleetView(Struct, frozen=True, kw_only=True):
-    """GET /fleet."""
+    """The answer to GET /fleet."""
 
     instances: tuple[InstanceView, ...]
     engines: tuple[EngineView, ...]
@@ -229,7 +228,7 @@ class VersionView(Struct, frozen=True, kw_only=True):
 
 
 class PolicyView(Struct, frozen=True, kw_only=True):
-    """GET /policies/{name}."""
+    """The answer to GET /policies/{name}."""
 
     policy: str
     newest: int | None
@@ -239,7 +238,7 @@ class PolicyView(Struct, frozen=True, kw_only=True):
 
 
 class PolicyList(Struct, frozen=True, kw_only=True):
-    """GET /policies."""
+    """The answer to GET /policies."""
 
     policies: tuple[PolicyView, ...]
 

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from evener.dialects.anthropic_messages_request import parse_request
 from evener.dialects.canonical import (
-    NOTHING,
+    NOTHING_STREAMED,
     AnswerChoice,
     CanonicalAnswer,
     CanonicalRequest,
     Head,
-    Message,
     RequestError,
     RequestHints,
     Streamed,
@@ -25,6 +24,7 @@ from evener.dialects.canonical import (
 from evener.dialects.fields import read_hints
 from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
 PATHS: Final = frozenset({"v1/messages", "messages"})
 COUNTING_PATHS: Final = frozenset(f"{path}/count_tokens" for path in PATHS)
@@ -74,7 +74,7 @@ class AnthropicMessages:
     def delta(self, head: Head, key: str, streamed: Streamed, *, reasoning: str = "", text: str = "") -> bytes:  # noqa: ARG002 (said before)
         return _additions(key, streamed, reasoning, text)
 
-    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:  # noqa: ARG002 (part of the port)
+    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING_STREAMED) -> bytes:  # noqa: ARG002 (part of the port)
         choice = answer.choices[0]
         left = rest_of(choice.message, streamed)
         events = [_additions(choice.key, streamed, left.reasoning, left.text)]

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import Image, Message
+from evener.dialects.canonical import Image
 from evener.dialects.fields import as_flag, as_items, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_part, images_within, read_image
 from evener.dialects.wire import canonical_arguments, failed, joined, our_key
-from evener.tokens.digests import message_digest
+from evener.tokens.digests import Message, message_digest
 
 ROLES: Final = ("user", "assistant", "system")
 

@@ -4,20 +4,19 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from evener.dialects.anthropic_messages_items import MessageItem, parse_item, parse_text
-from evener.dialects.canonical import CanonicalRequest, Message
+from evener.dialects.canonical import CanonicalRequest
 from evener.dialects.fields import as_flag, as_items, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.offered import OfferedTool, as_function, record_dropped
-from evener.dialects.rules import Rules, beside
-from evener.tokens.digests import message_digest
+from evener.dialects.rules import CONSTRAINED, Rules, beside
+from evener.tokens.digests import Message, message_digest
 
 HOSTED_TOOLS: Final = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 """The first part of the types of tools that the provider runs itself, outside the sandbox. The model does not see them."""
 TOOL_SEARCH: Final = "tool_search_tool_"
 KEPT_EDITS: Final = "clear_thinking_"
 """The first part of the types of history edits that real harnesses request, and that keep the whole history."""
-CONSTRAINED: Final = "constrained sampling is not served; ask for the format in the prompt"
 RULES: Final = Rules(
     obeyed={
         "model": "the run's model map says who answers",

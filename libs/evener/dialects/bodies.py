@@ -17,11 +17,11 @@ from evener.dialects.canonical import RequestError
 
 MOST_VALUES: Final = 200_000
 """The limit of members of objects and lists in a request. Hundreds of turns and tools have a few thousand."""
-MOST_LETTERS: Final = 4 << 20
+MAX_SLOW_CHARACTERS: Final = 4 << 20
 """The limit of characters that are slow to parse. Longer texts are no prompt, and images contain no such characters."""
 FIRST_OF_LETTER: Final = 0xC0
 """The smallest first byte of a character outside ASCII."""
-SLICE: Final = 1 << 20
+SLICE_BYTES: Final = 1 << 20
 ESCAPE: Final = ord("\\")
 HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 HIGH: Final = b"89abAB"
@@ -29,37 +29,37 @@ HIGH: Final = b"89abAB"
 REPLACEMENT: Final = b"\\ufffd"
 
 
-def as_utf8(body: bytes) -> bytes:
+def as_utf8(body: bytes, slice_bytes: int = SLICE_BYTES) -> bytes:
     """Return the body in UTF-8 without a byte-order mark. Raises ValueError if it is in no Unicode encoding."""
     encoding = json.detect_encoding(body)
     if encoding == "utf-8":
         return body
     decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-    pieces = (decoder.decode(body[low : low + SLICE], low + SLICE >= len(body)) for low in range(0, len(body), SLICE))
+    pieces = (decoder.decode(body[low : low + slice_bytes], low + slice_bytes >= len(body)) for low in range(0, len(body), slice_bytes))
     return b"".join([piece.encode("utf-8", "surrogatepass") for piece in pieces])
 
 
 def check_size(body: bytes) -> None:
     """Refuse a UTF-8 body that holds more than is served, before it is parsed. Raises RequestError."""
     codes = np.frombuffer(body, np.uint8)
-    slices = [codes[low : low + SLICE] for low in range(0, len(codes), SLICE)]
+    slices = [codes[low : low + SLICE_BYTES] for low in range(0, len(codes), SLICE_BYTES)]
     if sum(int(np.count_nonzero(_separates(one))) for one in slices) > MOST_VALUES and values_in(body) > MOST_VALUES:
         msg = f"the body has more than {MOST_VALUES} JSON values; send fewer messages or tools, or smaller schemas"
         raise RequestError(msg)
     letters = sum(int(np.count_nonzero(one >= FIRST_OF_LETTER)) + int(np.count_nonzero(one == ESCAPE)) for one in slices)
-    if letters > MOST_LETTERS:
-        msg = f"the body has more than {MOST_LETTERS} letters that are escaped or no ASCII; send less text"
+    if letters > MAX_SLOW_CHARACTERS:
+        msg = f"the body has more than {MAX_SLOW_CHARACTERS} letters that are escaped or no ASCII; send less text"
         raise RequestError(msg, kind="context_length_exceeded")
 
 
-def values_in(body: bytes) -> int:
+def values_in(body: bytes, slice_bytes: int = SLICE_BYTES) -> int:
     """Return how many members the objects and lists of a UTF-8 body have. An empty one counts as one.
 
     For a body that is not JSON, this is at least the number up to the fault.
     """
     count, inside, rest = 0, False, b""
-    for low in range(0, len(body), SLICE):
-        piece = rest + body[low : low + SLICE]
+    for low in range(0, len(body), slice_bytes):
+        piece = rest + body[low : low + slice_bytes]
         odd = (len(piece) - len(piece.rstrip(b"\\"))) % 2
         piece, rest = (piece[:-1], piece[-1:]) if odd else (piece, b"")
         codes = np.frombuffer(piece.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
@@ -70,11 +70,11 @@ def values_in(body: bytes) -> int:
     return count
 
 
-def mended(body: bytes) -> bytes:
+def mended(body: bytes, slice_bytes: int = SLICE_BYTES) -> bytes:
     """Return the body with U+FFFD for each escaped half of a surrogate pair, which harnesses leave when they cut long outputs."""
     made = bytearray(body)
     done = 0
-    for begin, end in _halves(body):
+    for begin, end in _halves(body, slice_bytes):
         if begin < done or _is_escaped(body, begin):
             continue
         low = HALF.match(body, end) if body[begin + 3 : begin + 4] in HIGH else None
@@ -90,11 +90,11 @@ def _separates(codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return found
 
 
-def _halves(body: bytes) -> Iterator[tuple[int, int]]:
+def _halves(body: bytes, slice_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of escapes that are, or look like, halves of pairs."""
-    for low in range(0, len(body), SLICE):
-        for found in HALF.finditer(body, low, low + SLICE + len(REPLACEMENT)):
-            if found.start() < low + SLICE:
+    for low in range(0, len(body), slice_bytes):
+        for found in HALF.finditer(body, low, low + slice_bytes + len(REPLACEMENT)):
+            if found.start() < low + slice_bytes:
                 yield found.span()
 
 

@@ -23,8 +23,7 @@ from evener.proto.blobs import Sha256
 from evener.proto.errors import EvenerError
 from evener.proto.reasons import CallFailure
 from evener.proto.sessions import FinishReason
-
-Message = dict[str, Any]
+from evener.tokens.digests import Message
 
 
 class Overflow(Struct, frozen=True, kw_only=True):
@@ -51,7 +50,7 @@ class RequestError(EvenerError):
 
         Kinds: `invalid_request_error`, `context_length_exceeded`, `authentication_error`, `not_found_error`, `rate_limit_error`,
         `overloaded_error`, `api_error`. `overflow` belongs to `context_length_exceeded`, if the numbers are known. `reason` decides who is
-        responsible (`evener.proto.reasons.FAULTS`): by default Evener, which does not serve the request.
+        responsible (`evener.proto.reasons`): by default Evener, which does not serve the request.
         """
         super().__init__(message)
         self.message = message
@@ -72,8 +71,8 @@ class Image(Struct, frozen=True, kw_only=True):
     digest: Sha256
     media_type: str
     data: bytes
-    place: str
-    """The place of the image: in a request `messages[3].content[0].image_url.url`, in an item the same without the item's own place."""
+    path: str
+    """The path of the image: in a request `messages[3].content[0].image_url.url`, in an item the same without the item's own path."""
 
 
 class ToolForm(Struct, frozen=True, kw_only=True):
@@ -112,7 +111,7 @@ class CanonicalRequest(Struct, frozen=True, kw_only=True, eq=False):
     requested_params: Mapping[str, Any]
     """The other parameters of the request, as sent (`evener.dialects.rules`). They are recorded; only limits are obeyed."""
     images: tuple[Image, ...] = ()
-    """The images, each once, in order of appearance, with its first place."""
+    """The images, each once, in order of appearance, with its first path."""
 
 
 class AnswerChoice(Struct, frozen=True, kw_only=True, eq=False):
@@ -156,13 +155,13 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 class Streamed(Struct, frozen=True, kw_only=True):
-    """What has left of the first choice before its end (`live`): prefixes of its reasoning and of its text."""
+    """The part of the first choice that was sent before its end (`live`): prefixes of its reasoning and of its text."""
 
     reasoning: str = ""
     text: str = ""
 
 
-NOTHING: Final = Streamed()
+NOTHING_STREAMED: Final = Streamed()
 
 
 class Dialect(Protocol):
@@ -208,7 +207,7 @@ class Dialect(Protocol):
         """Return the events that add to the first choice after `streamed` has left. Reasoning ends where text begins."""
         ...
 
-    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:
+    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING_STREAMED) -> bytes:
         """Return everything after what was `streamed`, including the end of the stream."""
         ...
 

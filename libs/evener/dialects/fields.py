@@ -1,4 +1,4 @@
-"""Checks the fields of a request body: each becomes a typed value, or a RequestError that names its place. Pure."""
+"""Checks the fields of a request body: each becomes a typed value, or a RequestError that names its path. Pure."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from evener.dialects.bodies import as_utf8, check_size, mended
 from evener.dialects.canonical import RequestError, RequestHints
 from evener.proto.reasons import CallFailure
 
-MAX_DEPTH: Final = 100
+MAX_NESTING: Final = 100
 """The limit of nested objects and lists in a request."""
 NO_JSON: Final = (json.JSONDecodeError, UnicodeError)
 """The errors for a body that is not JSON anywhere. Any other ValueError is a limit of Evener."""
@@ -125,7 +125,7 @@ def as_list(value: Any, path: str) -> list[Any]:
 
 
 def as_items(value: Any, path: str) -> list[tuple[Any, str]]:
-    """Return the items of a list, each with its place, or refuse."""
+    """Return the items of a list, each with its path, or refuse."""
     return [(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path))]
 
 
@@ -183,8 +183,8 @@ def _kind(value: Any) -> str:
 
 
 def _clean(value: Any, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        msg = f"nested deeper than {MAX_DEPTH} levels"
+    if depth > MAX_NESTING:
+        msg = f"nested deeper than {MAX_NESTING} levels"
         raise ValueError(msg)
     if isinstance(value, str):
         return _whole(value)

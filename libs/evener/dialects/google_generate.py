@@ -11,12 +11,11 @@ from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
 from evener.dialects.canonical import (
-    NOTHING,
+    NOTHING_STREAMED,
     AnswerChoice,
     CanonicalAnswer,
     CanonicalRequest,
     Head,
-    Message,
     Overflow,
     RequestError,
     RequestHints,
@@ -26,11 +25,11 @@ from evener.dialects.canonical import (
 )
 from evener.dialects.fields import refuse
 from evener.dialects.google_generate_request import parse_request
-from evener.dialects.models import GOOGLE_HEADER
 from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
-PATH: Final = re.compile(
+GENERATE_PATH: Final = re.compile(
     r"(?:v1/|v1alpha/|v1beta/)?models/(?P<model>.*):(?P<verb>generateContent|streamGenerateContent|countTokens)", re.DOTALL
 )
 STREAM: Final = "streamGenerateContent"
@@ -52,7 +51,7 @@ class GoogleGenerate:
     name = "google_generate"
     history = "contents"
     endpoint = "/v1beta/models/MODEL:generateContent"
-    key_header = GOOGLE_HEADER
+    key_header = "x-goog-api-key"
 
     def serves(self, path: str) -> bool:
         return _match(path) is not None
@@ -71,7 +70,7 @@ class GoogleGenerate:
 
     def answer(self, request: CanonicalRequest, answer: CanonicalAnswer) -> bytes:  # noqa: ARG002 (part of the port)
         candidates = [
-            _candidate(_parts(choice, rest_of(choice.message, NOTHING)), index=index, finish=FINISH[choice.finish_reason])
+            _candidate(_parts(choice, rest_of(choice.message, NOTHING_STREAMED)), index=index, finish=FINISH[choice.finish_reason])
             for index, choice in enumerate(answer.choices)
         ]
         return wire_json({"candidates": candidates, "usageMetadata": _usage(answer), **_head(head_of(answer))})
@@ -88,11 +87,11 @@ class GoogleGenerate:
     def delta(self, head: Head, key: str, streamed: Streamed, *, reasoning: str = "", text: str = "") -> bytes:  # noqa: ARG002 (stateless)
         return b"".join(_event(head, _candidate([part])) for part in _said(reasoning, text))
 
-    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:  # noqa: ARG002 (part of the port)
+    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING_STREAMED) -> bytes:  # noqa: ARG002 (part of the port)
         """Return all events after what was streamed. The last event of each choice has its finish reason."""
         head, events = head_of(answer), []
         for index, choice in enumerate(answer.choices):
-            parts = _parts(choice, rest_of(choice.message, streamed if index == 0 else NOTHING))
+            parts = _parts(choice, rest_of(choice.message, streamed if index == 0 else NOTHING_STREAMED))
             finish, usage = FINISH[choice.finish_reason], {"usageMetadata": _usage(answer)} if index == len(answer.choices) - 1 else {}
             events += [_event(head, _candidate([part], index=index)) for part in parts[:-1]]
             events.append(_event(head, _candidate(parts[-1:], index=index, finish=finish), **usage))
@@ -109,7 +108,7 @@ class GoogleGenerate:
 
 
 def _match(path: str) -> re.Match[str] | None:
-    return PATH.fullmatch(unquote(path.partition("?")[0]).strip("/"))
+    return GENERATE_PATH.fullmatch(unquote(path.partition("?")[0]).strip("/"))
 
 
 def _asks_for_events(path: str) -> bool:

@@ -14,14 +14,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import Image, Message
+from evener.dialects.canonical import Image
 from evener.dialects.fields import as_flag, as_items, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_part, images_within, read_image
-from evener.dialects.wire import FAILED, canonical_arguments, joined, our_key, wire_json
+from evener.dialects.wire import TOOL_ERROR, canonical_arguments, joined, our_key, wire_json
 from evener.proto.ids import keyed_call_id
+from evener.tokens.digests import Message
 
-MODEL: Final = "model"
-ROLES: Final = {"model": MODEL, "user": "user", "function": "user"}
+MODEL_ROLE: Final = "model"
+ROLES: Final = {"model": MODEL_ROLE, "user": "user", "function": "user"}
 OUTPUTS: Final = ("output", "result", "content")
 """A result that has only one of these fields, with a string, is that string."""
 _SNAKE: Final = re.compile(r"_([a-z0-9])")
@@ -60,7 +61,7 @@ def parse_item(value: Any, path: str) -> ContentItem:
         f"{path}.role", f"must be one of {', '.join(ROLES)}"
     )
     parts = [(read_object(part, at), at) for part, at in as_items(content.get("parts", []), f"{path}.parts")]
-    return _answer_piece(parts) if role == MODEL else _user(parts, path)
+    return _answer_piece(parts) if role == MODEL_ROLE else _user(parts, path)
 
 
 def parse_text(value: Any, path: str) -> str:
@@ -80,7 +81,7 @@ def assembled(items: Iterable[ContentItem]) -> list[Message]:
     messages: list[Message] = []
     waiting = _Waiting(())
     for turn in _turns(items):
-        if turn[0].role == MODEL:
+        if turn[0].role == MODEL_ROLE:
             answer = _answer(turn)
             waiting = _Waiting(answer.get("tool_calls", ()))
             messages.append(answer)
@@ -96,10 +97,10 @@ def _turns(items: Iterable[ContentItem]) -> Iterator[Sequence[ContentItem]]:
     pieces: list[ContentItem] = []
     key: str | None = None
     for item in items:
-        if pieces and (item.role != MODEL or (key and item.key and item.key != key)):
+        if pieces and (item.role != MODEL_ROLE or (key and item.key and item.key != key)):
             yield pieces
             pieces, key = [], None
-        if item.role == MODEL:
+        if item.role == MODEL_ROLE:
             pieces.append(item)
             key = key or item.key
         else:
@@ -130,19 +131,19 @@ class _Waiting:
         self._answered: set[int] = set()
         self._by_id: defaultdict[str, deque[int]] = defaultdict(deque)
         self._by_name: defaultdict[str, deque[int]] = defaultdict(deque)
-        for place, call in enumerate(calls):
-            self._by_id[call["id"]].append(place)
-            self._by_name[call["name"]].append(place)
+        for index, call in enumerate(calls):
+            self._by_id[call["id"]].append(index)
+            self._by_name[call["name"]].append(index)
 
     def paired(self, result: Message) -> Message:
         """Return a result with the id of its call, which then has its result."""
         given = result["tool_call_id"]
-        places = self._by_id[given] if given else self._by_name[result["name"]]
-        while places:
-            place = places.popleft()
-            if place not in self._answered:
-                self._answered.add(place)
-                return result if given else {**result, "tool_call_id": self._calls[place]["id"]}
+        indices = self._by_id[given] if given else self._by_name[result["name"]]
+        while indices:
+            index = indices.popleft()
+            if index not in self._answered:
+                self._answered.add(index)
+                return result if given else {**result, "tool_call_id": self._calls[index]["id"]}
         return result
 
 
@@ -157,7 +158,7 @@ def _answer_piece(parts: Sequence[tuple[Message, str]]) -> ContentItem:
         elif part.keys() - {"thought", "thoughtSignature"}:
             texts[as_flag(part.get("thought"), f"{at}.thought")].append(_text(part, at))
     key = next((key for key in keys if key), None)
-    return ContentItem(role=MODEL, text="".join(texts[False]), reasoning="".join(texts[True]), calls=tuple(calls), key=key)
+    return ContentItem(role=MODEL_ROLE, text="".join(texts[False]), reasoning="".join(texts[True]), calls=tuple(calls), key=key)
 
 
 def _user(parts: Sequence[tuple[Message, str]], path: str) -> ContentItem:
@@ -195,7 +196,7 @@ def _output(response: dict[str, Any]) -> str:
     if len(response) == 1:
         ((name, value),) = response.items()
         if isinstance(value, str) and name in (*OUTPUTS, "error"):
-            return FAILED + value if name == "error" else value
+            return TOOL_ERROR + value if name == "error" else value
     return wire_json(response).decode()
 
 

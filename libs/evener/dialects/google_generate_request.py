@@ -5,16 +5,17 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import CanonicalRequest, Message
+from evener.dialects.canonical import CanonicalRequest
 from evener.dialects.fields import as_count, as_items, as_list, as_object, malformed, read_field, read_fields, refuse
 from evener.dialects.google_generate_items import assembled, camel, parse_item, parse_text, read_object
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.offered import as_function
-from evener.dialects.rules import NEW_TURN, Only, Rules, beside
+from evener.dialects.rules import CONSTRAINED, LOGPROBS, NEW_TURN, Only, Rules, beside
+from evener.tokens.digests import Message
 
 MAX_CHOICES: Final = 8
-FUNCTIONS: Final = "functionDeclarations"
+FUNCTION_DECLARATIONS: Final = "functionDeclarations"
 NESTED: Final = "generateContentRequest"
 """The field in which a request that only counts tokens may hold the whole request."""
 HOSTED_TOOLS: Final = frozenset(
@@ -22,14 +23,12 @@ HOSTED_TOOLS: Final = frozenset(
     | {"retrieval", "urlContext"}
 )
 """Tools that the provider runs itself, outside the sandbox. The model does not see them."""
-CONSTRAINED: Final = "constrained sampling is not served"
-LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
 RULES: Final = Rules(
     obeyed={
         "model": "the path says it, and the run's model map says who answers",
         "contents": f"roles user, model and function; text, thoughts, images as `inlineData`, calls and their results; {NEW_TURN}",
         "systemInstruction": "text",
-        "tools": f"`{FUNCTIONS}`; hosted tools are removed, other kinds refused",
+        "tools": f"`{FUNCTION_DECLARATIONS}`; hosted tools are removed, other kinds refused",
         "toolConfig": "modes `AUTO` and `NONE`; a forced call, or `allowedFunctionNames`, is refused: it is constrained sampling. "
         "Anything else in it is recorded",
         "generationConfig": "below",
@@ -37,7 +36,7 @@ RULES: Final = Rules(
     recorded={"safetySettings": "nothing is filtered"},
     refused={"cachedContent": "nothing is cached here; send the contents"},
 )
-CONFIG: Final = Rules(
+GENERATION_CONFIG: Final = Rules(
     at="generationConfig",
     obeyed={"candidateCount": f"up to {MAX_CHOICES}", "responseModalities": "`TEXT`; others are refused"},
     limits=("maxOutputTokens",),
@@ -57,7 +56,7 @@ CONFIG: Final = Rules(
     stops="stopSequences",
 )
 TOOL: Final = Rules(
-    at=f"tools[].{FUNCTIONS}[]",
+    at=f"tools[].{FUNCTION_DECLARATIONS}[]",
     obeyed=dict.fromkeys(("name", "description", "parameters", "parametersJsonSchema"), "shown to the policy, as JSON Schema"),
     recorded={"response": "what a function gives back is not shown to the policy"},
 )
@@ -81,7 +80,7 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
     offers = _tools.of(raw.pop("tools", b"[]"), "tools")
     fields = {name: read_field(raw, name) for name in raw}
     config = read_object(fields.get("generationConfig", {}), "generationConfig")
-    requested_params = RULES.requested_params(fields) | CONFIG.requested_params(config, count_only=count_only)
+    requested_params = RULES.requested_params(fields) | GENERATION_CONFIG.requested_params(config, count_only=count_only)
     _check_modalities(config)
     if removed := [kind for offer in offers for kind in offer.hosted]:
         requested_params["removed_tools"] = removed
@@ -98,7 +97,7 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
         stream=stream,
         count_only=count_only,
         n=as_count(config.get("candidateCount", 1), "generationConfig.candidateCount", at_most=MAX_CHOICES),
-        max_tokens=CONFIG.limit(config),
+        max_tokens=GENERATION_CONFIG.limit(config),
         requested_params=requested_params,
         images=images_of((item.images for item in items), "contents"),
     )
@@ -107,10 +106,10 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
 def parse_offer(value: Any, path: str) -> Offer:
     """Parse an entry of `tools`. Raises RequestError."""
     entry = read_object(value, path)
-    unknown = entry.keys() - HOSTED_TOOLS - {FUNCTIONS}
+    unknown = entry.keys() - HOSTED_TOOLS - {FUNCTION_DECLARATIONS}
     if unknown:
-        refuse(f"{path}.{min(unknown)}", f"is not served, only {FUNCTIONS}")
-    declared = [(read_object(one, at), at) for one, at in as_items(entry.get(FUNCTIONS, []), f"{path}.{FUNCTIONS}")]
+        refuse(f"{path}.{min(unknown)}", f"is not served, only {FUNCTION_DECLARATIONS}")
+    declared = [(read_object(one, at), at) for one, at in as_items(entry.get(FUNCTION_DECLARATIONS, []), f"{path}.{FUNCTION_DECLARATIONS}")]
     functions = [_function(one, at) for one, at in declared]
     besides = {one["name"]: more for one, _ in declared if (more := beside(one, TOOL.obeyed))}
     return Offer(functions=tuple(functions), hosted=tuple(sorted(entry.keys() & HOSTED_TOOLS)), beside=besides)

@@ -14,7 +14,7 @@ import msgspec
 from evener.dialects.bodies import values_in
 from evener.dialects.fields import as_list, read_raw, refuse
 
-MOST_BYTES: Final = 64 << 20
+MAX_CACHE_BYTES: Final = 64 << 20
 """The limit of one cache: raw JSON and what was made of it."""
 PARSED_BYTES: Final = 2048
 """The least weight of a parsed item."""
@@ -38,7 +38,7 @@ class Items(Generic[Parsed]):
     Threads may share an instance: large bodies are read in threads of their own.
     """
 
-    def __init__(self, parse: Callable[[Any, str], Parsed], *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, parse: Callable[[Any, str], Parsed], *, most_bytes: int = MAX_CACHE_BYTES) -> None:
         self._parse = parse
         self._most_bytes = most_bytes
         self._kept: OrderedDict[bytes, Parsed] = OrderedDict()  # a dict takes ever longer to find its oldest entry
@@ -46,7 +46,7 @@ class Items(Generic[Parsed]):
         self._keeping = threading.Lock()
 
     def of(self, raw: bytes | msgspec.Raw, path: str) -> list[Parsed]:
-        """Return the parsed items of a raw JSON list (null: none). Raises RequestError naming the place (`messages[3].content`)."""
+        """Return the parsed items of a raw JSON list (null: none). Raises RequestError naming the path (`messages[3].content`)."""
         try:
             raws: Sequence[msgspec.Raw] = _raws.decode(raw) or ()
         except msgspec.MsgspecError:
@@ -57,13 +57,13 @@ class Items(Generic[Parsed]):
         return [self._one(bytes(item), path, index) for index, item in enumerate(raws)]
 
     def _one(self, raw: bytes, path: str, index: int) -> Parsed:
-        at = f"{path}[{index}]"
-        if len(raw) > MOST_ITEM_BYTES:
-            return self._parse(read_raw(raw, at), at)
-        known = self._kept.get(raw)
+        is_kept = len(raw) <= MOST_ITEM_BYTES
+        known = self._kept.get(raw) if is_kept else None
         if known is None:
+            at = f"{path}[{index}]"
             known = self._parse(read_raw(raw, at), at)
-            self._keep(raw, known)
+            if is_kept:
+                self._keep(raw, known)
         return known
 
     def _keep(self, raw: bytes, parsed: Parsed) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from evener.dialects.canonical import Message
 from evener.dialects.fields import as_name, as_object, as_string
+from evener.tokens.digests import Message
 
 
 class OfferedTool(Struct, frozen=True, kw_only=True, eq=False):

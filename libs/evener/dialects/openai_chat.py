@@ -3,12 +3,11 @@
 from typing import Any, Final
 
 from evener.dialects.canonical import (
-    NOTHING,
+    NOTHING_STREAMED,
     AnswerChoice,
     CanonicalAnswer,
     CanonicalRequest,
     Head,
-    Message,
     RequestError,
     RequestHints,
     Streamed,
@@ -18,17 +17,16 @@ from evener.dialects.canonical import (
 )
 from evener.dialects.fields import read_hints
 from evener.dialects.openai_chat_request import parse_request
-from evener.dialects.wire import arguments_text, wire_json
+from evener.dialects.wire import ERROR_CODES, arguments_text, wire_json
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
 PATHS: Final = frozenset({"v1/chat/completions", "chat/completions"})
-OPENING: Final[Message] = {"role": "assistant", "content": ""}
+OPENING_DELTA: Final[Message] = {"role": "assistant", "content": ""}
 """The delta that opens a choice."""
 DONE: Final = b"data: [DONE]\n\n"
 FINISH: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORTED: "length"}
 """The dialect's finish reasons. It has none of its own for an aborted answer."""
-CODES: Final = {"context_length_exceeded": "invalid_request_error"}
-"""Kinds of errors that OpenAI expresses by `code`, and their `type`."""
 
 
 class OpenAIChat:
@@ -61,7 +59,7 @@ class OpenAIChat:
 
     def prologue(self, head: Head) -> bytes:
         """Return the chunk that opens the first choice."""
-        return _chunk(head, OPENING)
+        return _chunk(head, OPENING_DELTA)
 
     def keep_alive(self, head: Head) -> bytes:
         return _chunk(head, {})
@@ -69,13 +67,13 @@ class OpenAIChat:
     def delta(self, head: Head, key: str, streamed: Streamed, *, reasoning: str = "", text: str = "") -> bytes:  # noqa: ARG002 (stateless)
         return _additions(head, reasoning, text)
 
-    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:
+    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING_STREAMED) -> bytes:
         head = head_of(answer)
         events: list[bytes] = []
         for index, choice in enumerate(answer.choices):
             if index > 0:
-                events.append(_chunk(head, OPENING, index=index))
-            left = rest_of(choice.message, streamed if index == 0 else NOTHING)
+                events.append(_chunk(head, OPENING_DELTA, index=index))
+            left = rest_of(choice.message, streamed if index == 0 else NOTHING_STREAMED)
             events.append(_additions(head, left.reasoning, left.text, index=index))
             for number, call in enumerate(choice.message.get("tool_calls", ())):
                 events.append(_chunk(head, {"tool_calls": [{"index": number, **_call(call)}]}, index=index))
@@ -85,8 +83,8 @@ class OpenAIChat:
         return b"".join(events) + DONE
 
     def error(self, error: RequestError) -> bytes:
-        kind = CODES.get(error.kind, error.kind)
-        code = error.kind if error.kind in CODES else None
+        kind = ERROR_CODES.get(error.kind, error.kind)
+        code = error.kind if error.kind in ERROR_CODES else None
         return wire_json({"error": {"message": error.message, "type": kind, "param": error.field, "code": code}})
 
     def stream_error(self, head: Head, error: RequestError) -> bytes:  # noqa: ARG002 (an error of this dialect names no answer)

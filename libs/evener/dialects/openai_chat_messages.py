@@ -4,11 +4,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import Image, Message
+from evener.dialects.canonical import Image
 from evener.dialects.fields import as_arguments, as_items, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_at, image_part, images_within
 from evener.dialects.wire import joined
-from evener.tokens.digests import message_digest
+from evener.tokens.digests import Message, message_digest
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 WITH_IMAGES: Final = ("user", "tool")

@@ -8,16 +8,14 @@ from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.offered import OfferedTool, as_function, record_dropped
 from evener.dialects.openai_chat_messages import parse_message
-from evener.dialects.rules import NEW_TURN, Only, Rules, beside, chooses_none
+from evener.dialects.rules import CONSTRAINED, LOGPROBS, NEW_TURN, Only, Rules, beside, chooses_none
 
 MAX_CHOICES: Final = 128
 HOSTED_TOOLS: Final = frozenset(
     {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "url_context", "google_search"}
 )
 """Tools that a provider would run itself. The model does not see them, which is the same as never using them."""
-LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
 DISTRIBUTION: Final = "it would change the sampled distribution"
-CONSTRAINED: Final = "constrained sampling is not served"
 CONTINUED: Final = "an answer cannot continue a given one"
 ENDS: Final = "an answer ends where the policy ends it"
 RULES: Final = Rules(

@@ -2,12 +2,21 @@
 
 from typing import Final
 
-from evener.dialects.canonical import NOTHING, CanonicalAnswer, CanonicalRequest, Head, RequestError, RequestHints, Streamed, rest_of
+from evener.dialects.canonical import (
+    NOTHING_STREAMED,
+    CanonicalAnswer,
+    CanonicalRequest,
+    Head,
+    RequestError,
+    RequestHints,
+    Streamed,
+    rest_of,
+)
 from evener.dialects.fields import read_hints
-from evener.dialects.openai_responses_answer import CODES, ended_response, error_fields, open_response, output_items
+from evener.dialects.openai_responses_answer import ended_response, error_fields, open_response, output_items
 from evener.dialects.openai_responses_request import ResponsesParser
-from evener.dialects.openai_responses_stream import OPENING, EventWriter, event
-from evener.dialects.wire import wire_json
+from evener.dialects.openai_responses_stream import PROLOGUE_EVENTS, EventWriter, event
+from evener.dialects.wire import ERROR_CODES, wire_json
 
 PATHS: Final = frozenset({"v1/responses", "responses"})
 COUNTING: Final = "/input_tokens"
@@ -53,7 +62,7 @@ class OpenAIResponses:
         return event("response.created", 0, response=response) + event("response.in_progress", 1, response=response)
 
     def keep_alive(self, head: Head) -> bytes:
-        return event("response.in_progress", OPENING - 1, response=open_response(head))
+        return event("response.in_progress", PROLOGUE_EVENTS - 1, response=open_response(head))
 
     def delta(self, head: Head, key: str, streamed: Streamed, *, reasoning: str = "", text: str = "") -> bytes:  # noqa: ARG002 (no event names it)
         writer = EventWriter(key, streamed)
@@ -61,7 +70,7 @@ class OpenAIResponses:
         writer.add_text(text)
         return writer.written()
 
-    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING) -> bytes:
+    def events(self, request: CanonicalRequest, answer: CanonicalAnswer, streamed: Streamed = NOTHING_STREAMED) -> bytes:
         [choice] = answer.choices
         items = output_items(answer, request.forms)
         writer = EventWriter(choice.key, streamed)
@@ -74,7 +83,7 @@ class OpenAIResponses:
         return writer.written()
 
     def error(self, error: RequestError) -> bytes:
-        return wire_json({"error": error_fields(error, error.kind if error.kind in CODES else None)})
+        return wire_json({"error": error_fields(error, error.kind if error.kind in ERROR_CODES else None)})
 
     def stream_error(self, head: Head, error: RequestError) -> bytes:
         """Return the end of a stream: first for clients that read the error from the response, then for those that expect an `error`."""

@@ -7,14 +7,13 @@ the same items as events.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from evener.dialects.canonical import CanonicalAnswer, Head, Message, RequestError, ToolForm, head_of, text_of
+from evener.dialects.canonical import CanonicalAnswer, Head, RequestError, ToolForm, head_of, text_of
 from evener.dialects.openai_responses_items import JSON_MARK, item_id, wire_call_id
 from evener.dialects.openai_responses_tools import INPUT
-from evener.dialects.wire import arguments_text
+from evener.dialects.wire import ERROR_CODES, arguments_text
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
-CODES: Final = {"context_length_exceeded": "invalid_request_error"}
-"""Kinds of errors that OpenAI expresses by `code`, and their `type`."""
 ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": INPUT}
 """Kinds of calls whose arguments are text, and the field that holds the text."""
 
@@ -23,7 +22,7 @@ Forms = Mapping[str, ToolForm]
 
 def error_fields(error: RequestError, code: str | None) -> Message:
     """Return the fields of an error."""
-    return {"message": error.message, "type": CODES.get(error.kind, error.kind), "param": error.field, "code": code}
+    return {"message": error.message, "type": ERROR_CODES.get(error.kind, error.kind), "param": error.field, "code": code}
 
 
 def output_items(answer: CanonicalAnswer, forms: Forms) -> list[Message]:

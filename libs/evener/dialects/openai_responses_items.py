@@ -11,12 +11,12 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evener.dialects.canonical import Image, Message
+from evener.dialects.canonical import Image
 from evener.dialects.fields import as_arguments, as_items, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.images import image_at, image_part, images_within
-from evener.dialects.openai_responses_tools import INPUT, NO_TOOLS, SEARCH, Toolset, flat_name, parse_tools, tools_text
+from evener.dialects.openai_responses_tools import EMPTY_TOOLSET, INPUT, SEARCH, Toolset, flat_name, parse_tools, tools_text
 from evener.dialects.wire import joined, our_key
-from evener.tokens.digests import message_digest
+from evener.tokens.digests import Message, message_digest
 
 ROLES: Final = ("system", "developer", "user", "assistant")
 TEXT_PARTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -35,7 +35,7 @@ class ItemPart(Struct, frozen=True, kw_only=True, eq=False):
     digest: bytes | None = None
     """The digest of a whole message."""
     images: tuple[Image, ...] = ()
-    tools: Toolset = NO_TOOLS
+    tools: Toolset = EMPTY_TOOLSET
     opens: bool = False
     """Whether the item, if it comes before the first assistant turn, declares tools of the request and is not a message."""
 

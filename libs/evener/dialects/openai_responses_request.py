@@ -8,10 +8,9 @@ from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_responses_items import ItemPart, assembled, check_format, parse_item, whole
 from evener.dialects.openai_responses_tools import Toolset, forms_of, joined, parse_tool
-from evener.dialects.rules import NEW_TURN, Only, Rules, chooses_none
+from evener.dialects.rules import LOGPROBS, NEW_TURN, Only, Rules, chooses_none
 
-LOGPROBS: Final = "message.output_text.logprobs"
-NO_LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
+LOGPROBS_VALUE: Final = "message.output_text.logprobs"
 CUT: Final = "nothing is cut out of a history; send what the model is to see"
 RULES: Final = Rules(
     obeyed={
@@ -30,7 +29,7 @@ RULES: Final = Rules(
         "reasoning": "how the policy reasons is set by the run",
         "store": "everything is kept, and nothing served from there",
         "text": "`verbosity` and the like; any `format` but `text` is refused: it is constrained sampling",
-        "include": f"what there is comes in any case; `{LOGPROBS}` is refused",
+        "include": f"what there is comes in any case; `{LOGPROBS_VALUE}` is refused",
     },
     refused={
         "previous_response_id": "answers are not stored; send the whole input",
@@ -38,7 +37,7 @@ RULES: Final = Rules(
         "background": "answers come over the open connection only",
         "prompt": "stored prompts are not served; send instructions and input",
         "context_management": CUT,
-        "top_logprobs": NO_LOGPROBS,
+        "top_logprobs": LOGPROBS,
     },
     only={"truncation": Only("disabled", CUT)},
     stops="stop",
@@ -96,6 +95,6 @@ def _instructions(fields: dict[str, Any]) -> tuple[ItemPart, ...]:
 
 def _check_forms(fields: dict[str, Any]) -> None:
     """Refuse forms of an answer other than text."""
-    if LOGPROBS in as_list(fields.get("include", []), "include"):
-        refuse("include", NO_LOGPROBS)
+    if LOGPROBS_VALUE in as_list(fields.get("include", []), "include"):
+        refuse("include", LOGPROBS)
     check_format(as_object(fields.get("text", {}), "text").get("format"), "text.format")

@@ -7,11 +7,12 @@ repeats an event with its number. An error, which ends the stream anywhere, has 
 
 from typing import Any, Final
 
-from evener.dialects.canonical import Message, Streamed
+from evener.dialects.canonical import Streamed
 from evener.dialects.openai_responses_answer import ARGUMENTS, message_item, reasoning_item, text_part
 from evener.dialects.wire import wire_json
+from evener.tokens.digests import Message
 
-OPENING: Final = 2
+PROLOGUE_EVENTS: Final = 2
 """The number of events in the prologue."""
 BEFORE_DELTAS: Final = 2
 """The number of events before the deltas: an item and its part are added."""
@@ -26,7 +27,7 @@ class EventWriter:
         self._key = key
         self._reasoning = streamed.reasoning
         self._text = streamed.text
-        self._number = OPENING
+        self._number = PROLOGUE_EVENTS
         self._index = 0
         """The index of the open item, or of the next one."""
         self._out: list[bytes] = []
@@ -49,11 +50,11 @@ class EventWriter:
         """Write the events that add reasoning."""
         if not more:
             return
-        place = self._reasoning_place()
+        fields = self._reasoning_fields()
         if not self._reasoning:
             self.write("response.output_item.added", output_index=0, item=reasoning_item(self._key, ""))
-            self.write("response.reasoning_summary_part.added", **place, part={"type": "summary_text", "text": ""})
-        self.write("response.reasoning_summary_text.delta", numbers=len(more), **place, delta=more)
+            self.write("response.reasoning_summary_part.added", **fields, part={"type": "summary_text", "text": ""})
+        self.write("response.reasoning_summary_text.delta", numbers=len(more), **fields, delta=more)
         self._reasoning += more
 
     def add_text(self, more: str) -> None:
@@ -62,7 +63,7 @@ class EventWriter:
             return
         if not self._text:
             self._open_text()
-        self.write("response.output_text.delta", numbers=len(more), **self._text_place(), delta=more, logprobs=[])
+        self.write("response.output_text.delta", numbers=len(more), **self._text_fields(), delta=more, logprobs=[])
         self._text += more
 
     def end(self, items: list[Message]) -> None:
@@ -81,22 +82,22 @@ class EventWriter:
         self._end_reasoning()
         item = message_item(self._key, self._index, "", status="in_progress")
         self.write("response.output_item.added", output_index=self._index, item=item)
-        self.write("response.content_part.added", **self._text_place(), part=text_part(""))
+        self.write("response.content_part.added", **self._text_fields(), part=text_part(""))
 
     def _end_reasoning(self) -> None:
         """End the reasoning if it is open."""
         if not self._reasoning or self._index > 0:
             return
-        place, item = self._reasoning_place(), reasoning_item(self._key, self._reasoning)
-        self.write("response.reasoning_summary_text.done", **place, text=self._reasoning)
-        self.write("response.reasoning_summary_part.done", **place, part=item["summary"][0])
+        fields, item = self._reasoning_fields(), reasoning_item(self._key, self._reasoning)
+        self.write("response.reasoning_summary_text.done", **fields, text=self._reasoning)
+        self.write("response.reasoning_summary_part.done", **fields, part=item["summary"][0])
         self.write("response.output_item.done", output_index=0, item=item)
         self._index = 1
 
     def _end_text(self, item: Message) -> None:
-        place = self._text_place()
-        self.write("response.output_text.done", **place, text=self._text, logprobs=[])
-        self.write("response.content_part.done", **place, part=text_part(self._text))
+        fields = self._text_fields()
+        self.write("response.output_text.done", **fields, text=self._text, logprobs=[])
+        self.write("response.content_part.done", **fields, part=text_part(self._text))
         self.write("response.output_item.done", output_index=self._index, item=item)
         self._index += 1
 
@@ -106,15 +107,15 @@ class EventWriter:
         self.write("response.output_item.added", output_index=index, item=item | {"status": "in_progress"} | empty)
         if field is not None:
             kind = "function_call_arguments" if item["type"] == "function_call" else "custom_tool_call_input"
-            place = {"item_id": item["id"], "output_index": index}
-            self.write(f"response.{kind}.delta", **place, delta=item[field])
-            self.write(f"response.{kind}.done", **place, name=item["name"], **{field: item[field]})
+            fields = {"item_id": item["id"], "output_index": index}
+            self.write(f"response.{kind}.delta", **fields, delta=item[field])
+            self.write(f"response.{kind}.done", **fields, name=item["name"], **{field: item[field]})
         self.write("response.output_item.done", output_index=index, item=item)
 
-    def _reasoning_place(self) -> Message:
+    def _reasoning_fields(self) -> Message:
         return {"item_id": reasoning_item(self._key, "")["id"], "output_index": 0, "summary_index": 0}
 
-    def _text_place(self) -> Message:
+    def _text_fields(self) -> Message:
         item = message_item(self._key, self._index, "", status="in_progress")
         return {"item_id": item["id"], "output_index": self._index, "content_index": 0}
 

@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evener.dialects.canonical import Message, ToolForm
+from evener.dialects.canonical import ToolForm
 from evener.dialects.fields import as_items, as_list, as_name, as_object, as_string, malformed, refuse
 from evener.dialects.rules import Rules, beside
+from evener.tokens.digests import Message
 
 SEPARATOR: Final = "__"
 SEARCH: Final = "tool_search"
 INPUT: Final = "input"
-KINDS: Final = ("function", "custom", SEARCH)
+TOOL_KINDS: Final = ("function", "custom", SEARCH)
 HOSTED_TOOLS: Final = frozenset(
     {"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "programmatic_tool_calling"}
     | {"url_context", "google_search"}
@@ -59,7 +60,7 @@ class Toolset(Struct, frozen=True, kw_only=True, eq=False):
     """What was dropped from each tool or namespace, by its name."""
 
 
-NO_TOOLS: Final = Toolset()
+EMPTY_TOOLSET: Final = Toolset()
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -133,7 +134,7 @@ def _tool(definition: dict[str, Any], namespace: str | None, path: str) -> Respo
     kind = as_string(definition.get("type"), f"{path}.type")
     if _DATED.sub("", kind) in CLIENT_TOOLS:
         refuse(f"{path}.type", f"{kind!r} runs at the client by a schema that only its provider's models know; declare a function instead")
-    if kind not in KINDS:
+    if kind not in TOOL_KINDS:
         refuse(f"{path}.type", f"{kind!r} tools are not served, only functions, custom tools and namespaces of them")
     wire = SEARCH if kind == SEARCH else as_name(definition.get("name"), f"{path}.name")
     shown: Message = {"name": flat_name(namespace, wire)}

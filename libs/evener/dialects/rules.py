@@ -16,6 +16,8 @@ STOPS: Final = "stop strings are not supported: an answer ends where the policy 
 NEW_TURN: Final = "a history that ends with an answer is followed by a new turn, which does not continue it"
 CACHE_MARKS: Final = frozenset({"cache_control"})
 """Fields that ask nothing of a model."""
+LOGPROBS: Final = "log-probabilities are kept in the log, not sent to the harness"
+CONSTRAINED: Final = "constrained sampling is not served; ask for the format in the prompt"
 
 
 class Only(Struct, frozen=True):
@@ -62,31 +64,31 @@ class Rules(Struct, frozen=True, kw_only=True, eq=False):
 
     def limit(self, fields: Mapping[str, Any]) -> int | None:
         """Return the requested limit of the answer's tokens. Raises RequestError naming the field."""
-        given = [as_count(fields[name], self.place(name)) for name in self.limits if name in fields]
+        given = [as_count(fields[name], self.path(name)) for name in self.limits if name in fields]
         return given[0] if given else None
 
     def removed(self, fields: Mapping[str, Any]) -> list[str]:
         """Return the fields that ask for hosted tools. An empty object asks for one, an empty list does not."""
         return sorted(name for name in self.hosted if fields.get(name, []) != [])
 
-    def place(self, name: str) -> str:
-        """Return the full place of a field in the body."""
+    def path(self, name: str) -> str:
+        """Return the full path of a field in the body."""
         return f"{self.at}.{name}" if self.at else name
 
     def _refuse(self, name: str, value: Any, *, count_only: bool) -> None:
         if value and name in self.refused:
-            refuse(self.place(name), self.refused[name])
+            refuse(self.path(name), self.refused[name])
         if name in self.only and value not in ("", self.only[name].value):
-            refuse(self.place(name), self.only[name].why)
+            refuse(self.path(name), self.only[name].why)
         if value and name == self.stops and not count_only:
-            refuse(self.place(name), STOPS)
+            refuse(self.path(name), STOPS)
 
     def _check(self, name: str, value: Any) -> None:
         if name in self.bounds:
             least, most = self.bounds[name]
-            as_number(value, self.place(name), least=least, most=most)
+            as_number(value, self.path(name), least=least, most=most)
         if name in self.integers:
-            as_integer(value, self.place(name))
+            as_integer(value, self.path(name))
 
 
 def beside(sent: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -5,16 +5,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from evener.dialects.canonical import Message
+from evener.tokens.digests import Message
 
 UNPARSED: Final = "__unparsedToolInput"
 """The field for arguments that are not a JSON object, in formats that only allow objects.
 
 Claude Code uses the same form for such arguments: `{"__unparsedToolInput": {"raw": text, "len": its length in UTF-16 units}}`.
 """
-KEY: Final = re.compile(r"[A-Za-z0-9]{1,200}")
-FAILED: Final = "Error: "
+KEY_FORM: Final = re.compile(r"[A-Za-z0-9]{1,200}")
+TOOL_ERROR: Final = "Error: "
 """The prefix of a tool result that its harness marks as an error: the policy sees only text."""
+ERROR_CODES: Final = {"context_length_exceeded": "invalid_request_error"}
+"""Kinds of errors that OpenAI expresses by `code`, and their `type`."""
 _BREAKS: Final = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 """Characters that some clients take for the end of a line in their stream. They occur only in strings, where they may be escaped."""
 
@@ -48,7 +50,7 @@ def canonical_arguments(value: dict[str, Any]) -> dict[str, Any] | str:
 
 def our_key(text: Any) -> str | None:
     """Return the text if it can be an answer key, otherwise None."""
-    return text if isinstance(text, str) and KEY.fullmatch(text) else None
+    return text if isinstance(text, str) and KEY_FORM.fullmatch(text) else None
 
 
 def joined(parts: list[Message]) -> str | list[Message]:
@@ -61,11 +63,11 @@ def joined(parts: list[Message]) -> str | list[Message]:
 def failed(content: str | list[Message]) -> str | list[Message]:
     """Return the content of a tool result that is an error, marked in its text."""
     if isinstance(content, str):
-        return FAILED + content
+        return TOOL_ERROR + content
     first = content[0]
     if first["type"] == "text":
-        return [{"type": "text", "text": FAILED + first["text"]}, *content[1:]]
-    return [{"type": "text", "text": FAILED.rstrip()}, *content]
+        return [{"type": "text", "text": TOOL_ERROR + first["text"]}, *content[1:]]
+    return [{"type": "text", "text": TOOL_ERROR.rstrip()}, *content]
 
 
 def _units(text: str) -> int:

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from evener.engines.answers import whole
-from evener.engines.port import PROBE, Engine, EngineRefused, EngineUnreachable, GenerateRequest, LogprobRule
+from evener.engines.port import PROBE_PREFIX, Engine, EngineRefused, EngineUnreachable, GenerateRequest, LogprobRule
 from evener.proto.spec import Sampling
 from evener.templates.port import Renderer
 
-AWKWARD: Final = (
+TOKENIZER_TEXTS: Final = (
     "Plain words, and a full stop.",
     "1234567890 12345678901234567890 3.14159 0x7fff 1,000,000",
     "  12   345\n\n6\t\t7 x  8 -9  +10\n    11: 12,\n\n\n13",
@@ -48,7 +48,7 @@ TOLERANCE: Final = 0.15
 """The largest accepted difference of logprobs, in nats. Quantised kernels differ by this much between a cached and a computed prefix."""
 OTHER_TEMPERATURE: Final = 2.0
 ALIGNED_TOKENS: Final = 6
-CHECK_SECONDS: Final = 120.0
+ENGINE_CHECK_SECONDS: Final = 120.0
 
 
 async def check_engine(engine: Engine, renderer: Renderer) -> LogprobRule:
@@ -57,7 +57,7 @@ async def check_engine(engine: Engine, renderer: Renderer) -> LogprobRule:
     Raises EngineRefused naming what differs, and what the engine raises.
     """
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
+        async with asyncio.timeout(ENGINE_CHECK_SECONDS):
             await compare_tokenizers(engine, renderer)
             prompts = [renderer.encode(text, special=True) for text in OPEN_ENDED]
             await _compare_reports(engine, prompts[0])
@@ -67,42 +67,42 @@ async def check_engine(engine: Engine, renderer: Renderer) -> LogprobRule:
                 await _compare_draws(engine, prompts, temperature=0.5)
             return rule
     except TimeoutError as cause:
-        msg = f"the check at start took more than {CHECK_SECONDS:.0f} s"
+        msg = f"the check at start took more than {ENGINE_CHECK_SECONDS:.0f} s"
         raise EngineUnreachable(msg) from cause
 
 
 async def compare_tokenizers(engine: Engine, renderer: Renderer) -> None:
     """Check that an engine has a policy's tokenizer. Raises EngineRefused naming what differs, and what the engine raises."""
     ends = b"|".join(renderer.pieces(renderer.stop_ids)).decode(errors="replace")
-    for text in (*AWKWARD, f"a{ends}b {ends}"):
+    for text in (*TOKENIZER_TEXTS, f"a{ends}b {ends}"):
         ours, theirs = renderer.encode(text, special=True), await engine.tokenize(text)
         if ours != theirs:
-            place = next(
+            position = next(
                 (at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs))
             )
             msg = (
-                f"the tokenizers differ on {text!r}: from token {place} on the engine has {theirs[place : place + 5]}, "
-                f"the policy {ours[place : place + 5]}"
+                f"the tokenizers differ on {text!r}: from token {position} on the engine has {theirs[position : position + 5]}, "
+                f"the policy {ours[position : position + 5]}"
             )
             raise EngineRefused(msg)
 
 
 async def _compare_reports(engine: Engine, prompt: Sequence[int]) -> None:
-    """Check that each id of an answer has a logprob, and that it matches the distribution at its place."""
+    """Check that each id of an answer has a logprob, and that it matches the distribution at its position."""
     ids = np.asarray(prompt, np.int32)
-    request = GenerateRequest(request_id=f"{PROBE}-reports", ids=ids, sampling=Sampling(seed=1), max_tokens=ALIGNED_TOKENS)
+    request = GenerateRequest(request_id=f"{PROBE_PREFIX}-reports", ids=ids, sampling=Sampling(seed=1), max_tokens=ALIGNED_TOKENS)
     async with aclosing(engine.generate(request)) as chunks:
         answer = await whole(chunks)
     if not len(answer.ids) == len(answer.logprobs) == len(answer.versions) > 0:
         msg = f"{len(answer.ids)} ids came with {len(answer.logprobs)} logprobs and {len(answer.versions)} versions"
         raise EngineRefused(msg)
-    for place, (token, logprob) in enumerate(zip(answer.ids.tolist(), answer.logprobs.tolist(), strict=True)):
+    for position, (token, logprob) in enumerate(zip(answer.ids.tolist(), answer.logprobs.tolist(), strict=True)):
         if not math.isfinite(logprob) or logprob > TOLERANCE / 100:
             msg = f"the sampled id {token} has the logprob {logprob}"
             raise EngineRefused(msg)
-        _, top = await engine.top_logprobs(np.concatenate([ids, answer.ids[:place]]), Sampling(seed=1), TOP)
+        _, top = await engine.top_logprobs(np.concatenate([ids, answer.ids[:position]]), Sampling(seed=1), TOP)
         if abs(top.get(token, logprob) - logprob) > TOLERANCE:
-            msg = f"the sampled id {token} has the logprob {logprob:.3f}, the distribution at its place says {top[token]:.3f}"
+            msg = f"the sampled id {token} has the logprob {logprob:.3f}, the distribution at its position says {top[token]:.3f}"
             raise EngineRefused(msg)
 
 

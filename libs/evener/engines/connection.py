@@ -16,13 +16,13 @@ from msgspec import Struct
 from evener.engines.port import HEALTH_SECONDS, EngineError, EngineUnreachable, GenerateRequest
 from evener.runtime.threads import Threads
 
-CONNECT_SECONDS: Final = 10.0
+ENGINE_CONNECT_SECONDS: Final = 10.0
 CONTROL_SECONDS: Final = 900.0
 """How long an engine may be silent on any request but sampling: loading weights takes minutes. Sampling may be silent for ever."""
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 """Socket options by which the kernel finds a host that is gone: after 30 s of silence it probes three times, 10 s apart; unacknowledged
 data breaks the connection after 60,000 ms. A system may lack some of them."""
-IDLE_SECONDS: Final = 4.0
+REUSE_SECONDS: Final = 4.0
 """A connection is reused within this time: vLLM closes one that was idle for 5 s."""
 LINE_BYTES: Final = 8 << 20
 SHORT_IDS: Final = 4_000
@@ -30,9 +30,11 @@ SHORT_IDS: Final = 4_000
 ENCODING: Final = Threads("encode", 1)
 """The thread that encodes long prompts, one after another: a call of 64 answers sends as many requests at once."""
 HEALTH: Final = "/health"
-JSON: Final = {"content-type": "application/json"}
-SHOWN_CHARACTERS: Final = 200
+JSON_HEADERS: Final = {"content-type": "application/json"}
+QUOTED_CHARACTERS: Final = 200
 """How much of an engine's answer is quoted in an error."""
+ENGINE_HOST: Final = "127.0.0.1"
+"""Where engines that Evener starts listen: nobody else on the network reaches them."""
 BUSY: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 
 
@@ -54,14 +56,14 @@ class EngineLink(Struct, frozen=True):
     """The key that every request carries. None: none does."""
 
 
-PLAIN: Final = EngineLink()
+PLAIN_LINK: Final = EngineLink()
 
 
 class EngineHttp:
     """Connections to one engine. Closing or cancelling a request closes its connection, which tells the engine to abort it."""
 
     def __init__(
-        self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False, link: EngineLink = PLAIN
+        self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False, link: EngineLink = PLAIN_LINK
     ) -> None:
         """`refuses_by_500`: a status of 500 is a refusal with a reason. Otherwise the engine has failed and counts as unreachable."""
         self.url: Final = url.rstrip("/")
@@ -141,9 +143,9 @@ class EngineHttp:
         if self._session.closed:
             msg = f"{method} {self.url}{path}: its connections were closed"
             raise EngineUnreachable(msg)
-        timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
+        timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=ENGINE_CONNECT_SECONDS, sock_read=silence)
         try:
-            asking = self._session.request(method, f"{self.url}{path}", data=body, headers=JSON, timeout=timeout)
+            asking = self._session.request(method, f"{self.url}{path}", data=body, headers=JSON_HEADERS, timeout=timeout)
             del body
             async with asking as response:
                 if response.status != HTTPStatus.OK:
@@ -157,7 +159,7 @@ class EngineHttp:
 
     def _opened(self) -> aiohttp.ClientSession:
         tls = True if self._link.tls is None else self._link.tls
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=kept_alive, ssl=tls)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=REUSE_SECONDS, socket_factory=kept_alive, ssl=tls)
         key = {} if self._link.api_key is None else {"authorization": f"Bearer {self._link.api_key}"}
         return aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES, headers=key)
 
@@ -203,4 +205,4 @@ def kept_alive(address: tuple[Any, ...]) -> socket.socket:
 
 def _shown(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."
+    return line if len(line) <= QUOTED_CHARACTERS else f"{line[:QUOTED_CHARACTERS]}..."

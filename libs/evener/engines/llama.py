@@ -2,7 +2,7 @@
 
 An answer is sampled in blocks that are not streamed: in a stream, llama.cpp loses the ids of tokens that end inside a UTF-8 character, and
 in either mode their logprobs. Continuing from the ids so far costs nothing extra (the last sampled token is evaluated then in both cases).
-Missing logprobs are looked up afterwards, in the distribution at their place.
+Missing logprobs are looked up afterwards, in the distribution at their position.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
-from evener.engines.connection import PLAIN, EngineHttp, EngineLink, HttpRefusal
+from evener.engines.connection import PLAIN_LINK, EngineHttp, EngineLink, HttpRefusal
 from evener.engines.port import HEALTH_SECONDS, Chunk, ContextOverflow, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
@@ -27,7 +27,7 @@ BLOCK_TOKENS: Final = 16
 LOOKED_UP: Final = 256
 """How many of the most likely tokens are requested first to look up a logprob. If that fails, all are."""
 FORCED_BIAS: Final = 1000.0
-NEUTRAL: Final[dict[str, Any]] = {
+LLAMA_NEUTRAL: Final[dict[str, Any]] = {
     "typical_p": 1.0,
     "top_n_sigma": -1.0,
     "xtc_probability": 0.0,
@@ -54,7 +54,7 @@ what it samples."""
 class LlamaEngine:
     """An engine behind llama.cpp's HTTP API. Its weights never change, so every token is of version 0. It reports raw logprobs."""
 
-    def __init__(self, url: str, *, link: EngineLink = PLAIN) -> None:
+    def __init__(self, url: str, *, link: EngineLink = PLAIN_LINK) -> None:
         self._http: Final = EngineHttp(url, link=link)
         self._slots: asyncio.Semaphore | None = None
 
@@ -112,8 +112,8 @@ class LlamaEngine:
         """Return the logprob of each sampled id, as reported, or looked up if llama.cpp omitted it."""
         reported = align(answer.ids, answer.logprobs)[: len(sampled)]
         return [
-            await self._lookup([*ids, *sampled[:place]], sampled[place]) if logprob is None else logprob
-            for place, logprob in enumerate(reported)
+            await self._lookup([*ids, *sampled[:position]], sampled[position]) if logprob is None else logprob
+            for position, logprob in enumerate(reported)
         ]
 
     async def _lookup(self, ids: Sequence[int], token: int) -> float:
@@ -135,7 +135,7 @@ class LlamaEngine:
             return int(models["data"][0]["meta"]["n_vocab"])
 
     async def _complete(self, ids: Sequence[int], sampling: Sampling, **changes: Any) -> "Completion":
-        body = NEUTRAL | {
+        body = LLAMA_NEUTRAL | {
             "prompt": list(ids),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -175,9 +175,9 @@ def cut(answer: Completion, stop_ids: Sequence[int], wanted: int) -> tuple[list[
     llama.cpp stops only at its own end-of-generation ids. What it sampled after another stop id is dropped.
     """
     stops = set(stop_ids)
-    for place, token in enumerate(answer.ids):
+    for position, token in enumerate(answer.ids):
         if token in stops:
-            return answer.ids[: place + 1], FinishReason.STOP
+            return answer.ids[: position + 1], FinishReason.STOP
     if answer.at_end:
         return answer.ids, FinishReason.STOP
     if answer.at_context:
@@ -191,39 +191,39 @@ def cut(answer: Completion, stop_ids: Sequence[int], wanted: int) -> tuple[list[
 def align(ids: Sequence[int], reported: Sequence[tuple[int, float]]) -> list[float | None]:
     """Return a logprob for each of `ids`, None if it was omitted. `reported` has the logprobs of some of them, in order.
 
-    Raises EngineError if they do not belong to these ids. If an id could stand for several places, all of these places are looked up, so
-    that no logprob is assigned to a neighbour.
+    Raises EngineError if they do not belong to these ids. If an id could stand for several positions, all of them are looked up, so that no
+    logprob is assigned to a neighbour.
     """
     if [token for token, _ in reported] == list(ids):
         return [logprob for _, logprob in reported]
-    first, last = _places(ids, reported), _places(ids[::-1], reported[::-1])
+    first, last = _positions(ids, reported), _positions(ids[::-1], reported[::-1])
     if first is None or last is None:
         msg = f"logprobs of the ids {[token for token, _ in reported]} came with the ids {list(ids)}"
         raise EngineError(msg)
     found: list[float | None] = [None] * len(ids)
-    for index, place in enumerate(first):
-        if place == len(ids) - 1 - last[-1 - index]:
-            found[place] = reported[index][1]
+    for index, position in enumerate(first):
+        if position == len(ids) - 1 - last[-1 - index]:
+            found[position] = reported[index][1]
     return found
 
 
-def _places(ids: Sequence[int], reported: Sequence[tuple[int, float]]) -> list[int] | None:
-    """Return the earliest places of the reported ids as a subsequence of `ids`, or None."""
-    places: list[int] = []
+def _positions(ids: Sequence[int], reported: Sequence[tuple[int, float]]) -> list[int] | None:
+    """Return the earliest positions of the reported ids as a subsequence of `ids`, or None."""
+    positions: list[int] = []
     at = 0
     for token, _ in reported:
         while at < len(ids) and ids[at] != token:
             at += 1
         if at == len(ids):
             return None
-        places.append(at)
+        positions.append(at)
         at += 1
-    return places
+    return positions
 
 
-def block_seed(seed: int, place: int) -> int:
-    """Return the seed of the block that starts at `place`. Blocks of one answer must not repeat each other's draws."""
-    digest = hashlib.blake2b(f"{seed}/{place}".encode(), digest_size=4).digest()
+def block_seed(seed: int, position: int) -> int:
+    """Return the seed of the block that starts at `position`. Blocks of one answer must not repeat each other's draws."""
+    digest = hashlib.blake2b(f"{seed}/{position}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1  # 2**32 - 1 would mean "draw one"
 
 

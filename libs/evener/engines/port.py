@@ -11,7 +11,7 @@ from evener.proto.errors import EvenerError, Recoverable
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
-PROBE: Final = "probe"
+PROBE_PREFIX: Final = "probe"
 """The prefix of request ids that are not calls but belong to the check at start. A scripted engine answers them from its own
 distribution."""
 

@@ -42,7 +42,7 @@ class EngineAccess(Struct, frozen=True, kw_only=True):
         return EngineLink(tls, self.api_keys.get(engine_id, self.api_keys.get("*")))
 
 
-OPEN: Final = EngineAccess()
+OPEN_ACCESS: Final = EngineAccess()
 """Engines that want no key, and whose certificates, if they have any, the system trusts."""
 VLLM: Final = EngineKind(
     lambda joined, link: VllmEngine(joined.url, link=link),
@@ -56,7 +56,7 @@ ENGINES: Final[dict[str, EngineKind]] = {
 }
 
 
-def open_engine(joined: EngineJoined, access: EngineAccess = OPEN) -> Engine:
+def open_engine(joined: EngineJoined, access: EngineAccess = OPEN_ACCESS) -> Engine:
     """Return the adapter for an engine, without connecting. Raises EngineError for an unknown kind."""
     if joined.kind not in ENGINES:
         msg = f"engine {joined.engine_id} is of kind {joined.kind!r}; known are {', '.join(ENGINES)}"
@@ -64,7 +64,9 @@ def open_engine(joined: EngineJoined, access: EngineAccess = OPEN) -> Engine:
     return ENGINES[joined.kind].engine(joined, access.link(joined.engine_id))
 
 
-def open_weights(joined: EngineJoined, access: EngineAccess = OPEN, *, load_seconds: float = CONTROL_SECONDS) -> WeightControl | None:
+def open_weights(
+    joined: EngineJoined, access: EngineAccess = OPEN_ACCESS, *, load_seconds: float = CONTROL_SECONDS
+) -> WeightControl | None:
     """Return the control of an engine's weights, without connecting. None: the engine keeps the weights that it was started with.
 
     `load_seconds`: an engine that is silent for this long while it loads is unreachable.

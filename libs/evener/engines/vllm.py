@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
 from evener.engines.connection import HttpRefusal, encoded
-from evener.engines.port import PROBE, Chunk, EngineFacts, EngineRefused, GenerateRequest
-from evener.engines.vllm_http import FINISH, MISSING, NEUTRAL, VllmHttp, known_logprob, version_number
+from evener.engines.port import PROBE_PREFIX, Chunk, EngineFacts, EngineRefused, GenerateRequest
+from evener.engines.vllm_http import FINISH_REASONS, MISSING, VLLM_NEUTRAL, VllmHttp, known_logprob, version_number
 from evener.proto.prepared import Converter
 from evener.proto.spec import Sampling
 
@@ -127,8 +127,8 @@ class VllmEngine(VllmHttp):
         return event
 
     async def _probe(self, body: dict[str, Any]) -> Any:
-        """Return the answer to a request whose id says that it is not a call."""
-        return await self._post(GENERATE, body | {"request_id": f"{PROBE}-{secrets.token_hex(8)}"})
+        """Return the answer to a request whose id shows that it belongs to the check at start."""
+        return await self._post(GENERATE, body | {"request_id": f"{PROBE_PREFIX}-{secrets.token_hex(8)}"})
 
     def _chunk(self, events: list[_Event], sampled: int) -> Chunk:
         """Return the tokens of events that arrived together, after `sampled` earlier tokens."""
@@ -143,14 +143,14 @@ class VllmEngine(VllmHttp):
                 logprobs += [known_logprob(each.logprob) for each in content]
         with self._http.reading(GENERATE, events[-1]):
             reason, spans = choice.finish_reason, choice.weight_versions
-            part = chunk(ids, logprobs, finish_reason=None if reason is None else FINISH[reason])
+            part = chunk(ids, logprobs, finish_reason=None if reason is None else FINISH_REASONS[reason])
             versions = None if spans is None else _versions(spans, sampled + len(ids))
             if versions is None:
                 return part
             return structs.replace(part, versions=versions[sampled:], answer_versions=versions)
 
     def _body(self, ids: NDArray[np.int32], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        params = NEUTRAL | structs.asdict(sampling) | {"max_tokens": max_tokens, "logprobs": 0, "detokenize": False}
+        params = VLLM_NEUTRAL | structs.asdict(sampling) | {"max_tokens": max_tokens, "logprobs": 0, "detokenize": False}
         return {"token_ids": ids_json(ids), "sampling_params": params}
 
 

@@ -18,15 +18,15 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from evener.engines.answers import chunk
-from evener.engines.connection import PLAIN, EngineLink, HttpRefusal, encoded
-from evener.engines.port import PROBE, Chunk, EngineFacts, GenerateRequest
-from evener.engines.vllm_http import FINISH, MISSING, NEUTRAL, VllmHttp, known_logprob, version_number
+from evener.engines.connection import PLAIN_LINK, EngineLink, HttpRefusal, encoded
+from evener.engines.port import PROBE_PREFIX, Chunk, EngineFacts, GenerateRequest
+from evener.engines.vllm_http import FINISH_REASONS, MISSING, VLLM_NEUTRAL, VllmHttp, known_logprob, version_number
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
 
 CHAT: Final = "/v1/chat/completions"
-COMPLETIONS: Final = "/v1/completions"
-CHAT_FINISH: Final = FINISH | {"tool_calls": FinishReason.STOP}
+COMPLETIONS_PATH: Final = "/v1/completions"
+CHAT_FINISH: Final = FINISH_REASONS | {"tool_calls": FinishReason.STOP}
 IDS: Final[dict[str, Any]] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 """The second parameter names the id of each logprob, which proves that both belong together."""
 
@@ -34,7 +34,7 @@ IDS: Final[dict[str, Any]] = {"return_token_ids": True, "return_tokens_as_token_
 class VllmChatEngine(VllmHttp):
     """An engine behind vLLM's chat endpoint. `generate` needs messages; versions are unknown."""
 
-    def __init__(self, url: str, *, vision: bool = False, link: EngineLink = PLAIN) -> None:
+    def __init__(self, url: str, *, vision: bool = False, link: EngineLink = PLAIN_LINK) -> None:
         """`vision`: the model takes images."""
         super().__init__(url, link=link)
         self._vision: Final = vision
@@ -50,8 +50,8 @@ class VllmChatEngine(VllmHttp):
 
     async def top_logprobs(self, ids: NDArray[np.int32], sampling: Sampling, count: int) -> tuple[int, dict[int, float]]:
         # the sampled token comes beside the most likely ones: one more, and the best are those asked for
-        choice = await self._completion(f"{PROBE}-{secrets.token_hex(8)}", ids, sampling, 1, logprobs=count + 1)
-        with self._http.reading(COMPLETIONS, choice):
+        choice = await self._completion(f"{PROBE_PREFIX}-{secrets.token_hex(8)}", ids, sampling, 1, logprobs=count + 1)
+        with self._http.reading(COMPLETIONS_PATH, choice):
             (sampled,) = choice["token_ids"]
             told = {_id(name): known_logprob(value) for name, value in choice["logprobs"]["top_logprobs"][0].items()}
             best = sorted(told, key=lambda token: -told[token])[:count]
@@ -112,11 +112,11 @@ class VllmChatEngine(VllmHttp):
         choice = await self._completion(
             request.request_id, request.ids, request.sampling, request.max_tokens, logprobs=0, stop_ids=request.stop_ids
         )
-        with self._http.reading(COMPLETIONS, choice):
+        with self._http.reading(COMPLETIONS_PATH, choice):
             ids = [int(token) for token in choice["token_ids"]]
             logprobs = choice["logprobs"]
             if [_id(name) for name in logprobs["tokens"]] != ids:
-                raise self._http.rubbish(COMPLETIONS, choice)
+                raise self._http.rubbish(COMPLETIONS_PATH, choice)
             told = [known_logprob(value) for value in logprobs["token_logprobs"]]
             part = chunk(ids, told, finish_reason=CHAT_FINISH[choice["finish_reason"]])
             whole = structs.replace(part, prompt_ids=np.asarray(choice["prompt_token_ids"], np.int32))
@@ -127,8 +127,8 @@ class VllmChatEngine(VllmHttp):
     ) -> dict[str, Any]:
         """Return the one choice of a request by ids, sent under this request id."""
         asked = {"request_id": name, "prompt": ids.tolist(), "logprobs": logprobs, "stop_token_ids": list(stop_ids)}
-        answer = await self._post(COMPLETIONS, self._body(sampling, max_tokens) | asked, samples=True)
-        with self._http.reading(COMPLETIONS, answer):
+        answer = await self._post(COMPLETIONS_PATH, self._body(sampling, max_tokens) | asked, samples=True)
+        with self._http.reading(COMPLETIONS_PATH, answer):
             (choice,) = answer["choices"]
             return dict(choice)
 
@@ -144,7 +144,7 @@ class VllmChatEngine(VllmHttp):
             return version_number(str(answer["weight_version"]))
 
     def _body(self, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        return NEUTRAL | IDS | structs.asdict(sampling) | {"max_tokens": max_tokens}
+        return VLLM_NEUTRAL | IDS | structs.asdict(sampling) | {"max_tokens": max_tokens}
 
 
 def _message(message: dict[str, Any], images: Mapping[str, tuple[str, bytes]]) -> dict[str, Any]:

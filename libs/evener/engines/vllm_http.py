@@ -8,7 +8,7 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Final
 
-from evener.engines.connection import CONTROL_SECONDS, PLAIN, EngineHttp, EngineLink, HttpRefusal
+from evener.engines.connection import CONTROL_SECONDS, PLAIN_LINK, EngineHttp, EngineLink, HttpRefusal
 from evener.engines.port import HEALTH_SECONDS, Chunk, ContextOverflow, EngineError, EngineUnreachable
 from evener.proto.sessions import FinishReason
 
@@ -17,12 +17,12 @@ CONTEXT_LENGTH: Final = re.compile(r"maximum (?:model length of|context length i
 """Matches the message for a prompt that does not fit, by ids and by messages."""
 MISSING: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 """How a server answers at an endpoint that it does not have."""
-DONE: Final = b"[DONE]"
+DONE_DATA: Final = b"[DONE]"
 """The data of the event that ends a stream."""
-FINISH: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+FINISH_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 UNKNOWN_LOGPROB: Final = -9999.0
 """vLLM's value for a logprob that it does not have, and for minus infinity."""
-NEUTRAL: Final[dict[str, Any]] = {
+VLLM_NEUTRAL: Final[dict[str, Any]] = {
     "n": 1,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -37,7 +37,7 @@ class VllmHttp:
     """A vLLM server that serves one model."""
 
     def __init__(
-        self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False, link: EngineLink = PLAIN
+        self, url: str, *, silence_seconds: float = CONTROL_SECONDS, refuses_by_500: bool = False, link: EngineLink = PLAIN_LINK
     ) -> None:
         """See `EngineHttp`."""
         self._http: Final = EngineHttp(url, silence_seconds=silence_seconds, refuses_by_500=refuses_by_500, link=link)
@@ -70,8 +70,8 @@ class VllmHttp:
         try:
             async with aclosing(self._http.events(path, encode)) as batches:
                 async for data in batches:
-                    done = DONE in data
-                    if events := data[: data.index(DONE)] if done else data:
+                    done = DONE_DATA in data
+                    if events := data[: data.index(DONE_DATA)] if done else data:
                         yield events
                     if done:
                         return

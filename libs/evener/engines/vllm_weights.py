@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.engines.connection import CONTROL_SECONDS, PLAIN, EngineLink, HttpRefusal
-from evener.engines.port import PROBE, EngineError, TokenScores
+from evener.engines.connection import CONTROL_SECONDS, PLAIN_LINK, EngineLink, HttpRefusal
+from evener.engines.port import PROBE_PREFIX, EngineError, TokenScores
 from evener.engines.vllm import GENERATE
 from evener.engines.vllm_http import MISSING, VllmHttp, known_logprob, version_number
 
@@ -23,7 +23,7 @@ class WeightsOutOfReach(EngineError):
 class VllmWeights(VllmHttp):
     """The weights of an engine behind vLLM's control endpoints."""
 
-    def __init__(self, url: str, *, load_seconds: float = CONTROL_SECONDS, link: EngineLink = PLAIN) -> None:
+    def __init__(self, url: str, *, load_seconds: float = CONTROL_SECONDS, link: EngineLink = PLAIN_LINK) -> None:
         """`load_seconds`: the limit of silence while it loads weights."""
         super().__init__(url, silence_seconds=load_seconds, refuses_by_500=True, link=link)
 
@@ -58,7 +58,7 @@ class VllmWeights(VllmHttp):
 
     async def score(self, ids: NDArray[np.int32]) -> TokenScores:
         params = {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": 0, "detokenize": False}
-        body = {"token_ids": ids.tolist(), "sampling_params": params, "request_id": f"{PROBE}-{secrets.token_hex(8)}"}
+        body = {"token_ids": ids.tolist(), "sampling_params": params, "request_id": f"{PROBE_PREFIX}-{secrets.token_hex(8)}"}
         answer = await self._http.post(GENERATE, body)
         with self._http.reading(GENERATE, answer):
             told = answer["prompt_logprobs"][1:]

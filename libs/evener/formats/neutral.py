@@ -69,7 +69,7 @@ class NeutralRow(TypedDict):
     kind: str
     """The role of the row in its session: `main`, `branch`, `sub_agent`, `compaction` or `conversation`."""
     fidelity: str
-    """`fed` or `matched`."""
+    """`fed`: the engine was given exactly these ids. `matched`: it reported them."""
     temperature: float
 
 

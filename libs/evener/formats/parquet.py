@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ARRAYS: Final = {"ids": "int32", "loss_mask": "uint8", "logprobs": "float32", "versions": "int32", "call_of": "int32"}
-SCALARS: Final = {
+COLUMN_TYPES: Final = {
     "branch_index": "int32",
     "n_branches": "int32",
     "prompt_len": "int32",
@@ -64,7 +64,7 @@ def schema() -> "pa.Schema":
             return pa.list_(getattr(pa, ARRAYS[name])())
         if name == "rewards":
             return pa.map_(pa.string(), pa.float64())
-        return getattr(pa, SCALARS[name])() if name in SCALARS else pa.string()
+        return getattr(pa, COLUMN_TYPES[name])() if name in COLUMN_TYPES else pa.string()
 
     return pa.schema([pa.field(name, column(name), nullable=name in NULLABLE) for name in NeutralRow.__annotations__])
 

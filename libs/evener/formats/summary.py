@@ -7,9 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from evener.proto.sessions import RootReason
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryScored
-
-Outcome = GroupMerged | GroupFailed
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, GroupOutcome, Member, TrajectoryScored
 
 STAGES: Final = ("queue", "prepare", "agent", "engine", "reconstruct", "grade", "merge")
 NOT_ENDED: Final = "not_ended"
@@ -79,7 +77,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     (from the seal to grading), `grade`, and `merge` (from the group's last score)."""
 
 
-def summarize(outcomes: Iterable[Outcome], submitted: int | None = None) -> Summary:
+def summarize(outcomes: Iterable[GroupOutcome], submitted: int | None = None) -> Summary:
     """Return the figures of the groups that ended. `submitted` is the number of groups that were submitted (None: as many as ended)."""
     ended = tuple(outcomes)
     members = [member for event in ended for member in event.members]
@@ -112,7 +110,7 @@ def seen(members: Iterable[Member]) -> Iterator[tuple[Member, TrajectoryScored]]
             yield member, member.scored
 
 
-def ended_at(event: Outcome) -> float:
+def ended_at(event: GroupOutcome) -> float:
     """Return when a group ended, in Unix seconds."""
     return event.merged_at if isinstance(event, GroupMerged) else event.failed_at
 
@@ -131,7 +129,7 @@ def stages(scored: TrajectoryScored) -> dict[str, float]:
     }
 
 
-def _rewards(ended: Sequence[Outcome]) -> Rewards:
+def _rewards(ended: Sequence[GroupOutcome]) -> Rewards:
     per_group = {event.group_id: tuple(member.reward for member in event.members) for event in ended}
     given = [reward for rewards in per_group.values() for reward in rewards if reward is not None]
     return Rewards(mean=sum(given) / len(given) if given else None, per_group=per_group)
@@ -148,7 +146,7 @@ def _tokens(accountings: Sequence[Accounting]) -> Tokens:
     )
 
 
-def _seconds(ended: Sequence[Outcome]) -> dict[str, float]:
+def _seconds(ended: Sequence[GroupOutcome]) -> dict[str, float]:
     sums = dict.fromkeys(STAGES, 0.0)
     sessions = 0
     for event in ended:

@@ -12,14 +12,14 @@ from typing import Final
 from evener.graders.port import Grade, GraderRefused, GradingContext, graded
 from evener.proto.patterns import BadPattern, SlowPattern, text_pattern
 
-OPTIONS: Final = frozenset({"expected", "match"})
+ANSWER_OPTIONS: Final = frozenset({"expected", "match"})
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 async def grade(context: GradingContext) -> Grade:
     """Grade as `answer`."""
     options = context.trajectory.spec.grader.options
-    if unknown := sorted(set(options) - OPTIONS):
+    if unknown := sorted(set(options) - ANSWER_OPTIONS):
         msg = f"grader `answer` knows no option {unknown[0]!r}"
         raise GraderRefused(msg)
     right = await asyncio.to_thread(compare, context.trajectory.answer, options.get("expected"), options.get("match", "exact"))

@@ -6,7 +6,6 @@ unreadable is no reward, never 0. The exit code of the tests is kept as evidence
 
 import asyncio
 import json
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -16,15 +15,16 @@ from evener.blobs.port import Blobs
 from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext, graded
 from evener.proto.spec import TaskRef
 from evener.proto.trajectories import TrajectoryBuilt
+from evener.runtime.folders import temporary_folder
 from evener.sandboxes import grading
-from evener.sandboxes.port import VERIFIER_LOGS, WORKDIR, Changes, SandboxError
+from evener.sandboxes.port import VERIFIER_LOGS, Changes, SandboxError
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
 
 CHANGES: Final = "changes.tar"
 REMOVED: Final = "removed.json"
 OUTPUT: Final = "test-stdout.txt"
-ENDED: Final = "grading.json"
+GRADING_FILE: Final = "grading.json"
 LAST_LINES: Final = 10
 """The number of output lines quoted in the reason why there is no reward."""
 LAST_CHARACTERS: Final = 1000
@@ -40,14 +40,17 @@ async def grade(context: GradingContext) -> Grade:
         raise GraderRefused(msg)
     left = grading.GradingOutcome()
     try:
-        with tempfile.TemporaryDirectory(prefix="evener-grading-") as folder:
-            await _grade(context, ref, Path(folder), left)
+        async with temporary_folder("evener-grading-") as folder:
+            await _grade(context, ref, folder, left)
     finally:
         context.evidence.update(evidence_of(left))
     return grade_of(left)
 
 
 async def _grade(context: GradingContext, ref: TaskRef, folder: Path, left: grading.GradingOutcome) -> None:
+    if context.sandboxes is None:
+        msg = f"this evaluator has no `{context.trajectory.spec.harness.sandbox}` sandboxes, in which the session ran"
+        raise GraderRefused(msg)
     try:
         task = await asyncio.to_thread(unpacked, await context.blobs.get(ref.archive), folder)
         if task.tests is None:
@@ -58,7 +61,7 @@ async def _grade(context: GradingContext, ref: TaskRef, folder: Path, left: grad
             files=task.environment,
             tests=task.tests,
             changes=await _changes(context.trajectory, context.blobs),
-            workdir=task.workdir or WORKDIR,
+            sandbox=task.grading_sandbox,
             environment=task.verifier_env,
             seconds=task.verifier_seconds,
         )
@@ -72,7 +75,7 @@ async def _grade(context: GradingContext, ref: TaskRef, folder: Path, left: grad
 def evidence_of(left: grading.GradingOutcome) -> dict[str, bytes]:
     """Return the files that a grading left, however far it got."""
     ended = {"exit_code": left.exit_code, "timed_out": left.timed_out, "seconds": round(left.seconds, 3), "unread": left.unread}
-    files = {OUTPUT: left.output, "reward.json": left.reward_json, "reward.txt": left.reward_text, ENDED: msgspec.json.encode(ended)}
+    files = {OUTPUT: left.output, "reward.json": left.reward_json, "reward.txt": left.reward_text, GRADING_FILE: msgspec.json.encode(ended)}
     return {name: content for name, content in files.items() if content is not None}
 
 

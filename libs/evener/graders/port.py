@@ -34,8 +34,8 @@ class GradingContext(Struct, frozen=True, kw_only=True, eq=False):
     """The session to grade. `trajectory.spec.grader.options` are the grader's own options."""
     blobs: Blobs
     """The blob store, which holds the task's archive and the session's artifacts."""
-    sandboxes: Sandboxes
-    """The backend that opens fresh sandboxes."""
+    sandboxes: Sandboxes | None
+    """The backend that opens fresh sandboxes, of the kind in which the session ran. None: this process has none of that kind."""
     name: str
     """A name for a sandbox, unique among the gradings that run."""
     evidence: dict[str, bytes] = msgspec.field(default_factory=dict)
@@ -48,7 +48,7 @@ class Grade(Struct, frozen=True, kw_only=True):
     reward: float | None
     """The reward, a finite number. None: this grader does not grade, and `ungraded` says why."""
     rewards: dict[str, float] = {}
-    """All named numbers."""
+    """All numbers that the grader reports, by name."""
     ungraded: str | None = None
     """Why there is no reward. None: there is one."""
 

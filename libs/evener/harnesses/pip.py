@@ -14,15 +14,15 @@ from msgspec import Struct
 from evener.harnesses.install import appearing, locked, run
 from evener.harnesses.port import HarnessMissing
 
-PYTHON: Final = "3.12"
+PYTHON_VERSION: Final = "3.12"
 """The Python version that today's harnesses on PyPI run on. Some of their dependencies lack wheels for older and newer ones."""
 FOLDERS: Final = (
-    ("PYENV_ROOT", "~/.pyenv", f"versions/{PYTHON}.*"),
-    ("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python", f"cpython-{PYTHON}.*"),
+    ("PYENV_ROOT", "~/.pyenv", f"versions/{PYTHON_VERSION}.*"),
+    ("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python", f"cpython-{PYTHON_VERSION}.*"),
 )
 """Where pyenv and uv keep Pythons that are not in PATH: a variable, its default, and a path below it."""
-QUIETLY: Final = ("--quiet", "--no-input", "--disable-pip-version-check", "--retries=5")
-AS_LOCKED: Final = ("--no-deps", "--require-hashes")
+PIP_QUIETLY: Final = ("--quiet", "--no-input", "--disable-pip-version-check", "--retries=5")
+PIP_AS_LOCKED: Final = ("--no-deps", "--require-hashes")
 FROM_SOURCE: Final = ("--no-build-isolation", "--use-pep517")
 """Options that build packages with the setuptools that the lock file installed."""
 
@@ -59,10 +59,10 @@ class PypiPackage(Struct, frozen=True, kw_only=True):
         bundle = cache / f"{harness}-{self.locked}"
         if not await asyncio.to_thread(bundle.is_dir):
             python = await _python(harness)
-            with appearing(bundle) as made:
+            async with appearing(bundle) as made:
                 await _checked(f"{harness} needs the venv module of {python}", python, "-m", "venv", str(made))
                 for lock, how in zip(self.locks, (("--only-binary", ":all:"), FROM_SOURCE), strict=False):
-                    asked = (python_of(made), "-m", "pip", "install", *QUIETLY, *AS_LOCKED, *how, "-r", str(lock))
+                    asked = (python_of(made), "-m", "pip", "install", *PIP_QUIETLY, *PIP_AS_LOCKED, *how, "-r", str(lock))
                     await _checked(f"pip could not install {self.name}=={self.version}", *asked)
         return bundle
 
@@ -74,9 +74,9 @@ def python_of(bundle: Path) -> str:
 
 def pythons() -> list[str]:
     """Return the programs that may be the wanted Python, the most likely first."""
-    in_path = shutil.which(f"python{PYTHON}")
+    in_path = shutil.which(f"python{PYTHON_VERSION}")
     folders = [Path(os.environ.get(variable, default)).expanduser() / below for variable, default, below in FOLDERS]
-    kept = [str(path) for folder in folders for path in sorted(folder.parent.glob(f"{folder.name}/bin/python{PYTHON}"))]
+    kept = [str(path) for folder in folders for path in sorted(folder.parent.glob(f"{folder.name}/bin/python{PYTHON_VERSION}"))]
     return [in_path, *kept] if in_path else kept
 
 
@@ -85,7 +85,7 @@ async def _python(harness: str) -> str:
         code, _ = await run(program, "-c", "import ensurepip, venv")  # a shim of pyenv is there and does not run
         if code == 0:
             return program
-    msg = f"{harness} needs Python {PYTHON} with its venv module, and neither PATH nor pyenv nor uv has it"
+    msg = f"{harness} needs Python {PYTHON_VERSION} with its venv module, and neither PATH nor pyenv nor uv has it"
     raise HarnessMissing(msg)
 
 

@@ -47,7 +47,7 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 class ExitMeaning(Struct, frozen=True, kw_only=True):
-    """What an exit means."""
+    """How the exit of a harness is understood."""
 
     exit_code: int
     """0 if the harness finished. The adapter corrects the code if the program's own code is misleading."""

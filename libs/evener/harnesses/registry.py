@@ -3,21 +3,25 @@
 import difflib
 import importlib
 import importlib.metadata
+from functools import cache
 from pathlib import Path
 from typing import Final, cast
 
 from evener.harnesses.port import Harness, HarnessError
 from evener.harnesses.quirks_file import check_patterns
 
-FOLDER: Final = Path(__file__).parent
-GROUP: Final = "evener.harnesses"
+BUNDLED: Final = Path(__file__).parent
+ENTRY_POINTS: Final = "evener.harnesses"
 """The group of entry points that name harnesses."""
-NEEDED: Final = (*Harness.__annotations__, "check", "first_prompt_bytes", "install", "launch", "exit_meaning")
+NO_HARNESS: Final = "none"
+"""The name in the spec of a recording of a program that nobody described."""
+HARNESS_MEMBERS: Final = (*Harness.__annotations__, "check", "first_prompt_bytes", "install", "launch", "exit_meaning")
 
 
+@cache
 def own_names() -> tuple[str, ...]:
     """Return the names of the harnesses that come with Evener, sorted."""
-    return tuple(sorted(path.parent.name for path in FOLDER.glob("*/__init__.py")))
+    return tuple(sorted(path.parent.name for path in BUNDLED.glob("*/__init__.py")))
 
 
 def names() -> tuple[str, ...]:
@@ -39,10 +43,16 @@ def harness(name: str) -> Harness:
     return _loaded(added[name])
 
 
+@cache
+def installed() -> tuple[importlib.metadata.EntryPoint, ...]:
+    """Return the entry points of installed packages, read at the first call: it looks at every package, so services call it in a thread."""
+    return tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
 def _added() -> dict[str, importlib.metadata.EntryPoint]:
     """Return the harnesses that installed packages add."""
     added: dict[str, importlib.metadata.EntryPoint] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in installed():
         other = added.get(entry.name)
         if entry.name in own_names() or (other is not None and other.value != entry.value):
             whose = "Evener itself" if other is None else _package(other)
@@ -59,7 +69,7 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> Harness:
     except Exception as cause:  # a package of somebody else's: whatever it raises is its own
         msg = f"{where} cannot be loaded: {cause!r}"
         raise HarnessError(msg) from cause
-    if lacking := [needed for needed in NEEDED if not hasattr(found, needed)]:
+    if lacking := [needed for needed in HARNESS_MEMBERS if not hasattr(found, needed)]:
         msg = f"{where} is no harness: it has no {', '.join(lacking)}"
         raise HarnessError(msg)
     if found.name != entry.name:

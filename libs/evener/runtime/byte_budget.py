@@ -1,4 +1,4 @@
-"""Limits how many bytes of input a process holds at a time, whoever sent them."""
+"""Limits the bytes of input that a process holds at a time, for all senders together."""
 
 import asyncio
 from collections import deque
@@ -48,7 +48,7 @@ class ByteBudget:
 
 
 class HeldBytes:
-    """Bytes that somebody holds."""
+    """A part of the budget, held until it is released."""
 
     def __init__(self, budget: ByteBudget, size: int) -> None:
         self._budget = budget

@@ -1,39 +1,22 @@
-"""Pauses between tries, and the one way to wait for a dependency that is unavailable."""
+"""The one way to wait for a dependency that is unavailable."""
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from itertools import count
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import structlog
-from msgspec import Struct
 
 from evener.proto.errors import Recoverable
+from evener.runtime.backoff import Backoff
 
-MOST_DOUBLINGS: Final = 60
-"""The limit of doublings of a pause: something that is unavailable for a day is tried thousands of times."""
 LOG_SECONDS: Final = 30.0
 """How often an ongoing outage is logged."""
 
 T = TypeVar("T")
 
 log = structlog.get_logger()
-
-
-class Backoff(Struct, frozen=True):
-    """Pauses between tries: each is twice as long as the one before, up to the longest. Iterating yields them for ever."""
-
-    first_seconds: float
-    longest_seconds: float
-
-    def seconds(self, failures: int) -> float:
-        """Return the pause after this many failures in a row, from 1."""
-        return min(self.first_seconds * 2.0 ** min(failures - 1, MOST_DOUBLINGS), self.longest_seconds)
-
-    def __iter__(self) -> Iterator[float]:
-        return map(self.seconds, count(1))
 
 
 PAUSES: Final = Backoff(0.2, 5.0)

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import queue
+import threading
+import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -40,6 +43,49 @@ class Threads:
     async def aclose(self, *, call_off: bool = False) -> None:
         """Wait until all work is done. `call_off`: what has no thread yet is not begun."""
         await asyncio.shield(asyncio.to_thread(self._pool.shutdown, cancel_futures=call_off))
+
+
+class LeftBehindThreads:
+    """A few threads for work that may hang for ever. The end of the process does not wait for them."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
+
+    def begin(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Return the future of what `work` returns. Called in one thread only."""
+        job: Future[T] = Future()
+
+        def run() -> None:
+            if job.set_running_or_notify_cancel():
+                try:
+                    job.set_result(work(*args, **kwargs))
+                except BaseException as raised:  # noqa: BLE001 - it is raised where the future is awaited
+                    job.set_exception(raised)
+
+        self._queue.put(run)
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
+            thread = threading.Thread(target=_serve, args=(self._queue, self._idle), name=self._name, daemon=True)
+            if not self._threads:
+                weakref.finalize(self, _end, self._queue, self._threads)
+            self._threads.append(thread)
+            thread.start()
+        return job
+
+
+def _serve(jobs: "queue.SimpleQueue[Callable[[], None] | None]", idle: threading.Semaphore) -> None:
+    while (run := jobs.get()) is not None:
+        run()
+        del run  # nothing is kept alive while the thread waits
+        idle.release()
+
+
+def _end(jobs: "queue.SimpleQueue[Callable[[], None] | None]", threads: list[threading.Thread]) -> None:
+    for _ in threads:
+        jobs.put(None)
 
 
 async def to_its_end(work: Awaitable[T]) -> T:

@@ -48,6 +48,6 @@ def _path(file: str | None) -> str | None:
 
 
 def _no_passphrase() -> str:
-    """Refuse instead of asking at the terminal, where nobody may sit."""
+    """Raise an error instead of asking for a password at the terminal, because a service has nobody to answer."""
     msg = "the key has a passphrase"
     raise ValueError(msg)

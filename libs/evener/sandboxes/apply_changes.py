@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from evener.sandboxes.changes import MAX_DEPTH
-from evener.sandboxes.folders import FOLDER, Deadline, OutOfTime, descend, descriptor_of, is_folder, opened, remove
+from evener.sandboxes.changes import MAX_FOLDER_DEPTH
+from evener.sandboxes.folders import FOLDER_FLAGS, Deadline, OutOfTime, descend, descriptor_of, is_folder, opened, remove
 from evener.sandboxes.port import Changes, SandboxError
 
 APPLY_SECONDS: Final = 300.0
@@ -26,11 +26,11 @@ def apply(root: Path, changes: Changes, tracked: Callable[[str], bool]) -> None:
     try:
         with opened(root) as folder:
             for name in reversed(changes.removed):
-                _drop(folder, _parts(name, tracked), deadline)
+                _drop(folder, parts_of(name, tracked), deadline)
             with tarfile.open(fileobj=io.BytesIO(changes.archive)) as archive:
                 for member in archive:
                     deadline.check()
-                    _unpack(archive, member, folder, _parts(member.name, tracked), deadline)
+                    _unpack(archive, member, folder, parts_of(member.name, tracked), deadline)
     except tarfile.TarError as cause:
         msg = f"damaged archive of changes: {cause}"
         raise SandboxError(msg) from cause
@@ -51,9 +51,10 @@ def make_folder(root: int, parts: tuple[str, ...]) -> None:
             os.mkdir(last, dir_fd=parent)
 
 
-def _parts(name: str, tracked: Callable[[str], bool]) -> tuple[str, ...]:
+def parts_of(name: str, tracked: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the parts of a name in changes. Raises SandboxError for one that leaves the sandbox or is not tracked."""
     parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or len(parts) > MAX_DEPTH or not tracked(name):
+    if not parts or name.startswith("/") or ".." in parts or len(parts) > MAX_FOLDER_DEPTH or not tracked(name):
         msg = f"changes of {name!r} are not allowed"
         raise SandboxError(msg)
     return parts
@@ -81,7 +82,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts:
     with _made(root, tuple(above)) as parent:
         if member.isdir():
             make_folder(parent, (last,))
-            with descriptor_of(last, os.O_RDONLY | FOLDER, parent) as made:
+            with descriptor_of(last, os.O_RDONLY | FOLDER_FLAGS, parent) as made:
                 os.fchmod(made, member.mode & 0o777 | stat.S_IRWXU)  # the owner may always enter and clear it
             return
         with suppress(FileNotFoundError):

@@ -21,7 +21,7 @@ from msgspec import Struct
 from evener.sandboxes.folders import Deadline, OutOfTime, descend, open_file, opened
 from evener.sandboxes.port import ChangeLimits, Changes, ChangesTooLarge
 
-MAX_DEPTH: Final = 100
+MAX_FOLDER_DEPTH: Final = 100
 """The limit of nested folders. Entries below it are omitted."""
 MAX_NAME_BYTES: Final = 2048
 """The limit of a name, folders included. Longer names are omitted, because the kernel limits a path."""
@@ -30,9 +30,9 @@ MAX_NAMES_BYTES: Final = 32 << 20
 MOST_NAMED: Final = 1_000
 """The number of omitted entries that are named. All are counted."""
 BLOCK: Final = 1 << 20
-KINDS: Final = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
-DEEP: Final = f"nested deeper than {MAX_DEPTH} folders"
-LONG: Final = f"a name of more than {MAX_NAME_BYTES} bytes"
+SPECIAL_FILES: Final = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
+DEEP: Final = f"nested deeper than {MAX_FOLDER_DEPTH} folders"
+LONG_NAME: Final = f"a name of more than {MAX_NAME_BYTES} bytes"
 UNSTEADY: Final = "changed while it was read"
 
 
@@ -57,7 +57,7 @@ class Unreadable(Exception):
 
 
 class Look:
-    """One walk through a folder, with what is there and what is omitted."""
+    """One walk through a folder, with the entries found and those omitted."""
 
     def __init__(self, root: int, tracked: Callable[[str], bool], limits: ChangeLimits, deadline: Deadline) -> None:
         self.state: State = {}
@@ -65,7 +65,7 @@ class Look:
         """The first omitted entries, with the reasons."""
         self.excluded_count = 0
         self.unlisted: set[str] = set()
-        """Folders whose entries nobody saw."""
+        """Folders whose entries were not read."""
         self._root = root
         self._tracked = tracked
         self._limits = limits
@@ -154,12 +154,12 @@ class Look:
             return None
         self._count(name)
         kind = stat.S_IFMT(status.st_mode)
-        if kind in KINDS:
-            self.leave_out(name, KINDS[kind])
+        if kind in SPECIAL_FILES:
+            self.leave_out(name, SPECIAL_FILES[kind])
             return None
-        deep, long = name.count("/") >= MAX_DEPTH, len(os.fsencode(name)) > MAX_NAME_BYTES
+        deep, long = name.count("/") >= MAX_FOLDER_DEPTH, len(os.fsencode(name)) > MAX_NAME_BYTES
         if deep or long:
-            self.leave_out(name, DEEP if deep else LONG)
+            self.leave_out(name, DEEP if deep else LONG_NAME)
             return None
         stamp = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         mode = kind if kind == stat.S_IFLNK else status.st_mode
@@ -245,7 +245,7 @@ def _differs(now: KnownEntry, before: KnownEntry | None) -> bool:
 
 
 def _unseen(name: str, unlisted: set[str]) -> bool:
-    """Return whether nobody looked where an entry was, so that it is not known to be gone."""
+    """Return whether the folder of an entry was not read, so that it is unknown whether the entry is gone."""
     return bool(unlisted) and any(above.as_posix() in unlisted for above in PurePosixPath(name).parents)
 
 

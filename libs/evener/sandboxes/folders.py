@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_STUCK: Final = 100
 """The number of entries that cannot be removed after which no further ones are tried."""
 
@@ -53,10 +53,10 @@ def descriptor_of(name: str | os.PathLike[str], flags: int, folder: int | None =
 def opened(name: str | os.PathLike[str], folder: int | None = None) -> Iterator[int]:
     """Open a folder for listing, by name in an open folder (None: by path). Restores its owner's permissions if they are missing."""
     try:
-        descriptor = os.open(name, os.O_RDONLY | FOLDER, dir_fd=folder)
+        descriptor = os.open(name, os.O_RDONLY | FOLDER_FLAGS, dir_fd=folder)
     except PermissionError:
         own(name, folder)
-        descriptor = os.open(name, os.O_RDONLY | FOLDER, dir_fd=folder)
+        descriptor = os.open(name, os.O_RDONLY | FOLDER_FLAGS, dir_fd=folder)
     try:
         if not os.fstat(descriptor).st_mode & stat.S_IXUSR:  # listed, but its entries would not be found
             os.fchmod(descriptor, stat.S_IRWXU)
@@ -67,7 +67,7 @@ def opened(name: str | os.PathLike[str], folder: int | None = None) -> Iterator[
 
 def own(name: str | os.PathLike[str], folder: int | None = None) -> None:
     """Let the owner of a folder list, enter and change it."""
-    with descriptor_of(name, os.O_PATH | FOLDER, folder) as descriptor:
+    with descriptor_of(name, os.O_PATH | FOLDER_FLAGS, folder) as descriptor:
         os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IRWXU)  # noqa: PTH101 - a descriptor: a path may be swapped for a link
 
 
@@ -77,7 +77,7 @@ def descend(folder: int, parts: tuple[str, ...]) -> Iterator[int]:
     current = os.dup(folder)
     try:
         for part in parts:
-            below = os.open(part, os.O_RDONLY | FOLDER, dir_fd=current)
+            below = os.open(part, os.O_RDONLY | FOLDER_FLAGS, dir_fd=current)
             os.close(current)
             current = below
         yield current

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from evener.sandboxes.port import TESTS, VERIFIER_LOGS, WORKDIR, Changes, NotAFile, Process, Program, Sandbox, Sandboxes
+from evener.proto.sandbox import SandboxSpec
+from evener.sandboxes.port import TESTS, VERIFIER_LOGS, Changes, NotAFile, Process, Program, Sandbox, Sandboxes
 
 
 class Grading(Struct, frozen=True, kw_only=True):
-    """What to grade."""
+    """The session to grade, with what its agent left."""
 
     name: str
     """The name of the sandbox, unique among the open ones of its backend."""
@@ -24,7 +25,7 @@ class Grading(Struct, frozen=True, kw_only=True):
     """The task's `tests` folder, which holds `test.sh`."""
     changes: Changes | None = None
     """What the agent changed. None: nothing."""
-    workdir: str = WORKDIR
+    sandbox: SandboxSpec = SandboxSpec()
     environment: Mapping[str, str] = {}
     """The environment variables of the verifier."""
     seconds: float = 600.0
@@ -53,9 +54,9 @@ class GradingOutcome(Struct, kw_only=True):
 async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome | None = None) -> GradingOutcome:
     """Run the tests on a fresh copy of the task with the changes applied. Raises SandboxError; `graded` then shows how far it got."""
     graded = graded or GradingOutcome()
-    async with sandboxes.open(grading.name, workdir=grading.workdir) as sandbox:
+    async with sandboxes.open(grading.name, grading.sandbox) as sandbox:
         if grading.files is not None:
-            await sandbox.bring(grading.files, grading.workdir)
+            await sandbox.bring(grading.files, sandbox.workdir)
         if grading.changes is not None:
             await sandbox.apply(grading.changes)
         await sandbox.bring(grading.tests, TESTS)

@@ -8,29 +8,30 @@ rewritten. The root must contain no character that a shell would split.
 """
 
 import asyncio
-import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
-import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
 import structlog
 from msgspec import Struct
 
+from evener.proto.sandbox import NetworkMode, SandboxSpec
 from evener.runtime.disk import is_full
 from evener.sandboxes import processes
 from evener.sandboxes.apply_changes import apply, make_folder
 from evener.sandboxes.changes import State, changes_since, state_of
-from evener.sandboxes.folders import Deadline, descend, open_file, opened, remove
+from evener.sandboxes.folders import descend, open_file, opened
+from evener.sandboxes.hold import held
+from evener.sandboxes.home import home_variables
 from evener.sandboxes.port import (
     AGENT_LOGS,
+    ANY_SANDBOX,
     ARTIFACTS,
     HOME,
     LOOPBACK,
@@ -45,14 +46,13 @@ from evener.sandboxes.port import (
     Process,
     Program,
     SandboxError,
-    SandboxHeld,
     SandboxRemoved,
 )
 from evener.sandboxes.processes import LocalProcess
 from evener.sandboxes.removal import Removal
+from evener.sandboxes.tracked import tracked
 from evener.sandboxes.work import FileWork, file_work
 
-LOCK_FILE: Final = ".held"
 SCRIPTS: Final = frozenset({".bash", ".cfg", ".ini", ".js", ".json", ".py", ".rb", ".sh", ".toml", ".txt", ".yaml", ".yml", ""})
 """The extensions of the test files in which paths are rewritten."""
 SCRIPT_BYTES: Final = 1 << 20
@@ -73,25 +73,24 @@ class LocalTimings(Struct, frozen=True, kw_only=True):
     """A keeper that was told to kill its program and has not ended after this time is killed itself."""
 
 
-TIMINGS: Final = LocalTimings()
-LOCK_SECONDS: Final = 2.0
-"""How long the removal of what stands in the place of the lock file may take."""
+LOCAL_TIMINGS: Final = LocalTimings()
 
 
 class LocalSandbox:
     """A folder, and the programs that run in it."""
 
-    def __init__(self, folder: Path, workdir: str, work: FileWork, timings: LocalTimings) -> None:
+    def __init__(self, folder: Path, spec: SandboxSpec, work: FileWork, timings: LocalTimings) -> None:
+        self.workdir = spec.workdir or WORKDIR
         self._folder = folder
         self._timings = timings
         self._work = work
         self._started: list[LocalProcess] = []
-        self._places = (workdir, HOME, TEMPORARY, TESTS, VERIFIER_LOGS, AGENT_LOGS, ARTIFACTS)
+        self._places = (self.workdir, HOME, TEMPORARY, TESTS, VERIFIER_LOGS, AGENT_LOGS, ARTIFACTS)
+        self._mounts = {mount.place: mount.source for mount in spec.mounts}
         self._state: State = {}
-        self.workdir = self.inside(workdir)
 
     def inside(self, place: str) -> str:
-        return str(self._path(place))
+        return self._mounts.get(place) or str(self._path(place))
 
     async def bring(self, folder: Path, place: str) -> None:
         with door(f"cannot copy {folder} to {place}"):
@@ -114,7 +113,7 @@ class LocalSandbox:
         process = await processes.start(
             program.argv,
             environment=environment,
-            folder=Path(self.workdir),
+            folder=self._path(self.workdir),
             marker=str(self._folder),
             log_bytes=program.log_bytes,
             sweep=self._sweep,
@@ -133,6 +132,10 @@ class LocalSandbox:
     async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:
         with door(f"cannot read {place}"):
             return await self._work.files.begin(self._read, place, limit_bytes)
+
+    async def listen(self) -> socket.socket:
+        with door("cannot listen"):
+            return socket.create_server((LOOPBACK, 0))
 
     def make(self) -> None:
         """Create the folder and its places. Blocks."""
@@ -157,17 +160,7 @@ class LocalSandbox:
         return self._folder.is_dir() and not self._folder.is_symlink()
 
     def _environment(self) -> dict[str, str]:
-        home = self.inside(HOME)
-        return {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": home,
-            "XDG_CONFIG_HOME": f"{home}/.config",
-            "XDG_CACHE_HOME": f"{home}/.cache",
-            "XDG_DATA_HOME": f"{home}/.local/share",
-            "XDG_STATE_HOME": f"{home}/.local/state",
-            "TMPDIR": self.inside(TEMPORARY),
-            "LANG": "C.UTF-8",
-        }
+        return {"PATH": os.environ.get("PATH", os.defpath), **home_variables(self.inside(HOME), self.inside(TEMPORARY))}
 
     def _bring(self, folder: Path, place: str) -> None:
         target = self._path(place)
@@ -220,13 +213,16 @@ class LocalSandbox:
         return content
 
 
+MakeSandbox = Callable[[Path, SandboxSpec, FileWork, LocalTimings], LocalSandbox]
+"""Returns a sandbox that is kept in a folder."""
+
+
 class LocalSandboxes:
     """The backend over one root folder, opened by `open_local`."""
 
-    relay_host = LOOPBACK
-
-    def __init__(self, root: Path, work: FileWork, timings: LocalTimings) -> None:
+    def __init__(self, root: Path, work: FileWork, timings: LocalTimings, made: MakeSandbox) -> None:
         self._root = root
+        self._made = made
         self._timings = timings
         self._work = work
         self._removal = Removal(root, work)
@@ -238,8 +234,8 @@ class LocalSandboxes:
         return f"the disk of {self._root} is full" if is_full(self._root) else ""
 
     @asynccontextmanager
-    async def open(self, name: str, *, workdir: str = WORKDIR) -> AsyncIterator[LocalSandbox]:
-        sandbox = LocalSandbox(self._root / name, workdir, self._work, self._timings)
+    async def open(self, name: str, spec: SandboxSpec = ANY_SANDBOX) -> AsyncIterator[LocalSandbox]:
+        sandbox = self._made(self._root / name, spec, self._work, self._timings)
         try:
             with door(f"cannot make a sandbox in {self._root}"):
                 await self._work.files.begin(sandbox.make)
@@ -272,7 +268,7 @@ class LocalSandboxes:
 
 
 @asynccontextmanager
-async def open_local(root: Path, timings: LocalTimings = TIMINGS) -> AsyncIterator[LocalSandboxes]:
+async def open_local(root: Path, timings: LocalTimings = LOCAL_TIMINGS) -> AsyncIterator[LocalSandboxes]:
     """Open the backend on a folder of its own. What a dead process left there is killed, set aside, and removed in the background.
 
     Raises SandboxHeld if a living process has the folder open, and SandboxError if the folder cannot be used.
@@ -281,40 +277,31 @@ async def open_local(root: Path, timings: LocalTimings = TIMINGS) -> AsyncIterat
     if found := UNSAFE.search(str(root)):
         msg = f"sandboxes cannot be kept in {root}: {found[0]!r} in its path would break the shell scripts of tests. Keep them elsewhere"
         raise SandboxError(msg)
+    async with open_folders(root, timings, LocalSandbox) as sandboxes:
+        yield sandboxes
+
+
+@asynccontextmanager
+async def open_folders(root: Path, timings: LocalTimings, made: MakeSandbox) -> AsyncIterator[LocalSandboxes]:
+    """Open a backend whose sandboxes are folders. Raises SandboxHeld, SandboxError."""
+    root = await asyncio.to_thread(root.resolve)
     async with AsyncExitStack() as stack:
         with door(f"cannot keep sandboxes in {root}"):
             stack.enter_context(held(root))
-            sandboxes = LocalSandboxes(root, await stack.enter_async_context(file_work()), timings)
+            sandboxes = LocalSandboxes(root, await stack.enter_async_context(file_work()), timings, made)
             await sandboxes.reap()
         stack.push_async_callback(sandboxes.closed)
         yield sandboxes
 
 
-@contextmanager
-def held(root: Path) -> Iterator[None]:
-    """Lock the folder. The kernel releases the lock when this process dies."""
-    root.mkdir(parents=True, exist_ok=True)
-    with opened(root) as folder, FileIO(_lock_file(folder), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as cause:
-            msg = f"the sandboxes in {root} belong to a process that runs"
-            raise SandboxHeld(msg) from cause
-        yield
-
-
-def _lock_file(root: int) -> int:
-    """Open the lock file. A program of a sandbox may have put anything in its place."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(os.stat(LOCK_FILE, dir_fd=root, follow_symlinks=False).st_mode):
-            remove(LOCK_FILE, root, Deadline(LOCK_SECONDS))
-    return os.open(LOCK_FILE, flags, 0o600, dir_fd=root)
-
-
-def tracked(name: str) -> bool:
-    """Return whether a name (a place without its leading slash) can be part of changes."""
-    return not any(f"/{name}" == place or f"/{name}".startswith(f"{place}/") for place in UNTRACKED)
+def lacks(spec: SandboxSpec) -> tuple[str, ...]:
+    """Return what a plain process cannot give, in words. Limits are not enforced, which is no reason to refuse a task."""
+    wanted = {
+        "an image of its own": spec.image is not None,
+        "limited network access": spec.network is not None and spec.network.mode is not NetworkMode.PUBLIC,
+        "a user of its own": spec.user is not None,
+    }
+    return tuple(want for want, is_wanted in wanted.items() if is_wanted)
 
 
 @contextmanager

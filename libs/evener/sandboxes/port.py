@@ -4,6 +4,7 @@ A place is an absolute path as a container has it (`/app/answer.txt`), for every
 program in the sandbox finds the place: the same path in a container, another one in `local`, which has no mount namespace.
 """
 
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.sandbox import SandboxSpec
 
 LOOPBACK: Final = "127.0.0.1"
 WORKDIR: Final = "/app"
@@ -23,6 +25,10 @@ VERIFIER_LOGS: Final = "/logs/verifier"
 AGENT_LOGS: Final = "/logs/agent"
 ARTIFACTS: Final = "/logs/artifacts"
 
+SIGNALLED: Final = range(129, 160)
+"""The exit codes by which containers and shells tell that a signal ended a program."""
+ANY_SANDBOX: Final = SandboxSpec()
+"""Asks for nothing in particular."""
 UNTRACKED: Final = (HOME, TEMPORARY, TESTS, VERIFIER_LOGS)
 """Places whose files are never part of `Changes`: a harness's own state, and what grading brings."""
 
@@ -37,6 +43,10 @@ class SandboxLost(SandboxError, Recoverable):
 
 class SandboxHeld(SandboxError):
     """Another process keeps its sandboxes in this folder. Stop it, or give this process another state folder or instance name."""
+
+
+class ImageMissing(SandboxError):
+    """Pull or import the image on the runner's machine, or correct its name or its Dockerfile."""
 
 
 class Unstartable(SandboxError):
@@ -88,6 +98,8 @@ class Program(Struct, frozen=True, kw_only=True):
 
     argv: Sequence[str]
     environment: Mapping[str, str] = {}
+    user: str | None = None
+    """The name or id of the user it runs as. None: the sandbox's."""
     log_bytes: int = 1 << 20
     """How much of its output (stdout and stderr together) is kept: half from the beginning, half from the end."""
 
@@ -113,7 +125,7 @@ class Sandbox(Protocol):
 
     @property
     def workdir(self) -> str:
-        """The working directory, as a program inside the sandbox finds it."""
+        """The place of the working directory."""
         ...
 
     def inside(self, place: str) -> str:
@@ -121,7 +133,7 @@ class Sandbox(Protocol):
         ...
 
     async def bring(self, folder: Path, place: str) -> None:
-        """Copy a folder's content to a place, over what is there. Raises SandboxError."""
+        """Copy a folder's content to a place, replacing files of the same names. Raises SandboxError."""
         ...
 
     async def write(self, files: Mapping[str, bytes]) -> None:
@@ -148,20 +160,21 @@ class Sandbox(Protocol):
         """Return a file's content. None: nothing is there. Raises NotAFile for anything but a regular file within the limit."""
         ...
 
+    async def listen(self) -> socket.socket:
+        """Return a listening socket that only programs in this sandbox reach, at the address that it is bound to.
+
+        It serves the next program: a listener does not outlive the program that is started after it. Raises SandboxError.
+        """
+        ...
+
 
 class Sandboxes(Protocol):
     """A sandbox backend. Opening it removes what a dead process of the same kind left, before anything new starts."""
-
-    relay_host: str
-    """The IPv4 address of this machine at which programs in the sandboxes reach it. The relay of each harness listens there.
-
-    It is loopback for a backend without a network of its own, and for containers the address of their bridge.
-    """
 
     def trouble(self) -> str:
         """Return why no sandbox can be opened now. Empty: nothing is known against it. It takes no longer than a look at a folder."""
         ...
 
-    def open(self, name: str, *, workdir: str = WORKDIR) -> AbstractAsyncContextManager[Sandbox]:
-        """Open a fresh sandbox under a name that is unique among the open ones. Raises SandboxError."""
+    def open(self, name: str, spec: SandboxSpec = ANY_SANDBOX) -> AbstractAsyncContextManager[Sandbox]:
+        """Open a fresh sandbox under a name that is unique among the open ones. Raises SandboxError, ImageMissing."""
         ...

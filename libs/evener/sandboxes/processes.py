@@ -14,12 +14,13 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from evener.sandboxes.output_log import BoundedLog
 from evener.sandboxes.port import ProgramMissing, SandboxError, Unstartable
 from evener.sandboxes.spawn import Child, spawn
 
@@ -35,31 +36,6 @@ BATCH: Final = 200
 
 Sweep = Callable[[], Awaitable[object]]
 """Kills every process that has a sandbox's marker."""
-
-
-class BoundedLog:
-    """The beginning and the end of a stream, each up to half of a limit."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._half = limit_bytes // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._dropped = 0
-
-    def add(self, data: bytes) -> None:
-        """Take more of the stream."""
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        over = len(self._tail) - self._half
-        if over > 0:
-            del self._tail[:over]
-            self._dropped += over
-
-    def read(self) -> bytes:
-        """Return what was kept, with a line that says how much was dropped."""
-        gap = f"\n[... {self._dropped} bytes dropped ...]\n".encode() if self._dropped else b""
-        return bytes(self._head) + gap + bytes(self._tail)
 
 
 class LocalProcess:
@@ -120,13 +96,14 @@ async def start(
 
     `keeper_seconds`: a keeper that was told to kill its program and has not ended after this time is killed itself.
     """
-    if shutil.which(argv[0] if "/" not in argv[0] else folder / argv[0], path=environment.get("PATH")) is None:
-        msg = f"there is no program {argv[0]}"
+    program = folder / argv[0] if "/" in argv[0] else argv[0]
+    if shutil.which(program, path=environment.get("PATH")) is None:
+        msg = f"{argv[0]} is not executable" if isinstance(program, Path) and program.is_file() else f"there is no program {argv[0]}"
         raise ProgramMissing(msg)
     with ExitStack() as ours, ExitStack() as theirs:
-        control, asking = _pipe(theirs, ours)
-        output, printing = _pipe(ours, theirs)
-        try:
+        control, asking = pipe(theirs, ours)
+        output, printing = pipe(ours, theirs)
+        with starting(argv, folder):
             keeper = await spawn(
                 [sys.executable, "-I", "-S", str(KEEPER), *argv],
                 folder=folder,
@@ -134,18 +111,25 @@ async def start(
                 stdin=control,
                 output=printing,
             )
-        except ValueError as cause:  # a NUL in them
-            msg = f"cannot start {argv[0]!r}: {cause}"
-            raise Unstartable(msg) from cause
-        except OSError as cause:
-            if cause.errno == errno.E2BIG:  # an argument of 128 KB, or all of them together
-                msg = f"cannot start {argv[0]!r}: its arguments and variables are longer than the system takes ({_longest(argv)})"
-                raise Unstartable(msg) from cause
-            msg = f"cannot start {argv[0]} in {folder}: {cause}"
-            raise SandboxError(msg) from cause
         ours.pop_all()
     log = BoundedLog(log_bytes)
-    return LocalProcess(keeper, asking, asyncio.create_task(_read(output, log)), log, sweep, keeper_seconds=keeper_seconds)
+    return LocalProcess(keeper, asking, asyncio.create_task(read_output(output, log)), log, sweep, keeper_seconds=keeper_seconds)
+
+
+@contextmanager
+def starting(argv: Sequence[str], folder: Path) -> Iterator[None]:
+    """Raise what the system says against a program's start as Unstartable, if another attempt would meet it again, or as SandboxError."""
+    try:
+        yield
+    except ValueError as cause:  # a NUL in them
+        msg = f"cannot start {argv[0]!r}: {cause}"
+        raise Unstartable(msg) from cause
+    except OSError as cause:
+        if cause.errno == errno.E2BIG:  # an argument of 128 KB, or all of them together
+            msg = f"cannot start {argv[0]!r}: its arguments and variables are longer than the system takes ({_longest(argv)})"
+            raise Unstartable(msg) from cause
+        msg = f"cannot start {argv[0]} in {folder}: {cause}"
+        raise SandboxError(msg) from cause
 
 
 def _longest(argv: Sequence[str]) -> str:
@@ -153,13 +137,13 @@ def _longest(argv: Sequence[str]) -> str:
     return f"the longest is argument {number} with {len(longest)} characters; give a long instruction in a file"
 
 
-def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
+def pipe(reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
     """Return the ends of a pipe, each closed by its stack."""
     receiving, sending = os.pipe()
     return reader.enter_context(FileIO(receiving, "rb")), writer.enter_context(FileIO(sending, "wb"))
 
 
-async def _read(output: FileIO, log: BoundedLog) -> None:
+async def read_output(output: FileIO, log: BoundedLog) -> None:
     """Keep what a program prints, until every process that may print has ended."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), output)

@@ -1,19 +1,55 @@
-"""The registry of sandbox backends. A new backend is a module that implements `port.Sandboxes`, and one entry here.
+"""The registry of sandbox backends. A new backend is a module that implements `port.Sandboxes`, and one entry here."""
 
-A backend is opened on a folder of its process. One that needs more, such as a daemon's address, brings keys of the runner's and the
-evaluator's configuration, which open the backends, and takes them here.
-"""
-
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from evener.sandboxes.local import open_local
+from msgspec import Struct
+
+from evener.proto.sandbox import SandboxSpec
+from evener.sandboxes import bubblewrap, docker, local
+from evener.sandboxes.config import DockerConfig, SandboxesConfig
 from evener.sandboxes.port import Sandboxes
+from evener.tasks.directory import Task
 
 LOCAL: Final = "local"
-BACKENDS: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Sandboxes]]]] = {LOCAL: open_local}
+BUBBLEWRAP: Final = "bubblewrap"
+DOCKER: Final = "docker"
+
+
+class Backend(Struct, frozen=True, kw_only=True):
+    """One way to have sandboxes."""
+
+    open: Callable[[Path, SandboxesConfig], AbstractAsyncContextManager[Sandboxes]]
+    """Opens the backend on a folder of its own. Raises SandboxHeld, SandboxError."""
+    is_wanted: Callable[[SandboxesConfig], bool] = lambda _: True
+    """Returns whether a process with this configuration has the backend. Blocks."""
+    lacks: Callable[[SandboxSpec], tuple[str, ...]]
+    """Returns what the backend cannot give of a spec, wherever it runs, in words."""
+    isolates: bool = True
+    """Whether it keeps programs from the rest of the machine. If not, harnesses with tools need the user's trust."""
+
+
+BACKENDS: Final[dict[str, Backend]] = {
+    LOCAL: Backend(open=lambda root, _: local.open_local(root), lacks=local.lacks, isolates=False),
+    BUBBLEWRAP: Backend(
+        open=lambda root, config: bubblewrap.open_bubblewrap(root, config.bubblewrap), is_wanted=bubblewrap.works, lacks=bubblewrap.lacks
+    ),
+    DOCKER: Backend(
+        open=lambda root, config: docker.open_docker_sandboxes(root, config.docker or DockerConfig()),
+        is_wanted=lambda config: docker.is_wanted(config.docker),
+        lacks=docker.lacks,
+    ),
+}
+
+
+def lacks(backend: str, task: Task) -> tuple[str, ...]:
+    """Return what a task needs that a backend (`none`: somebody else's) cannot give, in words."""
+    if (known := BACKENDS.get(backend)) is None:
+        return ()
+    return tuple(dict.fromkeys((*task.needs, *known.lacks(task.sandbox), *known.lacks(task.grading_sandbox))))
 
 
 def usable(backends: Mapping[str, Sandboxes]) -> dict[str, bool]:
@@ -23,7 +59,11 @@ def usable(backends: Mapping[str, Sandboxes]) -> dict[str, bool]:
 
 
 @asynccontextmanager
-async def open_backends(root: Path) -> AsyncIterator[Mapping[str, Sandboxes]]:
-    """Open every backend on a folder of this process; yield them by name. Raises SandboxHeld, SandboxError."""
+async def open_backends(root: Path, config: SandboxesConfig) -> AsyncIterator[Mapping[str, Sandboxes]]:
+    """Open the backends of this process, each on a folder of its own; yield them by name. Raises SandboxHeld, SandboxError."""
     async with AsyncExitStack() as stack:
-        yield {name: await stack.enter_async_context(opened(root)) for name, opened in BACKENDS.items()}
+        yield {
+            name: await stack.enter_async_context(backend.open(root / name, config))
+            for name, backend in BACKENDS.items()
+            if await asyncio.to_thread(backend.is_wanted, config)
+        }

@@ -27,6 +27,11 @@ class Child:
         self._descriptor = os.pidfd_open(process.pid)
         self._loop.add_reader(self._descriptor, self._reap)  # readable when it is dead
 
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
     async def wait(self) -> int:
         """Return the exit code, -N for signal N."""
         return await asyncio.shield(self._ended)
@@ -41,12 +46,21 @@ class Child:
         self._ended.set_result(self._process.wait())
 
 
-async def spawn(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str], stdin: FileIO, output: FileIO) -> Child:
-    """Start a program in a session of its own, with stdout and stderr to `output`. Raises OSError, ValueError."""
+async def spawn(
+    argv: Sequence[str], *, folder: Path, environment: Mapping[str, str], stdin: FileIO, output: FileIO, passed: Sequence[int] = ()
+) -> Child:
+    """Start a program in a session of its own, with stdout and stderr to `output`. Raises OSError, ValueError.
+
+    `passed`: further descriptors that it has, under their numbers.
+    """
     begun: list[subprocess.Popen[bytes]] = []
 
     def begin() -> None:
-        begun.append(subprocess.Popen(argv, cwd=folder, env=environment, stdin=stdin, stdout=output, stderr=output, start_new_session=True))
+        begun.append(
+            subprocess.Popen(
+                argv, cwd=folder, env=environment, stdin=stdin, stdout=output, stderr=output, start_new_session=True, pass_fds=passed
+            )
+        )
 
     try:
         await SPAWNING.run(begin)

@@ -9,8 +9,8 @@ from evener.bus.port import Bus
 from evener.proto.errors import EvenerError
 from evener.service.telemetry import Metrics
 
-LOOK_SECONDS: Final = 5.0
-"""The pause between looks."""
+TOPICS_POLL_SECONDS: Final = 5.0
+"""The interval of the checks."""
 MEND: Final = "all records stay in the first ones; to start a process again, set partitions to the old number (docs/bus.md)"
 
 log = structlog.get_logger()
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 class AlteredTopics:
     """The topics with more partitions than this process uses."""
 
-    def __init__(self, bus: Bus, metrics: Metrics, *, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, bus: Bus, metrics: Metrics, *, look_seconds: float = TOPICS_POLL_SECONDS) -> None:
         self._bus = bus
         self._metrics = metrics
         self._look_seconds = look_seconds

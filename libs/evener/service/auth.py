@@ -27,7 +27,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 TOKEN_FILE: Final = "operator-token"
 KEY_FILE: Final = "capability-key"
-NOBODY: Final = Principals(None)
+NO_PRINCIPALS: Final = Principals(None)
 
 log = structlog.get_logger()
 
@@ -45,12 +45,12 @@ class Secrets(Struct, frozen=True, kw_only=True):
 
     operator_token: str
     capability_key: bytes
-    principals: Principals = NOBODY
+    principals: Principals = NO_PRINCIPALS
     operator_from_anywhere: bool = True
     """Whether the operator's token is taken from other machines too."""
 
     def principal(self, request: Request) -> Principal | None:
-        """Return who sent a request, by its token (`Authorization: Bearer TOKEN`). None: nobody who is known."""
+        """Return the principal that sent a request, by its token (`Authorization: Bearer TOKEN`). None: the token is unknown."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
         if hmac.compare_digest(given.encode(), self.operator_token.encode()) and (self.operator_from_anywhere or _is_from_here(request)):
             return OPERATOR
@@ -90,7 +90,7 @@ def load_secrets(
     return Secrets(
         operator_token=token,
         capability_key=key.encode(),
-        principals=NOBODY if principals_file is None else Principals(principals_file),
+        principals=NO_PRINCIPALS if principals_file is None else Principals(principals_file),
         operator_from_anywhere=operator_token is not None or principals_file is None,
     )
 

@@ -10,7 +10,7 @@ import structlog
 from evener.runtime.tls import TlsFileUnusable, load_certificate, server_context
 from evener.service.config import ServiceConfig
 
-LOOK_SECONDS: Final = 60.0
+CERTIFICATE_POLL_SECONDS: Final = 60.0
 """How often the files are looked at."""
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ class Certificate:
         self.context: Final[ssl.SSLContext] = server_context(certificate_file, key_file)
         """What handshakes use, from the next one on also after a renewal."""
 
-    async def watch(self, look_seconds: float = LOOK_SECONDS) -> None:
+    async def watch(self, look_seconds: float = CERTIFICATE_POLL_SECONDS) -> None:
         """Load the certificate again whenever it changes, for ever. One that cannot be used is logged, and the old one stays."""
         while True:
             await asyncio.sleep(look_seconds)

@@ -22,7 +22,7 @@ from msgspec import NODEFAULT, structs
 from evener.proto.docs import field_docs
 from evener.proto.errors import ConfigError
 from evener.proto.names import unknown
-from evener.service.config import PREFIX, SECTIONS, SHARED, ServiceConfig
+from evener.service.config import ENVIRONMENT_PREFIX, SECTIONS, SHARED, ServiceConfig
 from evener.service.config_text import show_config, toml
 from evener.service.service_links import service_links
 from evener.service.text_values import from_text
@@ -30,7 +30,9 @@ from evener.service.text_values import from_text
 NOT_KEYS: Final = frozenset({"EVENER_CONFIG", "EVENER_FAULTS", "EVENER_TOKEN", "EVENER_URL"})
 """Variables that are no keys: the configuration file, injected faults, and where and with which token commands find a running Evener."""
 PARAMETERS: Final = Group("Options", sort_key=0)
-FILE: Final = Annotated[Path | None, Parameter(group=PARAMETERS, help="A TOML file of keys. None: what EVENER_CONFIG names, if anything.")]
+CONFIG_FILE_OPTION: Final = Annotated[
+    Path | None, Parameter(group=PARAMETERS, help="A TOML file of keys. None: what EVENER_CONFIG names, if anything.")
+]
 PRINT: Final = Annotated[bool, Parameter(group=PARAMETERS, negative="", help="Print what holds as TOML, without secrets, and exit.")]
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
@@ -61,11 +63,12 @@ def config_app(name: str, sections: Sections, run: Callable[[Configs], Any], env
             tables[path] = _of_file(Path(path))
         for source, table in tables.items():
             _check(table, sections, source)
-            known = {key: _texts(value) for key, value in table.items() if key in sections or key in SHARED}
+            known = {key: _text(value) for key, value in table.items() if key in SHARED}
+            known |= {name: _texts(table[name]) for name in sections if name in table}
             Dict(known.pop(main, {}), source=f"[{main}] of {source}")(app, (), arguments)
             Dict(known, source=source)(app, (), arguments)
 
-    config_file = Key("config", Key.KEYWORD_ONLY, default=None, annotation=FILE)
+    config_file = Key("config", Key.KEYWORD_ONLY, default=None, annotation=CONFIG_FILE_OPTION)
     printing = Key("print_config", Key.KEYWORD_ONLY, default=False, annotation=PRINT)
     command.__signature__ = Signature([config_file, printing, *_keys(sections)])  # type: ignore[attr-defined]
     return App(
@@ -158,10 +161,10 @@ def _of_file(path: Path) -> Table:
 def _of_environ(environ: Mapping[str, str]) -> Table:
     """Return `EVENER_<KEY>` and `EVENER_<SECTION>_<KEY>` as a file would have them."""
     table: Table = {}
-    passed_over = NOT_KEYS | service_links(environ, PREFIX)
+    passed_over = NOT_KEYS | service_links(environ, ENVIRONMENT_PREFIX)
     for variable, text in environ.items():
-        if variable.startswith(PREFIX) and variable not in passed_over:
-            key = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in passed_over:
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             section = next((name for name in SECTIONS if key.startswith(f"{name}_")), None)
             inside = table if section is None else table.setdefault(section, {})
             inside[key.removeprefix(f"{section}_")] = text
@@ -178,8 +181,10 @@ def _check(table: Table, sections: Sections, source: str) -> None:
                 raise ConfigError(unknown("key", key, known, f"in {where}"))
 
 
-def _texts(value: Any) -> Any:
-    """Return a section or a value for cyclopts: what a key holds is one text, also a list."""
-    if isinstance(value, dict):
-        return {key: json.dumps(item, default=str) if isinstance(item, dict | list) else item for key, item in value.items()}
-    return json.dumps(value, default=str) if isinstance(value, list) else value
+def _text(value: Any) -> Any:
+    """Return what a key holds as cyclopts is given it: tables and lists as one text."""
+    return json.dumps(value, default=str) if isinstance(value, dict | list) else value
+
+
+def _texts(section: Any) -> Any:
+    return {key: _text(value) for key, value in section.items()} if isinstance(section, dict) else section

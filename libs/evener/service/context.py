@@ -10,11 +10,13 @@ from msgspec import Struct, field
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
+from evener.blobs.failing import FailingObjects
 from evener.blobs.port import Blobs
-from evener.blobs.waited import TIMINGS, BlobTimings, Waited, always_sound
+from evener.blobs.waited import BLOB_TIMINGS, BlobTimings, Waited
 from evener.bus.port import Bus
-from evener.proto.fleet import Heartbeat, PolicyFingerprint, TopicLag
+from evener.proto.fleet import Heartbeat, PolicyFingerprint, RunnerLeases, TopicLag
 from evener.service.auth import Secrets
+from evener.service.fleet_feed import FleetFeed
 
 
 async def nobody_else(_policies: Sequence[PolicyFingerprint]) -> None:
@@ -25,6 +27,8 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     """The resources that all services of a process share."""
 
     bus: Bus
+    fleet: FleetFeed
+    """What `fleet` says, read once for all services of the process."""
     blobs: Blobs
     secrets: Secrets
     registry: CollectorRegistry
@@ -35,9 +39,9 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     """The base URL of this process's HTTP endpoints."""
     store_usable: Callable[[], bool] = lambda: True
     """Whether the blob store can be used now. While it cannot, no work that needs it is taken."""
-    store_sound: Callable[[], Awaitable[bool]] = always_sound
-    """Asks the blob store whether it holds what this process wrote."""
-    blob_timings: BlobTimings = TIMINGS
+    failing_objects: FailingObjects | None = None
+    """The objects that the blob store does not give although it gives others. None: nobody knows."""
+    blob_timings: BlobTimings = BLOB_TIMINGS
     agree: Callable[[Sequence[PolicyFingerprint]], Awaitable[None]] = nobody_else
     """Called by a gateway before it serves. Raises NotShared if another living one renders otherwise."""
     alone: bool = True
@@ -47,11 +51,11 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
 
     def waiting_blobs(self, *, put_seconds: float | None = None) -> Waited:
         """Return the blob store for readers of a stream. It waits as long as the store is unavailable, in `put` at most `put_seconds`."""
-        return Waited(self.blobs, put_seconds=put_seconds, timings=self.blob_timings, sound=self.store_sound)
+        return Waited(self.blobs, put_seconds=put_seconds, timings=self.blob_timings, failing=self.failing_objects)
 
     def answering_blobs(self) -> Waited:
         """Return the blob store for endpoints. It waits a few seconds for a store that is unavailable."""
-        return Waited(self.blobs, self.blob_timings.answer_seconds, timings=self.blob_timings, sound=self.store_sound)
+        return Waited(self.blobs, self.blob_timings.answer_seconds, timings=self.blob_timings, failing=self.failing_objects)
 
     def heartbeat(self, service: str, *, stopping: bool = False, **fields: Any) -> Heartbeat:
         """Return the present heartbeat of a service of this process. `fields` are the further ones of Heartbeat that it has."""
@@ -82,6 +86,8 @@ class Service(Struct, frozen=True, kw_only=True, eq=False):
     """What an operator should know although the service is ready."""
     heartbeat: Callable[[], Heartbeat]
     """What the host writes to `fleet` every two seconds."""
+    leases: Callable[[], RunnerLeases] | None = None
+    """What the host writes to `leases` with each heartbeat. None: the service runs no sessions."""
     heartbeat_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the service when its heartbeat says something new, which the host then writes at once."""
     drain: Callable[[], Awaitable[None]]

@@ -17,15 +17,15 @@ from evener.proto.codec import BadRecord
 from evener.proto.fleet import DeadLetter, LetterReplayed
 from evener.proto.ids import group_of
 from evener.proto.letters import (
-    MOST_LETTERS,
+    MAX_DEAD_LETTERS,
     LetterQuery,
     Letters,
     LetterView,
     ReplayedRecord,
     ReplayResult,
     Replays,
-    place_of,
-    position_at,
+    parse_position,
+    position_text,
 )
 from evener.proto.state import TaskState
 from evener.proto.topics import HEADER_GROUP, HEADER_SESSION, TOPICS, Topic
@@ -46,43 +46,45 @@ class DeadLetters:
     async def list(self, query: LetterQuery) -> Letters:
         """Return the letters of a query. Raises BusError, NotRead."""
         found = (await self._book()).wanted(query, await self._groups(query.run))
-        return Letters(letters=tuple(found[:MOST_LETTERS]), more=max(0, len(found) - MOST_LETTERS))
+        return Letters(letters=tuple(found[:MAX_DEAD_LETTERS]), more=max(0, len(found) - MAX_DEAD_LETTERS))
 
-    async def replay(self, places: Sequence[str], query: LetterQuery | None, by: str) -> Replays:
-        """Replay the records at these places, and those of a query's open letters. `by`: who asked. Raises BusError, NotRead."""
+    async def replay(self, positions: Sequence[str], query: LetterQuery | None, by: str) -> Replays:
+        """Replay the records at these positions, and those of a query's open letters. `by`: who asked. Raises BusError, NotRead."""
         async with self._replaying:
-            return await self._replay_all(places, query, by)
+            return await self._replay_all(positions, query, by)
 
-    async def _replay_all(self, places: Sequence[str], query: LetterQuery | None, by: str) -> Replays:
+    async def _replay_all(self, positions: Sequence[str], query: LetterQuery | None, by: str) -> Replays:
         groups = None if query is None else await self._groups(query.run)
         producer = await self._bus.producer(WRITER)  # what its last holder committed can be read from here on
         try:
             book = await self._book()
-            found = () if query is None else (view.place for view in book.wanted(structs.replace(query, replayed=False), groups))
-            wanted = [*dict.fromkeys([*places, *found])]
-            done = [await self._replay(producer, book, place, by) for place in wanted[:MOST_LETTERS]]
+            found = () if query is None else (view.position for view in book.wanted(structs.replace(query, replayed=False), groups))
+            wanted = [*dict.fromkeys([*positions, *found])]
+            done = [await self._replay(producer, book, position, by) for position in wanted[:MAX_DEAD_LETTERS]]
         finally:
             await producer.aclose()
-        return Replays(replays=tuple(done), more=max(0, len(wanted) - MOST_LETTERS))
+        return Replays(replays=tuple(done), more=max(0, len(wanted) - MAX_DEAD_LETTERS))
 
-    async def _replay(self, producer: Producer, book: "_Book", place: str, by: str) -> ReplayedRecord:
-        if place in book.replayed:
-            return ReplayedRecord(place=place, result=ReplayResult.ALREADY)
-        again = await self._again(book, place)
+    async def _replay(self, producer: Producer, book: "_Book", position: str, by: str) -> ReplayedRecord:
+        if position in book.replayed:
+            return ReplayedRecord(position=position, result=ReplayResult.ALREADY)
+        again = await self._again(book, position)
         if again is None:
-            return ReplayedRecord(place=place, result=ReplayResult.GONE)
-        topic, partition, offset = position_at(place)
+            return ReplayedRecord(position=position, result=ReplayResult.GONE)
+        topic, partition, offset = parse_position(position)
         mark = LetterReplayed(topic=topic, partition=partition, offset=offset, by=by, at=time.time())
-        position, _ = await producer.commit([again, await self._events.outgoing(Topic.DEAD_LETTERS, again.key, mark)])
-        book.replayed[place] = mark.at
-        return ReplayedRecord(place=place, result=ReplayResult.REPLAYED, to=place_of(position.topic, position.partition, position.offset))
+        appended, _ = await producer.commit([again, await self._events.outgoing(Topic.DEAD_LETTERS, again.key, mark)])
+        book.replayed[position] = mark.at
+        return ReplayedRecord(
+            position=position, result=ReplayResult.REPLAYED, to=position_text(appended.topic, appended.partition, appended.offset)
+        )
 
-    async def _again(self, book: "_Book", place: str) -> Outgoing | None:
-        """Return the record to append again: as a letter holds it, otherwise as it is in the log. None: neither has it."""
-        topic, partition, offset = position_at(place)
+    async def _again(self, book: "_Book", position: str) -> Outgoing | None:
+        """Return the record to append again, from its dead letter or else from the log. None: neither has it."""
+        topic, partition, offset = parse_position(position)
         if topic not in TOPICS or partition >= self._bus.partitions_of(topic):
             return None
-        if (record := book.letter_of(place)) is not None:
+        if (record := book.letter_of(position)) is not None:
             try:
                 letter = await self._events.event(record)
             except BadRecord:  # its value is no longer in the blob store
@@ -103,9 +105,9 @@ class DeadLetters:
             match await self._events.readable(record):
                 case DeadLetter() as letter:
                     view = _view(letter, record)
-                    book.letters[view.place, view.service] = view, record
+                    book.letters[view.position, view.service] = view, record
                 case LetterReplayed() as mark:
-                    book.replayed[place_of(mark.topic, mark.partition, mark.offset)] = mark.at
+                    book.replayed[position_text(mark.topic, mark.partition, mark.offset)] = mark.at
                 case _:
                     pass
         return book
@@ -120,27 +122,27 @@ class DeadLetters:
 
 
 class _Book(Struct, frozen=True):
-    """What `dead-letters` holds."""
+    """The content of the topic `dead-letters`."""
 
     letters: dict[tuple[str, str], tuple[LetterView, Record]]
-    """Place and service to the service's last letter about the place: one that was started again writes it again."""
+    """Position and service to the service's last letter about the position: one that was started again writes it again."""
     replayed: dict[str, float]
-    """Place to the time at which its record was replayed."""
+    """Position to the time at which its record was replayed."""
 
     def wanted(self, query: LetterQuery, groups: Collection[str] | None) -> list[LetterView]:
         """Return the letters of a query, the oldest first. `groups`: those of the wanted run."""
-        views = (structs.replace(view, replayed_at=self.replayed.get(view.place)) for view, _ in self.letters.values())
+        views = (structs.replace(view, replayed_at=self.replayed.get(view.position)) for view, _ in self.letters.values())
         return sorted((view for view in views if _matches(view, query, groups)), key=lambda view: view.at)
 
-    def letter_of(self, place: str) -> Record | None:
-        """Return the record of a letter about a place. None: there is none."""
-        return next((record for (about, _), (_, record) in self.letters.items() if about == place), None)
+    def letter_of(self, position: str) -> Record | None:
+        """Return the record of a letter about a position. None: there is none."""
+        return next((record for (about, _), (_, record) in self.letters.items() if about == position), None)
 
 
 def _view(letter: DeadLetter, record: Record) -> LetterView:
     session, group = ((header(record, name) or b"").decode(errors="replace") for name in (HEADER_SESSION, HEADER_GROUP))
     return LetterView(
-        place=place_of(letter.topic, letter.partition, letter.offset),
+        position=position_text(letter.topic, letter.partition, letter.offset),
         service=letter.service,
         reason=letter.reason,
         session=session,
@@ -150,7 +152,7 @@ def _view(letter: DeadLetter, record: Record) -> LetterView:
 
 
 def _matches(view: LetterView, query: LetterQuery, groups: Collection[str] | None) -> bool:
-    topic, _, _ = position_at(view.place)
+    topic, _, _ = parse_position(view.position)
     exact = (query.service, view.service), (query.topic, topic), (query.session, view.session)
     return (
         all(wanted in {None, has} for wanted, has in exact)

@@ -14,9 +14,7 @@ from evener.proto.letters import LetterQuery, ReplayRequest
 from evener.proto.prepared import Converter
 from evener.service.auth import Handler, Secrets, control_route, principal_of
 from evener.service.dead_letters import DeadLetters
-from evener.service.http import decoded, error_response, json_response
-
-RETRY: Final = {"retry-after": "2"}
+from evener.service.http import RETRY_LATER, decoded, error_response, json_response
 
 _queries: Final = Converter(LetterQuery, strict=False)
 _requests: Final = msgspec.json.Decoder(ReplayRequest)
@@ -34,9 +32,9 @@ def dead_letter_routes(letters: DeadLetters, secrets: Secrets) -> Sequence[BaseR
 
     async def replay(request: Request) -> Response:
         asked = await decoded(request, _requests)
-        if not asked.places and asked.query is None:
-            return error_response(400, "name places, or give a query, whose open letters are all replayed", "places")
-        return json_response(await letters.replay(asked.places, asked.query, principal_of(request).name))
+        if not asked.positions and asked.query is None:
+            return error_response(400, "name positions, or give a query, whose open letters are all replayed", "positions")
+        return json_response(await letters.replay(asked.positions, asked.query, principal_of(request).name))
 
     return (
         Route("/dead-letters", control_route(secrets, _answered(listed)), methods=["GET"]),
@@ -51,6 +49,6 @@ def _answered(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except (BusError, BlobError) as error:
-            return error_response(503, str(error), headers=RETRY)
+            return error_response(503, str(error), headers=RETRY_LATER)
 
     return endpoint

@@ -1,22 +1,25 @@
 """`trajectories.merged` as trainers read it: from a position, in the order of the log, with the position after every group."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
 import structlog
+from msgspec import Struct
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
 
 from evener.bus.port import Bus, Record
 from evener.proto.codec import BadRecord
-from evener.proto.delivered import Delivered, GroupPlace
+from evener.proto.delivered import Delivered, GroupPosition
 from evener.proto.errors import EvenerError
 from evener.proto.topics import Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged
+from evener.proto.trajectories import GroupOutcome
 from evener.service.events import EventLog
-from evener.service.tracing import context_of
+from evener.service.tracing import context_of, ending
 
 AHEAD: Final = 4
 """The number of groups that are fetched ahead."""
@@ -26,8 +29,14 @@ CANCEL_SECONDS: Final = 1.0
 log = structlog.get_logger()
 tracer = trace.get_tracer("evener.delivery")
 
-Ready = tuple[Delivered, Span]
-"""A group, and the span of its delivery."""
+
+class Ready(Struct, frozen=True):
+    """A group that was fetched. The span of its delivery starts when it is delivered: one that is never delivered has none."""
+
+    group: Delivered
+    cause: Context
+    began: int
+    """When its fetching began, in nanoseconds of Unix time."""
 
 
 class PositionUnknown(EvenerError):
@@ -54,7 +63,7 @@ async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
 async def delivered(
     bus: Bus, events: EventLog, position: Mapping[int, int], *, follow: bool, sees: Callable[[str], bool] = lambda _: True
 ) -> AsyncGenerator[Delivered, None]:
-    """Yield groups with their blobs, and the places of records that cannot be read: partition by partition in its order, as they come.
+    """Yield groups with their blobs, and the positions of records that cannot be read: partition by partition in its order, as they come.
 
     `position`: partition to the offset to begin with; other partitions are read from their beginning. `follow`: for ever, otherwise to the
     end of the log at the time of the call. `sees`: of which teams. Raises NotRead if `events` does not wait for the blob store.
@@ -65,9 +74,9 @@ async def delivered(
     async def read(partition: int) -> None:
         async with aclosing(_records(bus, partition, position.get(partition, 0), follow=follow)) as records:
             async for record in records:
-                span = tracer.start_span("deliver", context=context_of(record), kind=SpanKind.CONSUMER)
+                began = time.time_ns()
                 if (group := await _delivered(record, events, sees)) is not None:
-                    await ready.put((group, span))
+                    await ready.put(Ready(group, context_of(record), began))
         await ready.put(None)
 
     readers = [asyncio.create_task(read(partition)) for partition in range(count)]
@@ -78,11 +87,9 @@ async def delivered(
             if one is None:
                 open_readers -= 1
             else:
-                group, span = one
-                try:
-                    yield group
-                finally:
-                    span.end()
+                span = tracer.start_span("deliver", context=one.cause, kind=SpanKind.CONSUMER, start_time=one.began)
+                with ending([span]):
+                    yield one.group
     finally:
         await _cancelled(readers)
 
@@ -127,12 +134,12 @@ async def _delivered(record: Record, events: EventLog, sees: Callable[[str], boo
     A bad record is logged and told to the reader, but becomes no dead letter: readers are many, may start again, and may not be allowed to
     write. It can be replayed all the same.
     """
-    place = GroupPlace(partition=record.partition, offset=record.offset, next_offset=record.offset + 1)
+    position = GroupPosition(partition=record.partition, offset=record.offset, next_offset=record.offset + 1)
     try:
         event = await events.event(record)
     except BadRecord as bad:
-        log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=place.replay)
-        return Delivered(place=place, group=None)
-    if not isinstance(event, GroupMerged | GroupFailed) or not sees(event.team):
+        log.error("bad_group_skipped", partition=record.partition, offset=record.offset, error=str(bad), replay=position.replay)
+        return Delivered(position=position, group=None)
+    if not isinstance(event, GroupOutcome) or not sees(event.team):
         return None
-    return Delivered(place=place, group=event)
+    return Delivered(position=position, group=event)

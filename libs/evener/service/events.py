@@ -15,7 +15,7 @@ from evener.bus.port import Bus, Header, Outgoing, Position, Record
 from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef
 from evener.proto.codec import NOT_AN_EVENT, AnyEvent, BadRecord, decode, encode, tag_of
 from evener.proto.fleet import DeadLetter
-from evener.proto.letters import place_of
+from evener.proto.letters import position_text
 from evener.proto.sessions import Event
 from evener.proto.topics import HEADER_CLAIM, HEADER_CRC, HEADER_GROUP, HEADER_SESSION, HEADER_TYPE, Topic
 from evener.service.bad_records import BadRecords
@@ -119,7 +119,7 @@ class EventLog:
             reason=reason,
             value=record.value or b"",
             headers=tuple((header.name, header.value) for header in record.headers),
-            replay=f"evener dead-letters replay {place_of(record.topic, record.partition, record.offset)}",
+            replay=f"evener dead-letters replay {position_text(record.topic, record.partition, record.offset)}",
             at=time.time(),
         )
         log.error("dead_letter", service=service, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason)

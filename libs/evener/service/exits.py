@@ -8,7 +8,7 @@ from typing import Final
 
 from evener.proto.errors import ConfigError, EvenerError
 
-CONTROL: Final = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
+CONTROL_CHARACTERS: Final = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
 
 
 def exit_code(run: Callable[[], int], *, debug: bool = False) -> int:
@@ -28,7 +28,7 @@ def exit_code(run: Callable[[], int], *, debug: bool = False) -> int:
 
 
 def print_no_more() -> None:
-    """Drop what is printed from now on: nobody reads it, and the interpreter would complain when it flushes."""
+    """Discard further output: the pipe has no reader, and the interpreter would report an error when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -46,4 +46,4 @@ def complain(message: str) -> None:
 
 def visible(text: str) -> str:
     """Return a text with control characters, except line ends and tabs, made visible, so that they do nothing to a terminal."""
-    return text.translate(CONTROL)
+    return text.translate(CONTROL_CHARACTERS)

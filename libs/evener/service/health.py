@@ -14,7 +14,7 @@ from evener.bus.port import Bus
 from evener.proto.errors import EvenerError
 from evener.service.http import json_response
 
-CHECK_SECONDS: Final = 2.0
+BUS_CHECK_SECONDS: Final = 2.0
 
 Conditions = Callable[[], dict[str, dict[str, bool]]]
 
@@ -44,7 +44,7 @@ def health_routes(
 
 async def _reachable(bus: Bus) -> bool:
     try:
-        await asyncio.wait_for(bus.check(), CHECK_SECONDS)
+        await asyncio.wait_for(bus.check(), BUS_CHECK_SECONDS)
     except (EvenerError, TimeoutError):
         return False
     return True

@@ -17,20 +17,22 @@ from msgspec import Struct, structs
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import BaseRoute
 
+from evener.blobs.failing import FailingObjects
 from evener.blobs.open import open_blobs
 from evener.blobs.port import Blobs
-from evener.blobs.waited import TIMINGS, BlobTimings
+from evener.blobs.waited import BLOB_TIMINGS, BlobTimings
 from evener.bus.open import open_bus
 from evener.proto.ids import new_id
 from evener.runtime import faults
 from evener.service.altered_topics import AlteredTopics
 from evener.service.auth import load_secrets
 from evener.service.certificate import certificate_of
-from evener.service.config import PREFIX, ServiceConfig
+from evener.service.config import ENVIRONMENT_PREFIX, ServiceConfig
 from evener.service.context import ServiceContext
 from evener.service.dead_letters import DeadLetters
 from evener.service.dead_letters_http import dead_letter_routes
 from evener.service.exits import complain
+from evener.service.fleet_feed import FleetFeed
 from evener.service.health import health_routes
 from evener.service.lag import LagWatch
 from evener.service.listener import Mounts, Server, address_of, bind, listen
@@ -52,7 +54,7 @@ STATE_FILE: Final = "evener.json"
 log = structlog.get_logger()
 
 Beside = Callable[[ServiceContext], AbstractAsyncContextManager[object]]
-"""Something that is open as long as the services are, such as an embedded engine."""
+"""A context that is open as long as the services are, such as an embedded engine."""
 
 
 class RunningUp(Struct, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ def run_process(config: ServiceConfig, wanted: Sequence[Wanted], *, beside: Sequ
     faults.arm(os.environ.get("EVENER_FAULTS", ""))
     name = wanted[0].name if len(wanted) == 1 else "up"
     set_up_logs(config.log_level, service=name, instance=config.instance)
-    if links := service_links(os.environ, PREFIX):
+    if links := service_links(os.environ, ENVIRONMENT_PREFIX):
         log.debug("service_links_ignored", variables=sorted(links))
     set_up_traces(name, config.instance)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -83,7 +85,7 @@ async def run_services(
     state_file: bool = False,
     opened: Callable[[], None] = lambda: None,
     blobs: Blobs | None = None,
-    blob_timings: BlobTimings = TIMINGS,
+    blob_timings: BlobTimings = BLOB_TIMINGS,
 ) -> None:
     """Run services until SIGTERM or SIGINT. Raises what prevents a service from starting, and CrashLoop.
 
@@ -97,10 +99,10 @@ async def run_services(
             config, address_of(config, listening), stack, blobs or open_blobs(config.blobs), blob_timings
         )
         context = structs.replace(context, alone=len(wanted) == 1)
-        stack.enter_context(watch_loop(metrics(context.registry)))
+        stack.enter_context(watch_loop(metrics(context.registry), config.loop_tick_seconds))
         names = [f"{context.instance_id}-{one.name}" for one in wanted]
         altered = AlteredTopics(context.bus, metrics(context.registry))
-        neighbours = Neighbours(context.bus, context.secrets, store, boot_id=context.boot_id, names=names)
+        neighbours = Neighbours(context.bus, context.fleet, context.secrets, store, boot_id=context.boot_id, names=names)
         await neighbours.fit()
         context = structs.replace(context, agree=neighbours.agree)
         supervisors: list[Supervisor] = []
@@ -147,6 +149,7 @@ async def _open_context(
     lag = LagWatch(bus, measured)
     context = ServiceContext(
         bus=bus,
+        fleet=FleetFeed(bus),
         blobs=blobs,
         secrets=secrets,
         registry=registry,
@@ -154,7 +157,7 @@ async def _open_context(
         boot_id=boot_id,
         address=address,
         store_usable=lambda: store.usable,
-        store_sound=store.holds_ours,
+        failing_objects=FailingObjects(store.holds_ours, lambda: store.usable_since, blob_timings.lost_seconds),
         blob_timings=blob_timings,
         lag=lag.of,
     )
@@ -166,7 +169,12 @@ def _routes(context: ServiceContext, supervisors: Sequence[Supervisor], warnings
         return {supervisor.name: supervisor.conditions() for supervisor in supervisors}
 
     def all_warnings() -> list[str]:
-        return [*warnings(), *(warning for supervisor in supervisors if supervisor.service for warning in supervisor.service.warnings())]
+        objects = context.failing_objects.warnings() if context.failing_objects is not None else ()
+        return [
+            *warnings(),
+            *objects,
+            *(warning for supervisor in supervisors if supervisor.service for warning in supervisor.service.warnings()),
+        ]
 
     routes = [*health_routes(context.bus, context.registry, conditions, context.store_usable, all_warnings)]
     routes += dead_letter_routes(DeadLetters(context.bus, context.answering_blobs()), context.secrets)

@@ -17,9 +17,11 @@ BODY_BYTES: Final = 2 << 20
 
 
 PIECE_BYTES: Final = 256 << 10
-"""What of a long answer is written at once, at least."""
+"""A long answer is written in pieces of at least this size."""
 PART_LEVELS: Final = 3
 """Down to a row of a session's trajectory, which takes a millisecond or two."""
+RETRY_LATER: Final = {"retry-after": "2"}
+"""The headers of a 503 whose cause passes by itself."""
 
 
 class BodyRefused(EvenerError):

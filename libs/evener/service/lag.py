@@ -12,7 +12,7 @@ from evener.proto.errors import EvenerError
 from evener.proto.fleet import TopicLag
 from evener.service.telemetry import Metrics
 
-LOOK_SECONDS: Final = 2.0
+LAG_POLL_SECONDS: Final = 2.0
 """The pause between measurements: as long as that between heartbeats."""
 
 log = structlog.get_logger()
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 class LagWatch:
     """The lag of every reader of this process, as it was last measured."""
 
-    def __init__(self, bus: Bus, metrics: Metrics, *, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, bus: Bus, metrics: Metrics, *, look_seconds: float = LAG_POLL_SECONDS) -> None:
         self._bus = bus
         self._metrics = metrics
         self._look_seconds = look_seconds

@@ -28,12 +28,12 @@ class LogStream:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write, if possible."""
+        """Write a text. Errors of the stream are ignored."""
         with suppress(OSError):
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush, if possible."""
+        """Flush the stream. Its errors are ignored."""
         with suppress(OSError):
             self._stream.flush()
 

@@ -14,7 +14,7 @@ from evener.proto.topics import HEADER_SESSION, HEADER_TYPE, Topic
 from evener.proto.trajectories import Accounting, TrajectoryBuilt, TrajectoryScored
 from evener.service.events import header, plain
 
-NEEDED: Final = frozenset(tag_of(event).encode() for event in (SessionStarted, SessionGivenUp, SessionSealed))
+TOLD_EVENTS: Final = frozenset(tag_of(event).encode() for event in (SessionStarted, SessionGivenUp, SessionSealed))
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ async def lost_session(bus: Bus, session_id: str, reason: str) -> TrajectoryScor
 
 def _event(record: Record, session_id: str) -> object:
     """Return an event of the session that is needed; None for any other record, which its header tells, and for a bad one."""
-    if header(record, HEADER_SESSION) != session_id.encode() or header(record, HEADER_TYPE) not in NEEDED:
+    if header(record, HEADER_SESSION) != session_id.encode() or header(record, HEADER_TYPE) not in TOLD_EVENTS:
         return None
     return plain(record)
 

@@ -8,21 +8,22 @@ import hashlib
 import hmac
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import aclosing
 from typing import Final
 
 import structlog
 from msgspec import structs
 
-from evener.bus.port import Bus, Record
+from evener.bus.port import Bus
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import Heartbeat, PolicyFingerprint
 from evener.proto.topics import Topic
 from evener.service.auth import Secrets
-from evener.service.events import plain
+from evener.service.fleet_feed import FleetFeed, FleetRecord
 from evener.service.store import Store
 
-FRESH_SECONDS: Final = 10.0
+HEARTBEAT_FRESH_SECONDS: Final = 10.0
 """A heartbeat that is older, by this machine's clock, comes from a process that is gone."""
 SIGNS: Final = 2
 """How often a conflict must be seen before it counts: one heartbeat may have been in flight when its sender was killed."""
@@ -47,6 +48,7 @@ class Neighbours:
     def __init__(
         self,
         bus: Bus,
+        fleet: FleetFeed,
         secrets: Secrets,
         store: Store,
         *,
@@ -60,7 +62,7 @@ class Neighbours:
         `sign_seconds`: how long a start waits for a second heartbeat of a process that does not fit, more than two intervals.
         `pause_seconds`: the pause after the log could not be read.
         """
-        self._bus = bus
+        self._fleet = fleet
         self._store = store
         self._boot_id = boot_id
         self._names = frozenset(names)
@@ -70,7 +72,7 @@ class Neighbours:
         self._partitions = bus.partitions_of(Topic.SESSIONS)
         self._policies: dict[str, PolicyFingerprint] = {}
         """What the gateway of this process renders for. Empty: there is none, or it has not opened its policies."""
-        self._next: int | None = None
+        self._next = 0
         self._signs: dict[tuple[str, str], int] = {}
         """How often each conflict was seen, by boot id and conflict."""
         self._fits: set[tuple[str, BlobRef]] = set()
@@ -92,12 +94,12 @@ class Neighbours:
         Only a fresh heartbeat that does not fit makes it wait, for the next ones of its sender. A log that is unavailable is checked later.
         """
         try:
-            self._next = await self._bus.end(Topic.FLEET, 0)
-            told = await self._bus.last_values(Topic.FLEET, 0)
+            records = await self._fleet.now()
         except Recoverable as away:
             log.warning("neighbours_not_seen", error=str(away))
             return
-        found = [beat for beat in _beats(told.values()) if time.time() - beat.at < FRESH_SECONDS]
+        self._next = _end_of(records)
+        found = [beat for beat in _beats(records) if time.time() - beat.at < HEARTBEAT_FRESH_SECONDS]
         if any([await self._trouble(beat) is not None for beat in found if beat.instance_id not in self._names]):
             try:
                 async with asyncio.timeout(self._sign_seconds):
@@ -117,11 +119,11 @@ class Neighbours:
             await asyncio.sleep(self._pause_seconds)
 
     async def _follow(self) -> None:
-        start = await self._bus.end(Topic.FLEET, 0) if self._next is None else self._next
-        async for records in self._bus.follow(Topic.FLEET, 0, start):
-            for beat in _beats(records):
-                await self._look(beat)
-            self._next = records[-1].offset + 1
+        async with aclosing(self._fleet.follow()) as batches:
+            async for records in batches:
+                for beat in _beats(record for record in records if record.offset >= self._next):
+                    await self._look(beat)
+                self._next = max(self._next, _end_of(records))
 
     async def _look(self, beat: Heartbeat) -> None:
         trouble = await self._trouble(beat)
@@ -177,5 +179,10 @@ def fingerprint(secrets: Secrets) -> str:
     return hmac.new(secrets.capability_key, b"fleet", hashlib.sha256).hexdigest()[:16]
 
 
-def _beats(records: Iterable[Record]) -> list[Heartbeat]:
-    return [event for record in records if isinstance(event := plain(record), Heartbeat)]
+def _beats(records: Iterable[FleetRecord]) -> list[Heartbeat]:
+    return [record.event for record in records if isinstance(record.event, Heartbeat)]
+
+
+def _end_of(records: Sequence[FleetRecord]) -> int:
+    """Return the offset after the last of some records."""
+    return records[-1].offset + 1 if records else 0

@@ -7,17 +7,15 @@ nothing, and neither does the order in which heartbeats arrive.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
 
-from evener.bus.port import Bus, Record
 from evener.proto.fleet import Heartbeat
-from evener.proto.topics import Topic
 from evener.runtime.change import Change
 from evener.runtime.interrupt import Interrupt
-from evener.service.events import plain
+from evener.service.fleet_feed import FleetFeed, FleetRecord
 
 GATEWAY: Final = "provider_gateway"
 FRESH_SECONDS: Final = 5.0
@@ -59,20 +57,19 @@ class Owners:
         self._watched: dict[Interrupt, tuple[int, Collection[str | None]]] = {}
         """Blocks that end when their partition moves to a gateway that they do not know."""
 
-    async def follow(self, bus: Bus) -> None:
+    async def follow(self, fleet: FleetFeed) -> None:
         """Keep up with `fleet` until cancelled."""
-        start = await bus.end(Topic.FLEET, 0)
-        last = sorted((await bus.last_values(Topic.FLEET, 0)).values(), key=lambda record: record.offset)
-        for record in last:
-            self.read([record], age=max(0.0, time.time() - record.timestamp_ms / 1000))
-        self.caught_up.set()
-        async for batch in bus.follow(Topic.FLEET, 0, start):
-            self.read(batch)
+        async with aclosing(fleet.follow()) as batches:
+            async for batch in batches:
+                self.read(batch)
+                self.caught_up.set()
 
-    def read(self, records: Iterable[Record], *, age: float = 0.0) -> None:
-        """Apply records of `fleet` that were written `age` seconds ago. Other records are ignored."""
+    def read(self, records: Iterable[FleetRecord]) -> None:
+        """Apply heartbeats of gateways. Other records are ignored."""
         for record in records:
-            if isinstance(event := plain(record), Heartbeat) and event.service == GATEWAY and event.address is not None:
+            event = record.event
+            if isinstance(event, Heartbeat) and event.service == GATEWAY and event.address is not None:
+                age = max(0.0, time.time() - record.written_at) if record.heard_at is None else 0.0
                 self._take(event, self._now() - age)
 
     def hold(self, partition: int) -> Hold | None:
@@ -102,6 +99,10 @@ class Owners:
         since = self._now() - FRESH_SECONDS
         return {name: len(one.epochs) for name, one in self._gateways.items() if one.heard_at > since and one.epochs}
 
+    def share(self, limit: int, name: str) -> int:
+        """Return how many calls a gateway may give an engine of which all gateways may have `limit`."""
+        return share_of(limit, self.held(), name)
+
     def highest(self, partition: int) -> int:
         """Return the highest epoch with which a gateway lists a partition. -1: none does."""
         hold = self._holds.get(partition)
@@ -115,10 +116,15 @@ class Owners:
                 return hold.address
             await self.change.until(lambda known=hold: self._holds.get(partition) != known)  # type: ignore[misc]
 
-    async def pause(self, partition: int, known: Hold | None, seconds: float) -> None:
-        """Wait, but not longer than the partition's owner is the one that is known."""
+    async def handed_over(self, partition: int) -> None:
+        """Wait while a living gateway hands the partition over, which it does for its own `handover_seconds` at most."""
+        while (hold := self._holds.get(partition)) is not None and hold.releasing and hold.instance_id in self.held():
+            await self.pause(partition, hold, asyncio.get_running_loop().time() + FRESH_SECONDS)
+
+    async def pause(self, partition: int, known: Hold | None, until: float) -> None:
+        """Wait until a time of the loop's clock, but not longer than the partition's owner is the one that is known."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(until):
                 await self.change.until(lambda: self._holds.get(partition) != known)
 
     @contextmanager
@@ -157,3 +163,18 @@ class Owners:
 def _told(beat: Heartbeat) -> tuple[object, ...]:
     """Return what a heartbeat says apart from its time."""
     return beat.address, beat.boot_id, beat.stopping, beat.releasing, beat.epochs, beat.reaches
+
+
+def share_of(limit: int, held: Mapping[str, int], name: str) -> int:
+    """Return one gateway's share of a limit: by the number of partitions that it holds, at least 1.
+
+    The shares are whole and make up the limit together, unless more gateways need their 1 than it has slots.
+    """
+    mine, total = held.get(name, 0), sum(held.values())
+    if mine == total:  # nobody else holds any
+        return limit
+    if not mine:
+        return 1
+    slots = {one: limit * count // total for one, count in held.items()}
+    by_remainder = sorted(held, key=lambda one: (-(limit * held[one] % total), one))
+    return max(1, slots[name] + (name in by_remainder[: limit - sum(slots.values())]))

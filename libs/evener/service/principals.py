@@ -29,10 +29,10 @@ from evener.proto.blobs import Sha256
 from evener.proto.errors import ConfigError
 from evener.proto.prepared import Converter
 
-LOOK_SECONDS: Final = 1.0
+PRINCIPALS_POLL_SECONDS: Final = 1.0
 """How often the file is looked at, at most."""
-NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"
-Limit = Annotated[int, Meta(ge=0)] | None
+NAME_FORM: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"
+Ceiling = Annotated[int, Meta(ge=0)] | None
 
 log = structlog.get_logger()
 
@@ -55,26 +55,26 @@ class Role(StrEnum):
 
     def covers(self, needed: "Role") -> bool:
         """Return whether this role may do what that role may."""
-        return RANKS.index(self) >= RANKS.index(needed)
+        return ROLE_RANKS.index(self) >= ROLE_RANKS.index(needed)
 
 
-RANKS: Final = tuple(Role)
+ROLE_RANKS: Final = tuple(Role)
 
 
 class Quota(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits at admission: no session starts beyond them, and those that run go on. None: no limit."""
 
-    sessions: Limit = None
+    sessions: Ceiling = None
     """The number of sessions that runners hold at a time."""
-    tokens_per_hour: Limit = None
+    tokens_per_hour: Ceiling = None
     """The number of tokens that were sampled in the sessions that ended within the last hour."""
 
 
 class Principal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody who has a token."""
+    """A person or program that asks Evener for something, identified by its token."""
 
-    name: Annotated[str, Meta(pattern=NAME)]
-    team: Annotated[str, Meta(pattern=NAME)]
+    name: Annotated[str, Meta(pattern=NAME_FORM)]
+    team: Annotated[str, Meta(pattern=NAME_FORM)]
     role: Role
     token_sha256: Sha256 | None = None
     """The SHA-256 of the token, in lower-case hexadecimal digits. None: only of the built-in principal."""
@@ -113,7 +113,7 @@ _files: Final = Converter(PrincipalsFile)
 class Principals:
     """The principals of a file. A file that was changed for the worse changes nothing but the log."""
 
-    def __init__(self, file: str | None, *, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, file: str | None, *, look_seconds: float = PRINCIPALS_POLL_SECONDS) -> None:
         """`file` None: there are none besides the built-in one. Raises PrincipalsUnusable."""
         self._look_seconds = look_seconds
         self._path = None if file is None else Path(file).expanduser()

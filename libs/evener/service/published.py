@@ -13,7 +13,7 @@ from evener.service.events import EventLog
 
 PARTITION: Final = 0
 """The only partition of `policies`, so that its order is total."""
-DIGEST: Final = 12
+DIGEST_CHARACTERS: Final = 12
 """The number of digest characters in a label."""
 JOIN: Final = 8
 """The number of characters that stand for one joining of an engine."""
@@ -26,7 +26,7 @@ Version = PolicyStaged | PolicyPublished | PolicyRetired
 
 def loaded_label(version: PolicyStaged | PolicyPublished) -> str:
     """Return the label of an engine's weights after it loaded a version. Like all labels it ends with the version's number."""
-    return f"{version.policy}:{(version.digest or '')[:DIGEST]}@{version.version}"
+    return f"{version.policy}:{(version.digest or '')[:DIGEST_CHARACTERS]}@{version.version}"
 
 
 def proven_label(version: PolicyStaged | PolicyPublished, joined: EngineJoined) -> str:
@@ -37,7 +37,7 @@ def proven_label(version: PolicyStaged | PolicyPublished, joined: EngineJoined) 
 
 
 def without_proof(label: str) -> str:
-    """Return a label as it was before the proof; any other as it is."""
+    """Return the label that a version had before the proof. Other labels are returned unchanged."""
     stem, at, number = label.rpartition("@")
     return ":".join(stem.split(":")[:2]) + at + number
 
@@ -84,7 +84,7 @@ class Published:
             await self._take(record)
 
     async def follow(self) -> None:
-        """Read on for ever."""
+        """Read further events for ever."""
         async for batch in self._bus.follow(Topic.POLICIES, PARTITION, self._read):
             for record in batch:
                 await self._take(record)

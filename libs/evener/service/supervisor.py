@@ -14,7 +14,7 @@ from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import Heartbeat
 from evener.proto.topics import Topic
 from evener.runtime import faults
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 from evener.service.config import ServiceConfig
 from evener.service.context import OpenService, Service, ServiceContext
 from evener.service.events import EventLog
@@ -34,7 +34,7 @@ class CrashLoop(EvenerError):
 
 
 class Stopped(EvenerError):
-    """The service's task ended although nobody asked it to."""
+    """The service's task ended although it was not told to stop."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True, eq=False):
@@ -144,7 +144,10 @@ class Supervisor:
     async def _beat(self, service: Service) -> None:
         beat = self._marked(service.heartbeat())
         try:
-            await self._events.send(Topic.FLEET, beat.instance_id, beat)
+            records = [await self._events.outgoing(Topic.FLEET, beat.instance_id, beat)]
+            if service.leases is not None:
+                records.append(await self._events.outgoing(Topic.LEASES, beat.instance_id, service.leases()))
+            await self._context.bus.send(records)
         except EvenerError as error:
             log.warning("heartbeat_not_sent", error=str(error))
 

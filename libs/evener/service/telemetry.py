@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 COMMIT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 BLOB_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-STOP_SECONDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+LOOP_STOP_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
 class Metrics:
@@ -21,7 +21,7 @@ class Metrics:
         self.crashes = counter("evener_crashes_total", "Crashes of a service, which was started again.", ["service"])
         self.dead_letters = counter("evener_dead_letters_total", "Records that could not be read and were given up.", ["service", "topic"])
         self.loop_stop_seconds = histogram(
-            "evener_loop_stop_seconds", "Times during which the event loop was blocked, if over 10 ms.", buckets=STOP_SECONDS
+            "evener_loop_stop_seconds", "Times during which the event loop was blocked, if over 10 ms.", buckets=LOOP_STOP_BUCKETS
         )
         self.loop_longest_stop_seconds = gauge(
             "evener_loop_longest_stop_seconds", "The longest time the event loop was blocked since the last scrape."
@@ -62,7 +62,7 @@ class Metrics:
             "Instances of a service: alive, stopping, or silent, which is without a heartbeat for a lease.",
             ["service", "state"],
         )
-        self.fleet_places = gauge("evener_fleet_places", "Sessions that the living runners can hold together.")
+        self.fleet_slots = gauge("evener_fleet_slots", "Sessions that the living runners can hold together.")
         self.fleet_partitions_unserved = gauge("evener_fleet_partitions_unserved", "Partitions of sessions that no living gateway serves.")
         self.fleet_engines = gauge("evener_fleet_engines", "Engines of the fleet: joined or draining.", ["state"])
         self.runners_quarantined = gauge(

@@ -6,18 +6,18 @@ Spans are exported to what the standard OTEL_* variables name. Without them noth
 """
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import entry_points
 from typing import Final
 
 import structlog
 from opentelemetry import propagate, trace
-from opentelemetry.context import Context, get_current
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 
 from evener.bus.port import Header, Record
 
@@ -53,7 +53,7 @@ def wanted_exporters(environment: Mapping[str, str]) -> list[str]:
 def carrier(context: Context | None = None) -> dict[str, str]:
     """Return the HTTP headers that carry a context: `traceparent`, and `tracestate` if there is one. None: the current context."""
     headers: dict[str, str] = {}
-    if get_current() if context is None else context:  # most records are written outside any span
+    if trace.get_current_span(context).get_span_context().is_valid:  # most records are written outside any trace
         propagate.inject(headers, context)
     return headers
 
@@ -62,6 +62,21 @@ def step(tracer: Tracer, name: str, kind: SpanKind = SpanKind.INTERNAL) -> Abstr
     """Return a span below the current one. Where that one is not recorded there is none, and a step costs next to nothing."""
     recorded = trace.get_current_span().is_recording()
     return tracer.start_as_current_span(name, kind=kind) if recorded else nullcontext()
+
+
+@contextmanager
+def ending(spans: Sequence[Span]) -> Iterator[None]:
+    """End spans with the block. If it raises, they have failed with that."""
+    try:
+        yield
+    except Exception as failed:
+        for span in spans:
+            span.record_exception(failed)
+            span.set_status(StatusCode.ERROR, str(failed))
+        raise
+    finally:
+        for span in spans:
+            span.end()
 
 
 def trace_headers(context: Context | None = None) -> tuple[Header, ...]:

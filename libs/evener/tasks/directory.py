@@ -1,25 +1,27 @@
 """Reads and checks a task directory."""
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
+from evener.proto.sandbox import ImageBuild, SandboxSpec
 from evener.proto.spec import GraderSpec
 from evener.tasks import manifest
 from evener.tasks.errors import TaskError
 
 INSTRUCTION: Final = "instruction.md"
 MANIFEST: Final = "task.toml"
-IMAGE_FILES: Final = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
+DOCKERFILE: Final = "Dockerfile"
+COMPOSE_FILES: Final = ("docker-compose.yaml", "docker-compose.yml")
 IGNORED: Final = frozenset({"__pycache__", ".git", ".DS_Store"})
 """File names that are not part of a task."""
 
 MAX_FILES: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
 """The limit of all files together."""
-MAX_DEPTH: Final = 50
+MAX_TASK_DEPTH: Final = 50
 """The limit of nested folders."""
 
 
@@ -32,11 +34,15 @@ class Task(Struct, frozen=True, kw_only=True):
     instruction: str
     """The instruction for the agent, without canary lines."""
     environment: Path | None
-    """The folder whose files are copied into the agent's working directory. None: the working directory starts empty."""
+    """The folder whose files are copied into the agent's working directory. None: there are none, or the image is built with them."""
     tests: Path | None
     """The folder with `test.sh`, brought in after the agent has finished. None: the task is graded without a script."""
-    workdir: str | None
-    """The agent's working directory according to the task's image. None: the sandbox decides."""
+    sandbox: SandboxSpec
+    """What the agent's sandbox is to be."""
+    grading_sandbox: SandboxSpec
+    """What the sandbox of the tests is to be: another user or network, maybe."""
+    backend: str | None = None
+    """The sandbox backend that the task asks for. None: any."""
     env: dict[str, str] = {}
     """The agent's environment variables."""
     agent_seconds: float | None
@@ -45,7 +51,7 @@ class Task(Struct, frozen=True, kw_only=True):
     verifier_env: dict[str, str] = {}
     grader: GraderSpec
     needs: tuple[str, ...] = ()
-    """What the task needs beyond a plain working directory, in words: images, GPUs, network rules. Empty: `local` can run it."""
+    """What the task needs that no sandbox gives yet, in words, such as GPUs. Empty: nothing."""
 
 
 def bundled() -> Path:
@@ -84,8 +90,8 @@ def entries(path: Path) -> list[Path]:
     found: list[Path] = []
     size = 0
     for folder, names, files in os.walk(path):
-        if len(Path(folder).relative_to(path).parts) > MAX_DEPTH:
-            msg = f"has folders nested deeper than {MAX_DEPTH}"
+        if len(Path(folder).relative_to(path).parts) > MAX_TASK_DEPTH:
+            msg = f"its folders are nested deeper than {MAX_TASK_DEPTH}"
             raise TaskError(msg)
         names[:] = [name for name in names if name not in IGNORED]
         for name in (*names, *(name for name in files if name not in IGNORED)):
@@ -93,7 +99,7 @@ def entries(path: Path) -> list[Path]:
             size += _size(path, entry)
             found.append(entry)
         if len(found) > MAX_FILES or size > MAX_BYTES:
-            msg = f"is too large: more than {MAX_FILES} files or {MAX_BYTES // 1024**2} MiB"
+            msg = f"it is too large: more than {MAX_FILES} files or {MAX_BYTES // 1024**2} MiB"
             raise TaskError(msg)
     return sorted(found)
 
@@ -108,22 +114,28 @@ def leaves(root: Path, link: Path) -> bool:
 
 def _load(path: Path) -> Task:
     if not path.is_dir():
-        msg = "is no directory"
+        msg = "it is no directory"
+        raise TaskError(msg)
+    if not _is_task(path):
+        msg = f"it is no task: it has neither {INSTRUCTION} nor {MANIFEST}"
         raise TaskError(msg)
     entries(path)
     read = manifest.parse(_text(path / MANIFEST)) if (path / MANIFEST).exists() else manifest.Manifest()
     if read.steps:
-        msg = "has several steps ([[steps]]), which are not supported"
+        msg = "it has several steps ([[steps]]), which are not supported"
         raise TaskError(msg)
     tests = path / "tests" if (path / "tests" / "test.sh").is_file() else None
     environment = path / "environment"
+    image = read.environment.docker_image or _build(environment)
     return Task(
         name=read.task.name or path.resolve().name,
         path=path,
         instruction=_instruction(path / INSTRUCTION),
-        environment=environment if environment.is_dir() else None,
+        environment=environment if environment.is_dir() and not isinstance(image, ImageBuild) else None,
         tests=tests,
-        workdir=_workdir(read.environment.workdir),
+        sandbox=manifest.sandbox(read, read.agent, image),
+        grading_sandbox=manifest.sandbox(read, read.verifier, image),
+        backend=None if read.metadata.evener is None else read.metadata.evener.sandbox,
         env=read.environment.env,
         agent_seconds=read.agent.timeout_sec,
         verifier_seconds=read.verifier.timeout_sec,
@@ -133,12 +145,8 @@ def _load(path: Path) -> Task:
     )
 
 
-def _workdir(wanted: str | None) -> str | None:
-    """Return the agent's working directory. Raises TaskError for a path that would lie outside the sandbox."""
-    if wanted is not None and (not wanted.startswith("/") or "\0" in wanted or ".." in PurePosixPath(wanted).parts):
-        msg = f"task.toml: workdir is {wanted!r}, not an absolute path without '..'"
-        raise TaskError(msg)
-    return wanted
+def _build(environment: Path) -> ImageBuild | None:
+    return ImageBuild(context=str(environment), dockerfile=DOCKERFILE) if (environment / DOCKERFILE).is_file() else None
 
 
 def _is_task(path: Path) -> bool:
@@ -155,7 +163,7 @@ def _text(path: Path) -> str:
 
 def _instruction(path: Path) -> str:
     if not path.is_file():
-        msg = f"has no {INSTRUCTION}"
+        msg = f"it has no {INSTRUCTION}"
         raise TaskError(msg)
     lines = _text(path).splitlines()
     while lines and (not lines[0].strip() or _is_canary(lines[0].strip())):
@@ -172,19 +180,20 @@ def _is_canary(line: str) -> bool:
 
 
 def _grader(read: manifest.Manifest, tests: Path | None) -> GraderSpec:
-    if read.metadata.evener is not None:
-        return manifest.own_grader(read.metadata.evener)
+    if (own := manifest.own_grader(read.metadata.evener)) is not None:
+        return own
     if tests is not None:
         return GraderSpec(name="harbor")
-    msg = "has neither tests/test.sh nor a grader in [metadata.evener] of task.toml"
+    msg = "it has neither tests/test.sh nor a grader in [metadata.evener] of task.toml"
     raise TaskError(msg)
 
 
 def _needs_of_files(path: Path) -> tuple[str, ...]:
-    image = [f"an image built from environment/{name}" for name in IMAGE_FILES if (path / "environment" / name).exists()]
-    grading = ["an image of its own for grading"] if any((path / "tests" / name).exists() for name in IMAGE_FILES) else []
+    services = [f"the services of environment/{name}" for name in COMPOSE_FILES if (path / "environment" / name).exists()]
+    image_files = (DOCKERFILE, *COMPOSE_FILES)
+    grading = ["an image of its own for grading"] if any((path / "tests" / name).exists() for name in image_files) else []
     context = ["earlier context (trajectory.json)"] if (path / "trajectory.json").exists() else []
-    return (*image, *grading, *context)
+    return (*services, *grading, *context)
 
 
 def _size(root: Path, entry: Path) -> int:

@@ -1,6 +1,7 @@
 """Reads task.toml (Harbor's schema 1.4): the keys that change what a task means. Other keys are accepted and ignored."""
 
 import tomllib
+from pathlib import PurePosixPath
 from typing import Annotated, Final
 
 import msgspec
@@ -8,35 +9,35 @@ from msgspec import Meta, Struct
 
 from evener.proto.patterns import BadPattern, text_pattern
 from evener.proto.prepared import Converter
-from evener.proto.spec import GraderSpec
+from evener.proto.sandbox import ImageBuild, Network, NetworkMode, SandboxLimits, SandboxSpec
+from evener.proto.spec import GraderSpec, Seconds
 from evener.tasks.errors import TaskError
 
-Seconds = Annotated[float, Meta(gt=0)]
-
-MOST_BYTES: Final = 256 * 1024
+MAX_MANIFEST_BYTES: Final = 256 * 1024
 MOST_DOTS: Final = 1000
 """The limit of dots in a line. The time that the parser takes for a dotted key grows with the square of its parts."""
 
-MATCHES: Final = ("exact", "contains", "regex", "number")
+MATCH_NAMES: Final = ("exact", "contains", "regex", "number")
 """How the `answer` grader compares the last message with the expected answer."""
 
 
 class Identity(Struct, frozen=True):
-    """`[task]`."""
+    """The table `[task]`."""
 
     name: str | None = None
 
 
 class Agent(Struct, frozen=True):
-    """`[agent]`."""
+    """The table `[agent]`."""
 
     timeout_sec: Seconds | None = None
     user: str | int | None = None
-    network_mode: str | None = None
+    network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] | None = None
 
 
 class Environment(Struct, frozen=True):
-    """`[environment]` and `[verifier.environment]`."""
+    """The tables `[environment]` and `[verifier.environment]`."""
 
     docker_image: str | None = None
     os: str = "linux"
@@ -45,26 +46,33 @@ class Environment(Struct, frozen=True):
     env: dict[str, str] = {}
     workdir: str | None = None
     skills_dir: str | None = None
-    network_mode: str = "public"
-    allow_internet: bool = True
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    memory_mb: Annotated[int, Meta(gt=0)] | None = None
+    storage_mb: Annotated[int, Meta(gt=0)] | None = None
+    network_mode: NetworkMode | None = None
+    """Harbor's default is `public`. Here a task that declares nothing asks for nothing."""
+    allowed_hosts: list[str] = []
+    allow_internet: bool | None = None
     mcp_servers: list[dict[str, object]] = []
     healthcheck: dict[str, object] | None = None
 
 
 class Verifier(Struct, frozen=True):
-    """`[verifier]`."""
+    """The table `[verifier]`."""
 
     timeout_sec: Seconds = 600.0
     env: dict[str, str] = {}
     user: str | int | None = None
-    network_mode: str | None = None
+    network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] | None = None
     environment: Environment | None = None
     collect: list[dict[str, object]] = []
 
 
-class OwnGrader(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[metadata.evener]`: a grader without a script."""
+class OwnTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[metadata.evener]`: a grader without a script, and a sandbox backend."""
 
+    sandbox: str | None = None
     grader: str = "answer"
     expected: str | int | float | None = None
     match: str = "exact"
@@ -73,11 +81,11 @@ class OwnGrader(Struct, frozen=True, forbid_unknown_fields=True):
 class Metadata(Struct, frozen=True):
     """`[metadata]`: free-form, except for Evener's own table."""
 
-    evener: OwnGrader | None = None
+    evener: OwnTable | None = None
 
 
 class Manifest(Struct, frozen=True):
-    """The whole file."""
+    """The whole of `task.toml`."""
 
     schema_version: str = "1.4"
     task: Identity = Identity()
@@ -106,8 +114,8 @@ def parse(text: str) -> Manifest:
 
 def _check_size(text: str) -> None:
     """Refuse text that would keep the parser busy for minutes."""
-    if len(text) > MOST_BYTES:
-        msg = f"task.toml is larger than {MOST_BYTES // 1024} KiB"
+    if len(text) > MAX_MANIFEST_BYTES:
+        msg = f"task.toml is larger than {MAX_MANIFEST_BYTES // 1024} KiB"
         raise TaskError(msg)
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MOST_DOTS:
@@ -115,13 +123,18 @@ def _check_size(text: str) -> None:
             raise TaskError(msg)
 
 
-def own_grader(table: OwnGrader) -> GraderSpec:
-    """Return the grader of `[metadata.evener]`. Raises TaskError if the table is not a valid grader."""
-    if table.grader == "none":
-        return GraderSpec(name="none")
-    if table.grader != "answer":
-        msg = f"task.toml: [metadata.evener] grader is {table.grader!r}, not 'answer' or 'none'"
-        raise TaskError(msg)
+def own_grader(table: OwnTable | None) -> GraderSpec | None:
+    """Return the grader of `[metadata.evener]`. None: it names none. Raises TaskError if it is not a valid one."""
+    if table is None or (table.sandbox is not None and table == OwnTable(sandbox=table.sandbox)):
+        return None
+    match table.grader:
+        case "none":
+            return GraderSpec(name="none")
+        case "answer":
+            pass
+        case other:
+            msg = f"task.toml: [metadata.evener] grader is {other!r}, not 'answer' or 'none'"
+            raise TaskError(msg)
     if table.expected is None:
         msg = "task.toml: [metadata.evener] has no `expected`"
         raise TaskError(msg)
@@ -129,19 +142,55 @@ def own_grader(table: OwnGrader) -> GraderSpec:
     return GraderSpec(name="answer", options={"expected": str(table.expected), "match": table.match})
 
 
+def sandbox(manifest: Manifest, phase: Agent | Verifier, image: str | ImageBuild | None) -> SandboxSpec:
+    """Return the sandbox of the agent or of the verifier. Raises TaskError for a network policy that contradicts itself."""
+    place = manifest.environment
+    return SandboxSpec(
+        image=image,
+        workdir=_workdir(place.workdir),
+        user=None if phase.user is None else str(phase.user),
+        limits=SandboxLimits(cpus=place.cpus, memory_bytes=_bytes(place.memory_mb), disk_bytes=_bytes(place.storage_mb)),
+        network=_network(place, phase),
+    )
+
+
+def _bytes(megabytes: int | None) -> int | None:
+    return None if megabytes is None else megabytes << 20
+
+
+def _workdir(wanted: str | None) -> str | None:
+    """Return the working directory. Raises TaskError for a path that would lie outside the sandbox."""
+    if wanted is not None and (not wanted.startswith("/") or "\0" in wanted or ".." in PurePosixPath(wanted).parts):
+        msg = f"task.toml: workdir is {wanted!r}, not an absolute path without '..'"
+        raise TaskError(msg)
+    return wanted
+
+
+def _network(place: Environment, phase: Agent | Verifier) -> Network | None:
+    """Return the policy of a phase, whose own keys override the environment's."""
+    mode, hosts = place.network_mode, place.allowed_hosts
+    if mode is None and place.allow_internet is not None:
+        mode = NetworkMode.PUBLIC if place.allow_internet else NetworkMode.NONE
+    if phase.network_mode is not None:
+        mode, hosts = phase.network_mode, []
+    if phase.allowed_hosts is not None:
+        hosts = phase.allowed_hosts
+    if bool(hosts) != (mode is NetworkMode.ALLOWLIST):
+        msg = f"task.toml: allowed_hosts is for the network_mode allowlist, and needs a host there (mode: {mode}, hosts: {len(hosts)})"
+        raise TaskError(msg)
+    return None if mode is None else Network(mode=mode, hosts=tuple(hosts))
+
+
 def needs(manifest: Manifest) -> tuple[str, ...]:
-    """Return what the task needs beyond a working directory and its files, in words."""
+    """Return what the task needs that no sandbox gives yet, in words."""
     place, grading = manifest.environment, manifest.verifier
     wanted = {
-        f"the image {place.docker_image}": place.docker_image is not None,
         f"the operating system {place.os}": place.os != "linux",
         f"{place.gpus} GPUs": place.gpus > 0,
         "a TPU": place.tpu is not None,
-        "limited network access": _limits_network(manifest),
         "MCP servers": bool(place.mcp_servers),
         "a health check": place.healthcheck is not None,
         "a skills folder": place.skills_dir is not None,
-        "a user of its own": manifest.agent.user is not None or grading.user is not None,
         "an image of its own for grading": grading.environment is not None,
         "collect hooks": bool(grading.collect),
         "variables of the host": any("${" in value for value in (*place.env.values(), *grading.env.values())),
@@ -149,14 +198,9 @@ def needs(manifest: Manifest) -> tuple[str, ...]:
     return tuple(need for need, is_wanted in wanted.items() if is_wanted)
 
 
-def _limits_network(manifest: Manifest) -> bool:
-    modes = (manifest.environment.network_mode, manifest.agent.network_mode, manifest.verifier.network_mode)
-    return not manifest.environment.allow_internet or any(mode not in {None, "public"} for mode in modes)
-
-
 def _check_match(match: str, expected: str) -> None:
-    if match not in MATCHES:
-        msg = f"task.toml: [metadata.evener] match is {match!r}, not one of {', '.join(MATCHES)}"
+    if match not in MATCH_NAMES:
+        msg = f"task.toml: [metadata.evener] match is {match!r}, not one of {', '.join(MATCH_NAMES)}"
         raise TaskError(msg)
     try:
         if match == "regex":

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evener.proto.blobs import BlobRef
 from evener.proto.spec import TaskRef
-from evener.tasks.directory import MAX_BYTES, MAX_DEPTH, MAX_FILES, Task, entries, leaves, load
+from evener.tasks.directory import MAX_BYTES, MAX_FILES, MAX_TASK_DEPTH, Task, entries, leaves, load
 from evener.tasks.errors import TaskError
 
 FILE_MODE: Final = 0o644
@@ -85,8 +85,8 @@ def _check(members: list[tarfile.TarInfo]) -> None:
         if name.is_absolute() or ".." in name.parts or not name.parts:
             msg = f"packed task: {member.name!r} leaves its folder"
             raise TaskError(msg)
-        if len(name.parts) > MAX_DEPTH + 1:
-            msg = f"packed task has folders nested deeper than {MAX_DEPTH}"
+        if len(name.parts) > MAX_TASK_DEPTH + 1:
+            msg = f"packed task has folders nested deeper than {MAX_TASK_DEPTH}"
             raise TaskError(msg)
         if not (member.isreg() or member.isdir() or member.issym()):
             msg = f"packed task: {member.name!r} is neither a file, a folder nor a link"

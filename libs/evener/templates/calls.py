@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from msgspec import Struct
 
-from evener.templates.port import Message
+from evener.tokens.digests import Message
 
 Found = tuple[str, dict[str, Any]]
 """The name and arguments of a call."""
@@ -19,7 +19,7 @@ Read = Callable[[str, int, Mapping[str, Mapping[str, Any]]], tuple[Sequence[Foun
 """Given a text, the position after an opening mark, and the parameter schemas by tool: the calls and the end of their block, or None."""
 HERMES, HERMES_END = "<tool_call>", "</tool_call>"
 DEEPSEEK, DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
-PYTHON: Final = "<|python_tag|>"
+PYTHON_TAG: Final = "<|python_tag|>"
 SPACE: Final = re.compile(r"\s*")
 MOST_NESTED: Final = 64
 """The deepest nesting of objects and lists in a call. The call must come back inside a request, which may nest 100 levels."""
@@ -71,7 +71,7 @@ class WholeJson(Struct, frozen=True):
 
     def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
         del tools
-        head, _, after = text.rpartition(PYTHON)
+        head, _, after = text.rpartition(PYTHON_TAG)
         call = _named(read_json(after, 0), "parameters")
         if call is None or after[call[1] :].strip():
             return text, ()
@@ -80,7 +80,7 @@ class WholeJson(Struct, frozen=True):
     def certain(self, text: str) -> str:
         if not text.strip() or text.lstrip().startswith("{"):
             return ""
-        return before(PYTHON, text).rstrip()
+        return before(PYTHON_TAG, text).rstrip()
 
 
 def read_json(text: str, at: int) -> tuple[Any, int] | None:

@@ -11,11 +11,12 @@ from msgspec import Struct, structs
 from evener.proto.sessions import BridgedBy, RootReason
 from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
+from evener.templates.family import SYSTEM
 from evener.templates.open import Material, make_renderer
-from evener.templates.port import Message, Renderer, TemplateError
+from evener.templates.port import Renderer, TemplateError
 from evener.templates.renderer import JinjaRenderer
+from evener.tokens.digests import Message
 
-SYSTEM: Final[Message] = {"role": "system", "content": "Be brief."}
 USER: Final[Message] = {"role": "user", "content": "Where is Ada?"}
 TOOLS: Final[tuple[Message, ...]] = (
     {
@@ -66,16 +67,16 @@ def results(count: int, text: str = "In the garden.") -> list[Message]:
     return [{"role": "tool", "tool_call_id": f"callc1x0x{index}", "content": text} for index in range(count)]
 
 
-ANSWERED: Final[Message] = {"role": "assistant", "content": "In the garden."}
+PLAIN_ANSWER: Final[Message] = {"role": "assistant", "content": "In the garden."}
 ASKED: Final[tuple[Message, ...]] = (SYSTEM, USER)
 CALLED: Final[tuple[Message, ...]] = (*ASKED, calling(1), *results(1))
 CASES: Final[tuple[tuple[str, Sequence[Message], Message, list[Message]], ...]] = (
     ("one tool result", ASKED, calling(1), results(1)),
     ("one more tool result", CALLED, calling(1), results(1)),
     ("several tool results", ASKED, calling(3), results(3)),
-    ("a user turn", ASKED, ANSWERED, [{"role": "user", "content": "And Bob?"}]),
-    ("a user turn after tools", CALLED, ANSWERED, [{"role": "user", "content": "And Bob?"}]),
-    ("a system turn", ASKED, ANSWERED, [{"role": "system", "content": "Be briefer."}]),
+    ("a user turn", ASKED, PLAIN_ANSWER, [{"role": "user", "content": "And Bob?"}]),
+    ("a user turn after tools", CALLED, PLAIN_ANSWER, [{"role": "user", "content": "And Bob?"}]),
+    ("a system turn", ASKED, PLAIN_ANSWER, [{"role": "system", "content": "Be briefer."}]),
 )
 """The cases: a name, the history, the turn, and the messages that follow it."""
 

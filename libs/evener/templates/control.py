@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 NEVER: Final = "(?!)"
 """A pattern that matches nothing."""
-SLICE: Final = 1 << 18
+SEARCHED_CHARACTERS: Final = 1 << 18
 """The number of characters searched at once, which takes a few milliseconds for any text."""
 _SPACE: Final = re.compile(r"\s*")
 
@@ -28,9 +28,9 @@ class ControlTokens:
 
     def spelled(self, text: str) -> Iterator[int]:
         """Yield where each spelling begins, including those inside others."""
-        for low in range(0, len(text), SLICE):
-            for found in self._spelled.finditer(text, low, low + SLICE + self._longest):
-                if found.start() < low + SLICE:
+        for low in range(0, len(text), SEARCHED_CHARACTERS):
+            for found in self._spelled.finditer(text, low, low + SEARCHED_CHARACTERS + self._longest):
+                if found.start() < low + SEARCHED_CHARACTERS:
                     yield found.start()
 
     def written(self, text: str) -> Iterator[tuple[int, int, int]]:
@@ -45,8 +45,8 @@ class ControlTokens:
             yield begin, end, id_
 
     def _next(self, text: str, at: int) -> re.Match[str] | None:
-        for low in range(at, len(text), SLICE):
-            found = self._genuine.search(text, low, low + SLICE + self._longest)
-            if found is not None and found.start() < low + SLICE:
+        for low in range(at, len(text), SEARCHED_CHARACTERS):
+            found = self._genuine.search(text, low, low + SEARCHED_CHARACTERS + self._longest)
+            if found is not None and found.start() < low + SEARCHED_CHARACTERS:
                 return found
         return None

@@ -16,9 +16,10 @@ import numpy as np
 
 from evener.proto.sessions import BridgedBy
 from evener.proto.spec import PolicyOptions, Thinking
-from evener.templates.port import Bridge, Message, TemplateError
+from evener.templates.port import Bridge, TemplateError
 from evener.templates.renderer import JinjaRenderer
 from evener.templates.special import SplitEncoder
+from evener.tokens.digests import Message
 
 CANDIDATES: Final = {
     "<tool_call>": ("qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5", "prime-qwen3"),
@@ -145,13 +146,17 @@ FOLLOWING: Final[tuple[Roles, ...]] = (
 )
 """The orders of roles that may follow a turn: one or several tool results; `user` and `system` stand for any number of such messages."""
 SYSTEM: Final[Message] = {"role": "system", "content": "Be brief."}
-USER: Final[Message] = {"role": "user", "content": "Zebra?"}
-TEXT: Final[Message] = {"role": "assistant", "content": "Zebras."}
-TOOL: Final[Message] = {"name": "f", "description": "Finds.", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+ZEBRA_QUESTION: Final[Message] = {"role": "user", "content": "Zebra?"}
+ZEBRA_ANSWER: Final[Message] = {"role": "assistant", "content": "Zebras."}
+ZEBRA_TOOL: Final[Message] = {
+    "name": "f",
+    "description": "Finds.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+}
 HISTORIES: Final[tuple[tuple[Message, ...], ...]] = (
-    (USER,),
-    (SYSTEM, USER),
-    (SYSTEM, USER, TEXT, USER),
+    (ZEBRA_QUESTION,),
+    (SYSTEM, ZEBRA_QUESTION),
+    (SYSTEM, ZEBRA_QUESTION, ZEBRA_ANSWER, ZEBRA_QUESTION),
 )
 
 
@@ -163,14 +168,23 @@ def _result(id_: str) -> Message:
     return {"role": "tool", "tool_call_id": id_, "content": f"Zebra {id_}\n"}
 
 
-LONG: Final[tuple[Message, ...]] = (SYSTEM, USER, _calling("call1"), _result("call1"), TEXT, USER, _calling("call2"), _result("call2"))
-ANSWERS: Final[tuple[Message, ...]] = (TEXT, _calling("call8"), _calling("call8", text="I look."), _calling("call8", "call9"))
+LONG_HISTORY: Final[tuple[Message, ...]] = (
+    SYSTEM,
+    ZEBRA_QUESTION,
+    _calling("call1"),
+    _result("call1"),
+    ZEBRA_ANSWER,
+    ZEBRA_QUESTION,
+    _calling("call2"),
+    _result("call2"),
+)
+ANSWERS: Final[tuple[Message, ...]] = (ZEBRA_ANSWER, _calling("call8"), _calling("call8", text="I look."), _calling("call8", "call9"))
 
 
 def _proven(roles: Roles, renderer: JinjaRenderer, rules: FamilyRules) -> bool:
     """Return whether the library agrees with two renders wherever it does not refuse."""
     compared = 0
-    for before in (*HISTORIES, LONG):
+    for before in (*HISTORIES, LONG_HISTORY):
         for answer in _answers(renderer):
             for new in _following(roles, answer):
                 if _roles(new) != roles or not _answered(answer, new):
@@ -189,7 +203,7 @@ def _same(
     renderer: JinjaRenderer, before: Sequence[Message], answer: Message, new: Sequence[Message], ids: list[int], *, closed: bool
 ) -> bool:
     try:
-        bridge = renderer.bridge(before, answer, new, [TOOL], closed=closed)
+        bridge = renderer.bridge(before, answer, new, [ZEBRA_TOOL], closed=closed)
     except TemplateError:
         return False
     return bridge is not None and bridge.ids.tolist() == ids
@@ -206,7 +220,12 @@ def _following(roles: Roles, answer: Message) -> Iterator[list[Message]]:
     """Yield messages in this order of roles: one of each, then two of each, but as many results as there were calls."""
     results = [_result(call["id"]) for call in answer.get("tool_calls", ())]
     for count in (1, 2):
-        makes = {"tool": results[:1], "tools": results if len(results) > 1 else [], "user": [USER] * count, "system": [SYSTEM] * count}
+        makes = {
+            "tool": results[:1],
+            "tools": results if len(results) > 1 else [],
+            "user": [ZEBRA_QUESTION] * count,
+            "system": [SYSTEM] * count,
+        }
         yield [message for role in roles for message in makes[role]]
 
 
@@ -226,8 +245,8 @@ def _probe_turn(renderer: JinjaRenderer) -> tuple[list[int], list[int]]:
     """Return a short prompt, and an answer to it as the template spells it. Raises TemplateError if the answer's end cannot be found."""
     answer: Message = _calling("call1") | ({"reasoning": "Stripes."} if renderer.reads_reasoning else {})
     new = [_result("call1")]
-    bridge = renderer.bridge([USER], answer, new, None, closed=True)
-    prompt, whole = renderer.render([USER], None).tolist(), renderer.render([USER, answer, *new], None).tolist()
+    bridge = renderer.bridge([ZEBRA_QUESTION], answer, new, None, closed=True)
+    prompt, whole = renderer.render([ZEBRA_QUESTION], None).tolist(), renderer.render([ZEBRA_QUESTION, answer, *new], None).tolist()
     if bridge is None or whole[: len(prompt)] != prompt:
         msg = "not even a tool result can be bridged by two renders"
         raise TemplateError(msg)

@@ -17,7 +17,7 @@ from evener.templates.source import ModelSource
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
-CONTROL: Final = 3
+CONTROL_TOKEN: Final = 3
 """The token type of special tokens."""
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -125,6 +125,6 @@ def _tokenizer(data: dict[str, Any]) -> Tokenizer:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL]
+    control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     return tokenizer

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from evener.templates.calls import Found, read_json, without_beginning_of
 from evener.templates.parsers import ParsedAnswer
-from evener.templates.port import Message
+from evener.tokens.digests import Message
 
 MARKS: Final = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 CALL: Final = "<|call|>"
@@ -21,7 +21,7 @@ _MARK: Final = re.compile("|".join(map(re.escape, MARKS)))
 _HEADER: Final = re.compile(
     r"(?:<\|start\|>assistant)?(?: to=([^\s<]+))?<\|channel\|>([a-z]+)(?: to=([^\s<]+))? ?(?:<\|constrain\|>)?(?:[a-z]+)?<\|message\|>"
 )
-FUNCTIONS: Final = "functions."
+FUNCTION_NAMESPACE: Final = "functions."
 REASONING, FINAL = "analysis", "final"
 
 
@@ -106,10 +106,10 @@ def _parts(text: str) -> list[_Part]:
 
 
 def _call(part: _Part) -> Found | None:
-    if not part.recipient.startswith(FUNCTIONS) or part.ended != CALL:
+    if not part.recipient.startswith(FUNCTION_NAMESPACE) or part.ended != CALL:
         return None
     found = read_json(part.body, 0)
-    name = part.recipient.removeprefix(FUNCTIONS)
+    name = part.recipient.removeprefix(FUNCTION_NAMESPACE)
     return (name, found[0]) if name and found is not None and found[1] == len(part.body) and isinstance(found[0], dict) else None
 
 

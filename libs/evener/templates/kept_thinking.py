@@ -11,9 +11,9 @@ from typing import Any, Final
 from evener.templates.jinja import ChatTemplate
 from evener.templates.parsers import THINK
 from evener.templates.port import TemplateError
+from evener.templates.tools import HELLO
 
 THOUGHT: Final = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-ASKED: Final = {"role": "user", "content": "Hello"}
 
 
 class KeptThinking:
@@ -23,7 +23,7 @@ class KeptThinking:
         """`turn_end` returns where the token begins that ends the first turn of a text."""
         self._template = template
         self._turn_end = turn_end
-        opened, shut = (template.render([ASKED], None, open_turn=open_turn) for open_turn in (True, False))
+        opened, shut = (template.render([HELLO], None, open_turn=open_turn) for open_turn in (True, False))
         self._header, self._opens, _ = (opened.removeprefix(shut) if opened.startswith(shut) else "").partition(THINK)
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, *, open_turn: bool) -> str:
@@ -42,7 +42,7 @@ class KeptThinking:
         if not self._thought(answer):
             return turn
         try:
-            alone = self._template.render([ASKED, answer], None, open_turn=False)
+            alone = self._template.render([HELLO, answer], None, open_turn=False)
         except TemplateError:
             return turn
         _, *own = alone.split(self._header)

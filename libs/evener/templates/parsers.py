@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from evener.templates.calls import Found, ToolCallFormat, without_beginning_of
-from evener.templates.port import Message
+from evener.tokens.digests import Message
 
 THINK, THOUGHT = "<think>", "</think>"
 

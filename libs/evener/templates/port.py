@@ -1,7 +1,7 @@
 """The renderer port: messages to ids and back, for one policy. The gateway uses it and hands it to `evener.tokens`."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import PolicyFingerprint
 from evener.proto.sessions import BridgedBy
-
-Message = dict[str, Any]
-"""A canonical message (`evener.dialects.canonical`): role, content, and for assistants reasoning and tool_calls."""
+from evener.tokens.digests import Message
 
 
 class TemplateError(EvenerError):

@@ -14,21 +14,22 @@ from evener.proto.ids import tool_call_id
 from evener.proto.sessions import BridgedBy
 from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
-from evener.templates.control import SLICE
+from evener.templates.control import SEARCHED_CHARACTERS
 from evener.templates.jinja import ChatTemplate
 from evener.templates.kept_thinking import KeptThinking
 from evener.templates.parsers import THINK, ParsedAnswer
 from evener.templates.pieces import TokenBytes
-from evener.templates.port import Bridge, Message, TemplateError
+from evener.templates.port import Bridge, TemplateError
 from evener.templates.shape import Shape, shape_tools
 from evener.templates.source import ModelSource
 from evener.templates.special import SplitEncoder
 from evener.templates.spellings import parser_for, spelling_of
 from evener.templates.tools import renders_tools
+from evener.tokens.digests import Message
 
-PROBE: Final = "Zebra"
+PROBE_WORD: Final = "Zebra"
 """A word that no template writes by itself."""
-PROBE_CALL: Final[Message] = {"id": "call00001", "name": "f", "arguments": {"a": PROBE}}
+PROBE_CALL: Final[Message] = {"id": "call00001", "name": "f", "arguments": {"a": PROBE_WORD}}
 
 
 class TurnRules(Protocol):
@@ -136,6 +137,8 @@ class JinjaRenderer:
     def reasoning_length(self, ids: NDArray[np.int32]) -> int:
         sampled, _ = self._without_end(ids.tolist())
         spans = self._parser.reasoning_spans(self._pieces.text(sampled))
+        if not spans:
+            return 0
         ends = [0, *self._pieces.ends(sampled)]
         return sum(any(begin < stop and start < end for start, stop in spans) for begin, end in pairwise(ends))
 
@@ -189,7 +192,7 @@ class JinjaRenderer:
 
     def _probe_ends(self) -> tuple[int, ...]:
         """Return the ids that end a turn: the last special token after a tool call, and after an answer."""
-        end = self._end_of({"role": "assistant", "content": PROBE})
+        end = self._end_of({"role": "assistant", "content": PROBE_WORD})
         if end is None:
             msg = "the chat template closes an answer with no special token of this tokenizer"
             raise TemplateError(msg)
@@ -208,7 +211,7 @@ class JinjaRenderer:
 
     def _end_of(self, answer: Message) -> int | None:
         messages = self.shape.messages([{"role": "user", "content": "Hello"}, answer])
-        _, found, after = self._template.render(messages, None, open_turn=False).rpartition(PROBE)
+        _, found, after = self._template.render(messages, None, open_turn=False).rpartition(PROBE_WORD)
         controls = list(self.encoder.controls(after)) if found else []
         return controls[-1][1] if controls else None
 
@@ -219,7 +222,9 @@ class JinjaRenderer:
 
 def _array(ids: list[int]) -> NDArray[np.int32]:
     """Return ids as an array, built in slices: converting a million at once would block all threads."""
-    return np.concatenate([np.array(ids[low : low + SLICE], np.int32) for low in range(0, max(len(ids), 1), SLICE)])
+    return np.concatenate(
+        [np.array(ids[low : low + SEARCHED_CHARACTERS], np.int32) for low in range(0, max(len(ids), 1), SEARCHED_CHARACTERS)]
+    )
 
 
 def _sorted_json(value: Any) -> bytes:

@@ -6,11 +6,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from evener.templates.port import Message, TemplateError
+from evener.templates.port import TemplateError
+from evener.tokens.digests import Message
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """What one template expects."""
+    """The form of messages that one template expects."""
 
     vision: bool = False
     """Whether images are passed on. If not, they are refused."""
@@ -22,13 +23,13 @@ class Shape(Struct, frozen=True, kw_only=True):
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages for the template. Raises TemplateError for an image without `vision`."""
         names = {call["id"]: call["name"] for message in messages for call in message.get("tool_calls", ())}
-        return [self._message(message, names, place=f"messages[{index}]") for index, message in enumerate(messages)]
+        return [self._message(message, names, path=f"messages[{index}]") for index, message in enumerate(messages)]
 
-    def _message(self, message: Message, names: dict[str, str], *, place: str) -> dict[str, Any]:
+    def _message(self, message: Message, names: dict[str, str], *, path: str) -> dict[str, Any]:
         role = message["role"]
         shaped: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": message.get("content", "")}
         if not self.vision and not isinstance(shaped["content"], str):
-            msg = f"{place}.content: an image, but the policy has no vision"
+            msg = f"{path}.content: an image, but the policy has no vision"
             raise TemplateError(msg)
         if "reasoning" in message:
             shaped["thinking" if self.thinking_field else "reasoning_content"] = message["reasoning"]

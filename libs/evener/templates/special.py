@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from tokenizers import Tokenizer
 
-from evener.templates.control import SLICE, ControlTokens
+from evener.templates.control import SEARCHED_CHARACTERS, ControlTokens
 from evener.templates.port import TemplateError
 
 PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
@@ -25,7 +25,7 @@ KEPT_CHARACTERS: Final = range(1_000, 200_000)
 """The length of a piece whose ids are cached: 50 MB in all at most."""
 MOST_IDS: Final = 1 << 20
 """The limit of ids in one text. A longer text is no prompt, and copying its ids would block all threads."""
-AWKWARD: Final = (
+ENCODER_TEXTS: Final = (
     "plain words, 12345 and 3.14159\n",
     "don't we'll I'M\r\n\ttab   spaces \u00a0 no-break  ",
     "\n\n\nnaïve Ünïcödé ﬁn — “quotes” …",
@@ -64,7 +64,7 @@ class SplitEncoder:
         text = "\0".join(texts_in(value))
         if next(self._tokens.spelled(text), None) is None:
             return value, ""
-        used = self._markup.union(*(text[low : low + SLICE] for low in range(0, len(text), SLICE)))
+        used = self._markup.union(*(text[low : low + SEARCHED_CHARACTERS] for low in range(0, len(text), SEARCHED_CHARACTERS)))
         sentinel = next((letter for code in chain(*PRIVATE_USE) if (letter := chr(code)) not in used), None)
         if sentinel is None:
             msg = "the texts use all private-use characters, so special tokens in them cannot be marked"
@@ -92,11 +92,11 @@ class SplitEncoder:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a text in which nothing is special."""
-        return _ids(self._splitting, text)
+        return ids_of(self._splitting, text)
 
     def encode_parsed(self, text: str) -> list[int]:
         """Return the ids of a text as the tokenizer itself parses it."""
-        return _ids(self._parsing, text)
+        return ids_of(self._parsing, text)
 
     def _plain(self, text: str, sentinel: str, *, again: bool) -> Sequence[int]:
         """Return the ids of guarded text without special tokens of the template."""
@@ -117,7 +117,7 @@ class SplitEncoder:
 
     def _prove(self) -> None:
         """Compare with the tokenizer's own encoding, and check that spelled special tokens stay text."""
-        for text in AWKWARD:
+        for text in ENCODER_TEXTS:
             for joined in (text, *(f"{spelling}{text}{spelling}{text}" for spelling in self.control)):
                 if self.encode(joined) != self.encode_parsed(joined):
                     msg = f"this tokenizer joins across special tokens: {joined[:60]!r} is encoded differently piece by piece"
@@ -128,11 +128,14 @@ class SplitEncoder:
                 raise TemplateError(msg)
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text. Only the tokenizer's batch encoding lets other threads run meanwhile."""
+def ids_of(tokenizer: Tokenizer, text: str, most_ids: int = MOST_IDS) -> list[int]:
+    """Return the ids of a text. Raises TemplateError if they are too many.
+
+    Only the tokenizer's batch encoding lets other threads run meanwhile.
+    """
     (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    if len(encoded) > MOST_IDS:
-        msg = f"a text of {len(text)} characters has {len(encoded)} tokens; at most {MOST_IDS} are served in one"
+    if len(encoded) > most_ids:
+        msg = f"a text of {len(text)} characters has {len(encoded)} tokens; at most {most_ids} are served in one"
         raise TemplateError(msg)
     ids: list[int] = encoded.ids
     return ids

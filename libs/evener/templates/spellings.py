@@ -12,7 +12,7 @@ WRITTEN: Final = (
     ("<function=", "functions"),
     ("<arg_key>", "keys"),
     (calls.HERMES, "hermes"),
-    (calls.PYTHON, "json"),
+    (calls.PYTHON_TAG, "json"),
 )
 """Pieces of a template's source, and the spelling that each reveals. The first match counts."""
 

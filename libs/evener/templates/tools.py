@@ -6,21 +6,21 @@ from evener.templates.jinja import ChatTemplate
 from evener.templates.port import TemplateError
 from evener.templates.shape import shape_tools
 
-PROBE: Final = "zebra_finder"
+PROBE_TOOL: Final = "zebra_finder"
 """A name that no template writes by itself."""
-TOOLS: Final = shape_tools([{"name": PROBE, "description": "Finds zebras.", "parameters": {"type": "object", "properties": {}}}])
-USER: Final[dict[str, Any]] = {"role": "user", "content": "Hello"}
-HISTORIES: Final = ([USER], [{"role": "system", "content": "Be brief."}, USER])
+PROBE_TOOLS: Final = shape_tools([{"name": PROBE_TOOL, "description": "Finds zebras.", "parameters": {"type": "object", "properties": {}}}])
+HELLO: Final[dict[str, Any]] = {"role": "user", "content": "Hello"}
+TOOL_HISTORIES: Final = ([HELLO], [{"role": "system", "content": "Be brief."}, HELLO])
 """Histories to try: some templates write tools only into an existing system message."""
 
 
 def renders_tools(template: ChatTemplate) -> bool:
     """Return whether the name of a tool appears in the prompt."""
-    return any(_renders(template, history) for history in HISTORIES)
+    return any(_renders(template, history) for history in TOOL_HISTORIES)
 
 
 def _renders(template: ChatTemplate, history: list[dict[str, Any]]) -> bool:
     try:
-        return PROBE in template.render(history, TOOLS, open_turn=True)
+        return PROBE_TOOL in template.render(history, PROBE_TOOLS, open_turn=True)
     except TemplateError:
         return False

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from evener.proto.sessions import MatchedBy
 from evener.proto.spec import Reasoning, Tolerance
-from evener.tokens.digests import KEY, Message, canonical_json, said
+from evener.tokens.digests import KEY_FIELD, Message, canonical_json, said
 
 _NOT_LETTERS: Final = re.compile(r"[^A-Za-z0-9]")
 _LOOSE_DIGITS: Final = 15
@@ -21,7 +21,7 @@ def same_answer(
     An answer is recognised by its tool-call ids first, then by the key in a field that comes back verbatim, then by its content, then by
     its trimmed text. In every case, a difference beyond the tolerances makes `sent` a message of the harness.
     """
-    same_key = sent.get(KEY) == key
+    same_key = sent.get(KEY_FIELD) == key
     if canonical_json(sampled) == canonical_json(said(sent)):
         return _exact(sent, same_key=same_key), False
     by = _recognised_by(sampled, sent, tolerances, same_key=same_key)

@@ -22,14 +22,14 @@ COMPACTED_WITHIN: Final = 8
 LEAST_TURNS: Final = 2
 """The least number of turns in a history that is compacted. A harness that omits its only turn has dropped it."""
 
-Head = tuple[Digest, ...]
+OpeningDigests = tuple[Digest, ...]
 
 
 class Begun(Struct):
     """A conversation that has an answer."""
 
     name: str
-    head: Head
+    head: OpeningDigests
     starts: set[Digest]
     """The digests of the tools and options with which the conversation was asked."""
     turns: int = 0
@@ -40,7 +40,7 @@ class Beginnings:
     """An index of the conversations in one attempt. It is derived from the calls and can be rebuilt at any time."""
 
     def __init__(self) -> None:
-        self._begun: dict[tuple[Head, bool], Begun] = {}
+        self._begun: dict[tuple[OpeningDigests, bool], Begun] = {}
         """The conversations; the one that was answered last comes last."""
         self._waiting: dict[str, bool] = {}
         """Whether the last answer of each conversation called tools."""
@@ -54,11 +54,11 @@ class Beginnings:
         """Whether the last answer of some conversation called tools, so that its agent is waiting for results."""
         return any(self._waiting.values())
 
-    def find(self, head: Head, *, sub_agent: bool) -> Begun | None:
+    def find(self, head: OpeningDigests, *, sub_agent: bool) -> Begun | None:
         """Return the conversation with this head. None: no call with this head was closed."""
         return self._begun.get((head, sub_agent))
 
-    def answered(self, name: str, head: Head, start: Digest, answer: Message, turns: int, *, sub_agent: bool) -> None:
+    def answered(self, name: str, head: OpeningDigests, start: Digest, answer: Message, turns: int, *, sub_agent: bool) -> None:
         """Note an answer. `turns` is the number of turns in its history, its own included; 0 if the answer was aborted."""
         begun = self._begun.pop((head, sub_agent), None) or Begun(name, head, set())
         self._begun[head, sub_agent] = begun
@@ -83,7 +83,7 @@ class Beginnings:
                 return found
         return None
 
-    def quoted(self, messages: Sequence[Message], head: Head, start: Digest) -> Begun | None:
+    def quoted(self, messages: Sequence[Message], head: OpeningDigests, start: Digest) -> Begun | None:
         """Return the conversation whose history a summary replaces: same system prompt and tools, and a message quotes its answer."""
         users = [text_of(message) for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
         for text, begun in reversed(self._latest):
@@ -92,19 +92,19 @@ class Beginnings:
                 return begun
         return None
 
-    def latest_under(self, head: Head) -> Begun | None:
+    def latest_under(self, head: OpeningDigests) -> Begun | None:
         """Return the conversation that was answered last under the same system prompt, otherwise the last of all. None: there is none."""
         latest = list(reversed(self._begun.values()))
         return next((begun for begun in latest if begun.head[:-1] == head[:-1]), latest[0] if latest else None)
 
 
-def head_of(messages: Sequence[Message], digests: Sequence[Digest]) -> Head:
+def head_of(messages: Sequence[Message], digests: Sequence[Digest]) -> OpeningDigests:
     """Return the digests of the messages up to and including the first user message."""
     first = next((at for at, message in enumerate(messages) if message.get("role") == "user"), len(messages))
     return tuple(digests[: first + 1])
 
 
-def name_of(head: Head, *, sub_agent: bool) -> str:
+def name_of(head: OpeningDigests, *, sub_agent: bool) -> str:
     """Return the name of the conversation with this head. Equal heads have equal names, whichever is answered first."""
     return hashlib.blake2b(b"".join(head), digest_size=8, person=b"sub_agent" if sub_agent else b"agent").hexdigest()
 

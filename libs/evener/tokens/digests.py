@@ -9,9 +9,10 @@ import msgspec
 from evener.proto.spec import PolicyOptions
 
 Message = dict[str, Any]
+"""A canonical message (`evener.dialects.canonical`): role, content, and for assistants reasoning and tool_calls."""
 Digest = bytes
 
-KEY: Final = "key"
+KEY_FIELD: Final = "key"
 """The field of an assistant message that names a sampled answer. It is not part of the message's content."""
 
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
@@ -34,4 +35,4 @@ def start_digest(tools: Sequence[Message], options: PolicyOptions) -> Digest:
 
 def said(message: Message) -> Message:
     """Return the message without its answer key."""
-    return message if KEY not in message else {name: value for name, value in message.items() if name != KEY}
+    return message if KEY_FIELD not in message else {name: value for name, value in message.items() if name != KEY_FIELD}

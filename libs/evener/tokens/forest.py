@@ -98,7 +98,7 @@ class Call:
 
     @property
     def undelivered(self) -> bool:
-        """Whether nobody received the answer."""
+        """Whether no request received the answer."""
         return self.requests <= self.left
 
     @property

@@ -15,8 +15,8 @@ from evener.proto.ids import answer_key
 from evener.proto.sessions import MatchedBy, MessagePrefix, SegmentRef
 from evener.proto.spec import PolicyOptions, Quirks, Tolerance
 from evener.tokens.answers import same_answer
-from evener.tokens.beginnings import Beginnings, Head, head_of, name_of
-from evener.tokens.digests import KEY, Digest, Message, message_digest, said, start_digest
+from evener.tokens.beginnings import Beginnings, OpeningDigests, head_of, name_of
+from evener.tokens.digests import KEY_FIELD, Digest, Message, message_digest, said, start_digest
 from evener.tokens.forest import Call, Forest
 from evener.tokens.noise import NoiseFilter
 
@@ -33,14 +33,14 @@ class Match(Struct, frozen=True, kw_only=True):
 
 
 class Node:
-    """One history."""
+    """A node of the tree of histories: it stands for one history."""
 
     __slots__ = ("after", "answers", "candidates", "head", "holder", "start", "turns", "whole_head")
 
     def __init__(self, start: Digest = b"") -> None:
         self.start = start
         """The digest of the tools and options."""
-        self.head: Head = ()
+        self.head: OpeningDigests = ()
         """The messages up to and including the first user message."""
         self.whole_head = False
         """Whether there is a user message."""
@@ -97,7 +97,7 @@ class Said(Sequence[Message]):
 
 
 class HistoryReading(Struct, frozen=True, kw_only=True, eq=False):
-    """What was recognised in a history."""
+    """The calls and messages that were recognised in a history."""
 
     messages: Said
     """The messages without noise."""
@@ -116,7 +116,7 @@ class HistoryReading(Struct, frozen=True, kw_only=True, eq=False):
     """The noise that was cut from the messages after the known beginning, each preceded by its place."""
 
     @property
-    def head(self) -> Head:
+    def head(self) -> OpeningDigests:
         """Return the digests of the messages up to and including the first user message."""
         return head_of(self.messages, self.digests)
 
@@ -184,7 +184,7 @@ class History:
             after = node.after.get(walked[index])
             if node.answers and clean[index].get("role") == "assistant":
                 segment = self._choose(node, clean[index], walked, index, options)
-                certain &= len(node.candidates[walked[index], clean[index].get(KEY)]) <= 1
+                certain &= len(node.candidates[walked[index], clean[index].get(KEY_FIELD)]) <= 1
                 if segment is not None:
                     if self._after_answer[segment] is not after:
                         altered[index], after = segment, self._after_answer[segment]
@@ -225,7 +225,7 @@ class History:
 
     def _candidates(self, node: Node, sent: Message, digest: Digest, options: PolicyOptions) -> list[SegmentRef]:
         """Return the answers that a message may be, unchanged ones first."""
-        asked = digest, sent.get(KEY)
+        asked = digest, sent.get(KEY_FIELD)
         known = node.candidates.get(asked)
         if known is None:
             found = [(segment, same) for segment in node.answers if (same := self._same(segment, sent, options)) is not None]
@@ -244,7 +244,7 @@ class History:
 
         def rank(one: SegmentRef) -> tuple[bool, bool, bool, bool]:
             after = self._after_answer[one]
-            keyed = answer_key(one.call_id, one.choice) == sent.get(KEY)
+            keyed = answer_key(one.call_id, one.choice) == sent.get(KEY_FIELD)
             unchanged = after is node.after.get(walked[index])
             return keyed, following in after.after, unchanged, not self._forest.orphaned(self._forest.calls[one.call_id])
 
@@ -278,7 +278,7 @@ class History:
                 node.holder = MessagePrefix(call_id=call.call_id, count=count)
         self._add_conversation(call, node.head)
 
-    def _add_conversation(self, call: Call, head: Head) -> None:
+    def _add_conversation(self, call: Call, head: OpeningDigests) -> None:
         parent, sub_agent = call.placement.parent, call.opened.sub_agent
         told = call.placement.conversation if parent is None else self.conversation_of(parent.call_id)
         self._conversations[call.call_id] = told or name_of(head, sub_agent=sub_agent)

@@ -20,7 +20,7 @@ from evener.tokens.forest import Forest, Ids
 from evener.tokens.history import History, HistoryReading, Match
 from evener.tokens.roots import Root, root_of
 
-RULE: Final = 2
+PLACEMENT_RULE: Final = 2
 """The version of these rules, recorded with each placement."""
 PREFIX_CANDIDATES: Final = 8
 """The number of latest calls whose paths a new root is compared with, so that only the difference is stored."""
@@ -104,7 +104,7 @@ def place(
     prefix = _shared_prefix(forest, context)
     given = context[prefix.length :] if prefix is not None else context
     return Placed(
-        placement=Placement(rule=RULE, root=root.reason, prefix=prefix, conversation=root.conversation),
+        placement=Placement(rule=PLACEMENT_RULE, root=root.reason, prefix=prefix, conversation=root.conversation),
         prompt_delta_ids=given,
         context=context,
         history_base=reading.known,
@@ -127,14 +127,14 @@ def settle(forest: Forest, placed: Placed, reported: Ids) -> Placed:
     given = reported[prefix.length :] if prefix is not None else reported
     root = placed.placement.root or RootReason.IDS_DIFFER
     conversation = placed.placement.conversation if parent is None else forest.conversation(parent.call_id)
-    placement = Placement(rule=RULE, root=root, prefix=prefix, conversation=conversation)
+    placement = Placement(rule=PLACEMENT_RULE, root=root, prefix=prefix, conversation=conversation)
     return structs.replace(placed, placement=placement, prompt_delta_ids=given, context=reported)
 
 
 def nowhere() -> Placed:
     """Return the place of a call that could not be placed, with no ids and no messages."""
     empty = np.empty(0, np.int32)
-    placement = Placement(rule=RULE, root=RootReason.INCONSISTENT)
+    placement = Placement(rule=PLACEMENT_RULE, root=RootReason.INCONSISTENT)
     return Placed(
         placement=placement, prompt_delta_ids=empty, context=empty, history_base=None, messages=(), history=(), side_call=None, cuts=()
     )
@@ -189,7 +189,7 @@ def _child(forest: Forest, reading: HistoryReading, match: Match, bridged: Bridg
     parent = forest.calls[match.segment.call_id]
     return Placed(
         placement=Placement(
-            rule=RULE,
+            rule=PLACEMENT_RULE,
             parent=match.segment,
             matched_by=match.by,
             bridged_by=bridged.by,

@@ -5,7 +5,7 @@ An undeclared quirk costs rows, or trains tokens that are not the agent's work. 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -23,16 +23,18 @@ from evener.tokens.history import sampled_message
 from evener.tokens.kinds import Conversations
 from evener.tokens.place import side_call_of
 from evener.tokens.session import SessionLog
-from evener.tokens.text_differences import patterns_of
+from evener.tokens.text_differences import differences
 
 CALLS: Final = 200
 """The number of a session's calls that are examined. A harness shows its habits early."""
-CANDIDATES: Final = 16
+COMPARED_ANSWERS: Final = 16
 """The number of answers to one turn that a message is compared with."""
 SIGNATURE_CHARACTERS: Final = 60
+SHOWN_WORDS: Final = 6
+"""The number of words that a sentence shows of what a pattern would cut."""
 NAMES: Final = ("title", "summar", "memory", "rout", "topic")
 """Words in a prompt that tell which kind of side call it is."""
-SAID: Final = {
+TOLERATED: Final = {
     Tolerance.NUMBERS_LOOSE: "with numbers in their arguments spelled differently",
     Tolerance.TEXT_TRIMMED: "with white space trimmed",
     Tolerance.BLANK_TEXT_ABSENT: "without their blank text",
@@ -60,10 +62,13 @@ def propose(session: SessionLog) -> Proposal | None:
     declared = start.quirks if start is not None else Quirks()
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.ended][:CALLS]
     seen = _Seen(session, calls, declared)
-    tolerances, noise, side_calls = Counter(seen.tolerances()), tuple(seen.noise()), tuple(seen.side_calls())
+    tolerances, noise, side_calls = Counter(seen.tolerances()), dict(seen.noise()), tuple(seen.side_calls())
     because = [
-        *(f"{_answers(count)} came back {SAID[tolerance]}" for tolerance, count in sorted(tolerances.items())),
-        *(f"text of {one.where} messages changes without meaning: /{one.pattern}/" for one in noise),
+        *(f"{_answers(count)} came back {TOLERATED[tolerance]}" for tolerance, count in sorted(tolerances.items())),
+        *(
+            f"text of {one.where} messages changes without meaning: /{one.pattern}/ would cut {_quoted(words)}"
+            for one, words in noise.items()
+        ),
         *(f"{_calls(count)} beside the agent's work: {one.system or one.last!r}" for one, count in side_calls),
     ]
     if not because:
@@ -103,17 +108,15 @@ class _Seen:
             if call.opened.policy is not None:
                 by_turn.setdefault(_turns(given), []).extend(call.segments())
 
-    def noise(self) -> Iterator[Noise]:
-        """Yield what varies in the history between a call and the later call that sends its answer back."""
-        found: dict[Noise, None] = {}
+    def noise(self) -> Iterator[tuple[Noise, tuple[str, ...]]]:
+        """Yield what varies in the history between a call and the later call that sends its answer back, with the words of it."""
+        found: dict[Noise, tuple[str, ...]] = {}
         for name in {self._conversations.of(call.call_id): None for call in self._calls}:
             calls = [call for call in self._calls if self._conversations.of(call.call_id) == name and call.opened.side_call is None]
             for one, other in pairwise(calls):
                 if self._answered_in(one, other):
-                    for before, after in zip(self._given[one.call_id], self._given[other.call_id], strict=False):
-                        if before is not after and before != after:
-                            found |= dict.fromkeys(_varying(before, after))
-        yield from (one for one in found if one not in self._declared.noise)
+                    found |= _varying(list(zip(self._given[one.call_id], self._given[other.call_id], strict=False)), found)
+        yield from ((one, words) for one, words in found.items() if words and one not in self._declared.noise)
 
     def side_calls(self) -> Iterator[tuple[SideCall, int]]:
         """Yield the signatures of calls that are not the agent's work, each with the number of calls."""
@@ -143,7 +146,7 @@ class _Seen:
         return self._answers[segment]
 
     def _needed(self, sent: Message, candidates: Sequence[SegmentRef]) -> frozenset[Tolerance]:
-        for segment in reversed(candidates[-CANDIDATES:]):
+        for segment in reversed(candidates[-COMPARED_ANSWERS:]):
             needed = _least(self._answer(segment), segment, sent) - frozenset(self._declared.tolerances)
             if needed:
                 return needed
@@ -186,11 +189,31 @@ def _same(sampled: Message, segment: SegmentRef, sent: Message, tolerances: froz
     return same_answer(sampled, answer_key(segment.call_id, segment.choice), sent, tolerances, Reasoning.REINSTATE) is not None
 
 
-def _varying(before: Message, after: Message) -> list[Noise]:
-    role = "system" if before.get("role") == "developer" else str(before.get("role"))
-    if role not in NOISY_ROLES or before.get("role") != after.get("role"):
-        return []
-    return [Noise(where=role, pattern=pattern) for pattern in patterns_of(text_of(before), text_of(after))]
+def _varying(histories: Sequence[tuple[Message, Message]], known: Container[Noise]) -> dict[Noise, tuple[str, ...]]:
+    """Return what varies between two histories and is not known yet, with its words; without any, if it would cut an equal message."""
+    found: dict[Noise, tuple[str, ...]] = {}
+    same: dict[str, list[str]] = {}
+    for before, after in histories:
+        role = _noisy_role(before)
+        if before is after or before == after:
+            same.setdefault(role, []).append(text_of(before))
+        elif role in NOISY_ROLES and before.get("role") == after.get("role"):
+            found |= {Noise(where=role, pattern=one.pattern): one.words for one in differences(text_of(before), text_of(after))}
+    return {one: words if _apart(one, same) else () for one, words in found.items() if one not in known}
+
+
+def _apart(noise: Noise, same: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a pattern leaves those texts alone, by role."""
+    return not any(re.search(noise.pattern, text) for text in same.get(noise.where, ()))
+
+
+def _noisy_role(message: Message) -> str:
+    return "system" if message.get("role") == "developer" else str(message.get("role"))
+
+
+def _quoted(words: Sequence[str]) -> str:
+    """Return the first of some words as a list for a sentence."""
+    return ", ".join(map(repr, words[:SHOWN_WORDS])) + (" ..." if len(words) > SHOWN_WORDS else "")
 
 
 def _signature(given: Sequence[Message], agents: set[str], *, with_tools: bool) -> SideCall | None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from evener.proto.sessions import RootReason
 
-KEEP_THINKING = (
+HOW_TO_KEEP_THINKING = (
     '`thinking = "all"` in the policy\'s configuration keeps them in one row; choose it if the policy is deployed the same way '
     "(docs/tokens.md, Options of a policy)"
 )
@@ -33,5 +33,5 @@ def thinking_stripped(roots: Iterable[RootReason | None]) -> str | None:
     began = "1 call" if stripped == 1 else f"{stripped} calls"
     return (
         f"{began} of {len(reasons)} began a row of {'its' if stripped == 1 else 'their'} own, because the policy's template drops earlier "
-        f"reasoning where the user speaks again: {KEEP_THINKING}"
+        f"reasoning where the user speaks again: {HOW_TO_KEEP_THINKING}"
     )

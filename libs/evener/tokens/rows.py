@@ -19,13 +19,13 @@ from evener.tokens.forest import Call, Forest
 from evener.tokens.kinds import asked_again, kinds_of
 from evener.tokens.session import SessionLog
 
-RULE: Final = 2
+ROW_RULE: Final = 2
 """The version of these rules, recorded with each trajectory."""
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
-Fate = Counter[ExclusionReason | None]
+ExclusionCounts = Counter[ExclusionReason | None]
 """The number of a segment's tokens by the reason why they are excluded. None: trained."""
 
 
@@ -35,7 +35,7 @@ class SessionRows(Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     branches: tuple[tuple[SegmentRef, ...], ...]
     """The segments of each row, from the root."""
-    fates: dict[SegmentRef, Fate]
+    fates: dict[SegmentRef, ExclusionCounts]
     """The fates of all sampled segments, in the order of the log."""
     accounting: Accounting
 
@@ -178,7 +178,7 @@ class _Column:
         return np.concatenate(self._pieces) if self._pieces else np.empty(0, self._dtype)
 
 
-def _account(session: SessionLog, fates: Mapping[SegmentRef, Fate]) -> Accounting:
+def _account(session: SessionLog, fates: Mapping[SegmentRef, ExclusionCounts]) -> Accounting:
     excluded: Counter[ExclusionReason] = Counter()
     delivered = resampled = 0
     forest = session.forest

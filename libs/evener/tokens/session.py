@@ -199,21 +199,17 @@ def _whole(ids: Bulk) -> bool:
 
 
 def last_failure(session: SessionLog) -> CallFailure | None:
-    """Return the failure of the current attempt's last call, unless an answered call followed it.
+    """Return the failure of the current attempt's last call, unless an answered call followed it: then the agent went on.
 
-    A harness that exits with an error while a call waits for an engine gave up because of Evener. If it exits with 0, it did not need the
-    call. The same holds for a call that failed while another one was being answered, such as a title: it matters only if the harness fails.
+    The exit code does not matter: some harnesses give up with 0. Nor does a call that was answered beside it, such as a title.
     """
-    ended_well = session.exit is not None and session.exit.exit_code == 0
-    left = {CallFailure.CANCELLED, CallFailure.OVERLOADED} if ended_well else {CallFailure.CANCELLED}
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.opened.side_call is None]
     answered: list[Call] = []
     for call in reversed(calls):
         if call.answered:
             answered.append(call)
-        elif call.failed is not None and call.failed.reason not in left:
-            after = any(ended_well or _follows(one, call, call.failed) for one in answered)
-            return None if after else call.failed.reason
+        elif call.failed is not None and call.failed.reason is not CallFailure.CANCELLED:
+            return None if any(_follows(one, call, call.failed) for one in answered) else call.failed.reason
     return None
 
 

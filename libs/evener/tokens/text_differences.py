@@ -1,7 +1,10 @@
 """Finds where two versions of a text differ without meaning, as patterns that cut the difference. Pure."""
 
 import re
+from operator import eq
 from typing import Final
+
+from msgspec import Struct
 
 SPOTS: Final = 3
 """Two texts that differ in more places than this are different texts."""
@@ -11,19 +14,28 @@ LEAD_CHARACTERS: Final = 24
 _CLASSES: Final = ((re.compile(r"\d+"), r"\d+"), (re.compile(r"[A-Za-z]+"), r"[A-Za-z]+"))
 
 
-def patterns_of(one: str, other: str) -> tuple[str, ...]:
-    """Return regular expressions that, cut one after the other, make the texts equal. Empty: the texts are equal, or differ too much."""
-    patterns: list[str] = []
+class TextDifference(Struct, frozen=True):
+    """Where two texts differ."""
+
+    pattern: str
+    """The regular expression that cuts it, and nothing in which they agree."""
+    words: tuple[str, ...]
+    """What it cuts in the two texts, each once."""
+
+
+def differences(one: str, other: str) -> tuple[TextDifference, ...]:
+    """Return the differences that, cut one after the other, make the texts equal. Empty: the texts are equal, or differ too much."""
+    found: list[TextDifference] = []
     while one != other:
-        pattern = _spot(one, other) if len(patterns) < SPOTS else None
+        pattern = _spot(one, other) if len(found) < SPOTS else None
         if pattern is None:
             return ()
-        shorter = re.sub(pattern, "", one), re.sub(pattern, "", other)
-        if shorter == (one, other):
+        cut = re.findall(pattern, one), re.findall(pattern, other)
+        if not cut[0] or len(cut[0]) != len(cut[1]) or any(map(eq, *cut)):  # it would cut what does not differ
             return ()
-        patterns.append(pattern)
-        one, other = shorter
-    return tuple(patterns)
+        found.append(TextDifference(pattern, tuple(dict.fromkeys((*cut[0], *cut[1])))))
+        one, other = re.sub(pattern, "", one), re.sub(pattern, "", other)
+    return tuple(found)
 
 
 def _spot(one: str, other: str) -> str | None:
@@ -40,7 +52,7 @@ def _spot(one: str, other: str) -> str | None:
         word = r"\S+"
     line = one[:start].rpartition("\n")[2]
     lead = line[-LEAD_CHARACTERS:]
-    return f"(?<={_plain(lead)}){word}" if lead.strip() else None  # without words before it, it is everywhere
+    return f"(?<={_plain(lead)}){word}" if re.search(r"[^\W\d_]", lead) else None  # without a word before it, it is everywhere
 
 
 def _general(word: str) -> str:

@@ -14,7 +14,7 @@ from evener.proto.trajectories import CallSummary, HarnessExit, Row, TrajectoryB
 from evener.tokens.forest import Call
 from evener.tokens.inconsistencies import inconsistent_segments, named
 from evener.tokens.kinds import last_message
-from evener.tokens.rows import RULE, cut, digest
+from evener.tokens.rows import ROW_RULE, cut, digest
 from evener.tokens.session import SessionLog
 
 
@@ -28,7 +28,7 @@ def build(session: SessionLog, *, records: BlobRef | None = None, strategy: Stra
     made = cut(session, seal.termination_reason, strategy, inconsistent)
     rows_digest = digest(made.rows)
     inconsistencies = named(session, inconsistent)
-    if strategy is Strategy.TREE and seal.rule == RULE and rows_digest != seal.rows_digest:
+    if strategy is Strategy.TREE and seal.rule == ROW_RULE and rows_digest != seal.rows_digest:
         inconsistencies.append(f"rows differ from the live ones: {rows_digest} is not {seal.rows_digest}")
     start, left = session.starts.get(session.attempt), session.exit
     return TrajectoryBuilt(
@@ -57,7 +57,7 @@ def build(session: SessionLog, *, records: BlobRef | None = None, strategy: Stra
         calls=tuple(_summary(call) for call in session.forest.in_order()),
         answer=_answer(session),
         strategy=strategy,
-        rule=RULE,
+        rule=ROW_RULE,
         rows_digest=rows_digest,
         inconsistencies=tuple(inconsistencies),
         records=records,

@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from evener.proto.errors import EvenerError
-from evener.proto.fleet import FleetEvent, LetterEvent, PolicyEvent
+from evener.proto.fleet import FleetEvent, LetterEvent, PolicyEvent, RunnerLeases
 from evener.proto.framing import framed
 from evener.proto.relay import AnyFrame
 from evener.proto.sessions import DispatchEvent, Event, SessionEvent
@@ -15,7 +15,7 @@ from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt,
 
 TrajectoryEvent = TrajectoryBuilt | TrajectoryScored | GroupMerged | GroupFailed
 StateEvent = TaskState | DeletedTask | GroupState
-AnyEvent = TaskEvent | DispatchEvent | SessionEvent | TrajectoryEvent | PolicyEvent | FleetEvent | StateEvent | LetterEvent
+AnyEvent = TaskEvent | DispatchEvent | SessionEvent | TrajectoryEvent | PolicyEvent | FleetEvent | RunnerLeases | StateEvent | LetterEvent
 
 
 class BadRecord(EvenerError):

@@ -6,9 +6,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, structs
 
-from evener.proto.letters import place_of
+from evener.proto.letters import position_text
 from evener.proto.topics import Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged
+from evener.proto.trajectories import GroupOutcome
 
 _encoder: Final = msgspec.msgpack.Encoder()
 MAP_16: Final = b"\xde"
@@ -16,7 +16,7 @@ ARRAY_32: Final = b"\xdd"
 MEMBERS: Final = "members"
 
 
-class GroupPlace(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GroupPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first frame of a record of `trajectories.merged` in GET /groups/follow, and where the next one of its partition is read."""
 
     partition: int
@@ -28,18 +28,18 @@ class GroupPlace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def replay(self) -> str:
         """The command that appends the record again once it can be read."""
-        return f"evener dead-letters replay {place_of(Topic.MERGED, self.partition, self.offset)}"
+        return f"evener dead-letters replay {position_text(Topic.MERGED, self.partition, self.offset)}"
 
 
 class Delivered(Struct, frozen=True, kw_only=True, eq=False):
     """A record of `trajectories.merged`."""
 
-    place: GroupPlace
-    group: GroupMerged | GroupFailed | None
+    position: GroupPosition
+    group: GroupOutcome | None
     """The group with its blobs. None: the record cannot be read."""
 
 
-def parts_of(group: GroupMerged | GroupFailed) -> Iterator[bytes]:
+def parts_of(group: GroupOutcome) -> Iterator[bytes]:
     """Yield a group as msgpack, each of its members alone.
 
     Encoding does not let other threads run, and a group may have 100 MB. Between two parts they do.

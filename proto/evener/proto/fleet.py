@@ -1,4 +1,4 @@
-"""Events of the compacted topics `fleet` and `policies`, and of `dead-letters`."""
+"""Events of the compacted topics `fleet`, `leases` and `policies`, and of `dead-letters`."""
 
 from typing import Annotated
 
@@ -53,12 +53,6 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """A random id, drawn at each start of the process."""
     capacity: int = 0
     """The number of sessions that a runner can hold."""
-    running: tuple[Running, ...] = ()
-    """The attempts that a runner holds, including dispatched ones that it has accepted."""
-    harnesses: tuple[str, ...] = ()
-    """The harnesses that a runner can run."""
-    warm_images: tuple[str, ...] = ()
-    """The images for which a sandbox is ready. This is empty today: no backend has images yet."""
     partitions: tuple[int, ...] = ()
     """The partitions of `sessions` that a gateway serves, and that its group assigns to it."""
     releasing: tuple[int, ...] = ()
@@ -86,6 +80,15 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     lag: tuple[TopicLag, ...] = ()
     """How far the instance is behind in each topic that it reads, measured in the last seconds."""
     stopping: bool = False
+    at: float
+
+
+class RunnerLeases(Event, frozen=True, kw_only=True, tag="runner_leases.v1"):
+    """The attempts that a runner holds, whose leases it renews. A runner writes it with each heartbeat; the scheduler alone reads it."""
+
+    runner_id: str
+    running: tuple[Running, ...]
+    """They include dispatched ones that the runner has accepted."""
     at: float
 
 

@@ -5,7 +5,9 @@ from typing import Final, Protocol
 from evener.proto.errors import Recoverable
 
 HEAD_BYTES: Final = 4
-MOST_BYTES: Final = 256 * 1024 * 1024
+MSGPACK: Final = "application/x-msgpack"
+"""The content type of events in msgpack, one alone or many in frames."""
+MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 
 
 class StreamCut(Recoverable):
@@ -48,7 +50,7 @@ class FrameReader:
         if len(self._came) < HEAD_BYTES:
             return None
         end = HEAD_BYTES + int.from_bytes(self._came[:HEAD_BYTES], "big")
-        if end > MOST_BYTES:
+        if end > MAX_FRAME_BYTES:
             msg = f"a frame of {end} bytes"
             raise StreamCut(msg)
         if len(self._came) < end:

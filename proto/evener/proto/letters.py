@@ -6,24 +6,24 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-MOST_LETTERS: Final = 1000
+MAX_DEAD_LETTERS: Final = 1000
 """The number of letters in one answer, and of replays in one request."""
-PLACE: Final = r"^[a-z][a-z.-]{0,99}/[0-9]{1,9}@[0-9]{1,18}$"
-"""The form of a place: TOPIC/PARTITION@OFFSET of the record that could not be read."""
-_PLACE: Final = re.compile(r"(?P<topic>[^/]+)/(?P<partition>\d+)@(?P<offset>\d+)")
+POSITION_FORM: Final = r"^[a-z][a-z.-]{0,99}/[0-9]{1,9}@[0-9]{1,18}$"
+"""The form of a position: TOPIC/PARTITION@OFFSET of the record that could not be read."""
+_POSITION: Final = re.compile(r"(?P<topic>[^/]+)/(?P<partition>\d+)@(?P<offset>\d+)")
 
-Place = Annotated[str, Meta(pattern=PLACE)]
+PositionText = Annotated[str, Meta(pattern=POSITION_FORM)]
 
 
-def place_of(topic: str, partition: int, offset: int) -> str:
-    """Return the place of a record as people write it."""
+def position_text(topic: str, partition: int, offset: int) -> str:
+    """Return the position of a record as people write it."""
     return f"{topic}/{partition}@{offset}"
 
 
-def position_at(place: str) -> tuple[str, int, int]:
-    """Return topic, partition and offset of a place. Raises ValueError for another text."""
-    if (found := _PLACE.fullmatch(place)) is None:
-        msg = f"{place!r} is not TOPIC/PARTITION@OFFSET, such as sessions/3@17"
+def parse_position(position: str) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a position. Raises ValueError for another text."""
+    if (found := _POSITION.fullmatch(position)) is None:
+        msg = f"{position!r} is not TOPIC/PARTITION@OFFSET, such as sessions/3@17"
         raise ValueError(msg)
     return found["topic"], int(found["partition"]), int(found["offset"])
 
@@ -47,7 +47,7 @@ class LetterQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 class LetterView(Struct, frozen=True, kw_only=True):
     """A dead letter: a service could not read a record."""
 
-    place: str
+    position: str
     """TOPIC/PARTITION@OFFSET of the record, by which it is replayed."""
     service: str
     reason: str
@@ -70,9 +70,9 @@ class Letters(Struct, frozen=True, kw_only=True):
 
 
 class ReplayRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The body of POST /dead-letters/replay: places, or all letters of a query."""
+    """The body of POST /dead-letters/replay: positions, or all letters of a query."""
 
-    places: Annotated[tuple[Place, ...], Meta(max_length=MOST_LETTERS)] = ()
+    positions: Annotated[tuple[PositionText, ...], Meta(max_length=MAX_DEAD_LETTERS)] = ()
     query: LetterQuery | None = None
 
 
@@ -90,10 +90,10 @@ class ReplayResult(StrEnum):
 class ReplayedRecord(Struct, frozen=True, kw_only=True):
     """What came of the replay of one record."""
 
-    place: str
+    position: str
     result: ReplayResult
     to: str | None = None
-    """The place to which this request appended it. None: it appended nothing."""
+    """The position to which this request appended it. None: it appended nothing."""
 
 
 class Replays(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Names that somebody misspelt."""
+"""Messages for misspelt names."""
 
 import difflib
 from collections.abc import Iterable

@@ -6,7 +6,7 @@ Each repetition copies what it repeats, so that 64 characters of repetitions ins
 import re
 from typing import Final
 
-MOST_CHARACTERS: Final = 4_000
+MAX_PATTERN_CHARACTERS: Final = 4_000
 MOST_PARTS: Final = 20_000
 """The limit of a pattern's characters, each counted as often as the repetitions around it copy it: some 30 ms and 10 MB."""
 
@@ -30,8 +30,8 @@ _TOKEN: Final = re.compile(
 
 def check_cost(pattern: str) -> None:
     """Raise ValueError, which says how to mend it, for a pattern that is long, copies its parts too often, or hides how often it does."""
-    if len(pattern) > MOST_CHARACTERS:
-        msg = f"it has {len(pattern)} characters; at most {MOST_CHARACTERS} are allowed"
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        msg = f"it has {len(pattern)} characters; at most {MAX_PATTERN_CHARACTERS} are allowed"
         raise ValueError(msg)
     parts = _parts(pattern)
     if parts > MOST_PARTS:

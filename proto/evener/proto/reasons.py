@@ -48,38 +48,19 @@ class CallFailure(StrEnum):
     """The run's own model map refuses this model."""
 
 
-class Fault(StrEnum):
-    """Who is responsible for a call without an answer."""
-
-    OURS = "ours"
-    """A part of Evener failed, was full, or did not know the session. Another attempt may not meet this."""
-    UNSERVED = "unserved"
-    """Evener too: it does not serve what a provider would. Another attempt would meet this again."""
-    AGENT = "agent"
-    """The agent: it filled its context or spent its budget."""
-    HARNESS = "harness"
-    """The harness: it sent a wrong request, or disconnected."""
-    RUN = "run"
-    """The owner of the run chose it."""
-
-
-FAULTS: Final[dict[CallFailure, Fault]] = {
-    CallFailure.ENGINE_UNREACHABLE: Fault.OURS,
-    CallFailure.ENGINE_ERROR: Fault.OURS,
-    CallFailure.NOT_COMMITTED: Fault.OURS,
-    CallFailure.OWNER_LOST: Fault.OURS,
-    CallFailure.OVERLOADED: Fault.OURS,
-    CallFailure.REFUSED: Fault.UNSERVED,
-    CallFailure.CONTEXT_OVERFLOW: Fault.AGENT,
-    CallFailure.BUDGET: Fault.AGENT,
-    CallFailure.CANCELLED: Fault.HARNESS,
-    CallFailure.MALFORMED: Fault.HARNESS,
-    CallFailure.MODEL_REFUSED: Fault.RUN,
-}
-INFRASTRUCTURE: Final = frozenset(failure for failure, whose in FAULTS.items() if whose is Fault.OURS)
-"""A session whose last call failed for one of these reasons is run again."""
-UNSERVED: Final = frozenset(failure for failure, whose in FAULTS.items() if whose is Fault.UNSERVED)
-"""A session is not trained if any of its calls failed for one of these reasons."""
+INFRASTRUCTURE: Final = frozenset(
+    {
+        CallFailure.ENGINE_UNREACHABLE,
+        CallFailure.ENGINE_ERROR,
+        CallFailure.NOT_COMMITTED,
+        CallFailure.OWNER_LOST,
+        CallFailure.OVERLOADED,
+    }
+)
+"""Faults of Evener that another attempt may not meet: a session whose last call failed for one of these reasons is run again."""
+UNSERVED: Final = frozenset({CallFailure.REFUSED})
+"""Faults of Evener that another attempt would meet again: a session is not trained if any of its calls failed for one of these reasons.
+All other failures are the doing of the agent, its harness or the run's owner, and part of what is trained."""
 
 
 class TerminationReason(StrEnum):
@@ -122,7 +103,7 @@ class EndPolicy(Struct, frozen=True):
 
 RUN_AGAIN: Final = EndPolicy(run_again=True)
 GRADED: Final = EndPolicy(grade=True, trainable=True)
-NOTHING: Final = EndPolicy()
+DISCARDED: Final = EndPolicy()
 
 END_POLICY: Final[dict[TerminationReason, EndPolicy]] = {
     TerminationReason.FINISHED: GRADED,
@@ -134,13 +115,13 @@ END_POLICY: Final[dict[TerminationReason, EndPolicy]] = {
     TerminationReason.CONTEXT_OVERFLOW: GRADED,
     TerminationReason.LOOPING: GRADED,
     TerminationReason.INFRASTRUCTURE: RUN_AGAIN,
-    TerminationReason.REFUSED: NOTHING,
+    TerminationReason.REFUSED: DISCARDED,
     TerminationReason.SANDBOX_LOST: RUN_AGAIN,
     TerminationReason.STOPPED: RUN_AGAIN,
     TerminationReason.NO_START: EndPolicy(fails_task=True),
-    TerminationReason.CANCELLED: NOTHING,
-    TerminationReason.DEADLINE: NOTHING,
-    TerminationReason.ATTEMPTS_USED_UP: NOTHING,
+    TerminationReason.CANCELLED: DISCARDED,
+    TerminationReason.DEADLINE: DISCARDED,
+    TerminationReason.ATTEMPTS_USED_UP: DISCARDED,
 }
 
 

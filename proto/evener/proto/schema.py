@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from evener.proto.codec import AnyEvent, tag_of
 from evener.proto.docs import meanings
-from evener.proto.fleet import FleetEvent, LetterEvent, PolicyEvent
+from evener.proto.fleet import FleetEvent, LetterEvent, PolicyEvent, RunnerLeases
 from evener.proto.sessions import DispatchEvent, Event, SessionEvent
 from evener.proto.state import DeletedTask, GroupState, TaskState
 from evener.proto.tasks import TaskEvent
@@ -31,6 +31,7 @@ EVENTS: Final[dict[Topic, tuple[type[Event], ...]]] = {
     Topic.KEPT: (GroupMerged, GroupFailed),
     Topic.POLICIES: get_args(PolicyEvent),
     Topic.FLEET: get_args(FleetEvent),
+    Topic.LEASES: (RunnerLeases,),
     Topic.SCHEDULER_STATE: (TaskState, DeletedTask),
     Topic.BRIDGE_STATE: (GroupState,),
     Topic.DEAD_LETTERS: get_args(LetterEvent),

@@ -91,7 +91,7 @@ class HarnessExited(AttemptEvent, frozen=True, kw_only=True, tag="harness_exited
     start_id: str
     cause: ExitCause
     exit_code: int | None = None
-    """The exit code of the harness; negative if that signal ended it. None: the harness never ran, or whoever ran it did not say."""
+    """The exit code of the harness; negative if that signal ended it. None: the harness never ran, or its exit code is unknown."""
     detail: str = ""
     """What went wrong, in words: the end of the harness's error output."""
     agent_seconds: float = 0.0

@@ -10,8 +10,10 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from evener.proto.blobs import BlobRef, Sha256
+from evener.proto.reasons import ExclusionReason
 
 Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Purpose(StrEnum):
@@ -188,7 +190,7 @@ class HarnessSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     options: dict[str, str] = {}
     """The harness's own options, which its folder lists."""
     sandbox: str = "local"
-    """The sandbox backend: `local` (a plain process), or `none` if somebody else runs the process."""
+    """The sandbox backend: `docker`, `local` (a plain process), or `none` if somebody else runs the process."""
     quirks: Quirks | None = None
     """Quirks given with the run, which replace those that the harness's folder declares. None: the folder's hold."""
 
@@ -235,6 +237,21 @@ class GroupOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """S: a session with a token that is more than S versions older than the newest published one is excluded. None: however old."""
     drop_zero_variance: bool = False
     """A group whose usable sessions all have the same reward is dropped: its advantages are all 0. Only where purpose is `train`."""
+
+    def may_exclude(self) -> frozenset[ExclusionReason]:
+        """Return the reasons for which the rules of the chosen options may exclude a session."""
+        none = GroupOptions()
+        return frozenset(reason for option, reason in EXCLUSIONS.items() if getattr(self, option) != getattr(none, option))
+
+
+EXCLUSIONS: Final[dict[str, ExclusionReason]] = {
+    "deliver_early_at": ExclusionReason.LATE,
+    "min_usable": ExclusionReason.GROUP_FAILED,
+    "max_staleness": ExclusionReason.STALE,
+    "drop_zero_variance": ExclusionReason.GROUP_DROPPED,
+}
+"""Each group option, and the reason for which its rule may exclude a session. `evener audit` reports an exclusion that no option of the run
+explains."""
 
 
 class SessionSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -46,7 +46,7 @@ class SessionState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampled_tokens: int = 0
     """The number of tokens that were sampled in all attempts, once the session is sealed."""
     sealed_at: float | None = None
-    """When the session was sealed. None: it is not sealed, or an older scheduler wrote this."""
+    """The time at which the session was sealed. None: it is not sealed, or an older scheduler wrote this state."""
 
 
 class TaskState(Event, frozen=True, kw_only=True, tag="task_state.v1"):
@@ -84,7 +84,7 @@ class DeletedTask(Event, frozen=True, kw_only=True, tag="deleted_task.v1"):
 
 
 class ScoredMember(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A scored session of a group that has not ended: what the rules need of it, and where the session itself lies."""
+    """A scored session that no group's record holds yet: what the rules need of it, and where the session itself lies."""
 
     index: int
     """The number of the session in its group, from 0."""
@@ -105,7 +105,7 @@ class GroupState(GroupEvent, frozen=True, kw_only=True, tag="group_state.v1"):
 
     options: GroupOptions
     scored: tuple[ScoredMember, ...] = ()
-    """The sessions that were scored before the group ended, in the order of their arrival. Empty once it has ended."""
+    """The sessions that were scored, in the order of their arrival. Of a group that has ended: those that came later."""
     seen: tuple[int, ...] = ()
     """The indices of all sessions that were scored, those after the group's end included."""
     ended_at: float | None = None

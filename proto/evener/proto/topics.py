@@ -5,6 +5,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from evener.proto.spec import Purpose
+
 
 class Topic(StrEnum):
     """The names of the topics."""
@@ -18,6 +20,7 @@ class Topic(StrEnum):
     KEPT = "trajectories.kept"
     POLICIES = "policies"
     FLEET = "fleet"
+    LEASES = "leases"
     SCHEDULER_STATE = "state.scheduler"
     BRIDGE_STATE = "state.bridge"
     DEAD_LETTERS = "dead-letters"
@@ -49,6 +52,9 @@ class RetentionDays(Struct, frozen=True, kw_only=True):
         return days or None
 
 
+DEFAULT_RETENTION: Final = RetentionDays()
+
+
 class TopicSpec(Struct, frozen=True, kw_only=True):
     """How a topic is created."""
 
@@ -77,6 +83,7 @@ TOPICS: Final[dict[Topic, TopicSpec]] = {
         TopicSpec(name=Topic.KEPT, key="group id", partitioned=True, retention=Retention.LOG),
         TopicSpec(name=Topic.POLICIES, key="policy@version", partitioned=False, retention=Retention.LAST),
         TopicSpec(name=Topic.FLEET, key="instance id", partitioned=False, retention=Retention.LAST),
+        TopicSpec(name=Topic.LEASES, key="instance id", partitioned=False, retention=Retention.LAST),
         TopicSpec(name=Topic.SCHEDULER_STATE, key="task id", partitioned=False, retention=Retention.LAST),
         TopicSpec(name=Topic.BRIDGE_STATE, key="group id", partitioned=True, retention=Retention.LAST),
         TopicSpec(name=Topic.DEAD_LETTERS, key="original key", partitioned=False, retention=Retention.LETTERS),
@@ -91,3 +98,6 @@ HEADER_CLAIM: Final = "evener-claim"
 """Record header, set if the whole event was moved to the blob store: the value is then a msgpack BlobRef."""
 HEADER_CRC: Final = "evener-crc"
 """Record header: the CRC-32 of the value, 4 bytes big-endian, because not every log notices a flipped bit."""
+
+GROUP_TOPIC: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
+"""The topic of a group's record, by purpose. Nothing that was evaluated or collected is ever trained."""

@@ -235,3 +235,7 @@ class GroupFailed(GroupEvent, frozen=True, kw_only=True, tag="group_failed.v1"):
     dropped_by: str | None = None
     """The name of the rule that dropped the group, such as `zero_variance`. None: the group failed."""
     failed_at: float
+
+
+GroupOutcome = GroupMerged | GroupFailed
+"""How a group ended."""

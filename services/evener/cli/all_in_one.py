@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, cast
@@ -125,9 +125,10 @@ async def open_engine_of(config: Config, context: ServiceContext) -> AsyncIterat
 
     async def evicted() -> None:
         """Wait until another service removes the engine: the bridge does when it does not know the engine's weights."""
-        async for batch in context.bus.follow(Topic.FLEET, 0, await context.bus.end(Topic.FLEET, 0)):
-            for record in batch:
-                if record.key == engine_id and isinstance(await events.light(record), EngineLeft):
+        async with aclosing(context.fleet.follow()) as batches:
+            await anext(batches)  # what was there before
+            async for batch in batches:
+                if any(record.key == engine_id and isinstance(record.event, EngineLeft) for record in batch):
                     return
 
     match config.engine:

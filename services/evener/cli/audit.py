@@ -56,14 +56,14 @@ async def audit(
         State folder, where the embedded bus and the blobs are unless configured otherwise.
     """
     from evener.cli.audit_report import report
-    from evener.cli.audited import audited, places_of, scope_of
+    from evener.cli.audited import audited, scope_of, sources_of
     from evener.proto.errors import EvenerError
     from evener.service.exits import complain
 
     try:
         scope = scope_of(run, since, until)
-        places = places_of(config=config, bus=bus, blobs=blobs, state=state)
-        found = await audited(places, scope, ledger, engine_ledger, settled=settled)
+        sources = sources_of(config=config, bus=bus, blobs=blobs, state=state)
+        found = await audited(sources, scope, ledger, engine_ledger, settled=settled)
     except (EvenerError, OSError) as failed:
         complain(f"not audited: {failed}")
         return NOT_CHECKED

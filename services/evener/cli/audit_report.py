@@ -5,10 +5,10 @@ from typing import Final
 
 from rich.text import Text
 
-from evener.audit.findings import CHECKED, PROMISES, AuditReport, Breach
+from evener.audit.findings import COUNTED, PROMISES, AuditReport, Breach
 from evener.cli.output import console, table, tell
 
-SHOWN: Final = 200
+SHOWN_BREACHES: Final = 200
 """The largest number of breaches that are shown as text."""
 
 
@@ -24,12 +24,12 @@ def report(found: AuditReport, *, as_json: bool) -> None:
     for invariant, promise in PROMISES.items():
         checked = found.checked.get(invariant, 0)
         breaches = Text(str(broken[invariant]), "red") if broken[invariant] else Text("0" if checked else "")
-        shown.add_row(invariant, f"{checked} {CHECKED[invariant]}" if checked else "nothing", breaches, promise)
+        shown.add_row(invariant, f"{checked} {COUNTED[invariant]}" if checked else "nothing", breaches, promise)
     out.print(shown)
-    for breach in found.breaches[:SHOWN]:
+    for breach in found.breaches[:SHOWN_BREACHES]:
         out.print(_line(breach), soft_wrap=True)
-    if len(found.breaches) > SHOWN:
-        out.print(f"{len(found.breaches) - SHOWN} more breaches: --json shows them all", soft_wrap=True)
+    if len(found.breaches) > SHOWN_BREACHES:
+        out.print(f"{len(found.breaches) - SHOWN_BREACHES} more breaches: --json shows them all", soft_wrap=True)
 
 
 def _extent(found: AuditReport) -> str:

@@ -22,7 +22,7 @@ from evener.proto.errors import ConfigError
 from evener.service.config_app import load
 
 
-class Places(Struct, frozen=True, kw_only=True):
+class AuditSources(Struct, frozen=True, kw_only=True):
     """Where the log and its blobs are."""
 
     bus: str
@@ -40,7 +40,7 @@ def scope_of(run: str | None, since: str | None, until: str | None) -> Scope:
     )
 
 
-def places_of(*, config: Path | None, bus: str | None, blobs: str | None, state: Path | None) -> Places:
+def sources_of(*, config: Path | None, bus: str | None, blobs: str | None, state: Path | None) -> AuditSources:
     """Return what the flags, the environment and the configuration file say. Raises ConfigError."""
     flags = {"--config": config, "--bus": bus, "--blobs": blobs, "--state": state}
     words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
@@ -48,15 +48,17 @@ def places_of(*, config: Path | None, bus: str | None, blobs: str | None, state:
     if "://" not in configured.blobs and not Path(configured.blobs).is_dir():
         msg = f"there is no blob store in {configured.blobs}"
         raise ConfigError(msg)
-    return Places(bus=configured.bus, blobs=configured.blobs, security=configured.kafka_security)
+    return AuditSources(bus=configured.bus, blobs=configured.blobs, security=configured.kafka_security)
 
 
-async def audited(places: Places, scope: Scope, ledgers: Sequence[Path], engine_ledgers: Sequence[Path], *, settled: bool) -> AuditReport:
+async def audited(
+    sources: AuditSources, scope: Scope, ledgers: Sequence[Path], engine_ledgers: Sequence[Path], *, settled: bool
+) -> AuditReport:
     """Audit. Raises EvenerError, OSError for what cannot be read."""
-    async with open_reader(places.bus, security=places.security) as log:
+    async with open_reader(sources.bus, security=sources.security) as log:
         return await audit(
             log,
-            open_blobs(places.blobs),
+            open_blobs(sources.blobs),
             scope,
             answers=chain.from_iterable(map(read_answers, ledgers)),
             engine=EngineLedgers(engine_ledgers) if engine_ledgers else None,

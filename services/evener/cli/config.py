@@ -10,7 +10,7 @@ from msgspec import Meta, structs
 
 from evener.service.config import ServiceConfig
 
-ENGINES: Final = re.compile(r"embedded|vllm|none|https?://.+")
+ENGINE_CHOICES: Final = re.compile(r"embedded|vllm|none|https?://.+")
 EMBEDDED_SLOTS: Final = 4
 SLOTS: Final = 64
 
@@ -60,7 +60,7 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         """Fill in the state folder and expand `~`. Raises ValueError for an unknown engine."""
         super().__post_init__()
-        if not ENGINES.fullmatch(self.engine):
+        if not ENGINE_CHOICES.fullmatch(self.engine):
             msg = f"--engine {self.engine!r} is not embedded, vllm, none or a base URL such as http://127.0.0.1:8000"
             raise ValueError(msg)
         if self.model is not None:

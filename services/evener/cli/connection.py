@@ -25,13 +25,13 @@ from evener.service.config import default_state, secret_of
 from evener.service.exits import complain
 from evener.service.host import STATE_FILE, RunningUp
 
-START_SECONDS: Final = 180.0
-STOP_SECONDS: Final = 40.0
+SERVICES_START_SECONDS: Final = 180.0
+SERVICES_STOP_SECONDS: Final = 40.0
 FULL_STOP_SECONDS: Final = 2.0
 """The limit of a stop when the disk is full: then nothing can be handed back, and nothing acknowledged is lost."""
-PING_SECONDS: Final = 2.0
-POLL_SECONDS: Final = 0.1
-LOOK_SECONDS: Final = 1.0
+READY_ANSWER_SECONDS: Final = 2.0
+READY_POLL_SECONDS: Final = 0.1
+EXIT_POLL_SECONDS: Final = 1.0
 LOG_FILE: Final = "up.log"
 CA_FILE: Final = "EVENER_TLS_CA_FILE"
 """The variable of the key `tls_ca_file`, by which commands too know whom to trust."""
@@ -136,7 +136,7 @@ def _token(folder: Path) -> str:
 async def _get(url: str) -> tuple[bool, bytes]:
     """Return whether a URL answers with success, and what it answers."""
     try:
-        timeout, tls = aiohttp.ClientTimeout(total=PING_SECONDS), aiohttp.TCPConnector(ssl=client_context(_ca_file()))
+        timeout, tls = aiohttp.ClientTimeout(total=READY_ANSWER_SECONDS), aiohttp.TCPConnector(ssl=client_context(_ca_file()))
         async with aiohttp.ClientSession(timeout=timeout, connector=tls) as session, session.get(url) as answer:
             return answer.ok, await answer.read()
     except (aiohttp.ClientError, TimeoutError, ValueError):
@@ -184,7 +184,7 @@ async def _started(folder: Path, up: Sequence[str]) -> AsyncIterator[str]:
                     await asyncio.wait_for(_until_ended(child, folder, start), ENDED_SECONDS)
                 raise
     finally:
-        await _stop(child, FULL_STOP_SECONDS if is_full(folder) else STOP_SECONDS)
+        await _stop(child, FULL_STOP_SECONDS if is_full(folder) else SERVICES_STOP_SECONDS)
 
 
 async def _until_ended(child: Process, folder: Path, log_start: int) -> NoReturn:
@@ -198,7 +198,7 @@ async def _until_full(folder: Path, seconds: float) -> NoReturn:
     """Wait until the disk under the services has been full for this long: they wait silently. Raises DiskFull."""
     full_since: float | None = None
     while full_since is None or time.monotonic() - full_since < seconds:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(EXIT_POLL_SECONDS)
         full_since = None if not await asyncio.to_thread(is_full, folder) else full_since or time.monotonic()
     msg = f"the disk of {folder} is full"
     raise DiskFull(msg)
@@ -211,22 +211,22 @@ def _log_of(folder: Path) -> BinaryIO:
 
 async def _ready(child: Process, folder: Path, log_start: int) -> str:
     """Wait until the child is ready; return its URL. Raises NotStarted with the last line that the child wrote."""
-    for number in range(int(START_SECONDS / POLL_SECONDS)):
+    for number in range(int(SERVICES_START_SECONDS / READY_POLL_SECONDS)):
         if child.returncode is not None:
             raise NotStarted(_why(folder, log_start, child.returncode))
         told = _told(folder)
         if told is not None and told.pid == child.pid and await _answers(f"{told.url}/readyz"):
             return told.url
-        if number * POLL_SECONDS > FULL_SECONDS and is_full(folder):
+        if number * READY_POLL_SECONDS > FULL_SECONDS and is_full(folder):
             msg = f"not ready, and the disk of {folder} is full"
             raise NotStarted(msg)
-        await asyncio.sleep(POLL_SECONDS)
-    msg = f"not ready after {START_SECONDS:.0f} s; its GET /readyz says what is missing, and up.log why"
+        await asyncio.sleep(READY_POLL_SECONDS)
+    msg = f"not ready after {SERVICES_START_SECONDS:.0f} s; its GET /readyz says what is missing, and up.log why"
     raise NotStarted(msg)
 
 
 def _why(folder: Path, log_start: int, code: int) -> str:
-    """Return why a child ended: the last thing it said, unless a full disk swallowed that."""
+    """Return why a child ended: its last line of output, or that the disk is full."""
     said = _last_line(folder / LOG_FILE, log_start)
     full = f"the disk of {folder} is full"
     if is_full(folder) and full not in said:

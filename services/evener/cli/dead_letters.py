@@ -60,7 +60,7 @@ async def list_letters(
 
 @app.command
 async def replay(
-    *places: str,
+    *positions: str,
     service: str | None = None,
     topic: str | None = None,
     session: str | None = None,
@@ -77,7 +77,7 @@ async def replay(
 
     Parameters
     ----------
-    places
+    positions
         TOPIC/PARTITION@OFFSET of each record, as `evener dead-letters list` shows it.
     service
         Those of all open letters of this service.
@@ -104,7 +104,7 @@ async def replay(
     from evener.proto.letters import ReplayResult
 
     filters = {"service": service, "topic": topic, "session": session, "run": run, "since": since, "until": until}
-    request = replay_request(places, filters, every=all)
+    request = replay_request(positions, filters, every=all)
     async with connect(state) as client:
         done = [one async for one in replay_all(client, request)]
     tell_each(done, REPLAY_COLUMNS, replay_cells, json=json or None)

@@ -12,6 +12,7 @@ async def demo(
     harness: str = "script",
     samples: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 4,
     out: Path = Path("outputs/demo"),
+    sandbox: str | None = None,
     trust_local: bool = False,
     state: Path | None = None,
 ) -> int:
@@ -25,6 +26,8 @@ async def demo(
         Sessions of each task.
     out
         Folder for the results.
+    sandbox
+        Where the harness and the tests run: `docker`, `bubblewrap` or `local`.
     trust_local
         Let a harness with tools run on this machine, with your rights.
     state
@@ -32,4 +35,4 @@ async def demo(
     """
     from evener.cli.demo_run import demonstrate
 
-    return await demonstrate(harness, samples, out, trust_local=trust_local, state=state)
+    return await demonstrate(harness, samples, out, sandbox=sandbox, trust_local=trust_local, state=state)

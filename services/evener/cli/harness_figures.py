@@ -49,7 +49,7 @@ class Figures(Struct, frozen=True, kw_only=True):
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong. None: nothing."""
+        """What is wrong with the harness. None: nothing."""
         unseen = (
             self.sampled
             - self.delivered

@@ -14,13 +14,13 @@ async def lag(*, state: Path | None = None) -> int:
         State folder of the Evener to use.
     """
     from evener.cli.connection import connect
-    from evener.cli.lag_rows import COLUMNS, cells, rows
+    from evener.cli.lag_rows import LAG_COLUMNS, cells, rows
     from evener.cli.output import tell_each
     from evener.service.exits import complain
 
     async with connect(state) as client:
         fleet = await client.fleet()
-    tell_each(rows(fleet), COLUMNS, cells)
+    tell_each(rows(fleet), LAG_COLUMNS, cells)
     if fleet.held:
         complain(f"new sessions wait: {fleet.held}")
     return 0

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from evener.client.views import FleetView
 
-COLUMNS: Final = ("instance", "topic", "partitions", "behind", "furthest")
+LAG_COLUMNS: Final = ("instance", "topic", "partitions", "behind", "furthest")
 
 
 class ReadTopic(Struct, frozen=True, kw_only=True):

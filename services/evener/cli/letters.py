@@ -8,7 +8,7 @@ from typing import Final
 from evener.cli.errors import Usage
 from evener.cli.moments import moment
 from evener.client.client import Client
-from evener.proto.letters import LetterQuery, LetterView, ReplayedRecord, ReplayRequest, ReplayResult, position_at
+from evener.proto.letters import LetterQuery, LetterView, ReplayedRecord, ReplayRequest, ReplayResult, parse_position
 from evener.service.exits import complain
 
 LETTER_COLUMNS: Final = ("record", "given up by", "session", "when", "why")
@@ -23,24 +23,24 @@ def query_of(filters: Mapping[str, str | None], *, replayed: bool = False) -> Le
     return LetterQuery(**exact, **moments, replayed=replayed)  # type: ignore[arg-type] # by name
 
 
-def replay_request(places: Sequence[str], filters: Mapping[str, str | None], *, every: bool) -> ReplayRequest:
+def replay_request(positions: Sequence[str], filters: Mapping[str, str | None], *, every: bool) -> ReplayRequest:
     """Return the request of these arguments. Raises Usage."""
     filtered = any(value is not None for value in filters.values())
-    if bool(places) + filtered + every != 1:
+    if bool(positions) + filtered + every != 1:
         msg = "name records (TOPIC/PARTITION@OFFSET), or filter, or give --all"
         raise Usage(msg)
     try:
-        for place in places:
-            position_at(place)
+        for position in positions:
+            parse_position(position)
     except ValueError as wrong:
         raise Usage(str(wrong)) from wrong
-    return ReplayRequest(places=tuple(places)) if places else ReplayRequest(query=query_of(filters))
+    return ReplayRequest(positions=tuple(positions)) if positions else ReplayRequest(query=query_of(filters))
 
 
 async def replay_all(client: Client, request: ReplayRequest) -> AsyncIterator[ReplayedRecord]:
     """Replay all that is wanted, in as many requests as it takes."""
     while True:
-        answer = await client.replay(request.places, request.query)
+        answer = await client.replay(request.positions, request.query)
         for one in answer.replays:
             yield one
         if not answer.more:
@@ -53,12 +53,12 @@ async def replay_all(client: Client, request: ReplayRequest) -> AsyncIterator[Re
 def letter_cells(letter: LetterView) -> tuple[str, ...]:
     """Return a row of the table of letters."""
     why = letter.reason if letter.replayed_at is None else f"(replayed) {letter.reason}"
-    return letter.place, letter.service, letter.session, _local(letter.at), why
+    return letter.position, letter.service, letter.session, _local(letter.at), why
 
 
 def replay_cells(replay: ReplayedRecord) -> tuple[str, ...]:
     """Return a row of the table of replays."""
-    return replay.place, replay.result, replay.to or ""
+    return replay.position, replay.result, replay.to or ""
 
 
 def _local(at: float) -> str:

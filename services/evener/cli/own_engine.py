@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 Left = Callable[[], Awaitable[object]]
 """Called when the engine is gone; or awaited, until another service says so."""
-Join = Callable[[str, str], Awaitable[None]]
+Announce = Callable[[str, str], Awaitable[None]]
 """Called with the engine's URL and kind when it serves."""
 
 
@@ -42,7 +42,7 @@ Start = Callable[[], Awaitable[EngineProcess]]
 
 
 @asynccontextmanager
-async def kept(kind: str, start: Start, join: Join, left: Left, evicted: Left | None = None) -> AsyncIterator[None]:
+async def kept(kind: str, start: Start, join: Announce, left: Left, evicted: Left | None = None) -> AsyncIterator[None]:
     """Run an engine while this block runs. Raises what its first start raises.
 
     `left` tells that it is gone. With `evicted`, the block runs while the engine starts, and a start that fails ends it; the engine
@@ -53,7 +53,7 @@ async def kept(kind: str, start: Start, join: Join, left: Left, evicted: Left | 
         yield
 
 
-async def _keep(kind: str, start: Start, join: Join, left: Left, evicted: Left, *, first: EngineProcess | None) -> NoReturn:
+async def _keep(kind: str, start: Start, join: Announce, left: Left, evicted: Left, *, first: EngineProcess | None) -> NoReturn:
     process = first or await start()
     while True:
         try:

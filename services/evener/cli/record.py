@@ -49,13 +49,14 @@ async def record(
     """
     from evener.cli.record_session import quirks_of, record_session
     from evener.cli.submission import read
+    from evener.harnesses.registry import NO_HARNESS
     from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling
     from evener.proto.tasks import TaskOptions
 
     options = TaskOptions(
         run_id=f"record-{token_hex(4)}",
         purpose=Purpose.COLLECT,
-        harness=HarnessSpec(name=harness or "none", sandbox="none", quirks=quirks_of(harness, quirks)),
+        harness=HarnessSpec(name=harness or NO_HARNESS, sandbox="none", quirks=quirks_of(harness, quirks)),
         policy=policy,
         sampling=read(Sampling, sampling or {}, "sampling"),
         streaming=streaming,

@@ -19,7 +19,7 @@ from evener.cli.record_summary import line, words
 from evener.client.client import Client
 from evener.client.errors import ClientError
 from evener.client.views import TaskView
-from evener.harnesses.provider import CONTRARY
+from evener.dialects.registry import UNSET
 from evener.harnesses.quirks_file import read_quirks
 from evener.harnesses.registry import harness as harness_named
 from evener.proto.ids import session_of
@@ -31,7 +31,7 @@ from evener.tasks.directory import load
 from evener.tasks.pack import pack
 
 BEAT_SECONDS: Final = 5.0
-END_SECONDS: Final = 120.0
+GRADING_SECONDS: Final = 120.0
 """How long the command waits for its session to be graded and kept."""
 
 
@@ -49,9 +49,8 @@ async def record_session(
     if reward is not None and not math.isfinite(reward):
         msg = f"--reward {reward} is not a finite number"
         raise Usage(msg)
-    if command and shutil.which(command[0]) is None:
-        msg = f"there is no program {command[0]!r}"
-        raise NotRunnable(msg)
+    if command:
+        _check_program(command[0])
     async with connect(state, sampling=True) as client:
         ref = await _put(client, task) if task else None
         if task is not None:
@@ -82,6 +81,12 @@ def quirks_of(harness: str | None, file: Path | None) -> Quirks | None:
     return None if harness is None else harness_named(harness).quirks
 
 
+def _check_program(name: str) -> None:
+    if shutil.which(name) is None:
+        msg = f"{name!r} is not executable" if "/" in name and Path(name).is_file() else f"there is no program {name!r}"
+        raise NotRunnable(msg)
+
+
 async def _put(client: Client, task: Path) -> TaskRef:
     packed = await asyncio.to_thread(pack, task)
     await client.put_blob(packed.data)
@@ -90,7 +95,7 @@ async def _put(client: Client, task: Path) -> TaskRef:
 
 async def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the program with the session's variables; return its exit code, negative for a signal. Ctrl-C reaches the program too."""
-    own = {name: value for name, value in os.environ.items() if name not in CONTRARY}
+    own = {name: value for name, value in os.environ.items() if name not in UNSET}
     program = await asyncio.create_subprocess_exec(*command, env={**own, **environment})
     with on_signals(lambda number: program.terminate() if number == signal.SIGTERM else None):
         return await program.wait()
@@ -125,8 +130,8 @@ async def _exited(client: Client, session_id: str, code: int, reward: float | No
 async def _ended(client: Client, task_id: str) -> TaskView | None:
     """Wait until the recording was rebuilt and graded. None: it takes too long."""
     try:
-        async with asyncio.timeout(END_SECONDS):
+        async with asyncio.timeout(GRADING_SECONDS):
             return await anext(view async for view in client.watch(task_id) if view.outcome is not None)
     except TimeoutError:
-        complain(f"task {task_id} was not graded within {END_SECONDS:g} s; grading continues if `evener up` runs")
+        complain(f"task {task_id} was not graded within {GRADING_SECONDS:g} s; grading continues if `evener up` runs")
         return None

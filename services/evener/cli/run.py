@@ -28,6 +28,7 @@ async def run(
     group: dict[str, str] | None = None,
     models: list[str] | None = None,
     streaming: Streaming = Streaming.BUFFERED,
+    sandbox: str | None = None,
     trust_local: bool = False,
     state: Path | None = None,
 ) -> int:
@@ -67,6 +68,9 @@ async def run(
     streaming
         `buffered`: answers leave whole, after their commit, and the harness does not notice a gateway that dies. `live`: text leaves as
         it is sampled.
+    sandbox
+        Where the harness and the tests run: `docker` (containers), `bubblewrap` (namespaces) or `local` (plain processes). Default: what
+        the task names, otherwise `local`.
     trust_local
         Let a harness with tools run on this machine, with your rights (if this command starts the services).
     state
@@ -88,4 +92,4 @@ async def run(
         models=model_map(models or (), policy),
         streaming=streaming,
     )
-    return await run_tasks(tasks, run_request, trust_local=trust_local, state=state)
+    return await run_tasks(tasks, run_request, sandbox=sandbox, trust_local=trust_local, state=state)

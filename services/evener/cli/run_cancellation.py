@@ -13,7 +13,7 @@ from evener.client.run_end import until_over
 from evener.client.views import TaskView
 from evener.proto.errors import EvenerError
 
-END_SECONDS: Final = 60.0
+CANCELLATION_SECONDS: Final = 60.0
 """How long the command waits for the sessions to end."""
 
 
@@ -31,7 +31,7 @@ class Cancelled(Struct, frozen=True, kw_only=True):
     """The number of cancelled tasks whose sessions have not ended yet."""
 
 
-async def cancel_run(client: Client, run_id: str, seconds: float = END_SECONDS) -> Cancelled:
+async def cancel_run(client: Client, run_id: str, seconds: float = CANCELLATION_SECONDS) -> Cancelled:
     """Cancel all tasks of a run that have not ended, and wait for their end. Raises NoSuchRun."""
     tasks = await tasks_of(client, run_id)
     going = [task.task_id for task in tasks if task.outcome is None]

@@ -14,8 +14,8 @@ from evener.client.views import TaskView
 from evener.proto.spec import Purpose
 from evener.proto.tasks import TaskOutcome
 
-DONE: Final = 0
-FAILED: Final = 1
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
 NOTHING_TO_TRAIN: Final = 3
 
 
@@ -44,7 +44,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     delivered: int
     """The number of these tokens that are delivered in rows, for training if the purpose is `train`."""
     excluded: dict[str, int]
-    """The number of the others, by reason."""
+    """The number of sampled tokens that are excluded, by reason."""
     calls_without_tools: int
     """The number of calls whose tools the policy never saw, because its chat template does not render tools."""
 
@@ -95,9 +95,9 @@ def exit_code(views: Collection[TaskView]) -> int:
     """Return 0 if every group was delivered or dropped by a rule, 1 if one was neither, 3 if one, or the run, has nothing to train."""
     dropped = [view for view in views if view.outcome is TaskOutcome.DROPPED]
     if not all(view.outcome in GOOD for view in views if view not in dropped):
-        return FAILED
+        return EXIT_FAILED
     nothing = len(dropped) == len(views) or any(empty(view) for view in views)
-    return NOTHING_TO_TRAIN if nothing else DONE
+    return NOTHING_TO_TRAIN if nothing else EXIT_DONE
 
 
 def empty(view: TaskView) -> bool:

@@ -10,21 +10,21 @@ from evener.cli.interrupts import BY_SIGNAL, leaving
 from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_summary import exit_code, summarize_run, tell_summary
 from evener.cli.run_warnings import RunWarnings
-from evener.cli.submission import Planned, RunRequest, plan, submit, trusting
+from evener.cli.submission import Planned, RunRequest, plan, sandboxes_of, submit, trusting
 from evener.client.client import Client
 from evener.proto.errors import EvenerError
 from evener.service.exits import complain, print_no_more
 
 
-async def run_tasks(tasks: Path, run_request: RunRequest, *, trust_local: bool, state: Path | None) -> int:
+async def run_tasks(tasks: Path, run_request: RunRequest, *, sandbox: str | None = None, trust_local: bool, state: Path | None) -> int:
     """Submit, watch, and return the exit code. A user who interrupts is told how the run continues."""
-    planned = await asyncio.to_thread(plan, tasks, run_request)  # before anything is started: wrong tasks are told at once
+    planned = await asyncio.to_thread(plan, tasks, run_request, sandbox)  # before anything is started: wrong tasks are told at once
     brought = reached = submitted = False
 
     def up() -> tuple[str, ...]:
         nonlocal brought
         brought = True
-        return trusting(run_request, trust_local=trust_local)
+        return trusting(run_request, sandboxes_of(planned), trust_local=trust_local)
 
     with leaving() as asked:
         try:

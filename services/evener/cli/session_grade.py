@@ -18,7 +18,7 @@ TAIL_LINES: Final = 20
 """The number of lines of each output that are shown by default."""
 EARLIER_TRY: Final = "try-"
 """The prefix of what earlier tries left."""
-MOST_BYTES: Final = 1 << 20
+MAX_OUTPUT_BYTES: Final = 1 << 20
 """The largest part of each output that is read: its end."""
 
 
@@ -74,7 +74,7 @@ def outputs(known: SessionGrade | None, *, whole: bool) -> RenderableType:
 
 async def _output(client: Client, artifact: Artifact) -> Output:
     try:
-        text = (await client.get_blob(artifact.blob))[-MOST_BYTES:].decode(errors="replace")
+        text = (await client.get_blob(artifact.blob))[-MAX_OUTPUT_BYTES:].decode(errors="replace")
     except ClientError as error:
         text = f"cannot be read: {error}"
     return Output(name=artifact.name, bytes=artifact.blob.size, text=text)
@@ -83,7 +83,7 @@ async def _output(client: Client, artifact: Artifact) -> Output:
 def _reward(view: ScoreView) -> str:
     score = view.score
     if score is None:
-        return "not graded yet"
+        return "none known: it is not graded yet, or its group ended more than keep_ended_seconds ago"
     by = f"by {score.grader}" + (f" in {score.grading_seconds:.1f} s" if score.tries else "")
     tries = f", {score.tries} tries" if score.tries > 1 else ""
     if score.reward is None:

@@ -9,7 +9,7 @@ from rich.text import Text
 from evener.client.session_views import SessionView
 from evener.tokens.remarks import thinking_stripped, tools_hidden
 
-ANSWER: Final = "answer"
+ANSWER_GRADER: Final = "answer"
 """The grader of the agent's last message."""
 
 
@@ -19,9 +19,9 @@ def remarks(view: SessionView) -> Iterator[str]:
         yield hidden
     if (stripped := thinking_stripped(call.placement.root for call in view.calls if call.side_call is None)) is not None:
         yield stripped
-    if view.asked_later is not None and view.told.spec.grader.name == ANSWER:
+    if view.asked_later is not None and view.told.spec.grader.name == ANSWER_GRADER:
         yield (
-            f"Call {view.last_message} is the agent's last message, which `{ANSWER}` grades; call {view.asked_later}, of another "
+            f"Call {view.last_message} is the agent's last message, which `{ANSWER_GRADER}` grades; call {view.asked_later}, of another "
             "conversation, was answered after it: if that is the agent after a summary, declare `compacted` (docs/harnesses.md, Quirks)"
         )
     if view.proposed is not None:
@@ -32,11 +32,11 @@ def notes(view: SessionView) -> RenderableType:
     """Return the remarks, with the proposed quirks as a file. Empty if there are none."""
     parts = [Text(remark, "yellow") for remark in remarks(view)]
     if view.proposed is not None:
-        parts += [Text(f"For {how_to_give(view)}:", "yellow"), Text(view.proposed.toml.rstrip())]
+        parts += [Text(f"{how_to_give(view)}:", "yellow"), Text(view.proposed.toml.rstrip())]
     return Group(*parts)
 
 
 def how_to_give(view: SessionView) -> str:
     """Return the option that takes the proposed file."""
     command = "evener record" if view.told.spec.harness.sandbox == "none" else f"evener run --harness {view.told.spec.harness.name}"
-    return f"a file for `{command} --quirks FILE`"
+    return f"A file for `{command} --quirks FILE`"

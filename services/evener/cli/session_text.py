@@ -14,7 +14,7 @@ from evener.client.session_views import SessionSource, SessionView
 from evener.proto.arrays import int32s, uint8s
 from evener.proto.trajectories import Row
 
-ROLES = {"system": "magenta", "developer": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+ROLE_COLOURS = {"system": "magenta", "developer": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
 def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> RenderableType:
@@ -88,7 +88,7 @@ def rule(number: int, row: Row) -> Rule:
 
 def _message(message: dict[str, Any]) -> Iterator[Text]:
     role = str(message["role"])
-    yield Text(role, f"bold {ROLES.get(role, 'white')}")
+    yield Text(role, f"bold {ROLE_COLOURS.get(role, 'white')}")
     if message.get("reasoning"):
         yield Text(str(message["reasoning"]), "italic dim")
     if content := _content(message.get("content")):

@@ -19,7 +19,7 @@ GIVEN = "dim"
 UNKNOWN = "grey50"
 HEAT = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
 """The colour of a sampled token by its least probability."""
-COLUMNS: Final = f"{'token':>7} {'id':>7} {'call':>5} {'mask':>4} {'logprob':>9} {'version':>7}  text"
+TOKEN_COLUMNS: Final = f"{'token':>7} {'id':>7} {'call':>5} {'mask':>4} {'logprob':>9} {'version':>7}  text"
 
 
 async def token_rows(client: Client, policy: str, rows: Sequence[Row]) -> RenderableType:
@@ -43,7 +43,7 @@ async def token_table(client: Client, policy: str, rows: Sequence[Row], numbers:
 
 def table(row: Row, pieces: dict[int, bytes]) -> Text:
     """Return a row with one line per token: position, id, the row's call that sampled it, loss mask, logprob, version, and text."""
-    text = Text(COLUMNS, "bold", no_wrap=True, overflow="ignore")
+    text = Text(TOKEN_COLUMNS, "bold", no_wrap=True, overflow="ignore")
     for line, style in zip(_lines(row, pieces), _styles(row), strict=True):
         text.append(f"\n{line}", style.removesuffix(" underline"))
     return text

@@ -16,6 +16,7 @@ from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.names import unknown
 from evener.proto.spec import Budgets, GroupOptions, HarnessSpec, Purpose, Sampling, Streaming, Target
 from evener.proto.tasks import TaskOptions, group_problem
+from evener.sandboxes.registry import BACKENDS, lacks
 from evener.service.exits import complain
 from evener.service.text_values import from_text
 from evener.tasks.directory import Task, find, load
@@ -27,7 +28,7 @@ StructT = TypeVar("StructT", bound=Struct)
 
 
 class TaskNeedsMore(EvenerError):
-    """Leave the task out, or change it so that it runs in a plain working directory: no image, no network rules."""
+    """Choose another sandbox (`--sandbox`), or leave the task out."""
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
@@ -53,19 +54,26 @@ class Planned(Struct, frozen=True, kw_only=True):
     options: TaskOptions
 
 
-def plan(folder: Path, run_request: RunRequest) -> list[Planned]:
-    """Read and pack the task in `folder`, or all tasks in it. Raises TaskError, Usage. Blocks: call it in a thread."""
+def plan(folder: Path, run_request: RunRequest, sandbox: str | None = None) -> list[Planned]:
+    """Read and pack the task in `folder`, or all tasks in it. Raises TaskError, Usage. Blocks: call it in a thread.
+
+    `sandbox`: the backend of all of them. None: each task's own, otherwise `local`.
+    """
+    if sandbox is not None and sandbox not in BACKENDS:
+        msg = f"--sandbox {sandbox!r} is none of {', '.join(BACKENDS)}"
+        raise Usage(msg)
     planned: dict[str, Planned] = {}
     for path in find(folder):
         task = load(path)
-        if task.needs and run_request.harness.sandbox == "local":
-            msg = f"task {path} needs what the sandbox `local` cannot give: {', '.join(task.needs)}"
+        backend = sandbox or task.backend or run_request.harness.sandbox
+        if lacking := lacks(backend, task):
+            msg = f"task {path} needs what the sandbox `{backend}` cannot give: {', '.join(lacking)}"
             raise TaskNeedsMore(msg)
         task_id = task_id_of(run_request.run_id, task.name)
         if task_id in planned:
             msg = f"two tasks in {folder} are called {task.name!r}: give one of them another name in its task.toml"
             raise TaskError(msg)
-        planned[task_id] = Planned(task_id=task_id, packed=pack(path), options=_options(run_request, task))
+        planned[task_id] = Planned(task_id=task_id, packed=pack(path), options=_options(run_request, task, backend))
     return list(planned.values())
 
 
@@ -115,16 +123,22 @@ def model_map(given: Iterable[str], policy: str) -> dict[str, Target]:
     return targets
 
 
-def trusting(run_request: RunRequest, *, trust_local: bool) -> tuple[str, ...]:
+def sandboxes_of(planned: Iterable[Planned]) -> set[str]:
+    """Return the sandbox backends of a run."""
+    return {each.options.harness.sandbox for each in planned}
+
+
+def trusting(run_request: RunRequest, sandboxes: Iterable[str], *, trust_local: bool) -> tuple[str, ...]:
     """Return the options of an `up` that is started for the run. If the run needs trust and has it, warn what that means.
 
     Raises Usage if the run needs trust and does not have it.
     """
     name = run_request.harness.name
-    if harness(name).has_tools:
+    isolated = all(BACKENDS[sandbox].isolates for sandbox in sandboxes)
+    if harness(name).has_tools and not isolated:
         danger = f"harness {name} has tools, and a `local` sandbox is a plain process: it runs what the model writes with your rights"
         if not trust_local:
-            msg = f"{danger}. Give --trust-local if you trust the tasks and the model"
+            msg = f"{danger}. Choose another one (--sandbox docker), or give --trust-local if you trust the tasks and the model"
             raise Usage(msg)
         complain(f"warning: {danger}; use tasks and models that you trust")
     return ("--trust-local",) if trust_local else ()
@@ -147,8 +161,9 @@ def read(kind: type[StructT], given: Mapping[str, str], flag: str) -> StructT:
     return kind(**values)
 
 
-def _options(run_request: RunRequest, task: Task) -> TaskOptions:
+def _options(run_request: RunRequest, task: Task, sandbox: str) -> TaskOptions:
     options = TaskOptions(**structs.asdict(run_request), grader=task.grader)
+    options = structs.replace(options, harness=structs.replace(options.harness, sandbox=sandbox))
     if options.budgets.agent_seconds is None and task.agent_seconds is not None:
         options = structs.replace(options, budgets=structs.replace(options.budgets, agent_seconds=task.agent_seconds))
     if (problem := group_problem(options)) is not None:

@@ -15,7 +15,7 @@ from evener.service.config_app import load
 from evener.templates.config import PolicyConfig
 from evener.templates.conformance import CASES, FAMILY, REFUSED, RENDERS, Conformance, examine
 from evener.templates.open import read
-from evener.tokens.remarks import KEEP_THINKING
+from evener.tokens.remarks import HOW_TO_KEEP_THINKING
 
 STRIPPED: Final = RootReason.THINKING_STRIPPED.value
 STYLES: Final = {FAMILY: "green", RENDERS: "green", REFUSED: "red"}
@@ -75,6 +75,8 @@ def _report(config: PolicyConfig, found: Conformance) -> None:
     out.print(shown)
     if any(STRIPPED in one.outcome and one.thinking is Thinking.TEMPLATE for one in found.followings):
         out.print(
-            f"\n{STRIPPED}: the template drops earlier reasoning there, and a row begins; {KEEP_THINKING}", style="yellow", highlight=False
+            f"\n{STRIPPED}: the template drops earlier reasoning there, and a row begins; {HOW_TO_KEEP_THINKING}",
+            style="yellow",
+            highlight=False,
         )
     out.print("\nextends: at the same cost for any length; two renders: extends, at a cost that grows with the history", style="dim")

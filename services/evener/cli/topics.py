@@ -12,11 +12,11 @@ from evener.service.config_app import Configs, config_app
 if TYPE_CHECKING:
     from evener.bus.kafka_layout import Difference, Layout
 
-DIFF = """Show what differs from what Evener wants: topics, their settings, and the brokers' own. Exits with 1 if anything does.
+DIFF_HELP = """Show what differs from what Evener wants: topics, their settings, and the brokers' own. Exits with 1 if anything does.
 
 Changes nothing, and needs no more rights than Describe and DescribeConfigs on topics and cluster. Options, environment and file are those
 of the services: the bus, the number of partitions, and how long records are kept."""
-APPLY = """Make missing topics and set what differs. Exits with 1 if something is left that only the cluster's operator can mend.
+APPLY_HELP = """Make missing topics and set what differs. Exits with 1 if something is left that only the cluster's operator can mend.
 
 The number of partitions of a topic is never changed, because keys would move."""
 
@@ -27,7 +27,7 @@ def diff(configs: Configs) -> int:
 
 
 def apply(configs: Configs) -> int:
-    """Print what is left."""
+    """Make missing topics, set what differs, and print the differences that are left."""
     return asyncio.run(_told(configs["topics"], lambda layout: layout.apply()))
 
 
@@ -48,13 +48,13 @@ async def _told(config: ServiceConfig, work: "Callable[[Layout], Awaitable[list[
     tell_each(
         left,
         ("where", "what", "has", "wanted", "to mend it"),
-        lambda one: (one.place, one.setting, one.has or "nothing", one.wanted, one.mend or "evener topics apply"),
+        lambda one: (one.subject, one.setting, one.has or "nothing", one.wanted, one.mend or "evener topics apply"),
     )
     return 1
 
 
 app = App(name="topics", help="Compare the topics of a Kafka with what Evener wants, or make them.", result_action="return_value")
-for command, help_text, run in (("diff", DIFF, diff), ("apply", APPLY, apply)):
+for command, help_text, run in (("diff", DIFF_HELP, diff), ("apply", APPLY_HELP, apply)):
     subcommand = config_app(command, {"topics": ServiceConfig}, run)
     subcommand.help = help_text
     app.command(subcommand)

@@ -17,9 +17,9 @@ from evener.graders.registry import grader_for
 from evener.proto.errors import Recoverable
 from evener.proto.sessions import Artifact
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 from evener.sandboxes.port import Sandboxes
-from evener.sandboxes.registry import LOCAL
+from evener.sandboxes.registry import BACKENDS, LOCAL
 from evener.service.telemetry import Metrics
 
 LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -60,6 +60,7 @@ class Gradings:
         A try whose blobs could not be read does not count as the grader's: the store may recover.
         """
         tries = unread = 0
+        wanted = trajectory.spec.harness.sandbox
         earlier = dict[str, bytes]()
         pauses = Backoff(self._config.retry_seconds, LONGEST_PAUSE_SECONDS)
         seconds, deadline = 0.0, time.monotonic() + self._config.blob_seconds
@@ -67,7 +68,7 @@ class Gradings:
             context = GradingContext(
                 trajectory=trajectory,
                 blobs=self._answering,
-                sandboxes=self._sandboxes.get(trajectory.spec.harness.sandbox, self._sandboxes[LOCAL]),
+                sandboxes=self._sandboxes.get(LOCAL if wanted not in BACKENDS else wanted),
                 name=f"{name}-{tries + unread + 1}",
             )
             async with self._room:

@@ -156,7 +156,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
     """Open the grading sandboxes and yield the evaluator."""
     async with contextlib.AsyncExitStack() as stack:
         root = Path(config.state) / "grading" / context.instance_id
-        sandboxes = await stack.enter_async_context(open_backends(root))
+        sandboxes = await stack.enter_async_context(open_backends(root, config.sandboxes))
         gradings = Gradings(config, context.waiting_blobs(), context.answering_blobs(), sandboxes, metrics(context.registry))
         evaluator = Evaluator(config, context, gradings)
         yield Service(

@@ -62,7 +62,11 @@ class SessionBudget:
     @contextmanager
     def reserve(self, call_id: str, *, extends: bool, answers: int, looping: bool = False) -> Iterator[None]:
         """Count a call as open in this block. Afterwards the log alone says what it took. Raises BudgetSpent."""
-        end = exhausted(self._taken(), self._budgets, answers=answers) or (TerminationReason.LOOPING if looping else None)
+        budgets = self._budgets
+        is_limited = (budgets.tokens, budgets.calls, budgets.turns) != (None, None, None)
+        end = exhausted(self._taken(), budgets, answers=answers) if is_limited else None
+        if end is None and looping:
+            end = TerminationReason.LOOPING
         if end is not None:
             raise BudgetSpent(end)
         self._open[call_id] = Drawn(extends=extends, tokens=[0] * answers)
@@ -114,7 +118,8 @@ class SessionBudget:
 
 def spent(session: SessionLog) -> Spent:
     """Return what the closed calls of the current attempt took."""
-    closed = [call for call in session.forest.calls.values() if call.opened.attempt == session.attempt and call.closed is not None]
+    attempt = session.attempt
+    closed = [call for call in session.forest.calls.values() if call.opened.attempt == attempt and call.closed is not None]
     return Spent(
         calls=len(closed),
         turns=sum(call.placement.parent is not None for call in closed),

@@ -1,45 +1,38 @@
-"""A call in flight: one task takes it from placement to commit, and one place in it decides what happens to errors."""
+"""The task of a call: it takes the call from placement to commit, and one place in it decides what happens to errors."""
 
 import asyncio
 import time
 from contextlib import ExitStack, suppress
-from typing import Final
 
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
-from structlog.contextvars import bound_contextvars
+from structlog.contextvars import bind_contextvars
 
 from evener.blobs.port import BlobError
 from evener.bus.port import BusError, Fenced
-from evener.dialects.canonical import NOTHING, Overflow, RequestError
-from evener.engines.port import EngineUnreachable
+from evener.dialects.canonical import NOTHING_STREAMED, Overflow, RequestError
 from evener.proto.codec import AnyEvent
 from evener.proto.errors import EvenerError
 from evener.proto.reasons import CallFailure
 from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened
 from evener.provider_gateway import records
-from evener.provider_gateway.core import STOP_STATUS, Sample, answer_tokens, unsupported
-from evener.provider_gateway.engine_handle import EngineHandle
+from evener.provider_gateway.core import STOP_STATUS, ParsedRequest, Sample, answer_tokens, too_long, unsupported
+from evener.provider_gateway.engine_handle import PAUSE_POLL_SECONDS, EngineHandle
 from evener.provider_gateway.engine_scheduler import AdmissionPermit, EngineScheduler
-from evener.provider_gateway.failures import call_error, overloaded
-from evener.provider_gateway.feed import Answered, CallFeed, Rejected, SendAgain
+from evener.provider_gateway.failures import call_error, outcome, overloaded
+from evener.provider_gateway.inflight import Answered, InflightCall, SendAgain
 from evener.provider_gateway.partition import Partition
-from evener.provider_gateway.pauses import LOOK_SECONDS
-from evener.provider_gateway.placement import PlacedCall, Placer, PolicyNotConfigured
-from evener.provider_gateway.request import ParsedRequest, too_long
+from evener.provider_gateway.placement import PlacedCall, Placer
 from evener.provider_gateway.sampling import CallSampling
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.timings import GatewayTimings
 from evener.runtime.faults import point
 from evener.service.telemetry import Metrics
-from evener.service.tracing import step
-
-TRANSPARENT_TRIES: Final = 8
-"""How often engines may fail a request before its harness is told: the request itself may be the cause."""
+from evener.service.tracing import nanoseconds, step
 
 log = structlog.get_logger()
 tracer = trace.get_tracer("evener.provider_gateway")
@@ -56,8 +49,8 @@ class CallServices(Struct, frozen=True, kw_only=True, eq=False):
     transparent_retry_seconds: float
 
 
-class InflightCall:
-    """One call that is being answered, for one request or several."""
+class CallRun:
+    """What answers one call in flight."""
 
     def __init__(
         self,
@@ -69,12 +62,7 @@ class InflightCall:
         sample: Sample,
         permit: AdmissionPermit,
     ) -> None:
-        self.body_digest = request.body_digest
-        self.feed = CallFeed(services.disconnect_grace_seconds, self.cancel)
-        self.requests = {request.request_id}
-        """The requests that wait for the call."""
-        self.left: set[str] = set()
-        """The requests whose harness disconnected."""
+        self.call = InflightCall(request.request_id, request.body_digest, services.disconnect_grace_seconds)
         self._services = services
         self._partition = partition
         self._session = session
@@ -85,148 +73,119 @@ class InflightCall:
         """The opening of the call, as far as it is known. None: the call is being placed."""
         self._sampling: CallSampling | None = None
         """The sampling. None: the call has no engine yet."""
-        self._recording = False
-        """Whether the call's end is being recorded, which nothing stops."""
-        self._stopped = False
-        """Whether the call's attempt is over."""
-        self._broken_off = False
-        """Whether this gateway gives the call up: listeners get no outcome, so that their relays ask the next owner."""
-        session.calls[request.request_id] = self
-        self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(self._land)
-
-    @property
-    def ended(self) -> bool:
-        """Whether no other request may join it."""
-        return self.feed.ended or self._stopped
-
-    @property
-    def listened(self) -> bool:
-        """Whether any listener waits for the call."""
-        return self.feed.listened
-
-    def join(self, request_id: str) -> None:
-        """Let another request wait for it."""
-        self._session.calls[request_id] = self
-        self.requests.add(request_id)
-
-    def cancel(self) -> None:
-        """Stop the sampling. What was sampled is recorded as aborted."""
-        if not self._recording:
-            self._task.cancel()
-
-    def stop(self) -> None:
-        """Cancel the call because its attempt is over. No other request joins it."""
-        self._stopped = True
-        self.cancel()
-
-    def break_off(self) -> None:
-        """End the call without a record, and the streams of all listeners without an outcome."""
-        self._broken_off = True
-        self.feed.break_off()
-        self.cancel()
-
-    def give_way(self) -> None:
-        """Break the call off if nothing of it was sampled: another gateway may serve it sooner."""
-        if self._sampling is None and not self._recording:
-            self.break_off()
-
-    async def over(self) -> None:
-        """Wait until the call is recorded."""
-        await asyncio.wait([self._task])
+        session.calls[request.request_id] = self.call
+        self.call.begin(self._run()).add_done_callback(self._land)
 
     async def _run(self) -> None:
         """Run the call to its end."""
+        bind_contextvars(session_id=self._session.session_id)
         attributes = {"evener.session.id": self._session.session_id, "evener.request.id": self._request.request_id}
         with (
-            ExitStack() as held,
-            bound_contextvars(session_id=self._session.session_id),
+            ExitStack() as budgeted,
             self._services.metrics.calls_open.track_inprogress(),
-            tracer.start_as_current_span("call", context=self._request.trace, kind=SpanKind.SERVER, attributes=attributes) as span,
+            tracer.start_as_current_span(
+                "call",
+                context=self._request.trace,
+                kind=SpanKind.SERVER,
+                attributes=attributes,
+                start_time=nanoseconds(self._permit.asked_at),
+            ) as span,
         ):
+            span.add_event("admitted", timestamp=nanoseconds(self._permit.issued_at))
             try:
-                await self._answer(held)
+                await self._answer(budgeted)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a bug is told and recorded too
-                self._recording = True
+                self.call.recording = True
                 span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
                 await self._fail(error)
             self._count(span)
         with suppress(BusError):  # the relay says it again
-            await self._partition.note_undelivered(self._session, self.left)
+            await self._partition.note_undelivered(self._session, self.call.disconnected)
 
-    async def _answer(self, held: ExitStack) -> None:
-        """Place, sample and commit the call, then release the answer. The call counts to its session's budgets while `held` is open."""
+    async def _answer(self, budgeted: ExitStack) -> None:
+        """Place, sample and commit the call, then release the answer. The call counts to its session's budgets while `budgeted` is open."""
         session, services, request = self._session, self._services, self._request
         with step(tracer, "placement"):
             placed = await services.placer.place(session, request, self._sample)
         opened = self._opened = placed.opened
         extends = opened.placement.parent is not None
-        held.enter_context(session.budget.reserve(opened.call_id, extends=extends, answers=opened.n, looping=placed.looping))
-        async with services.engines.lease(placed.target, session.session_id, self._permit) as lease:
-            opened = self._opened = replace(opened, engine_id=lease.engine.joined.engine_id)
-            self._warn_of_inexact(lease.engine)
-            limit = answer_limit(placed, lease.engine, session.budget.share(opened.call_id))
+        budgeted.enter_context(session.budget.reserve(opened.call_id, extends=extends, answers=opened.n, looping=placed.looping))
+        async with services.engines.slots(placed.target, session.session_id, self._permit) as slots:
+            opened = self._opened = replace(opened, engine_id=slots.engine.joined.engine_id)
+            self._warn_of_inexact(slots.engine)
+            limit = answer_limit(placed, slots.engine, session.budget.share(opened.call_id))
             opened = self._opened = replace(opened, max_tokens=limit)
+            self.call.has_engine = True
             sampling = self._sampling = CallSampling(
-                session=session, placed=placed, opened=opened, lease=lease, feed=self.feed, max_tokens=limit, timings=services.timings
+                session=session, placed=placed, opened=opened, slots=slots, call=self.call, max_tokens=limit, timings=services.timings
             )
-            self.feed.put(Admitted(prompt_tokens=opened.prompt_tokens))
+            self.call.put(Admitted(prompt_tokens=opened.prompt_tokens))
             await point("gateway.admitted")
             with step(tracer, "engine", SpanKind.CLIENT):
                 await sampling.run(self._partition.writer)
-        self._recording = True
+        self.call.recording = True
         closed = await sampling.closed()
         with step(tracer, "commit"):
             await self._commit(opened, closed)
         await point("gateway.committed")
-        self.feed.put(Answered(opened=opened, closed=closed, streamed=self.feed.streamed))
+        self.call.put(Answered(opened=opened, closed=closed, streamed=self.call.streamed))
 
     async def _commit(self, opened: CallOpened, closed: CallClosed) -> None:
         """Commit the call with its answer. Time that this takes beyond a moment is not the agent's: relays are told as it passes."""
         loop = asyncio.get_running_loop()
         told, committed = loop.time(), self._partition.writer.commit(self._session, [opened, closed])
-        while not (await asyncio.wait([committed], timeout=LOOK_SECONDS))[0]:
-            self.feed.put(Waiting(seconds=loop.time() - told))
+        while not (await asyncio.wait([committed], timeout=PAUSE_POLL_SECONDS))[0]:
+            self.call.put(Waiting(seconds=loop.time() - told))
             told = loop.time()
         committed.result()
 
     async def _fail(self, error: BaseException) -> None:
-        """Record why there is no answer, then tell the harness in its dialect, or only the relay. All errors of a call end here.
+        """Record why there is no answer, then tell the harness in its dialect, or only the relay. All errors of the task end here.
 
-        The log comes first: while it cannot be written, nothing else is sent.
+        The log comes first: while it cannot be written, nothing else is sent. A bug met while the end is recorded is recorded instead.
         """
-        if self._broken_off or isinstance(error, Fenced):
-            self.break_off()
-            return
         try:
-            if not isinstance(error, Exception):
-                await self._abort()
-                return
-            told, detail = self._failure(error)
-            if self._opened is not None:
-                tokens = 0 if self._sampling is None else self._sampling.tokens
-                await self._record(self._opened, records.failed(self._opened, told.reason, detail, told.status, tokens))
+            try:
+                told = await self._record_end(error)
+            except (BusError, BlobError):
+                raise
+            except Exception as bug:  # noqa: BLE001 - a bug is told and recorded too
+                error = bug
+                told = await self._record_end(bug)
         except Fenced:
-            self.break_off()
+            self.call.break_off()
             return
-        except (BusError, BlobError) as unwritten:
-            if not isinstance(error, Exception):
-                return
-            error, (told, _) = unwritten, call_error(unwritten, self._request)
-        if not self._is_sent_again(error):
-            self.feed.put(Rejected(told))
+        except Exception as unrecorded:  # noqa: BLE001 - what cannot be recorded is told
+            if isinstance(error, Exception):
+                error, told = unrecorded, self._told(unrecorded)[0]
+            else:
+                told = None
+        if told is None or not isinstance(error, Exception):
             return
-        if self._sampling is not None:  # what was sampled in vain is not the agent's time
-            self.feed.put(Waiting(seconds=time.time() - self._sampling.began))
-        self.feed.put(SendAgain(str(error.args[0]) if isinstance(error, PolicyNotConfigured) else ""))
+        patience_seconds, answer_seen = self._services.transparent_retry_seconds, self.call.streamed != NOTHING_STREAMED
+        request_id = self._request.request_id
+        end = outcome(error, told, self._session, request_id, answer_seen=answer_seen, patience_seconds=patience_seconds)
+        if self._sampling is not None and isinstance(end, SendAgain):  # what was sampled in vain is not the agent's time
+            self.call.put(Waiting(seconds=time.time() - self._sampling.began))
+        self.call.put(end)
 
-    def _failure(self, error: Exception) -> tuple[RequestError, str]:
-        """Return what is sent to the harness, and the detail to record. An unexpected error has a call in the log too."""
-        if not isinstance(error, EvenerError):
-            log.error("call_crashed", session_id=self._session.session_id, request_id=self._request.request_id, exc_info=error)
-            if self._opened is None:
-                self._opened = self._services.placer.opened_nowhere(self._session, self._request, self._sample)
-        return call_error(error, self._request)
+    async def _record_end(self, error: BaseException) -> RequestError | None:
+        """Record an end without an answer; return what the harness is told. None: nobody waits. Raises Fenced if it is broken off."""
+        if self.call.broken_off or isinstance(error, Fenced):
+            raise Fenced
+        if not isinstance(error, Exception):
+            await self._abort()
+            return None
+        told, detail = self._told(error)
+        if self._opened is None and not isinstance(error, EvenerError):  # a bug has a call in the log too
+            self._opened = self._services.placer.opened_nowhere(self._session, self._request, self._sample)
+        if self._opened is not None:
+            tokens = 0 if self._sampling is None else self._sampling.tokens
+            await self._record(self._opened, records.failed(self._opened, told.reason, detail, told.status, tokens))
+        return told
+
+    def _told(self, error: Exception) -> tuple[RequestError, str]:
+        return call_error(error, self._session.session_id, self._request.request_id, self._request.dialect)
 
     async def _abort(self) -> None:
         """Record what was sampled as aborted, or that there was nothing, because the harness disconnected or the attempt is over."""
@@ -237,7 +196,7 @@ class InflightCall:
             none_free = overloaded("no engine was free")
             await self._record(opened, records.failed(opened, CallFailure.OVERLOADED, none_free.message, none_free.status))
             return
-        failed = records.failed(opened, CallFailure.CANCELLED, "the harness left", STOP_STATUS, sampling.tokens)
+        failed = records.failed(opened, CallFailure.CANCELLED, "the harness disconnected", STOP_STATUS, sampling.tokens)
         await self._record(opened, failed, await sampling.closed(aborted=True) if sampling.tokens else None)
 
     async def _record(self, opened: CallOpened, failed: CallFailed, closed: CallClosed | None = None) -> None:
@@ -247,29 +206,12 @@ class InflightCall:
         owed: list[AnyEvent] = [opened, failed] if failed.sampled_tokens else []
         await self._partition.writer.commit(self._session, [opened, closed or failed], owed=owed)
 
-    def _is_sent_again(self, error: Exception) -> bool:
-        """Return whether the relay should send the request again, unseen by the harness: an engine, the log or the policy may come back."""
-        session, request_id = self._session, self._request.request_id
-        if self.feed.streamed != NOTHING:  # the harness has seen a part of it
-            return False
-        match error:
-            case PolicyNotConfigured():
-                return True
-            case EngineUnreachable():
-                session.failed_tries[request_id] += 1
-                return session.failed_tries[request_id] < TRANSPARENT_TRIES
-            case BusError():
-                now = asyncio.get_running_loop().time()
-                return now - session.unwritten_since.setdefault(request_id, now) < self._services.transparent_retry_seconds
-            case _:  # a blob store was waited for already, as long as a harness may be kept waiting
-                return False
-
     def _land(self, _: asyncio.Task[None]) -> None:
         """Remove the ended call. If it was cancelled before it began, or has no outcome, only the relay is told."""
-        for request_id in self.requests:
+        for request_id in self.call.requests:
             self._session.calls.pop(request_id, None)
-        if not self._broken_off:
-            self.feed.put(SendAgain())
+        if not self.call.broken_off:
+            self.call.put(SendAgain())
         self._partition.landed.note()
 
     def _warn_of_inexact(self, engine: EngineHandle) -> None:
@@ -329,6 +271,6 @@ def answer_limit(placed: PlacedCall, engine: EngineHandle, share: int | None) ->
     if room < 1:
         message = f"this model's maximum context length is {facts.context_length} tokens; the messages have {used}"
         overflow = Overflow(asked=used, limit=facts.context_length)
-        raise too_long(placed.request, message, overflow)
+        raise too_long(placed.request.dialect, message, overflow)
     tokens = answer_tokens(placed.spec.sampling, canonical.max_tokens, room)
     return tokens if share is None else min(tokens, share)

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from evener.proto.spec import Seconds
 from evener.service.config import ServiceConfig
 from evener.templates.config import PolicyConfig
-
-Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

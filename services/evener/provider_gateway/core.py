@@ -1,19 +1,21 @@
 """The gateway's decisions, pure: request and session go in, a decision comes out. No await, no clock, no I/O."""
 
 import hashlib
-from collections.abc import Collection, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from opentelemetry.context import Context
 
-from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, RequestError
+from evener.dialects.canonical import AnswerChoice, CanonicalAnswer, CanonicalRequest, Dialect, Head, Overflow, RequestError
 from evener.proto.arrays import inline, length
 from evener.proto.ids import answer_identity, answer_key
 from evener.proto.reasons import CallFailure, TerminationReason
 from evener.proto.sessions import CallClosed, CallOpened
 from evener.proto.spec import Sampling, SessionSpec, Target
-from evener.provider_gateway.request import ParsedRequest
+from evener.provider_gateway.inflight import InflightCall
+from evener.tokens.digests import message_digest
 from evener.tokens.forest import Call
 from evener.tokens.session import SessionLog
 
@@ -22,25 +24,28 @@ STOP_STATUS: Final = 400
 ANY_MODEL: Final = "*"
 
 
-class JoinableCall(Protocol):
-    """What a decision needs of a call in flight."""
+class ParsedRequest(Struct, frozen=True, kw_only=True, eq=False):
+    """The request, with what its headers and its relay say about it."""
 
+    request_id: str
+    dialect: Dialect
+    canonical: CanonicalRequest
     body_digest: str
+    started: bool = False
+    """Whether the headers of its answer have left, so that an error is an event of the stream."""
+    marked_retry: bool = False
+    """Whether its client marks it as a retry."""
+    repeats: str | None = None
+    """The failed request that it repeats, according to the relay."""
+    sub_agent: bool = False
+    """Whether the client says that a sub-agent asks."""
+    trace: Context | None = None
+    """The trace context of the attempt, as the relay sends it."""
 
-    @property
-    def ended(self) -> bool:
-        """Whether no request may join: the outcome was put, or the attempt is over."""
-        ...
-
-    @property
-    def requests(self) -> Collection[str]:
-        """The requests that wait for the call."""
-        ...
-
-    @property
-    def listened(self) -> bool:
-        """Whether any listener waits for the call."""
-        ...
+    def head(self, prompt_tokens: int) -> Head:
+        """Return what the events of its stream say before anything is sampled."""
+        answer_id, created = answer_identity(self.request_id)
+        return Head(answer_id=answer_id, created=created, model=self.canonical.model, prompt_tokens=prompt_tokens)
 
 
 class FromRecord(Struct, frozen=True):
@@ -67,7 +72,7 @@ Decision = FromRecord | Join | Sample | RequestError
 """RequestError: the harness was told that the attempt has ended, so no other call is sampled."""
 
 
-def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, JoinableCall]) -> Decision:
+def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, InflightCall]) -> Decision:
     """Return what to do with a request.
 
     A request that the relay sends again (same request id) is answered from the record, joins the call in flight, or is tried again. A
@@ -88,34 +93,33 @@ def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, J
     return decision if end is None else stop(end)
 
 
-def is_kept(session: SessionLog, request_id: str, inflight: Mapping[str, JoinableCall]) -> bool:
+def is_kept(session: SessionLog, request_id: str, inflight: Mapping[str, InflightCall]) -> bool:
     """Return whether a request needs no new call: its call is in flight or was answered. A partition that moves serves no other."""
     return request_id in inflight or any(request_id in call.requests and call.answered for call in session.forest.calls.values())
 
 
-def resent(session: SessionLog, request_id: str, inflight: Mapping[str, JoinableCall]) -> bool:
+def resent(session: SessionLog, request_id: str, inflight: Mapping[str, InflightCall]) -> bool:
     """Return whether a request was accepted before. It is then not held because others wait."""
     return request_id in inflight or any(request_id in call.requests for call in session.forest.calls.values())
 
 
-def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, JoinableCall]) -> Decision:
+def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, InflightCall]) -> Decision:
     """Return the twin that a new request repeats: first one that nobody received or waits for, then, with a mark, any.
 
     Twins whose answer no retry has received yet come first. If the relay says that the repeated request failed, there is no twin:
     the equal requests are votes with answers of their own.
     """
     joinable = [(key, call) for key, call in inflight.items() if call.body_digest == request.body_digest and not call.ended]
+    attempt = session.attempt
     twins = [
-        call
-        for call in session.forest.in_order()
-        if call.opened.attempt == session.attempt and call.opened.body_digest == request.body_digest
+        call for call in session.forest.in_order() if call.opened.body_digest == request.body_digest and call.opened.attempt == attempt
     ]
     superseded = {call.opened.retry_of for call in twins}
     lost = [call for call in reversed(twins) if call.ended and not call.answered and call.call_id not in superseded]
     if request.repeats is not None:
         return Sample(1, retry_of=next((call.call_id for call in lost if request.repeats in call.requests), None))
     for request_id, other in reversed(joinable):
-        if not other.listened:
+        if not other.listeners:
             return Join(request_id)
     for call in reversed(twins):
         if call.answered and call.undelivered:
@@ -157,10 +161,11 @@ def targets_of(spec: SessionSpec) -> frozenset[Target]:
 
 def enforced(session: SessionLog) -> TerminationReason | None:
     """Return the budget whose end a call of the current attempt reported, or None. The result is the same live and after a take-over."""
+    attempt = session.attempt
     told = [
         (call.offset, call.failed.detail)
         for call in session.forest.calls.values()
-        if call.opened.attempt == session.attempt and call.failed is not None and call.failed.reason is CallFailure.BUDGET
+        if call.failed is not None and call.failed.reason is CallFailure.BUDGET and call.opened.attempt == attempt
     ]
     return TerminationReason(min(told)[1]) if told else None
 
@@ -217,5 +222,18 @@ def unsupported(request: CanonicalRequest, who: str, *, vision: bool) -> Request
     """Return why a well-formed request cannot be served, given whether its target has vision. None: it can."""
     if vision or not request.images:
         return None
-    place = request.images[0].place
-    return RequestError(f"{place}: {who} has no vision; send text only", field=place, status=STOP_STATUS)
+    path = request.images[0].path
+    return RequestError(f"{path}: {who} has no vision; send text only", field=path, status=STOP_STATUS)
+
+
+def body_digest(request: CanonicalRequest) -> str:
+    """Return the digest of a request. Equal requests have equal digests."""
+    messages = request.digests or tuple(map(message_digest, request.messages))
+    digested = (request.model, messages, request.tools, request.n, request.max_tokens, dict(request.requested_params))
+    return hashlib.sha256(msgspec.json.encode(digested, order="deterministic")).hexdigest()
+
+
+def too_long(dialect: Dialect, message: str, overflow: Overflow | None) -> RequestError:
+    """Return the error for a prompt that does not fit the context."""
+    reason = CallFailure.CONTEXT_OVERFLOW
+    return RequestError(message, field=dialect.history, kind="context_length_exceeded", overflow=overflow, reason=reason)

@@ -1,15 +1,97 @@
-"""A checked engine, and the leases that calls hold on it."""
+"""A checked engine, the slots that calls hold at it, and its pauses."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Final
 
 from msgspec import Struct, field
 
-from evener.engines.port import ContextOverflow, Engine, EngineError, EngineFacts, EngineUnreachable, LogprobRule
+from evener.engines.port import ContextOverflow, Engine, EngineError, EngineFacts, EngineUnreachable, LogprobRule, WeightControl
+from evener.engines.vllm_weights import WeightsOutOfReach
 from evener.proto.fleet import EngineJoined
-from evener.provider_gateway.pauses import Pauses
+from evener.proto.relay import Waiting
 from evener.runtime.interrupt import Interrupt
+
+PAUSE_POLL_SECONDS: Final = 0.5
+"""An engine that sends nothing for this long is asked whether it is paused, at this interval."""
+
+TellWaiting = Callable[[Waiting], None]
+"""Tells a call that a pause keeps it waiting."""
+
+
+class Pauses:
+    """The pauses of one engine. A pause counts from the last token before it to the first token after it.
+
+    Evener never pauses an engine whose weights it does not control; whether somebody else does cannot be known.
+    """
+
+    def __init__(self, control: WeightControl | None, poll_seconds: float = PAUSE_POLL_SECONDS) -> None:
+        self._control = control
+        self._poll_seconds = poll_seconds
+        self._calls: dict[TellWaiting, float] = {}
+        """The calls that sample now, and when they began, by the loop's clock."""
+        self._known_until = 0.0
+        """Up to this time the engine sampled, or its calls were told that it did not."""
+        self._paused = False
+        self._watching: asyncio.Task[None] | None = None
+
+    def heard(self) -> None:
+        """Note that a token arrived."""
+        now = asyncio.get_running_loop().time()
+        if self._paused:
+            self._tell(now)
+        self._paused, self._known_until = False, now
+
+    @contextmanager
+    def told_to(self, tell: TellWaiting) -> Iterator[None]:
+        """Tell a call of the pauses while it samples."""
+        if self._control is not None and self._watching is None:
+            self._watching = asyncio.create_task(self._watch(self._control))
+        self._calls[tell] = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            del self._calls[tell]
+
+    async def are_on(self) -> bool:
+        """Return whether the engine is paused now, according to itself."""
+        if self._control is None:
+            return False
+        with suppress(EngineError):
+            return await self._control.paused()
+        return False
+
+    async def aclose(self) -> None:
+        """Stop checking."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        if self._control is not None:
+            await self._control.aclose()
+
+    async def _watch(self, control: WeightControl) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            if not self._calls or loop.time() - self._known_until < self._poll_seconds:
+                continue
+            asked = loop.time()
+            try:
+                paused = await control.paused()
+            except WeightsOutOfReach:
+                return
+            except EngineError:  # its calls will hear of that by themselves
+                continue
+            if self._known_until <= asked:  # no token came meanwhile
+                now = loop.time()
+                if paused:
+                    self._tell(now)
+                self._paused, self._known_until = paused, now
+
+    def _tell(self, now: float) -> None:
+        for tell, began in self._calls.items():
+            tell(Waiting(seconds=now - max(began, self._known_until)))
 
 
 class RegisteredEngine(Struct, eq=False):
@@ -21,7 +103,7 @@ class RegisteredEngine(Struct, eq=False):
 
 
 class EngineHandle(Struct, eq=False):
-    """One checked engine, with its limit and the leases that calls hold on it."""
+    """One checked engine, with its limit and the slots that calls hold at it."""
 
     registered: RegisteredEngine
     engine: Engine
@@ -33,8 +115,8 @@ class EngineHandle(Struct, eq=False):
     share: Callable[[int], int] = lambda limit: limit
     """Returns this gateway's share of the limit of calls that the engine takes of all gateways."""
     taken: int = 0
-    """The number of places in use, one for each answer that is being sampled."""
-    leases: set["EngineLease"] = field(default_factory=set)
+    """The number of slots in use, one for each answer that is being sampled."""
+    holders: set["EngineSlots"] = field(default_factory=set)
     silent_since: float | None = None
     """Since when it gets no calls because it does not answer, by the loop's clock. None: it answers."""
     failed_at: float = float("-inf")
@@ -44,7 +126,7 @@ class EngineHandle(Struct, eq=False):
 
     @property
     def joined(self) -> EngineJoined:
-        """Its record in `fleet`."""
+        """The engine's record in `fleet`."""
         return self.registered.joined
 
     @property
@@ -64,7 +146,7 @@ class EngineHandle(Struct, eq=False):
 
     @property
     def limit(self) -> int:
-        """The number of places that this gateway may use."""
+        """The number of slots that this gateway may use."""
         return self.share(self.joined.max_concurrency)
 
     def avoid(self) -> None:
@@ -78,26 +160,26 @@ class EngineHandle(Struct, eq=False):
         self.suspected.set()
 
     def give_up(self) -> None:
-        """End the leases on it, so that their calls go elsewhere."""
-        for lease in tuple(self.leases):
-            lease.revoked.end(EngineUnreachable(f"engine {self.joined.engine_id} is gone"))
+        """End what its calls do with their slots, so that they go elsewhere."""
+        for slots in tuple(self.holders):
+            slots.revoked.end(EngineUnreachable(f"engine {self.joined.engine_id} is gone"))
 
 
-class EngineLease(Struct, eq=False):
-    """A call's place at an engine."""
+class EngineSlots(Struct, eq=False):
+    """What a call holds at an engine: one slot, and further ones for further answers."""
 
     engine: EngineHandle
     waited_seconds: float
     """The time in the queue, which is not the agent's."""
     another: Callable[[], AbstractAsyncContextManager[None]]
-    """Waits, in the same queue as all other calls, for one more place at the engine: for a further answer that the call samples."""
+    """Waits, in the same queue as all other calls, for one more slot at the engine: for a further answer that the call samples."""
     revoked: Interrupt = field(default_factory=Interrupt)
     """Ends the holder's block with an error."""
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lease for this block. An error of the block decides whether the engine is given other calls."""
-        self.engine.leases.add(self)
+    def in_use(self) -> Iterator[None]:
+        """Hold the slots for this block. An error of the block decides whether the engine is given other calls."""
+        self.engine.holders.add(self)
         try:
             with self.revoked:
                 yield
@@ -109,4 +191,4 @@ class EngineLease(Struct, eq=False):
                 self.engine.avoid()
             raise
         finally:
-            self.engine.leases.discard(self)
+            self.engine.holders.discard(self)

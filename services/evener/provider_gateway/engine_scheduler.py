@@ -1,7 +1,7 @@
-"""Assigns engines to calls. No I/O: `engines` reports the state of each engine, and calls lease places.
+"""Assigns engines to calls. No I/O: `engines` reports the state of each engine, and calls take slots.
 
-A call waits for admission before anything of it is read (`admit`), waits in the queue once it is placed (`lease`), and then holds a lease.
-The scheduler knows the holders: when an engine is given up, the block of each of its leases ends with EngineUnreachable.
+A call waits for admission before anything of it is read (`admit`), waits in the queue once it is placed (`slots`), and then holds a slot.
+The scheduler knows the holders: when an engine is given up, what each does with its slots ends with EngineUnreachable.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from opentelemetry import trace
 from evener.proto.errors import Recoverable
 from evener.proto.fleet import EngineJoined
 from evener.proto.spec import Target
-from evener.provider_gateway.engine_handle import EngineHandle, EngineLease
+from evener.provider_gateway.engine_handle import EngineHandle, EngineSlots
 from evener.service.tracing import step
 
 AVOIDED_SECONDS: Final = 10.0
@@ -35,19 +35,21 @@ class NoEngine(Recoverable):
 
 
 class AdmissionPermit(Struct, eq=False):
-    """Admits one call. Until it is released, it stands for the place that the call has not taken yet."""
+    """Admits one call. Until it is released, it stands for the slot that the call has not taken yet."""
 
     released: Callable[[], None] = lambda: None
-    _held: bool = True
+    asked_at: float = field(default_factory=time.time)
+    issued_at: float = field(default_factory=time.time)
+    _open: bool = True
 
     def release(self) -> None:
         """Release the permit: the call waits in the queue now, has an engine, or needs none. A second release does nothing."""
-        if self._held:
-            self._held = False
+        if self._open:
+            self._open = False
             self.released()
 
 
-class _Held(Struct, eq=False):
+class _Unadmitted(Struct, eq=False):
     """A call that waits for admission."""
 
     targets: frozenset[Target]
@@ -55,7 +57,7 @@ class _Held(Struct, eq=False):
 
 
 class _Waiting(Struct, eq=False):
-    """A call in the queue, or (`only`) a call that has this engine and waits for another place at it."""
+    """A call in the queue, or (`only`) a call that has this engine and waits for another slot at it."""
 
     target: Target
     used: str | None
@@ -82,7 +84,7 @@ class EngineScheduler:
         self._patience_seconds = patience_seconds
         self._permits = 0
         """The number of permits that are not released."""
-        self._held: deque[_Held] = deque()
+        self._unadmitted: deque[_Unadmitted] = deque()
         self._line: deque[_Waiting] = deque()
         self._used: dict[str, str] = {}
         """The engine that last sampled for each session."""
@@ -97,59 +99,59 @@ class EngineScheduler:
 
         The call is admitted if an engine is free for it or the queue has room, and if no call for the same targets waits before it.
         """
-        if self._has_room(targets) and not any(held.targets == targets for held in self._held):
+        if self._has_room(targets) and not any(call.targets == targets for call in self._unadmitted):
             return self._issue()
-        held = _Held(targets)
-        self._held.append(held)
+        call = _Unadmitted(targets)
+        self._unadmitted.append(call)
         try:
-            await asyncio.wait([held.turn], timeout=seconds)
-            return held.turn.result() if held.turn.done() else None
+            await asyncio.wait([call.turn], timeout=seconds)
+            return call.turn.result() if call.turn.done() else None
         except asyncio.CancelledError:
-            if held.turn.done():
-                held.turn.result().release()
+            if call.turn.done():
+                call.turn.result().release()
             raise
         finally:
-            if held in self._held:
-                self._held.remove(held)
+            if call in self._unadmitted:
+                self._unadmitted.remove(call)
 
     @asynccontextmanager
-    async def lease(self, target: Target, session_id: str, permit: AdmissionPermit) -> AsyncIterator[EngineLease]:
-        """Wait for an engine of the target; yield a lease of it. Raises NoEngine; the block may end with EngineUnreachable.
+    async def slots(self, target: Target, session_id: str, permit: AdmissionPermit) -> AsyncIterator[EngineSlots]:
+        """Wait for an engine of the target; yield the slot at it. Raises NoEngine; the block may end with EngineUnreachable.
 
         A session stays with its engine, whose prefix cache knows its history, as long as that engine has room.
         """
         began = time.monotonic()
         with step(tracer, "wait"):
             used = self._used.get(session_id)
-            engine = await self._place(self._free(target, used), _Waiting(target, used), permit)
+            engine = await self._take_slot(self._free(target, used), _Waiting(target, used), permit)
         self._remember(session_id, engine)
-        lease = EngineLease(engine, time.monotonic() - began, partial(self.another, engine))
+        slots = EngineSlots(engine, time.monotonic() - began, partial(self.another, engine))
         try:
-            with lease.held():
-                yield lease
+            with slots.in_use():
+                yield slots
         finally:
             self._give_back(engine)
 
     @asynccontextmanager
     async def another(self, engine: EngineHandle) -> AsyncIterator[None]:
-        """Wait, in the same queue as all others, for one more place at an engine that a call has."""
+        """Wait, in the same queue as all others, for one more slot at an engine that a call has."""
         waiting = _Waiting(Target(), engine.joined.engine_id, only=engine)
-        await self._place(engine if engine.free else None, waiting, AdmissionPermit())
+        await self._take_slot(engine if engine.free else None, waiting, AdmissionPermit())
         try:
             yield
         finally:
             self._give_back(engine)
 
     def offer(self, engine: EngineHandle) -> None:
-        """Give an engine's free places, unless it has left, to those who wait for them."""
+        """Give an engine's free slots, unless it has left, to those who wait for them."""
         while self.engines.get(engine.joined.engine_id) is engine and engine.free and (waiting := self._next(engine)) is not None:
             self._line.remove(waiting)
             engine.taken += 1
             waiting.turn.set_result(engine)
         self._let_in()
 
-    async def _place(self, free: EngineHandle | None, waiting: _Waiting, permit: AdmissionPermit) -> EngineHandle:
-        """Take a place at a free engine, or wait for one in the queue."""
+    async def _take_slot(self, free: EngineHandle | None, waiting: _Waiting, permit: AdmissionPermit) -> EngineHandle:
+        """Take a slot at a free engine, or wait for one in the queue."""
         if free is not None:
             free.taken += 1
         else:
@@ -217,7 +219,7 @@ class EngineScheduler:
             del self._used[next(iter(self._used))]
 
     def _has_room(self, targets: Collection[Target]) -> bool:
-        """Return whether another call for these targets would find a free engine, or a place in the queue."""
+        """Return whether another call for these targets would find a free engine, or room in the queue."""
         engines = [one for one in self.engines.values() if one.usable and any(_fits(one.joined, target) for target in targets)]
         free = sum(max(0, one.limit - one.taken) for one in engines)
         return free + self._queue - sum(one.only is None for one in self._line) > self._permits
@@ -225,14 +227,14 @@ class EngineScheduler:
     def _let_in(self) -> None:
         """Admit the calls for which there is room now."""
         full: set[frozenset[Target]] = set()
-        for held in list(self._held):
-            if held.targets in full:
+        for call in list(self._unadmitted):
+            if call.targets in full:
                 continue
-            if self._has_room(held.targets):
-                self._held.remove(held)
-                held.turn.set_result(self._issue())
+            if self._has_room(call.targets):
+                self._unadmitted.remove(call)
+                call.turn.set_result(self._issue())
             else:
-                full.add(held.targets)
+                full.add(call.targets)
 
     def _issue(self) -> AdmissionPermit:
         self._permits += 1

@@ -9,7 +9,7 @@ from evener.service.telemetry import Metrics
 
 @contextmanager
 def shown_engine(handle: EngineHandle, metrics: Metrics) -> Iterator[None]:
-    """Show an engine's series during this block. Each scrape reads the engine as it is then."""
+    """Register an engine's metrics during this block. Each scrape reads the engine's state at that time."""
     labels = handle.joined.engine_id, handle.joined.policy or ""
     values = {
         metrics.engine_answers: lambda: float(handle.silent_since is None),

@@ -9,26 +9,25 @@ from typing import Final, TypeVar
 
 import structlog
 
-from evener.bus.port import Bus, Record
+from evener.bus.port import Bus
 from evener.engines.check import check_engine, compare_tokenizers
 from evener.engines.port import Engine, EngineError, EngineFacts, EngineRefused, LogprobRule
-from evener.engines.registry import OPEN, EngineAccess, open_engine, open_weights
-from evener.proto.codec import BadRecord
+from evener.engines.registry import OPEN_ACCESS, EngineAccess, open_engine, open_weights
+from evener.proto.codec import AnyEvent
 from evener.proto.errors import EvenerError, Hopeless, Recoverable
 from evener.proto.fleet import EngineDraining, EngineJoined, EngineLeft, PolicyPublished
-from evener.proto.topics import Topic
-from evener.provider_gateway.engine_handle import EngineHandle, RegisteredEngine
+from evener.provider_gateway.engine_handle import EngineHandle, Pauses, RegisteredEngine
 from evener.provider_gateway.engine_scheduler import EngineScheduler
 from evener.provider_gateway.engine_series import shown_engine
-from evener.provider_gateway.pauses import Pauses
 from evener.provider_gateway.timings import GatewayTimings
 from evener.service.events import EventLog
+from evener.service.fleet_feed import FleetFeed
 from evener.service.published import Published, proven_label
 from evener.service.telemetry import Metrics
 from evener.templates.port import Renderer
 
-TELL_SECONDS: Final = 30.0
-"""The interval of warnings about it."""
+WARNING_SECONDS: Final = 30.0
+"""The interval of warnings that an engine cannot be used yet."""
 FACTS_SECONDS: Final = 10.0
 """How long an engine that answers again has to report its facts."""
 
@@ -51,6 +50,7 @@ class EnginePool:
     def __init__(
         self,
         bus: Bus,
+        fleet: FleetFeed,
         events: EventLog,
         renderers: Mapping[str, Renderer],
         scheduler: EngineScheduler,
@@ -60,11 +60,10 @@ class EnginePool:
         share: Callable[[int], int],
         changed: Callable[[], None],
         timings: GatewayTimings,
-        access: EngineAccess = OPEN,
+        access: EngineAccess = OPEN_ACCESS,
     ) -> None:
         """`share` returns this gateway's share of an engine's limit. `changed` is called when an engine comes into use, or leaves."""
-        self._bus = bus
-        self._events = events
+        self._fleet = fleet
         self._published = Published(bus, events)
         self._renderers = renderers
         self._scheduler = scheduler
@@ -89,40 +88,31 @@ class EnginePool:
         return {"engine": ready} | {f"engine {name} refused: {why}": False for name, why in self.refused.items()} | absent
 
     def reached(self) -> frozenset[str]:
-        """Return what there is an engine for that answers, as heartbeats name it."""
+        """Return the policies and frozen engines for which an engine answers, as heartbeats name them."""
         usable = (one.joined for one in self._scheduler.engines.values() if one.usable)
         return frozenset(joined.policy or f"frozen:{joined.engine_id}" for joined in usable)
 
     def offer_all(self) -> None:
-        """Give the free places of all engines: this gateway's shares may be larger now."""
+        """Give the free slots of all engines: this gateway's shares may be larger now."""
         for handle in list(self._scheduler.engines.values()):
             self._scheduler.offer(handle)
 
-    async def lacks_what_is_required(self) -> None:
+    async def watch_required(self) -> None:
         """Wait until the required engine is refused. Raises RequiredEngineRefused."""
         raise RequiredEngineRefused(await self._required_refused)
 
     async def follow(self) -> None:
         """Follow `fleet` for ever: engines join, drain and leave."""
-        start = await self._bus.end(Topic.FLEET, 0)
-        for record in (await self._bus.last_values(Topic.FLEET, 0)).values():
-            await self._heed(record)
         try:
-            async for batch in self._bus.follow(Topic.FLEET, 0, start):
-                for record in batch:
-                    await self._heed(record)
+            async with aclosing(self._fleet.follow()) as batches:
+                async for batch in batches:
+                    for record in batch:
+                        await self._heed(record.event)
         finally:
             for name in list(self._registered):
                 await self._leave(name)
 
-    async def _heed(self, record: Record) -> None:
-        if record.value is None:
-            return
-        try:
-            event = await self._events.event(record)
-        except BadRecord as bad:
-            log.error("bad_fleet_record", offset=record.offset, error=str(bad))
-            return
+    async def _heed(self, event: AnyEvent | None) -> None:
         match event:
             case EngineJoined():
                 await self._meet(event)
@@ -211,7 +201,7 @@ class EnginePool:
                 return await attempt()
             except Recoverable as absent:
                 self.absent[joined.engine_id] = str(absent)
-                if time.monotonic() - told >= TELL_SECONDS:
+                if time.monotonic() - told >= WARNING_SECONDS:
                     told = time.monotonic()
                     log.warning("engine_absent", engine_id=joined.engine_id, url=joined.url, error=str(absent))
                 await asyncio.sleep(self._timings.engine_retry)

@@ -2,39 +2,57 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from opentelemetry.propagate import extract
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from evener.client.views import ServedEngine, ServedEngines
-from evener.dialects.canonical import Dialect, RequestError
+from evener.dialects.canonical import CanonicalRequest, Dialect, RequestError
 from evener.dialects.registry import dialect_for
 from evener.proto.codec import encode_frame
-from evener.proto.relay import CAPABILITY, LEFT_PATH, MOVING, OWNER, REQUEST_ID, SERVE_PREFIX, Answer, AnyFrame
-from evener.provider_gateway.calls import Calls
-from evener.provider_gateway.core import is_kept
+from evener.proto.relay import (
+    CAPABILITY,
+    DISCONNECT_PATH,
+    MOVING,
+    OWNER,
+    REPEATS,
+    REQUEST_ID,
+    SERVE_PREFIX,
+    STARTED,
+    Answer,
+    AnyFrame,
+    is_marked,
+)
+from evener.proto.spec import Quirks
+from evener.provider_gateway.answers import Answerer, error_answer
+from evener.provider_gateway.core import ParsedRequest, body_digest, is_kept
 from evener.provider_gateway.engine_handle import EngineHandle
 from evener.provider_gateway.engine_scheduler import AdmissionPermit
-from evener.provider_gateway.failures import OVERLOADED_STATUS, RETRY_AFTER
+from evener.provider_gateway.failures import OVERLOADED_STATUS, RETRY_AFTER, call_error
 from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.partitions import OwnedPartitions
 from evener.provider_gateway.policies import Policy
-from evener.provider_gateway.request import read_request
 from evener.provider_gateway.session import SessionRuntime
+from evener.provider_gateway.threads import READING
 from evener.runtime.byte_budget import ByteBudget, HeldBytes
+from evener.runtime.faults import point_in_thread
 from evener.runtime.interrupt import Interrupt
 from evener.service.auth import Capability, CapabilityRefused, Secrets, control_route, open_capability
 from evener.service.http import decoded, json_response
 from evener.service.principals import Role
 
-GONE_STATUS: Final = 499
+TRACEPARENT: Final = "traceparent"
+READ_AT_ONCE_BYTES: Final = 64 << 10
+"""A larger body is read in a thread. The worst of these takes 16 ms."""
+DISCONNECTED_STATUS: Final = 499
 """The status of an answer that nobody gets, because the relay disconnected."""
 
 
@@ -62,15 +80,15 @@ class CallResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
-        gone = Interrupt()
-        watching = asyncio.create_task(_watch(receive, gone))
+        disconnected = Interrupt()
+        watching = asyncio.create_task(_watch(receive, disconnected))
         try:
-            with gone:
+            with disconnected:
                 await self._send_frames(send)
         except ClientDisconnect:
             pass
         finally:
-            self._permit.release()  # also where the relay was gone before the call began
+            self._permit.release()  # also where the relay disconnected before the call began
             self._held.release()
             watching.cancel()
 
@@ -98,7 +116,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
     """Routes over the partitions that this gateway owns."""
 
     partitions: OwnedPartitions
-    calls: Calls
+    answerer: Answerer
     policies: Mapping[str, Policy]
     engines: Mapping[str, EngineHandle]
     """The checked engines by id."""
@@ -112,7 +130,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         """Return the routes to mount."""
         return [
             RawRoute(SERVE_PREFIX + "/{path:path}", self.serve, methods=["POST"]),
-            Route(LEFT_PATH, self.left, methods=["POST"]),
+            Route(DISCONNECT_PATH, self.disconnect, methods=["POST"]),
             Route("/tokens/pieces", control_route(self.secrets, self.pieces, Role.VIEWER, quiet=True), methods=["POST"]),
             Route("/engines", control_route(self.secrets, self.served_engines, Role.VIEWER), methods=["GET"]),
         ]
@@ -124,43 +142,58 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         dialect = dialect_for(path)
         if dialect is None:
             return _refused(404, f"no dialect serves {path}")
-        found = await self._find(request)
-        if isinstance(found, Response):
-            return found
+        found: tuple[Partition, SessionRuntime, Capability] | Response | None = None
+        try:
+            found = await self._find(request)
+            return found if isinstance(found, Response) else await self._serve(dialect, path, request, found)
+        except ClientDisconnect:
+            return Response(status_code=DISCONNECTED_STATUS)
+        except Exception as error:  # noqa: BLE001 - a bug is told too
+            session_id = found[1].session_id if isinstance(found, tuple) else ""
+            return _unread(dialect, call_error(error, session_id, request.headers.get(REQUEST_ID, ""), dialect)[0])
+
+    async def _serve(self, dialect: Dialect, path: str, request: Request, found: tuple[Partition, SessionRuntime, Capability]) -> Response:
+        """Admit, read and answer a request. Raises RequestError, ClientDisconnect, and any bug, before the first frame."""
         partition, session, capability = found
         if (away := self._away(partition, session, request)) is not None:
             return away
-        permit = await self.calls.admit(session, capability.start_id, request.headers[REQUEST_ID], self.admission_timeout_seconds)
+        permit = await self.answerer.admit(session, capability.start_id, request.headers[REQUEST_ID], self.admission_timeout_seconds)
         if permit is None:
             return _refused(OVERLOADED_STATUS, "engines and queue are full", dict([RETRY_AFTER]))
         with ExitStack() as stack:
             stack.callback(permit.release)
             if (away := self._away(partition, session, request)) is not None:  # while the call was held
                 return away
-            try:
-                async with asyncio.timeout(self.admission_timeout_seconds):
-                    held = await self.bodies.take(int(request.headers.get("content-length", 0)))
-            except TimeoutError:
-                return _refused(OVERLOADED_STATUS, "the calls that are open hold too much memory", dict([RETRY_AFTER]))
+            held = await self._room(request)
+            if isinstance(held, Response):
+                return held
             stack.callback(held.release)
-            try:
-                parsed = await read_request(dialect, path, await _body(request), request.headers, session.quirks)
-            except RequestError as error:
-                return _unread(dialect, error)
-            except ClientDisconnect:
-                return Response(status_code=GONE_STATUS)
+            parts = [part async for part in request.stream()]  # the request, which lives as long as its answer, keeps no body
+            parsed = await read_request(dialect, path, parts, request.headers, session.quirks)
             if (away := self._away(partition, session, request)) is not None:  # while it was read
                 return away
+            frames = self.answerer.serve(partition, session, capability.start_id, parsed, permit)
             stack.pop_all()
-        return CallResponse(self.calls.serve(partition, session, capability.start_id, parsed, permit), permit, held)
+        return CallResponse(frames, permit, held)
 
-    async def left(self, request: Request) -> Response:
+    async def _room(self, request: Request) -> HeldBytes | Response:
+        """Wait until the body may be read. Return what counts its bytes, or the response for a body that is not read."""
+        size = request.headers.get("content-length")
+        if size is None:
+            return _refused(411, "the length of the body must be known before it is read")
+        try:
+            async with asyncio.timeout(self.admission_timeout_seconds):
+                return await self.bodies.take(int(size))
+        except TimeoutError:
+            return _refused(OVERLOADED_STATUS, "the calls that are open hold too much memory", dict([RETRY_AFTER]))
+
+    async def disconnect(self, request: Request) -> Response:
         """Note that a harness disconnected before its answer was delivered."""
         found = await self._find(request)
         if isinstance(found, Response):
             return found
         partition, session, _ = found
-        await self.calls.left(partition, session, request.path_params["request_id"])
+        await self.answerer.disconnect(partition, session, request.path_params["request_id"])
         return Response(status_code=204)
 
     async def pieces(self, request: Request) -> Response:
@@ -194,7 +227,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
             capability = open_capability(self.secrets, request.headers.get(CAPABILITY, ""))
         except CapabilityRefused as refused:
             return _refused(401, str(refused))
-        partition = self.partitions.get(capability.partition)
+        partition = self.partitions.held.get(capability.partition)
         if partition is None:
             return self._elsewhere(capability.partition)
         if not await partition.passed(capability.offset, self.session_lookup_timeout_seconds):
@@ -211,9 +244,9 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
     def _away(self, partition: Partition, session: SessionRuntime, request: Request) -> Response | None:
         """Return the response for a request that is not served here: its partition is lost, or handed over, so that no call begins."""
         number = partition.number
-        if self.partitions.get(number) is not partition:
+        if self.partitions.held.get(number) is not partition:
             return self._elsewhere(number)
-        if self.partitions.admits(number) or is_kept(session.log, request.headers[REQUEST_ID], session.calls):
+        if not partition.releasing or is_kept(session.log, request.headers[REQUEST_ID], session.calls):
             return None
         return _moving(f"partition {number} is being handed over")
 
@@ -225,14 +258,8 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _unread(dialect: Dialect, error: RequestError) -> Response:
-    """Return the one frame for a request that could not be read. The relay knows whether the headers of a stream have left."""
-    answer = Answer(status=error.status, body=dialect.error(error), failure=error.reason, detail=error.message)
-    return Response(encode_frame(answer), media_type=CallResponse.media_type)
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body. The request, which lives as long as its answer, does not keep it."""
-    return b"".join([part async for part in request.stream()])
+    """Return the one frame for a request of which no call began. The relay knows whether the headers of a stream have left."""
+    return Response(encode_frame(error_answer(error, dialect.error(error))), media_type=CallResponse.media_type)
 
 
 def _spelled(policy: Policy, ids: tuple[int, ...]) -> Response:
@@ -240,11 +267,11 @@ def _spelled(policy: Policy, ids: tuple[int, ...]) -> Response:
     return json_response({"pieces": [base64.b64encode(piece).decode() for piece in policy.renderer.pieces(ids)]})
 
 
-async def _watch(receive: Receive, gone: Interrupt) -> None:
+async def _watch(receive: Receive, disconnected: Interrupt) -> None:
     """End the sending when the relay disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    gone.end(ClientDisconnect())
+    disconnected.end(ClientDisconnect())
 
 
 def _moving(message: str) -> Response:
@@ -254,3 +281,28 @@ def _moving(message: str) -> Response:
 
 def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "field": None}}, status_code=status, headers=headers)
+
+
+async def read_request(dialect: Dialect, path: str, parts: Sequence[bytes], headers: Mapping[str, str], quirks: Quirks) -> ParsedRequest:
+    """Return the request in a body that came in parts. Raises RequestError. A large body is joined and parsed in a thread."""
+    if sum(map(len, parts)) > READ_AT_ONCE_BYTES:
+        parsed, digest = await READING.run(_read, dialect, path, parts)
+    else:
+        parsed, digest = _read(dialect, path, parts)
+    return ParsedRequest(
+        request_id=headers[REQUEST_ID],
+        dialect=dialect,
+        canonical=parsed,
+        body_digest=digest,
+        started=STARTED in headers,
+        marked_retry=is_marked(headers, quirks.retry_header),
+        repeats=headers.get(REPEATS),
+        sub_agent=is_marked(headers, quirks.sub_agent_header),
+        trace=extract(headers) if TRACEPARENT in headers else None,
+    )
+
+
+def _read(dialect: Dialect, path: str, parts: Sequence[bytes]) -> tuple[CanonicalRequest, str]:
+    point_in_thread("gateway.reading")
+    parsed = dialect.parse(path, b"".join(parts))
+    return parsed, body_digest(parsed)

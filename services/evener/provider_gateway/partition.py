@@ -35,14 +35,14 @@ from evener.provider_gateway import records
 from evener.provider_gateway.core import enforced
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.writer import PartitionWriter
+from evener.runtime.backoff import Backoff
 from evener.runtime.change import Change
 from evener.runtime.faults import point, point_in_thread
-from evener.runtime.retry import Backoff
 from evener.service.events import EventLog, header
 from evener.service.tracing import context_of
 from evener.tokens.inconsistencies import fingerprints
 from evener.tokens.mark import LowWater
-from evener.tokens.rows import RULE, cut, digest
+from evener.tokens.rows import ROW_RULE, cut, digest
 from evener.tokens.session import SessionLog, attempt_end
 
 GROUP: Final = "provider-gateway"
@@ -52,7 +52,7 @@ OWN_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDe
 OWN_TAGS: Final = frozenset(tag_of(event).encode() for event in OWN_EVENTS)
 """Events that the owner alone writes and folds when they are committed. The tail skips them."""
 
-ENDING: Final = Backoff(0.2, 5.0)
+END_PAUSES: Final = Backoff(0.2, 5.0)
 """The pauses between tries to write a session's end."""
 
 log = structlog.get_logger()
@@ -66,6 +66,10 @@ class Partition(Struct, eq=False):
     events: EventLog
     number: int
     writer: PartitionWriter
+    epoch: int = 0
+    """The number of this gateway's hold on it: of all gateways that list it, the one with the highest is believed."""
+    releasing: bool = False
+    """Whether it is being handed over: calls in flight are finished, and no others begun."""
     sessions: dict[str, SessionRuntime] = field(default_factory=dict)
     _water: LowWater = field(default_factory=LowWater)
     _next: int = 0
@@ -109,7 +113,7 @@ class Partition(Struct, eq=False):
         """The number of calls in flight."""
         return sum(len(set(session.calls.values())) for session in self.sessions.values())
 
-    async def is_idle(self) -> None:
+    async def until_idle(self) -> None:
         """Wait until no call is in flight."""
         await self.landed.until(lambda: not any(session.calls for session in self.sessions.values()))
 
@@ -133,11 +137,11 @@ class Partition(Struct, eq=False):
                     await self._read_on.wait()
         return self._next > offset
 
-    async def deliver(self, session: SessionRuntime, opened: CallOpened, request_id: str, *, left: Collection[str] = ()) -> bool:
+    async def deliver(self, session: SessionRuntime, opened: CallOpened, request_id: str, *, disconnected: Collection[str] = ()) -> bool:
         """Record that a transport retry gets a call's answer, before it does. False: it disconnected, or the session ended meanwhile."""
         if request_id == opened.request_id or request_id in session.log.forest.calls[opened.call_id].requests:
             return True
-        if request_id in left or session.is_over:
+        if request_id in disconnected or session.is_over:
             return False
         await self.writer.commit(session, [records.delivered(opened, request_id)])
         return True
@@ -161,7 +165,7 @@ class Partition(Struct, eq=False):
         for call in calls:
             call.break_off()
         await self.writer.aclose()
-        await asyncio.gather(*(call.over() for call in calls))
+        await asyncio.gather(*(call.until_recorded() for call in calls))
 
     async def _follow(self) -> None:
         async for batch in self.bus.follow(Topic.SESSIONS, self.number, self._next, READER):
@@ -183,7 +187,7 @@ class Partition(Struct, eq=False):
             return
         session = self.sessions.get(session_id) or SessionRuntime(session_id)
         if session.sealing:
-            session.held.append((record, event))
+            session.set_aside.append((record, event))
         else:
             self._take_in(session, record, event, replay=replay)
 
@@ -213,7 +217,7 @@ class Partition(Struct, eq=False):
 
     async def _end(self, session: SessionRuntime) -> None:
         """Write the end, however long the log is unavailable: no other process may. Records read meanwhile may require another end."""
-        pauses = iter(ENDING)
+        pauses = iter(END_PAUSES)
         while _is_due(session):
             try:
                 await self._write_end(session)
@@ -224,7 +228,7 @@ class Partition(Struct, eq=False):
 
     async def _write_end(self, session: SessionRuntime) -> None:
         """Stop the open calls, let the log take all records, then write AttemptEnded or the seal."""
-        await asyncio.gather(*(call.over() for call in session.stop_calls()))
+        await asyncio.gather(*(call.until_recorded() for call in session.stop_calls()))
         await session.settled()
         await self.writer.commit(session, [])
         await self._fail_open_calls(session, CallFailure.CANCELLED, "the session ended")
@@ -260,7 +264,7 @@ class Partition(Struct, eq=False):
                 termination_reason=reason,
                 detail=detail,
                 rows_digest=rows_digest,
-                rule=RULE,
+                rule=ROW_RULE,
                 calls=sum(call.closed is not None for call in session.log.forest.calls.values()),
                 sampled_tokens=session.log.sampled_tokens(),
                 sealed_at=now,
@@ -271,7 +275,7 @@ class Partition(Struct, eq=False):
             await self.writer.commit(session, [seal], offsets=[GroupOffset(GROUP, Position(Topic.SESSIONS, self.number, mark))])
         finally:
             session.sealing = False
-            for record, event in session.take_held():
+            for record, event in session.take_set_aside():
                 self._take_in(session, record, event, replay=False)
         await point("gateway.sealed")
         self._forget(session.session_id, before, now)

@@ -1,42 +1,30 @@
 """The partitions that this gateway owns: it takes them over, serves them, and hands them over to their next owner."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 import structlog
-from msgspec import Struct
 
 from evener.bus.port import Bus, Fenced
 from evener.proto.errors import Recoverable
 from evener.proto.topics import Topic
 from evener.provider_gateway.partition import GROUP, Partition
-from evener.provider_gateway.peers import Peers
 from evener.provider_gateway.writer import PartitionWriter
 from evener.runtime.change import first_of
 from evener.runtime.tasks import Tasks
 from evener.service.events import EventLog
-from evener.service.owners import GATEWAY, Owners
+from evener.service.owners import Owners
 from evener.service.partitions import Owned
 from evener.service.telemetry import Metrics
 
-SERVICE: Final = GATEWAY
 TAKEN_AT_A_TIME: Final = 8
 """How many partitions are taken over at the same time: the first of many are served sooner, and all of them no later."""
-LOOK_SECONDS: Final = 1.0
+GATEWAYS_POLL_SECONDS: Final = 1.0
 """The interval at which it is looked whether other gateways are still alive: that nothing is heard of them is no event."""
 
 log = structlog.get_logger()
-
-
-class Held(Struct, eq=False):
-    """A partition that this gateway has taken over."""
-
-    partition: Partition
-    epoch: int
-    releasing: bool = False
-    """Whether it is being handed over: calls in flight are finished, and no others begun."""
 
 
 class OwnedPartitions:
@@ -48,7 +36,6 @@ class OwnedPartitions:
         events: EventLog,
         metrics: Metrics,
         owners: Owners,
-        peers: Peers,
         *,
         instance_id: str,
         handover_seconds: float,
@@ -61,13 +48,13 @@ class OwnedPartitions:
         self._events = events
         self._metrics = metrics
         self._owners = owners
-        self._peers = peers
         self._instance_id = instance_id
         self._handover_seconds = handover_seconds
         self._outreached_seconds = outreached_seconds
         self._reached = reached
         self._changed = changed
-        self._held: dict[int, Held] = {}
+        self.held: dict[int, Partition] = {}
+        """The partitions that this gateway has taken over, by number."""
         self._owned: Owned | None = None
         """What the group assigns. None: the gateway does not run yet."""
         self._turn = asyncio.Semaphore(TAKEN_AT_A_TIME)
@@ -79,26 +66,16 @@ class OwnedPartitions:
     @property
     def ready(self) -> bool:
         """Whether the group has assigned partitions, and all of them are served."""
-        return self._owned is not None and self._owned.joined and self._owned.assigned <= self._held.keys()
+        return self._owned is not None and self._owned.joined and self._owned.assigned <= self.held.keys()
 
     def listing(self) -> dict[str, Any]:
         """Return the fields of the heartbeat that list partitions."""
-        serving = tuple(sorted(number for number in self._held if self.admits(number)))
-        releasing = tuple(sorted(self._held.keys() - set(serving)))
+        releasing = tuple(sorted(number for number, held in self.held.items() if held.releasing))
         return {
-            "partitions": serving,
+            "partitions": tuple(sorted(self.held.keys() - set(releasing))),
             "releasing": releasing,
-            "epochs": tuple((number, held.epoch) for number, held in sorted(self._held.items())),
+            "epochs": tuple((number, held.epoch) for number, held in sorted(self.held.items())),
         }
-
-    def get(self, number: int) -> Partition | None:
-        """Return a partition, if this gateway holds it."""
-        held = self._held.get(number)
-        return None if held is None else held.partition
-
-    def admits(self, number: int) -> bool:
-        """Return whether new calls may begin in a partition that this gateway holds."""
-        return not self._stopping and not self._held[number].releasing
 
     def address_of(self, number: int) -> str | None:
         """Return the base URL of another gateway that owns a partition. None: there is none."""
@@ -123,11 +100,13 @@ class OwnedPartitions:
     async def drain(self) -> None:
         """Begin no more calls. Hand everything over to the other gateways; where there are none, finish the calls in flight."""
         self._stopping = True
+        for partition in self.held.values():
+            partition.releasing = True
         self._tell()
-        for held in list(self._held.values()):
-            await held.partition.is_idle()
+        for partition in list(self.held.values()):
+            await partition.until_idle()
         # with nobody to hand over to, tails and ends are followed until the process closes
-        await self._owners.change.until(lambda: not self._held or self._takes_part())
+        await self._owners.change.until(lambda: not self.held or self._takes_part())
 
     async def serve(self, number: int) -> None:
         """Take a partition over when it is free, and serve it until it is handed over. Raises Fenced."""
@@ -141,45 +120,46 @@ class OwnedPartitions:
                 partition = Partition(self._bus, self._events, number, PartitionWriter(producer, self._events, self._metrics))
                 stack.push_async_callback(partition.aclose)
                 await partition.take_over()
-            held = self._held[number] = Held(partition, max(producer.epoch, self._owners.highest(number) + 1))
+            partition.epoch, partition.releasing = max(producer.epoch, self._owners.highest(number) + 1), self._stopping
+            self.held[number] = partition
             self._tell()
             try:
-                await self._serve(number, held)
+                await self._serve(number, partition)
             except Fenced:
                 self._drop(number)  # at once: it has another owner, beside whom it may not be listed
                 raise
 
-    async def _serve(self, number: int, held: Held) -> None:
+    async def _serve(self, number: int, partition: Partition) -> None:
         async with Tasks() as tasks:
-            serving = [tasks.create_task(held.partition.serve()), tasks.create_task(self._listed_elsewhere(number, held))]
-            await self._handed_over(number, held)
+            serving = [tasks.create_task(partition.serve()), tasks.create_task(self._listed_elsewhere(number, partition))]
+            await self._handed_over(number, partition)
             for task in serving:
                 task.cancel()
 
-    async def _handed_over(self, number: int, held: Held) -> None:
+    async def _handed_over(self, number: int, partition: Partition) -> None:
         """Return when the partition is assigned elsewhere and its calls have ended, or have taken too long. Raises Fenced."""
         while True:
             await self._owners.change.until(lambda: not self._is_assigned(number))
-            held.releasing = True
+            partition.releasing = True
             self._tell()
-            held.partition.give_way()
-            log.info("partition_handed_over", partition=number, calls=held.partition.open_calls)
+            partition.give_way()
+            log.info("partition_handed_over", partition=number, calls=partition.open_calls)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._handover_seconds):
-                    await first_of(held.partition.is_idle(), self._owners.change.until(lambda: self._is_assigned(number)))
+                    await first_of(partition.until_idle(), self._owners.change.until(lambda: self._is_assigned(number)))
             if not self._is_assigned(number):
                 return
             with suppress(Recoverable):  # the log is away: the next commit will tell
-                await held.partition.prove()  # it was another's meanwhile, who may have taken it over unnoticed
-            held.releasing = False
+                await partition.prove()  # it was another's meanwhile, who may have taken it over unnoticed
+            partition.releasing = self._stopping
             self._tell()
 
-    async def _listed_elsewhere(self, number: int, held: Held) -> None:
+    async def _listed_elsewhere(self, number: int, partition: Partition) -> None:
         """Wait until a later owner lists the partition. Raises Fenced: this gateway may not have noticed, because it wrote nothing."""
 
         def is_listed() -> bool:
             hold = self._owners.hold(number)
-            return hold is not None and hold.instance_id != self._instance_id and hold.epoch > held.epoch
+            return hold is not None and hold.instance_id != self._instance_id and hold.epoch > partition.epoch
 
         await self._owners.change.until(is_listed)
         msg = f"partition {number} of sessions was taken over"
@@ -208,7 +188,7 @@ class OwnedPartitions:
         """Let everybody who waits look again, every second; and tell the others at once if other engines can be reached."""
         told = self._reached()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(GATEWAYS_POLL_SECONDS)
             if (reached := self._reached()) != told:
                 told = reached
                 self._changed()
@@ -219,9 +199,10 @@ class OwnedPartitions:
 
         It is not if it stops and there are others, or if another reaches more engines: a member leaves if that lasts, and does not join.
         """
-        if not self._peers.others():
+        others = [beat.reaches for name, beat in self._owners.living().items() if name != self._instance_id]
+        if not others:
             return True
-        if not self._peers.outreach(self._reached()):
+        if not is_outreached(self._reached(), others):
             self._outreached_since = None
             return not self._stopping
         now = asyncio.get_running_loop().time()
@@ -232,9 +213,14 @@ class OwnedPartitions:
         return self._owned is not None and number in self._owned.assigned
 
     def _drop(self, number: int) -> None:
-        if self._held.pop(number, None) is not None:
+        if self.held.pop(number, None) is not None:
             self._tell()
 
     def _tell(self) -> None:
-        self._metrics.partitions_owned.set(len(self._held))
+        self._metrics.partitions_owned.set(len(self.held))
         self._changed()
+
+
+def is_outreached(reached: frozenset[str], by_others: Iterable[Collection[str]]) -> bool:
+    """Return whether somebody reaches a strict superset. Of all that compare themselves so, the best never are: somebody always stays."""
+    return any(reached < frozenset(one) for one in by_others)

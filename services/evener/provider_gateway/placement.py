@@ -1,9 +1,11 @@
 """Turns a harness's request into the place of its call in the session, and its target."""
 
+import hashlib
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -18,18 +20,18 @@ from evener.proto.ids import new_call_id
 from evener.proto.patterns import BadPattern, SlowPattern
 from evener.proto.sessions import CallOpened, SessionStarted
 from evener.proto.spec import SessionSpec, Target
-from evener.provider_gateway.core import STOP_STATUS, Sample, target_of, unsupported
-from evener.provider_gateway.looping import looping
+from evener.provider_gateway.core import STOP_STATUS, ParsedRequest, Sample, target_of, too_long, unsupported
 from evener.provider_gateway.policies import Policy
-from evener.provider_gateway.request import ParsedRequest, too_long
 from evener.provider_gateway.session import SessionRuntime
 from evener.templates.port import TemplateError
 from evener.templates.special import texts_in
+from evener.tokens.digests import Digest, Message, canonical_json
 from evener.tokens.place import Placed, nowhere, place
 
-MOST_CHARACTERS: Final = 4 << 20
+MAX_PROMPT_CHARACTERS: Final = 4 << 20
 """The limit of a call's messages and tools without images: a million tokens of prose."""
 SHARED_TOOLS_BYTES: Final = 128 << 10
+TAG: Final = re.compile(r"\s*<([A-Za-z][\w-]*)(?:\s[^<>]*)?>")
 
 log = structlog.get_logger()
 
@@ -74,7 +76,7 @@ class Placer(Struct, frozen=True, eq=False):
     async def count(self, session: SessionRuntime, request: ParsedRequest) -> int:
         """Return the number of tokens in the prompt."""
         _, policy = self._aim(session, request)
-        return len((await session.look(_hang, session, request, policy)).context)
+        return len((await session.look(_tokens_of, session, request, policy)).context)
 
     def opened_nowhere(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> CallOpened:
         """Return the opening of a call that could not be placed, for the record of its failure."""
@@ -103,7 +105,7 @@ class Placer(Struct, frozen=True, eq=False):
 
 def _placed(session: SessionRuntime, request: ParsedRequest, sample: Sample, *, target: Target, policy: Policy, number: int) -> PlacedCall:
     """Place a call, and create the record of it. Call it in a thread if the request is long."""
-    started, tokens = session.started, _hang(session, request, policy)
+    started, tokens = session.started, _tokens_of(session, request, policy)
     opened = _opened(started, request, sample, tokens, target=target, policy=policy)
     if tokens.context is tokens.prompt_delta_ids:  # of a root: kept once, as long as the call is open
         ids = int32s(inline(opened.prompt_delta_ids))
@@ -170,12 +172,13 @@ def _shared(value: bytes) -> bytes:
     return value
 
 
-def _hang(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Placed:
-    """Return the place of a call. A request longer than any context is refused before it is rendered and encoded."""
+def _tokens_of(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Placed:
+    """Return where a call stands in its session, and its prompt as ids. A request longer than any context is refused unrendered."""
     canonical = request.canonical
     characters = sum(map(len, texts_in((canonical.messages, canonical.tools))))
-    if characters > MOST_CHARACTERS:
-        raise too_long(request, f"the messages and tools have {characters} characters; at most {MOST_CHARACTERS} are served", None)
+    if characters > MAX_PROMPT_CHARACTERS:
+        message = f"the messages and tools have {characters} characters; at most {MAX_PROMPT_CHARACTERS} are served"
+        raise too_long(request.dialect, message, None)
     try:
         return place(
             session.log.forest,
@@ -190,3 +193,50 @@ def _hang(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Pl
         )
     except (TemplateError, BadPattern, SlowPattern) as cause:
         raise RequestError(str(cause.args[0]), field=request.dialect.history, status=STOP_STATUS) from cause
+
+
+def looping(messages: Sequence[Message], repeats: int | None) -> bool:
+    """Return whether the history ends with the same tool calls and results `repeats` times in a row, ignoring notes of the harness."""
+    if repeats is None:
+        return False
+    last, count = None, 0
+    results: list[Digest] = []
+    """The results of the turn, the last one first."""
+    for message in reversed(messages):
+        if message.get("role") == "tool":
+            results.append(_spell(message.get("content")))
+        elif message.get("role") == "assistant" and message.get("tool_calls"):
+            this = _spell([(call.get("name"), call.get("arguments")) for call in message["tool_calls"]]) + b"".join(reversed(results))
+            if last is not None and this != last:
+                return False
+            last, count = this, count + 1
+            results.clear()
+            if count == repeats:
+                return True
+        elif not _is_note(message):
+            return False
+    return False
+
+
+def _is_note(message: Message) -> bool:
+    """Return whether a message is the harness's own: a system message, or a user message that consists of tagged text."""
+    if message.get("role") in {"system", "developer"}:
+        return True
+    content = message.get("content")
+    return message.get("role") == "user" and isinstance(content, str) and _tagged(content.strip())
+
+
+def _tagged(text: str) -> bool:
+    """Return whether a text is `<tag>...</tag>`, once or more."""
+    at = 0
+    while at < len(text):
+        tag = TAG.match(text, at)
+        end = -1 if tag is None else text.find(f"</{tag[1]}>", tag.end())
+        if tag is None or end < 0:
+            return False
+        at = end + len(f"</{tag[1]}>")
+    return bool(text)
+
+
+def _spell(value: Any) -> Digest:
+    return hashlib.blake2b(canonical_json(value), digest_size=16).digest()

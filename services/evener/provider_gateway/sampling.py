@@ -1,15 +1,18 @@
-"""Samples the answers of one call from its engine, and creates their record."""
+"""Samples the answers of one call from its engine, each in as many pieces as the engine makes of it, and creates their record."""
 
 import asyncio
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from functools import partial
+from itertools import count
 from typing import Final
 
 import msgspec
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from evener.engines.answers import Sampled, cut
 from evener.engines.port import Chunk, EngineError, EngineFacts, EngineUnreachable, GenerateRequest
@@ -18,15 +21,14 @@ from evener.proto.ids import answer_identity
 from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallClosed, CallOpened, Choice, Fidelity, FinishReason, MaskRange
 from evener.proto.spec import Streaming
-from evener.provider_gateway.continuation import sample_answer
 from evener.provider_gateway.core import seed_of
-from evener.provider_gateway.engine_handle import EngineLease
-from evener.provider_gateway.feed import CallFeed
+from evener.provider_gateway.engine_handle import EngineHandle, EngineSlots
+from evener.provider_gateway.inflight import InflightCall
 from evener.provider_gateway.placement import PlacedCall
 from evener.provider_gateway.session import SessionRuntime
 from evener.provider_gateway.streaming import AnswerStream
 from evener.provider_gateway.threads import ENDING, PLACING
-from evener.provider_gateway.timings import GatewayTimings
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 from evener.provider_gateway.writer import PartitionWriter
 from evener.runtime.faults import point_in_thread
 from evener.runtime.interrupt import Interrupt
@@ -41,6 +43,9 @@ VERSION_SECONDS: Final = 10.0
 SHORT_ANSWER_TOKENS: Final = 4_000
 """An answer of this size is parsed in a few milliseconds, so the loop does it itself."""
 
+IN_VAIN: Final = 8
+"""How many pieces in a row an engine may end before their first token, unless it is paused. After that it counts as broken."""
+
 
 class CallSampling(Struct, kw_only=True, eq=False):
     """The answers of one call, from the first token to the record."""
@@ -48,8 +53,8 @@ class CallSampling(Struct, kw_only=True, eq=False):
     session: SessionRuntime
     placed: PlacedCall
     opened: CallOpened
-    lease: EngineLease
-    feed: CallFeed
+    slots: EngineSlots
+    call: InflightCall
     max_tokens: int
     """The limit of each answer."""
     timings: GatewayTimings
@@ -78,8 +83,8 @@ class CallSampling(Struct, kw_only=True, eq=False):
         if self.placed.request.canonical.stream and self.placed.spec.streaming is Streaming.LIVE:
             self._begin_to_stream(writer)
         try:
-            with self._interrupt, self.lease.engine.pauses.told_to(self.feed.put):
-                before = None if self.lease.engine.facts.reports_versions else await self.lease.engine.engine.facts()
+            with self._interrupt, self.slots.engine.pauses.told_to(self.call.put):
+                before = None if self.slots.engine.facts.reports_versions else await self.slots.engine.engine.facts()
                 if len(self._answers) == 1:
                     await self._sample(0)
                 else:
@@ -101,7 +106,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
     def _begin_to_stream(self, writer: PartitionWriter) -> None:
         """Commit the opening while the engine starts, and stream from then on."""
         renderer = self.placed.policy.renderer
-        stream = self._stream = AnswerStream(self._answers[0], renderer, self.feed, self.opened, self.timings)
+        stream = self._stream = AnswerStream(self._answers[0], renderer, self.call, self.opened, self.timings)
 
         def committed(opening: asyncio.Future[None]) -> None:
             if (error := opening.exception()) is None:
@@ -113,7 +118,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
         self.opening.add_done_callback(committed)
 
     async def _sample_beside_each_other(self) -> None:
-        """Sample several answers: the first in the place that the call has, the others in further places as its turn comes."""
+        """Sample several answers: the first in the slot that the call has, the others in further slots as its turn comes."""
         left = deque(range(len(self._answers)))
         placed: set[asyncio.Task[None] | None] = set()
 
@@ -122,7 +127,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
                 await self._sample(left.popleft())
 
         async def help_out() -> None:
-            async with self.lease.another():
+            async with self.slots.another():
                 placed.add(asyncio.current_task())
                 await sample_those_left()
 
@@ -133,7 +138,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
                 waiting.cancel()
 
     async def _sample(self, index: int) -> None:
-        engine, placed, sampled = self.lease.engine, self.placed, self._answers[index]
+        engine, placed, sampled = self.slots.engine, self.placed, self._answers[index]
         request = GenerateRequest(
             request_id=f"{self.opened.call_id}-{index}",
             ids=placed.tokens.context,
@@ -154,7 +159,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
     def _take(self, index: int, chunk: Chunk) -> bool:
         """Take a chunk of an answer. Returns False if concurrent calls have spent the session's tokens."""
         count = len(chunk.ids)
-        self.lease.engine.pauses.heard()
+        self.slots.engine.pauses.heard()
         if self._first_token_at is None and count:
             self._first_token_at = time.time()
         had = self.session.budget.draw(self.opened.call_id, index, count)
@@ -165,10 +170,10 @@ class CallSampling(Struct, kw_only=True, eq=False):
         return had == count
 
     def _check_prompts(self) -> None:
-        """Raise EngineError if the answers have different prompts, and therefore different places."""
+        """Raise EngineError if the answers have different prompts, and therefore different placements."""
         reported = self._reported()
         if any(not np.array_equal(one, reported[0]) for one in reported):
-            msg = f"engine {self.lease.engine.joined.engine_id} gave its answers to one call different prompts"
+            msg = f"engine {self.slots.engine.joined.engine_id} gave its answers to one call different prompts"
             raise EngineError(msg)
 
     async def _find_version(self, before: EngineFacts | None) -> None:
@@ -177,7 +182,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
             return
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(VERSION_SECONDS):
-                if (await self.lease.engine.engine.facts()).version == before.version:
+                if (await self.slots.engine.engine.facts()).version == before.version:
                     self._version = before.version
 
     def _reported(self) -> list[Ids]:
@@ -205,14 +210,14 @@ class CallSampling(Struct, kw_only=True, eq=False):
             answer_created=created,
             cached_tokens=max(cached, default=None),
             cut_tokens=self._cut_tokens,
-            queue_seconds=self.lease.waited_seconds,
+            queue_seconds=self.slots.waited_seconds,
             first_token_seconds=None if self._first_token_at is None else self._first_token_at - opened.opened_at,
             engine_seconds=now - self.began,
             closed_at=now,
         )
 
     def _choice(self, index: int, sampled: Sampled, *, aborted: bool) -> Choice:
-        engine, renderer = self.lease.engine, self.placed.policy.renderer
+        engine, renderer = self.slots.engine, self.placed.policy.renderer
         whole = sampled.partial() if aborted else sampled.whole()
         ids = whole.ids
         versions = whole.versions if engine.facts.reports_versions else np.full(len(ids), self._version, np.int32)
@@ -230,3 +235,66 @@ class CallSampling(Struct, kw_only=True, eq=False):
             reasoning_tokens=renderer.reasoning_length(ids),
             continued_at=sampled.continued_at,
         )
+
+
+async def sample_answer(
+    engine: EngineHandle,
+    request: GenerateRequest,
+    sampled: Sampled,
+    take: Callable[[Chunk], bool],
+    timings: GatewayTimings = GATEWAY_TIMINGS,
+) -> None:
+    """Sample an answer to its end. `take` adds each chunk to `sampled`, and returns whether more is wanted.
+
+    Raises what the engine raises, and EngineUnreachable for an answer that it ends early and that cannot be continued.
+    """
+    in_vain = 0
+    for number in count():
+        had = len(sampled)
+        async with aclosing(engine.engine.generate(_continued(request, sampled, number))) as chunks:
+            async for chunk in chunks:
+                if not take(chunk):
+                    return
+        if sampled.finish_reason is not FinishReason.ABORTED:
+            return
+        if (end := _end_of(request, sampled)) is not None:
+            sampled.finish_reason = end
+            return
+        came = len(sampled) > had
+        in_vain = 0 if came or await engine.pauses.are_on() else in_vain + 1
+        if in_vain == IN_VAIN or not _can_go_on(request, sampled):
+            msg = f"engine {engine.joined.engine_id} broke its answer off"
+            raise EngineUnreachable(msg)
+        sampled.go_on()
+        if not came:
+            await asyncio.sleep(timings.empty_piece)
+
+
+def _end_of(request: GenerateRequest, sampled: Sampled) -> FinishReason | None:
+    """Return why an answer ended whose engine was asked to end it just when it had ended: a later piece would sample beyond its end."""
+    if len(sampled) and int(sampled.ids[-1]) in request.stop_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(sampled) == request.max_tokens else None
+
+
+def _can_go_on(request: GenerateRequest, sampled: Sampled) -> bool:
+    """Return whether ids are enough to continue. An engine that renders the prompt itself must have reported its ids."""
+    return not len(sampled) or request.messages is None or (sampled.prompt_ids is not None and not request.images)
+
+
+def _continued(request: GenerateRequest, sampled: Sampled, number: int) -> GenerateRequest:
+    """Return the request for a piece: the context, all tokens sampled so far, and a limit lowered by their number."""
+    if not number:
+        return request
+    named = replace(request, request_id=f"{request.request_id}.{number}")
+    if not len(sampled):
+        return named
+    context = request.ids if sampled.prompt_ids is None else sampled.prompt_ids
+    return replace(
+        named,
+        ids=np.concatenate((context, sampled.ids)),
+        messages=None,
+        tools=(),
+        max_tokens=request.max_tokens - len(sampled),
+        sampling=seed_of(request.sampling, len(sampled)),  # with the first piece's seed it would draw the same numbers again
+    )

@@ -3,27 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 
 from evener.engines.registry import EngineAccess
 from evener.proto.fleet import Heartbeat
+from evener.provider_gateway.answers import Answerer
 from evener.provider_gateway.call import CallServices
-from evener.provider_gateway.calls import Calls
 from evener.provider_gateway.config import Config
 from evener.provider_gateway.engine_scheduler import EngineScheduler
 from evener.provider_gateway.engines import EnginePool
 from evener.provider_gateway.http import Endpoints
-from evener.provider_gateway.partitions import SERVICE, OwnedPartitions
-from evener.provider_gateway.peers import Peers
+from evener.provider_gateway.partitions import OwnedPartitions
 from evener.provider_gateway.placement import Placer
 from evener.provider_gateway.policies import Policy, open_policies
-from evener.provider_gateway.timings import TIMINGS, GatewayTimings
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 from evener.runtime.byte_budget import ByteBudget
 from evener.runtime.tasks import Tasks
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
-from evener.service.owners import Owners
+from evener.service.owners import GATEWAY, Owners
 from evener.service.telemetry import metrics
 from evener.templates.open import OWN
 
@@ -41,7 +41,7 @@ def _tell_of_templates(policies: Mapping[str, Policy]) -> None:
 
 
 @asynccontextmanager
-async def open_service(config: Config, context: ServiceContext, *, timings: GatewayTimings = TIMINGS) -> AsyncIterator[Service]:
+async def open_service(config: Config, context: ServiceContext, *, timings: GatewayTimings = GATEWAY_TIMINGS) -> AsyncIterator[Service]:
     """Open the gateway. Policies are loaded, engines join by `fleet`, and the consumer group assigns partitions."""
     policies = await asyncio.to_thread(open_policies, config.policies)
     _tell_of_templates(policies)
@@ -53,8 +53,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     renderers = {name: policy.renderer for name, policy in policies.items()}
     measured = metrics(context.registry)
     owners, heartbeat_due, stopping = Owners(), asyncio.Event(), asyncio.Event()
-    instance_id = f"{context.instance_id}-{SERVICE}"
-    peers = Peers(owners, instance_id)
+    instance_id = f"{context.instance_id}-{GATEWAY}"
 
     def changed() -> None:
         """Let the other gateways, and what waits here, see that partitions or engines changed."""
@@ -63,12 +62,13 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
 
     pool = EnginePool(
         context.bus,
+        context.fleet,
         events,
         renderers,
         scheduler,
         required=config.required_engine,
         metrics=measured,
-        share=peers.share,
+        share=partial(owners.share, name=instance_id),
         changed=changed,
         timings=timings,
         access=EngineAccess(ca_file=config.engine_ca_file, api_keys=config.engine_api_keys),
@@ -79,7 +79,6 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
         EventLog(context.bus, blobs, measured),
         measured,
         owners,
-        peers,
         instance_id=instance_id,
         handover_seconds=config.handover_seconds,
         outreached_seconds=timings.outreached,
@@ -96,7 +95,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     )
     endpoints = Endpoints(
         partitions=partitions,
-        calls=Calls(services),
+        answerer=Answerer(services),
         policies=policies,
         engines=scheduler.engines,
         secrets=context.secrets,
@@ -108,13 +107,13 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     async def run() -> None:
         async with Tasks() as tasks:
             tasks.create_task(pool.follow())
-            tasks.create_task(pool.lacks_what_is_required())
-            tasks.create_task(owners.follow(context.bus))
+            tasks.create_task(pool.watch_required())
+            tasks.create_task(owners.follow(context.fleet))
             tasks.create_task(share_engines())
             tasks.create_task(partitions.run(context.instance_id))
 
     async def share_engines() -> None:
-        """Give the places that become free when this gateway's shares of engines grow."""
+        """Give the slots that become free when this gateway's shares of engines grow."""
         while True:
             held = owners.held()
             pool.offer_all()
@@ -127,10 +126,10 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     def heartbeat() -> Heartbeat:
         reaches = tuple(sorted(pool.reached()))
         told = {"policies": tuple(policies), "fingerprints": fingerprints, "reaches": reaches, **partitions.listing()}
-        return context.heartbeat(SERVICE, stopping=stopping.is_set(), **told)
+        return context.heartbeat(GATEWAY, stopping=stopping.is_set(), **told)
 
     yield Service(
-        name=SERVICE,
+        name=GATEWAY,
         routes=endpoints.routes(),
         run=run,
         ready=lambda: pool.ready() | {"partitions": partitions.ready},

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from opentelemetry.context import Context
 
@@ -13,8 +13,7 @@ from evener.proto.codec import AnyEvent
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened, CallUndelivered, SessionStarted
 from evener.proto.spec import Quirks
 from evener.provider_gateway.budget import SessionBudget
-from evener.provider_gateway.core import JoinableCall
-from evener.provider_gateway.feed import CallFeed
+from evener.provider_gateway.inflight import InflightCall
 from evener.provider_gateway.threads import ENDING, PLACING
 from evener.runtime.threads import Threads
 from evener.tokens.history import History
@@ -28,35 +27,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class InflightCallProtocol(JoinableCall, Protocol):
-    """`InflightCall` as its session and its requests see it. A protocol, because the module of `InflightCall` imports this one."""
-
-    feed: CallFeed
-    left: set[str]
-    """The requests whose harness disconnected."""
-
-    def join(self, request_id: str) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def break_off(self) -> None: ...
-
-    def give_way(self) -> None: ...
-
-    async def over(self) -> None: ...
-
-
 class SessionRuntime:
     """One unsealed session."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id: Final = session_id
         self.log: Final = SessionLog(session_id)
-        """The folded log."""
+        """The session's state, folded from the log."""
         self.budget: Final = SessionBudget(self.log)
-        self.calls: dict[str, InflightCallProtocol] = {}
+        self.calls: dict[str, InflightCall] = {}
         """The calls in flight by request id. A call for which several requests wait appears under each."""
         self.failed_tries: Counter[str] = Counter()
         """The number of tries that engines failed, by request id."""
@@ -72,8 +51,8 @@ class SessionRuntime:
         """Whether the session's end is being written."""
         self.sealing = False
         """Whether the session's end is determined, and its rows are cut or its seal is committed."""
-        self.held: list[tuple[Record, AnyEvent]] = []
-        """What others wrote meanwhile."""
+        self.set_aside: list[tuple[Record, AnyEvent]] = []
+        """Records that other processes wrote meanwhile."""
         self.pending: Final[set[asyncio.Future[None]]] = set()
         """What the partition's writer has not committed yet."""
         self.owed: list[AnyEvent] = []
@@ -112,7 +91,7 @@ class SessionRuntime:
         """Whether the session's rows are cut or being cut, so that nothing may change them any more."""
         return self.sealing or self.log.sealed is not None
 
-    def stop_calls(self) -> Collection[InflightCallProtocol]:
+    def stop_calls(self) -> Collection[InflightCall]:
         """Abort all calls, which no request can join any more; return them."""
         calls = set(self.calls.values())
         for call in calls:
@@ -127,10 +106,10 @@ class SessionRuntime:
         """Do the same for the session's end, which does not wait for the prompts of other sessions."""
         return await self._look(ENDING, work, *args, **kwargs)
 
-    def take_held(self) -> Sequence[tuple[Record, AnyEvent]]:
-        """Return what was held, and hold it no longer."""
-        held, self.held = self.held, []
-        return held
+    def take_set_aside(self) -> Sequence[tuple[Record, AnyEvent]]:
+        """Return what was set aside, and forget it."""
+        aside, self.set_aside = self.set_aside, []
+        return aside
 
     async def _look(self, threads: Threads, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self._looking:

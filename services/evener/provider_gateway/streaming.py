@@ -9,7 +9,7 @@ from evener.dialects.canonical import Streamed
 from evener.engines.answers import Sampled
 from evener.proto.ids import answer_key
 from evener.proto.sessions import CallOpened
-from evener.provider_gateway.feed import CallFeed
+from evener.provider_gateway.inflight import InflightCall
 from evener.provider_gateway.timings import GatewayTimings
 from evener.templates.port import Renderer
 
@@ -18,11 +18,11 @@ STREAMING_PAUSES: Final = 20
 
 
 class AnswerStream(Struct, eq=False):
-    """The first choice of one call on its way to the feed."""
+    """The first choice of one call on its way to its listeners."""
 
     sampled: Sampled
     renderer: Renderer
-    feed: CallFeed
+    call: InflightCall
     opened: CallOpened
     timings: GatewayTimings
     _open: bool = False
@@ -31,7 +31,7 @@ class AnswerStream(Struct, eq=False):
     _reading_seconds: float = 0.0
 
     def begin(self) -> None:
-        """Release what there is, and everything that comes."""
+        """Release all tokens sampled so far, and those that follow as they come."""
         self._open = True
         if len(self.sampled):
             self.grown()
@@ -58,6 +58,6 @@ class AnswerStream(Struct, eq=False):
         self._next, began = None, loop.time()
         reasoning, text = self.renderer.certain(self.sampled.ids)
         streamed = Streamed(reasoning="" if self.opened.reasoning_withheld else reasoning, text=text)
-        self.feed.stream(answer_key(self.opened.call_id, 0), streamed)
+        self.call.stream(answer_key(self.opened.call_id, 0), streamed)
         self._streamed_at = loop.time()
         self._reading_seconds = self._streamed_at - began

@@ -21,8 +21,8 @@ class GatewayTimings(Struct, frozen=True, kw_only=True):
     notice the same of an engine."""
     empty_piece: float = 0.2
     """The pause after a piece of an answer that the engine ended before its first token."""
-    streaming: float = 0.01
-    """What is sampled within this time leaves together: each write costs more than the tokens in it, and nobody sees the difference."""
+    streaming: float = 0.02
+    """Tokens that are sampled within this time are sent together: each write costs more than its tokens, and nobody sees a difference."""
 
 
-TIMINGS: Final = GatewayTimings()
+GATEWAY_TIMINGS: Final = GatewayTimings()

@@ -15,17 +15,14 @@ from starlette.routing import BaseRoute, Route
 
 from evener.client.session_views import RebuildRequest, Rebuilt
 from evener.proto.errors import EvenerError, Recoverable
-from evener.proto.framing import framed
+from evener.proto.framing import MSGPACK, framed
 from evener.proto.spec import Strategy
 from evener.reconstructor.stored import Stored
 from evener.reconstructor.view import view_of
 from evener.service.auth import Secrets, control_route, principal_of
-from evener.service.http import decoded, error_response, long_json_response
+from evener.service.http import RETRY_LATER, decoded, error_response, long_json_response
 from evener.service.principals import Role
 from evener.tokens.kept import KeptSession
-
-MSGPACK: Final = "application/x-msgpack"
-RETRY: Final = {"retry-after": "2"}
 
 _requests: Final = msgspec.json.Decoder(RebuildRequest)
 
@@ -43,7 +40,7 @@ def session_routes(stored: Stored, secrets: Secrets) -> list[BaseRoute]:
         try:
             found = await stored.find(session_id)
         except Recoverable as away:
-            return error_response(503, f"the records of session {session_id}: {away}", headers=RETRY)
+            return error_response(503, f"the records of session {session_id}: {away}", headers=RETRY_LATER)
         except EvenerError as failed:
             return error_response(500, f"the records of session {session_id}: {failed}")
         if found is None or not _is_seen(request, found[0]):

@@ -4,9 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from evener.proto.spec import Seconds
 from evener.service.config import ServiceConfig
-
-Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,7 +18,8 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     harness_cache: str = "~/.cache/evener/harnesses"
     """The folder of the installed harnesses."""
     admission_seconds: Seconds = 30.0
-    """A call that no gateway admits within this time is answered 503. One harness gives up after 60 s without headers."""
+    """A call that no gateway admits within this time is answered 503. One harness gives up after 60 s without headers. The time in which a
+    gateway hands the call's partition over does not count."""
     call_seconds: Seconds = 3600.0
     """The longest life of one call, including repeated requests."""
     keep_alive_seconds: Seconds = 15.0

@@ -29,7 +29,7 @@ class RunnerTimings(Struct, frozen=True, kw_only=True):
     """A harness that leaves a request of this age, while it waits for Evener, may have left for that reason."""
 
 
-TIMINGS: Final = RunnerTimings()
+RUNNER_TIMINGS: Final = RunnerTimings()
 
 
 class RunnerContext(Struct, frozen=True, kw_only=True, eq=False):

@@ -7,12 +7,11 @@ from evener.proto.fleet import Running
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import HarnessSpec
 from evener.sandboxes.port import Changes
-from evener.sandboxes.registry import BACKENDS, LOCAL
+from evener.sandboxes.registry import BACKENDS
+from evener.tokens.session import NO_SANDBOX
 
 REMEMBERED: Final = 10_000
 """The number of attempts that are remembered after their end."""
-NONE: Final = "none"
-"""The sandbox name of a session whose process somebody else runs."""
 
 
 class NoStart(Exception):
@@ -31,7 +30,7 @@ class HeldAttempts:
 
     @property
     def running(self) -> tuple[Running, ...]:
-        """The attempts that are held now, including those that wait for a place."""
+        """The attempts that are held now, including those that wait for a slot."""
         return tuple(self._held)
 
     def take(self, event: SessionDispatched) -> bool:
@@ -57,10 +56,11 @@ class HeldAttempts:
 
 def allow(harness: HarnessSpec, *, has_tools: bool, trust_local: bool) -> None:
     """Raise NoStart for a harness that may not run in the sandbox that its run requests."""
-    if harness.sandbox not in BACKENDS:
-        msg = f"sandbox {harness.sandbox!r} is not known to this runner (known: {', '.join([*BACKENDS, NONE])})"
+    backend = BACKENDS.get(harness.sandbox)
+    if backend is None:
+        msg = f"sandbox {harness.sandbox!r} is not known to this runner (known: {', '.join([*BACKENDS, NO_SANDBOX])})"
         raise NoStart(msg)
-    if harness.sandbox == LOCAL and has_tools and not trust_local:
+    if has_tools and not backend.isolates and not trust_local:
         msg = (
             f"harness {harness.name} has tools and would run what the model writes with your rights, and the running services were started "
             "without --trust-local. If you trust tasks and model, stop them; then `evener up --trust-local`, or let `evener run "

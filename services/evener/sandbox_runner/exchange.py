@@ -3,8 +3,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 from typing import Final, TypeVar
 
@@ -18,7 +18,7 @@ from evener.proto.reasons import CallFailure
 from evener.proto.relay import Admitted, Answer, Delta, Waiting
 from evener.runtime.byte_budget import ByteBudget
 from evener.sandbox_runner.clock import AgentClock
-from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, SentAgain, error_message
+from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall, TryLost, error_message
 
 RETRY_AFTER_SECONDS: Final = 5
 JSON: Final = "application/json"
@@ -41,7 +41,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """A call waits for Evener as long as its gateway says so this often: several times as often as it does."""
 
 
-class HarnessGone(Exception):
+class HarnessDisconnected(Exception):
     """The harness closed its connection."""
 
 
@@ -50,7 +50,7 @@ class Exchange:
 
     def __init__(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         call: RelayedCall,
         dialect: Dialect,
         client: GatewayClient,
@@ -71,7 +71,7 @@ class Exchange:
         """Whether a gateway has placed it. From then on the log says what became of it."""
         self.came_at = time.monotonic()
         self._waited_at = float("-inf")
-        """When its gateway last said that the call waits, by the monotonic clock."""
+        """The monotonic time at which the gateway last said that the call waits."""
         self._request = request
         self._call = call
         self._dialect = dialect
@@ -85,20 +85,28 @@ class Exchange:
         """When the next harmless event is due on an open stream, by the loop's clock."""
         self._prompt_tokens = 0
         """The length of the prompt, known when the headers leave."""
+        self._admission: asyncio.Timeout
+        """The limit of the time until a gateway admits the call. It is over once the call is admitted."""
         self._began = False
         """Whether the harness has seen a part of the answer (`live`), which another sampling would contradict."""
 
     async def run(self) -> web.StreamResponse:
-        """Answer the request. Raises HarnessGone."""
+        """Answer the request. Raises HarnessDisconnected."""
         try:
             return await self._deliver(await self._within_limits())
         except ConnectionError as cause:
-            raise HarnessGone from cause
+            raise HarnessDisconnected from cause
         finally:
             self._clock.end(self)
 
-    async def patiently(self, waiting: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a gateway. Each harmless event, which keeps the harness of an open stream waiting, restarts the wait."""
+    async def patiently(self, waiting: Callable[[], Awaitable[T]], *, handover: bool = False) -> T:
+        """Wait for a gateway. Each harmless event, which keeps the harness of an open stream waiting, restarts the wait.
+
+        The time of a handover does not count for the admission.
+        """
+        if handover:
+            with self._admission_stands():
+                return await self.patiently(waiting)
         while True:
             try:
                 async with asyncio.timeout_at(self._keep_alive_at) as silence:
@@ -117,18 +125,28 @@ class Exchange:
         waits = not self.admitted or now - self._waited_at < self._limits.told_seconds
         return waits and now - self.came_at > self._limits.in_vain_seconds
 
+    @contextmanager
+    def _admission_stands(self) -> Iterator[None]:
+        """Stop the time of the admission in this block."""
+        loop, due = asyncio.get_running_loop(), self._admission.when()
+        began = loop.time()
+        self._admission.reschedule(None)
+        yield
+        if due is not None:
+            self._admission.reschedule(due + loop.time() - began)
+
     async def _within_limits(self) -> Answer:
-        admission = asyncio.timeout(self._limits.admission_seconds)
+        admission = self._admission = asyncio.timeout(self._limits.admission_seconds)
         try:
             async with asyncio.timeout(self._limits.call_seconds), admission:
-                return await self._listen(admission)
+                return await self._listen()
         except TimeoutError:
             self.gave_up = True
             if admission.expired():
                 return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "no gateway admits the call now; try again", "overloaded_error")
             return self._refused(HTTPStatus.GATEWAY_TIMEOUT, "the call took too long", "timeout_error")
 
-    async def _listen(self, admission: asyncio.Timeout) -> Answer:
+    async def _listen(self) -> Answer:
         self._clock.begin(self)
         async with aclosing(self._client.frames(self._call, self.patiently)) as frames:
             async for frame in frames:
@@ -136,15 +154,15 @@ class Exchange:
                     case Admitted():
                         self.admitted = True
                         self._clock.end(self)
-                        admission.reschedule(None)
+                        self._admission.reschedule(None)
                         await self._open(frame.prompt_tokens)
                     case Waiting():
                         self._waited_at = time.monotonic()
                         self._clock.take_out(frame.seconds)
-                    case SentAgain() if self._began:
+                    case TryLost() if self._began:
                         self.gave_up = True
                         return self._refused(HTTPStatus.BAD_GATEWAY, "the answer was lost half-way", "server_error")
-                    case SentAgain():
+                    case TryLost():
                         self.sent_again += 1
                         self.admitted = False
                         self._clock.begin(self)
@@ -175,7 +193,7 @@ class Exchange:
         try:
             await self._stream.write(data)
         except ConnectionError as cause:
-            raise HarnessGone from cause
+            raise HarnessDisconnected from cause
         self._keep_alive_at = asyncio.get_running_loop().time() + self._limits.keep_alive_seconds
 
     def _head(self) -> Head:

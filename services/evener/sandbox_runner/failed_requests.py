@@ -6,9 +6,9 @@ from typing import Final
 
 from evener.proto.relay import is_marked
 from evener.sandbox_runner.gateway_client import RelayedCall
-from evener.sandbox_runner.request_body import READING, SHORT_BYTES
+from evener.sandbox_runner.request_body import BODY_THREADS, PARSED_AT_ONCE_BYTES
 
-KEPT: Final = 256
+KEPT_REQUESTS: Final = 256
 
 
 class FailedRequests:
@@ -17,13 +17,13 @@ class FailedRequests:
     def __init__(self, retry_header: str | None) -> None:
         """`retry_header`: by which the harness's client marks a transport retry. None: it marks none."""
         self._retry_header: Final = retry_header
-        self._requests: Final[deque[tuple[bytes, str]]] = deque(maxlen=KEPT)
+        self._requests: Final[deque[tuple[bytes, str]]] = deque(maxlen=KEPT_REQUESTS)
 
     async def digest(self, call: RelayedCall) -> bytes | None:
         """Return what recognises a request, taken before its answer leaves: its retry may follow at once. None: retries are not marked."""
         if self._retry_header is None:
             return None
-        return _digest(call) if len(call.body) <= SHORT_BYTES else await READING.run(_digest, call)
+        return _digest(call) if len(call.body) <= PARSED_AT_ONCE_BYTES else await BODY_THREADS.run(_digest, call)
 
     def note(self, call: RelayedCall, digest: bytes | None) -> None:
         """Take note that a request failed: its client may send it again, marked."""

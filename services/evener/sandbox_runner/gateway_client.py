@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from typing import Final, Protocol, TypeVar
@@ -17,14 +18,14 @@ from yarl import URL
 from evener.client.views import ProblemAnswer
 from evener.proto.codec import BadRecord, decode_frame
 from evener.proto.framing import FrameReader, StreamCut
-from evener.proto.relay import CAPABILITY, LEFT_PATH, MOVING, OWNER, REPEATS, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
-from evener.runtime.retry import Backoff
+from evener.proto.relay import CAPABILITY, DISCONNECT_PATH, MOVING, OWNER, REPEATS, REQUEST_ID, SERVE_PREFIX, STARTED, Answer, AnyFrame
+from evener.runtime.backoff import Backoff
 from evener.service.owners import Moved, Owners
 
 AGAIN: Final = Backoff(0.1, 2.0)
 """The pauses before a call is sent again."""
 CONNECT_SECONDS: Final = 5.0
-LEFT_TRIES: Final = 5
+DISCONNECT_TRIES: Final = 5
 PASSING: Final = frozenset(
     {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
 )
@@ -44,8 +45,8 @@ LOST: Final = (Broken, Moved, BadRecord, StreamCut, aiohttp.ClientError, OSError
 """A call that ends with one of these is sent again."""
 
 
-class SentAgain(Struct, frozen=True):
-    """No gateway has the call at the moment, and it is sent again."""
+class TryLost(Struct, frozen=True):
+    """A try of the call was lost, and it is sent again."""
 
 
 _errors: Final = msgspec.json.Decoder(ProblemAnswer)
@@ -67,14 +68,17 @@ class RelayedCall(Struct, kw_only=True):
     repeats: str | None = None
     """The failed request that it repeats."""
     trouble: str = ""
-    """What the last gateway said instead of an answer."""
+    """The last gateway's error, which came instead of an answer."""
 
 
 class Patience(Protocol):
     """How a caller waits that has other work meanwhile."""
 
-    async def __call__(self, waiting: Callable[[], Awaitable[T]], /) -> T:
-        """Return the result of a wait, which may be cancelled and restarted without losing anything."""
+    async def __call__(self, waiting: Callable[[], Awaitable[T]], /, *, handover: bool = False) -> T:
+        """Return the result of a wait, which may be cancelled and restarted without losing anything.
+
+        `handover`: the wait is for the end of a handover, whose length its gateway limits.
+        """
         ...
 
 
@@ -85,8 +89,8 @@ class GatewayClient:
         self._http = http
         self._owners = owners
 
-    async def frames(self, call: RelayedCall, patiently: Patience) -> AsyncGenerator[AnyFrame | SentAgain, None]:
-        """Yield the frames of gateways, and `SentAgain` after each try that was lost. The last frame is an Answer. Continues until closed.
+    async def frames(self, call: RelayedCall, patiently: Patience) -> AsyncGenerator[AnyFrame | TryLost, None]:
+        """Yield the frames of gateways, and `TryLost` after each try that was lost. The last frame is an Answer. Continues until closed.
 
         A partition that moves loses nothing: its next owner is waited for. The pauses end as soon as another gateway owns the partition.
 
@@ -112,37 +116,41 @@ class GatewayClient:
             except LOST as cause:
                 call.trouble = f"{address}: {cause}"
                 log.info("call_sent_again", request_id=call.request_id, gateway=address, reason=repr(cause))
-                yield SentAgain()
+                yield TryLost()
             except _Unknowing as cause:
                 call.trouble = f"{address}: {cause}"
                 log.warning("gateway_does_not_know_session", request_id=call.request_id, gateway=address, reason=str(cause))
-                yield SentAgain()
-            await _once(patiently, self._owners.pause(call.partition, owner, pause))
+                yield TryLost()
+            until = asyncio.get_running_loop().time() + pause
+            await patiently(partial(self._owners.pause, call.partition, owner, until))
 
     async def _owner(self, partition: int, begun_at: str | None, patiently: Patience) -> str:
         """Return the address of the partition's owner. One that hands it over is asked only for what was begun there; else wait."""
         hold = self._owners.hold(partition)
         if hold is not None and (not hold.releasing or hold.address == begun_at):
             return hold.address
+        await patiently(lambda: self._owners.handed_over(partition), handover=True)
         return await patiently(lambda: self._owners.serving(partition))
 
-    async def left(self, call: RelayedCall) -> None:
+    async def disconnect(self, call: RelayedCall) -> None:
         """Tell the owner, in a few tries, that the harness disconnected. A gateway that does not learn of it aborts the call by itself."""
-        for pause in islice(AGAIN, LEFT_TRIES):
+        for pause in islice(AGAIN, DISCONNECT_TRIES):
             owner = self._owners.hold(call.partition)
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                if owner is not None and await self._post_left(call, owner.address) in SETTLED:
+                if owner is not None and await self._post_disconnect(call, owner.address) in SETTLED:
                     return
-            await self._owners.pause(call.partition, owner, pause)
+            await self._owners.pause(call.partition, owner, asyncio.get_running_loop().time() + pause)
 
-    async def _post_left(self, call: RelayedCall, address: str) -> int:
-        url = address + LEFT_PATH.format(request_id=call.request_id)
+    async def _post_disconnect(self, call: RelayedCall, address: str) -> int:
+        url = address + DISCONNECT_PATH.format(request_id=call.request_id)
         timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
         async with self._http.post(url, headers=_ours(call), timeout=timeout, allow_redirects=False) as response:
             if response.status != HTTPStatus.TEMPORARY_REDIRECT:
                 return response.status
             owner = response.headers[OWNER]
-        async with self._http.post(owner + LEFT_PATH.format(request_id=call.request_id), headers=_ours(call), timeout=timeout) as response:
+        async with self._http.post(
+            owner + DISCONNECT_PATH.format(request_id=call.request_id), headers=_ours(call), timeout=timeout
+        ) as response:
             return response.status
 
     async def _try(self, call: RelayedCall, address: str, patiently: Patience) -> AsyncGenerator[AnyFrame, None]:

@@ -1,20 +1,22 @@
 """Prepares what a session needs before its harness can start: the harness's bundle, the task's files, a sandbox."""
 
 import asyncio
-import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evener.blobs.port import Blobs
 from evener.harnesses.port import Harness, HarnessError
+from evener.harnesses.registry import NO_HARNESS
 from evener.harnesses.registry import harness as harness_named
+from evener.proto.sandbox import Mount
 from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
+from evener.runtime.folders import temporary_folder
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NoStart, allow
-from evener.sandboxes.port import WORKDIR, Sandbox
-from evener.sandboxes.registry import LOCAL
+from evener.sandboxes.port import Sandbox
+from evener.sandboxes.registry import lacks
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
@@ -47,6 +49,8 @@ def declared(spec: HarnessSpec, harness: Harness | None) -> Quirks:
         return spec.quirks
     if harness is not None:
         return harness.quirks
+    if spec.name == NO_HARNESS:
+        return Quirks()
     try:
         return harness_named(spec.name).quirks
     except HarnessError:  # a recording of whatever it is
@@ -58,12 +62,18 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
     if spec.task is None:
         msg = f"harness {harness.name} needs a task to work on; only recordings have none"
         raise NoStart(msg)
+    backend = context.sandboxes.get(spec.harness.sandbox)
+    if backend is None:
+        msg = f"this runner has no `{spec.harness.sandbox}` sandboxes: nothing is configured for them, and what they need is not here"
+        raise NoStart(msg)
     bundle = await context.bundles.bundle(harness)
-    with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
-        task = await _unpacked(context.blobs, spec.task, Path(folder), spec.harness.sandbox)
-        sandbox = await stack.enter_async_context(context.sandboxes[spec.harness.sandbox].open(name, workdir=task.workdir or WORKDIR))
+    async with temporary_folder("evener-task-") as folder:
+        task = await _unpacked(context.blobs, spec.task, folder, spec.harness.sandbox)
+        has_bundle = await asyncio.to_thread(bundle.is_dir)
+        wanted = structs.replace(task.sandbox, mounts=(Mount(source=str(bundle), place=str(bundle)),) if has_bundle else ())
+        sandbox = await stack.enter_async_context(backend.open(name, wanted))
         if task.environment is not None:
-            await sandbox.bring(task.environment, task.workdir or WORKDIR)
+            await sandbox.bring(task.environment, sandbox.workdir)
     return PreparedLaunch(harness=harness, bundle=bundle, task=task, sandbox=sandbox)
 
 
@@ -73,7 +83,7 @@ async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path, backend: str) -> T
         task = await asyncio.to_thread(unpacked, data, folder)
     except TaskError as cause:
         raise NoStart(str(cause)) from cause
-    if task.needs and backend == LOCAL:
-        msg = f"task {ref.name} needs {', '.join(task.needs)}, which a `local` sandbox cannot give"
+    if lacking := lacks(backend, task):
+        msg = f"task {ref.name} needs {', '.join(lacking)}, which a `{backend}` sandbox cannot give"
         raise NoStart(msg)
     return task

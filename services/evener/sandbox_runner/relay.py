@@ -6,9 +6,9 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -16,22 +16,21 @@ from aiohttp import web
 from msgspec import Struct
 
 from evener.dialects.canonical import Dialect, RequestError
-from evener.dialects.models import models_answer
-from evener.dialects.registry import DIALECTS, dialect_for
+from evener.dialects.registry import DIALECTS, dialect_for, models_answer
 from evener.proto.ids import new_request_id
 from evener.proto.reasons import CallFailure
 from evener.proto.sessions import Failures
 from evener.runtime.byte_budget import HeldBytes
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.core import one_line
-from evener.sandbox_runner.exchange import JSON, Exchange, HarnessGone, Limits
+from evener.sandbox_runner.exchange import JSON, Exchange, HarnessDisconnected, Limits
 from evener.sandbox_runner.failed_requests import FailedRequests
 from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall
+from evener.sandbox_runner.http_server import HttpServer
 from evener.sandbox_runner.request_body import read_body, read_hints
-from evener.sandboxes.port import LOOPBACK
 from evener.service.telemetry import Metrics
 
-PREFIX: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
+KEY_IN_PATH: Final = re.compile(r"^/s/(?P<name>[^/?]+)(?=/)")
 """A name in the base URL: the key, for a harness that sends none of the usual headers. Any other name is ignored."""
 KEY_HEADERS: Final = frozenset(dialect.key_header for dialect in DIALECTS)
 BEARER: Final = re.compile(r"^bearer +", re.IGNORECASE)
@@ -51,16 +50,17 @@ CROWDED: Final = RequestError(
     kind="overloaded_error",
     reason=CallFailure.OVERLOADED,
 )
-REFUSED: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
+RETRIED_STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 """Statuses after which a client sends a request again."""
-CLOSE_SECONDS: Final = 0.2
-LEFT_SECONDS: Final = 5.0
+RELAY_CLOSE_SECONDS: Final = 0.2
+DISCONNECT_SECONDS: Final = 5.0
 MOST_DETAIL: Final = 500
 """The number of characters that are kept of what a harness was answered."""
-MODEL_CALLS: Final = re.compile(
-    r"/(completions|embeddings|responses(/compact)?|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
+PROVIDER_CALLS: Final = re.compile(
+    r"/v1(alpha|beta)?/(?!(traces|metrics|logs)(/|$))"
+    r"|/(completions|embeddings|responses|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
 )
-"""Paths at which some provider has a model answer, whether or not a dialect serves them.
+"""Paths at which some provider of models serves what agents need, other than telemetry.
 
 A harness can do its work without an answer to its other posts (telemetry, logins).
 """
@@ -82,8 +82,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """The header by which the harness's client marks a transport retry."""
     trace: Mapping[str, str] = {}
     """The headers of the trace context that the calls continue."""
-    host: str = LOOPBACK
-    """The address of this machine at which the harness reaches the listener."""
+    listening: socket.socket
+    """Where the harness reaches the relay, which closes it."""
 
 
 class Report:
@@ -93,9 +93,7 @@ class Report:
         self.unanswered: CallFailure | None = None
         """Why a request had no answer, if the log may not say so and no later request was admitted."""
         self.waited_in_vain = False
-        """Whether the harness left a request for which it had waited: no gateway had admitted it, or its engine was paused."""
-        self.answered_beside = False
-        """Whether another request, which had come before, was answered after that."""
+        """Whether the harness disconnected from a request for which it had waited: no gateway had admitted it, or its engine was paused."""
         self._known_at = float("-inf")
         """Since when either holds, by the monotonic clock."""
         self._failures: dict[CallFailure, Failures] = {}
@@ -107,17 +105,16 @@ class Report:
 
     def unlogged(self, reason: CallFailure) -> None:
         """Note that a request got no answer, for a reason that the log may not say."""
-        self.unanswered, self.answered_beside, self._known_at = reason, False, time.monotonic()
+        self.unanswered, self._known_at = reason, time.monotonic()
 
-    def left_in_vain(self) -> None:
-        """Note that the harness left a request for which it had waited."""
+    def disconnected_in_vain(self) -> None:
+        """Note that the harness disconnected from a request for which it had waited."""
         self.waited_in_vain, self._known_at = True, time.monotonic()
 
-    def admitted(self, came_at: float, *, answered: bool) -> None:
+    def admitted(self, came_at: float) -> None:
         """Note that the log says what became of a request that came at this time. An earlier request says little about others beside it."""
         if came_at > self._known_at:
             self.unanswered, self.waited_in_vain = None, False
-        self.answered_beside |= answered
 
     def failed(self, reason: CallFailure, detail: str) -> None:
         """Count a request that got no answer."""
@@ -130,20 +127,18 @@ class Report:
 async def open_relay(
     opening: Opening, client: GatewayClient, clock: AgentClock, limits: Limits, *, metrics: Metrics, report: Report
 ) -> AsyncIterator[str]:
-    """Listen on a free port of the opening's host; yield the base URL (without `/v1`). Closing ends what is open."""
+    """Serve the opening's socket; yield the base URL (without `/v1`). Closing ends what is open."""
     relay = Relay(opening, client, clock, limits, metrics=metrics, report=report)
-    application = web.Application(client_max_size=limits.body_bytes)
-    application.router.add_route("*", "/{path:.*}", relay.handle)
-    options: dict[str, Any] = {"access_log": None, "auto_decompress": False}  # what cannot be decoded is told in the dialect
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
-    try:
-        await runner.setup()
-        listening = socket.create_server((opening.host, 0))
-        await web.SockSite(runner, listening).start()
-        yield f"http://{opening.host}:{listening.getsockname()[1]}"
-    finally:
-        await runner.cleanup()
-        await relay.finish()
+    runner = web.ServerRunner(HttpServer(relay.handle, relay.refuse), shutdown_timeout=RELAY_CLOSE_SECONDS)
+    host, port = opening.listening.getsockname()
+    with closing(opening.listening):  # the loop must be rid of it before
+        try:
+            await runner.setup()
+            await web.SockSite(runner, opening.listening).start()
+            yield f"http://{host}:{port}"
+        finally:
+            await runner.cleanup()
+            await relay.finish()
 
 
 class Relay:
@@ -159,23 +154,29 @@ class Relay:
         self._limits = limits
         self._metrics = metrics
         self._failed_requests = FailedRequests(opening.retry_header)
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._disconnects: set[asyncio.Task[None]] = set()
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request of the harness."""
         response = await self._answer(request)
         self._metrics.relay_requests.labels(str(response.status)).inc()
         return response
 
+    def refuse(self, status: HTTPStatus, message: str) -> web.Response:
+        """Answer a request that never came to `handle`, or that `handle` failed to answer. Whose it was is not known: it counts."""
+        self._report.failed(CallFailure.REFUSED, message)
+        self._metrics.relay_requests.labels(str(status.value)).inc()
+        return _error(status, message, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error")
+
     async def finish(self) -> None:
         """Wait a while for the notes to gateways that the harness disconnected."""
-        if self._leaving:
-            await asyncio.wait(self._leaving, timeout=LEFT_SECONDS)
-        for task in self._leaving:
+        if self._disconnects:
+            await asyncio.wait(self._disconnects, timeout=DISCONNECT_SECONDS)
+        for task in self._disconnects:
             task.cancel()
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        prefix = PREFIX.match(request.path_qs)
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        prefix = KEY_IN_PATH.match(request.path_qs)
         path = request.path_qs[prefix.end() :] if prefix else request.path_qs
         dialect = dialect_for(path) if request.method == "POST" else None
         name = prefix["name"] if prefix else ""
@@ -197,7 +198,7 @@ class Relay:
         finally:
             held.release()
 
-    async def _room(self, request: web.Request) -> HeldBytes:
+    async def _room(self, request: web.BaseRequest) -> HeldBytes:
         """Wait until the body may be read; it is not the agent's time. Raises TimeoutError."""
         most, began, wait = self._limits.body_bytes, time.monotonic(), object()
         is_plain = request.content_length is not None and "content-encoding" not in request.headers
@@ -208,7 +209,7 @@ class Relay:
                 return await self._limits.bodies.take(size)
         except asyncio.CancelledError:
             if time.monotonic() - began > self._limits.in_vain_seconds:
-                self._report.left_in_vain()
+                self._report.disconnected_in_vain()
             raise
         finally:
             self._clock.end(wait)
@@ -220,27 +221,27 @@ class Relay:
             self._report.unlogged(error.reason)
         return _refusal(dialect, error)
 
-    async def _exchange(self, request: web.Request, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
+    async def _exchange(self, request: web.BaseRequest, call: RelayedCall, dialect: Dialect) -> web.StreamResponse:
         hints = await read_hints(dialect, call.path, call.body)
         exchange = Exchange(request, call, dialect, client=self._client, hints=hints, clock=self._clock, limits=self._limits)
         digest = await self._failed_requests.digest(call)
         call.repeats = self._failed_requests.original(call, digest)
         try:
             response = await exchange.run()
-        except (asyncio.CancelledError, HarnessGone) as gone:
+        except (asyncio.CancelledError, HarnessDisconnected) as disconnected:
             exchange.gave_up = True
-            if isinstance(gone, asyncio.CancelledError):
+            if isinstance(disconnected, asyncio.CancelledError):
                 raise
             return web.Response(status=499)
         else:
-            if response.status in REFUSED:
+            if response.status in RETRIED_STATUSES:
                 self._failed_requests.note(call, digest)
             return response
         finally:
             self._metrics.relay_sent_again.inc(exchange.sent_again)
             self._note(exchange)
             if exchange.gave_up:
-                self._tell_left(call)
+                self._tell_disconnect(call)
 
     def _note(self, exchange: Exchange) -> None:
         if exchange.failure is not None:
@@ -248,17 +249,17 @@ class Relay:
         if exchange.unlogged:
             self._report.unlogged(CallFailure.OVERLOADED)
         elif exchange.gave_up and exchange.waited_in_vain():
-            self._report.left_in_vain()
+            self._report.disconnected_in_vain()
         elif exchange.admitted or exchange.failure is not None:
-            self._report.admitted(exchange.came_at, answered=not exchange.gave_up)
+            self._report.admitted(exchange.came_at)
 
-    def _tell_left(self, call: RelayedCall) -> None:
-        log.info("harness_left", session_id=self._opening.session_id, request_id=call.request_id)
-        task = asyncio.create_task(self._client.left(call))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+    def _tell_disconnect(self, call: RelayedCall) -> None:
+        log.info("harness_disconnected", session_id=self._opening.session_id, request_id=call.request_id)
+        task = asyncio.create_task(self._client.disconnect(call))
+        self._disconnects.add(task)
+        task.add_done_callback(self._disconnects.discard)
 
-    def _call(self, request: web.Request, path: str, body: bytes) -> RelayedCall:
+    def _call(self, request: web.BaseRequest, path: str, body: bytes) -> RelayedCall:
         passed = {name.lower(): value for name, value in request.headers.items()}
         return RelayedCall(
             path=path,
@@ -270,24 +271,24 @@ class Relay:
             trace=self._opening.trace,
         )
 
-    def _is_key(self, request: web.Request, name: str) -> bool:
+    def _is_key(self, request: web.BaseRequest, name: str) -> bool:
         """Return whether a header or the name in the base URL is the key."""
         given = [name, *(BEARER.sub("", request.headers.get(header, "")).strip() for header in KEY_HEADERS)]
         return any(hmac.compare_digest(key.encode(errors="surrogateescape"), self._opening.nonce.encode()) for key in given)
 
-    def _other(self, request: web.Request, path: str, name: str) -> web.Response:
+    def _other(self, request: web.BaseRequest, path: str, name: str) -> web.Response:
         """Answer a request that is not a model call: the list of models, a sign of life, or an error."""
         if request.method in {"GET", "HEAD"}:
             if (models := models_answer(path, request.headers, self._opening.models)) is not None:
                 return web.Response(body=models, content_type=JSON)
             if request.headers.get("upgrade", "").lower() == "websocket":  # its client falls back to POST at once
-                return _not_served(HTTPStatus.UPGRADE_REQUIRED, "websockets are not served; POST instead")
+                return _error(HTTPStatus.UPGRADE_REQUIRED, "websockets are not served; POST instead", "not_found_error")
         if request.method == "HEAD" and path == "/api/hello":
             return web.Response()
         message = f"{request.method} {path} is not served; these are: POST {', '.join(dialect.endpoint for dialect in DIALECTS)}"
-        if request.method == "POST" and MODEL_CALLS.search(path) and self._is_key(request, name):
+        if request.method == "POST" and PROVIDER_CALLS.search(path) and self._is_key(request, name):
             self._report.failed(CallFailure.REFUSED, message)
-        return _not_served(HTTPStatus.NOT_FOUND, message)
+        return _error(HTTPStatus.NOT_FOUND, message, "not_found_error")
 
 
 def _is_passed_on(name: str) -> bool:
@@ -298,6 +299,6 @@ def _refusal(dialect: Dialect, error: RequestError) -> web.Response:
     return web.Response(status=error.status, body=dialect.error(error), content_type=JSON)
 
 
-def _not_served(status: HTTPStatus, message: str) -> web.Response:
-    body = {"error": {"message": message, "type": "not_found_error", "code": None}}
+def _error(status: HTTPStatus, message: str, kind: str) -> web.Response:
+    body = {"error": {"message": message, "type": kind, "code": None}}
     return web.Response(status=status, body=msgspec.json.encode(body), content_type=JSON)

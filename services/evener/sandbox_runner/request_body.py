@@ -1,6 +1,7 @@
 """The body of a harness's request as its dialect reads it. Whatever is wrong with it is told in the dialect."""
 
 import zlib
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -16,29 +17,42 @@ PLAIN: Final = ("", "identity")
 INFLATED: Final = ("gzip", "deflate")
 GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 """Tells zlib to find out by the first bytes which of the two formats the body has."""
-READING: Final = Threads("relay", 2)
-"""Bodies are inflated and looked at here."""
-SHORT_BYTES: Final = 64 << 10
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+BODY_THREADS: Final = Threads("relay", 2)
+"""Bodies are joined, inflated and looked at here."""
+PARSED_AT_ONCE_BYTES: Final = 64 << 10
 MOST_MEMBERS: Final = 100
 """Compressed bodies one after the other in one: each costs a copy of the rest."""
 
 
-async def read_body(request: web.Request, most_bytes: int) -> bytes:
+async def read_body(request: web.BaseRequest, most_bytes: int) -> bytes:
     """Return the body, decoded, of at most so many bytes. Raises RequestError."""
     encoding = request.headers.get(HEADER, "").strip().lower()
     if encoding not in {*PLAIN, *INFLATED}:
         said = encoding.encode(errors="backslashreplace").decode()  # a header may have bytes that are no text
         refuse(HEADER, f"{said} is not served; send the body plain, or as {' or '.join(INFLATED)}")
-    try:
-        body = await request.read()
-    except web.HTTPRequestEntityTooLarge as cause:
-        raise _too_large(most_bytes) from cause
-    return body if encoding in PLAIN else await READING.run(_inflated, body, encoding, most_bytes)
+    if request.headers.get("expect", "").lower() == "100-continue":
+        await request.writer.write(CONTINUE)
+        request.writer.output_size = 0  # nothing of the response was sent
+    parts, size = list[bytes](), 0
+    async for part in request.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most_bytes:
+            raise _too_large(most_bytes)
+    if encoding in PLAIN and size <= PARSED_AT_ONCE_BYTES:
+        return b"".join(parts)
+    return await BODY_THREADS.run(_whole, parts, encoding, most_bytes)
 
 
 async def read_hints(dialect: Dialect, path: str, body: bytes) -> RequestHints:
     """Return what the relay must know of a request: that of a large body is read in a thread."""
-    return dialect.hints(path, body) if len(body) <= SHORT_BYTES else await READING.run(dialect.hints, path, body)
+    return dialect.hints(path, body) if len(body) <= PARSED_AT_ONCE_BYTES else await BODY_THREADS.run(dialect.hints, path, body)
+
+
+def _whole(parts: Sequence[bytes], encoding: str, most_bytes: int) -> bytes:
+    body = b"".join(parts)
+    return body if encoding in PLAIN else _inflated(body, encoding, most_bytes)
 
 
 def _inflated(body: bytes, encoding: str, most_bytes: int) -> bytes:

@@ -1,6 +1,7 @@
 """The sandbox-runner: wires sandboxes, relay and log together, takes dispatches, and keeps its sessions."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ import aiohttp
 import structlog
 
 from evener.bus.port import Position, Record
+from evener.harnesses.registry import installed
 from evener.proto.codec import BadRecord
-from evener.proto.fleet import Heartbeat, Running
+from evener.proto.fleet import Heartbeat, RunnerLeases, Running
 from evener.proto.reasons import ExitCause
 from evener.proto.sessions import SessionCancelled, SessionDispatched
 from evener.proto.topics import Topic
@@ -21,7 +23,7 @@ from evener.runtime.tasks import Tasks
 from evener.runtime.tls import client_context
 from evener.sandbox_runner.bundles import Bundles
 from evener.sandbox_runner.config import Config
-from evener.sandbox_runner.context import TIMINGS, RunnerContext, RunnerTimings
+from evener.sandbox_runner.context import RUNNER_TIMINGS, RunnerContext, RunnerTimings
 from evener.sandbox_runner.core import HeldAttempts
 from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.recordings import Recordings
@@ -33,7 +35,7 @@ from evener.service.owners import Owners
 from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
 
-NAME: Final = "sandbox_runner"
+SERVICE: Final = "sandbox_runner"
 HAND_BACK_SECONDS: Final = 10.0
 """How much of the time for a stop is kept for handing back what still runs, but at most half of it."""
 
@@ -49,7 +51,7 @@ class Runner:
         self._owners = owners
         self._start = start
         self._held = HeldAttempts(runner.runner_id, context.boot_id)
-        self._places = asyncio.Semaphore(runner.config.capacity)
+        self._slots = asyncio.Semaphore(runner.config.capacity)
         self._sessions: dict[Running, tuple[AttemptRun, asyncio.Task[None]]] = {}
         self._stopping = False
 
@@ -57,7 +59,7 @@ class Runner:
         """Serve until cancelled, then end what still runs."""
         try:
             async with Tasks() as tasks:
-                tasks.create_task(self._owners.follow(self._context.bus))
+                tasks.create_task(self._owners.follow(self._context.fleet))
                 tasks.create_task(self._follow())
         finally:
             running = self._tasks()
@@ -81,10 +83,14 @@ class Runner:
             await asyncio.wait(left)
 
     def heartbeat(self) -> Heartbeat:
-        """Return the heartbeat for `fleet`. It lists no harnesses: an unknown one is refused with a reason instead of left waiting."""
+        """Return the heartbeat for `fleet`. It names no harnesses: a runner refuses one that it lacks, with the reason."""
         taking = self._context.store_usable() and not self._stopping and usable(self._runner.sandboxes)["sandboxes"]
         capacity = self._runner.config.capacity if taking else 0
-        return self._context.heartbeat(NAME, stopping=self._stopping, capacity=capacity, running=self._held.running)
+        return self._context.heartbeat(SERVICE, stopping=self._stopping, capacity=capacity)
+
+    def leases(self) -> RunnerLeases:
+        """Return what the runner holds, for `leases`."""
+        return RunnerLeases(runner_id=self._runner.runner_id, running=self._held.running, at=time.time())
 
     def ready(self) -> dict[str, bool]:
         """Return whether dispatches are taken."""
@@ -103,7 +109,7 @@ class Runner:
         try:
             event = await self._runner.events.event(record)
         except BadRecord as bad:
-            await self._runner.events.dead_letter(NAME, record, str(bad))
+            await self._runner.events.dead_letter(SERVICE, record, str(bad))
             return
         match event:
             case SessionDispatched() if self._held.take(event):
@@ -129,9 +135,9 @@ class Runner:
                 session.end(ExitCause.CANCELLED)
 
     async def _run(self, session: AttemptRun, attempt: Running) -> None:
-        """Run one session in its place. What it cannot report itself, its lease will."""
+        """Run one session in its slot. What it cannot report itself, its lease will."""
         try:
-            async with self._places:
+            async with self._slots:
                 await session.run()
         except Exception:  # the one place where a session's failure is caught
             log.exception("session_failed", session_id=attempt.session_id, attempt=attempt.attempt)
@@ -141,13 +147,14 @@ class Runner:
 
 
 @asynccontextmanager
-async def open_service(config: Config, context: ServiceContext, *, timings: RunnerTimings = TIMINGS) -> AsyncIterator[Service]:
+async def open_service(config: Config, context: ServiceContext, *, timings: RunnerTimings = RUNNER_TIMINGS) -> AsyncIterator[Service]:
     """Kill what a dead runner left, then yield the runner."""
     async with AsyncExitStack() as stack:
-        runner_id = f"{context.instance_id}-{NAME}"
+        await asyncio.to_thread(installed)
+        runner_id = f"{context.instance_id}-{SERVICE}"
         partition = context.bus.partition_of(Topic.DISPATCH, runner_id)
         start = Position(Topic.DISPATCH, partition, await context.bus.end(Topic.DISPATCH, partition))
-        sandboxes = await stack.enter_async_context(open_backends(Path(config.state) / "sandboxes" / context.instance_id))
+        sandboxes = await stack.enter_async_context(open_backends(Path(config.state) / "sandboxes" / context.instance_id, config.sandboxes))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=client_context(config.tls_ca_file)))
         )
@@ -170,10 +177,11 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
         )
         runner = Runner(runner_context, context, owners, start)
         yield Service(
-            name=NAME,
+            name=SERVICE,
             routes=recordings.routes(),
             run=runner.run,
             ready=runner.ready,
             heartbeat=runner.heartbeat,
+            leases=runner.leases,
             drain=runner.drain,
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -18,8 +19,8 @@ from structlog.contextvars import bound_contextvars
 from evener.blobs.port import BlobError
 from evener.bus.port import Position
 from evener.client.views import RecordingView
+from evener.dialects.registry import variables
 from evener.harnesses.port import ExitMeaning, Harness, LaunchContext
-from evener.harnesses.provider import variables
 from evener.proto.ids import new_nonce, new_start_id
 from evener.proto.reasons import CallFailure, ExitCause
 from evener.proto.sessions import Artifact, Event, Failures, HarnessExited, SessionDispatched, SessionStarted
@@ -27,12 +28,13 @@ from evener.proto.topics import Topic
 from evener.runtime.faults import point
 from evener.sandbox_runner.clock import AgentClock
 from evener.sandbox_runner.context import RunnerContext
-from evener.sandbox_runner.core import NONE, NoStart, one_line, told_excluded
+from evener.sandbox_runner.core import NoStart, one_line, told_excluded
 from evener.sandbox_runner.preparation import PreparedLaunch, chosen, declared, prepare
 from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandboxes.port import HOME, LOOPBACK, ChangesTooLarge, Program, Sandbox, SandboxError, SandboxRemoved, Unstartable
 from evener.service.auth import Capability, seal_capability
 from evener.service.tracing import carrier, nanoseconds
+from evener.tokens.session import NO_SANDBOX
 
 TICK_SECONDS: Final = 0.05
 """The least time between two looks at the agent's clock."""
@@ -57,11 +59,9 @@ class Exit(Struct, kw_only=True):
     failures: tuple[Failures, ...] = ()
 
     def tell(self, report: Report) -> None:
-        """Take over what the relay knows. A harness that ended well, or that we ended, did not end for want of an answer."""
+        """Take over what the relay knows. A harness that we ended left its requests for that."""
         self.failures, self.unanswered = report.failures, report.unanswered
-        if report.answered_beside and self.exit_code == 0:
-            self.unanswered = None
-        if report.waited_in_vain and self.unanswered is None and self.cause is ExitCause.EXITED and self.exit_code != 0:
+        if report.waited_in_vain and self.unanswered is None and self.cause is ExitCause.EXITED:
             self.unanswered = CallFailure.OVERLOADED
 
     @property
@@ -126,7 +126,7 @@ class AttemptRun:
         context, harness = self._context, None
         if self._ending.done():  # before it began: it needs no sandbox
             return None, None, Exit(cause=self._ending.result())
-        if self._spec.harness.sandbox == NONE:
+        if self._spec.harness.sandbox == NO_SANDBOX:
             return None, None, None
         name = f"{self._event.session_id}-{self._event.attempt}-{self._start_id}"
         try:
@@ -159,6 +159,7 @@ class AttemptRun:
     ) -> tuple[Exit, bytes]:
         """Run the harness, or wait for the end of the recording; return its exit, and what it printed."""
         context, spec = self._context, self._spec
+        listening = socket.create_server((LOOPBACK, 0)) if prepared is None else await prepared.sandbox.listen()
         opening = Opening(
             session_id=self._event.session_id,
             nonce=self._nonce,
@@ -167,7 +168,7 @@ class AttemptRun:
             models=(spec.policy, *(name for name in spec.models if name not in {spec.policy, "*"})),
             retry_header=declared(spec.harness, prepared.harness if prepared else None).retry_header,
             trace=carrier(),
-            host=LOOPBACK if prepared is None else context.sandboxes[spec.harness.sandbox].relay_host,
+            listening=listening,
         )
         async with open_relay(opening, context.client, clock, context.limits, metrics=context.metrics, report=report) as base_url:
             self._running_since = time.monotonic()
@@ -184,7 +185,7 @@ class AttemptRun:
             key=self._nonce,
             model=self._spec.policy,
             answer_tokens=self._spec.sampling.max_tokens,
-            workdir=sandbox.workdir,
+            workdir=sandbox.inside(sandbox.workdir),
             home=sandbox.inside(HOME),
             options=self._spec.harness.options,
         )

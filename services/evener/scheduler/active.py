@@ -1,11 +1,11 @@
 """Which instance is the active scheduler of a name, according to `fleet`: the address that a standby tells its clients."""
 
 from collections.abc import Iterable
+from contextlib import aclosing
 
-from evener.bus.port import Bus, Record
+from evener.proto.codec import AnyEvent
 from evener.proto.fleet import Heartbeat
-from evener.proto.topics import Topic
-from evener.service.events import plain
+from evener.service.fleet_feed import FleetFeed
 
 
 class ActiveScheduler:
@@ -22,17 +22,16 @@ class ActiveScheduler:
         """The base URL of the active scheduler. None: none is known."""
         return None if self._beat is None else self._beat.address
 
-    async def follow(self, bus: Bus) -> None:
+    async def follow(self, fleet: FleetFeed) -> None:
         """Keep up with `fleet` until cancelled."""
-        start = await bus.end(Topic.FLEET, 0)
-        self.read(sorted((await bus.last_values(Topic.FLEET, 0)).values(), key=lambda record: record.offset))
-        async for batch in bus.follow(Topic.FLEET, 0, start):
-            self.read(batch)
+        async with aclosing(fleet.follow()) as batches:
+            async for batch in batches:
+                self.read(record.event for record in batch)
 
-    def read(self, records: Iterable[Record]) -> None:
-        """Apply records of `fleet`. Those of other services, and of schedulers of other names, are ignored."""
-        for record in records:
-            if isinstance(event := plain(record), Heartbeat) and event.scheduler == self._name:
+    def read(self, events: Iterable[AnyEvent | None]) -> None:
+        """Apply events of `fleet`. Those of other services, and of schedulers of other names, are ignored."""
+        for event in events:
+            if isinstance(event, Heartbeat) and event.scheduler == self._name:
                 self._take(event)
 
     def _take(self, beat: Heartbeat) -> None:

@@ -1,6 +1,6 @@
-"""Decides which queued session goes to which runner: runs take turns, a run's tasks go in the order of submission, runners by free places.
+"""Decides which queued session goes to which runner: runs take turns, a run's tasks go in the order of submission, runners by free slots.
 
-Each free place goes to the run that holds the fewest places; among equals, to the run that came first. So a long queue of one run does not
+Each free slot goes to the run that holds the fewest slots; among equals, to the run that came first. So a long queue of one run does not
 keep another from starting.
 """
 
@@ -16,38 +16,39 @@ from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quotas import Allowance, QuotasOf, unlimited
 
 ELSEWHERE_SECONDS: Final = 600.0
-"""How long a further attempt waits for a place at a runner where none was lost: the places there may be taken for ever."""
+"""How long a further attempt waits for a slot at a runner where none was lost: the slots there may be taken for ever."""
+
+RunningOf = Mapping[str, Collection[Running]]
+"""Runner id to the attempts that the runner says that it holds."""
 
 
-class FreePlaces:
-    """The runners that have free places, and how many."""
+class FreeSlots:
+    """The runners that have free slots, and how many."""
 
-    def __init__(self, runners: Iterable[Heartbeat], open_tasks: OpenTasks, draft: Draft) -> None:
+    def __init__(self, runners: Iterable[Heartbeat], running: RunningOf, open_tasks: OpenTasks, draft: Draft) -> None:
         self._runners = {runner.instance_id: runner for runner in runners}
         self._free: dict[str, int] = {}
         for runner_id, runner in self._runners.items():
             free = runner.capacity - open_tasks.held_by_runner[runner_id]
-            if free > 0 and (free := free - _others(runner, draft)) > 0:
+            if free > 0 and (free := free - _others(running.get(runner_id, ()), draft)) > 0:
                 self._free[runner_id] = free
         self._most = [
             (-self._free[runner_id], number, runner_id) for number, runner_id in enumerate(self._runners) if runner_id in self._free
         ]
-        """A heap of the runners with free places, the freest first. Entries that are not true any more are skipped."""
+        """A heap of the runners with free slots, the freest first. Entries that are not true any more are skipped."""
         heapify(self._most)
 
     def any(self) -> bool:
-        """Return whether a runner has a free place."""
+        """Return whether a runner has a free slot."""
         return bool(self._free)
 
-    def take(self, harness: str, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
-        """Take a place at the runner with the most free places that can run the harness; return the runner. None: there is none.
+    def take(self, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
+        """Take a slot at the runner with the most free slots; return the runner. None: there is none.
 
-        `failed_on` are the runners that lost earlier attempts. A free place at another runner is preferred, and waited for: a runner that
-        fails at once, and therefore always has free places, would otherwise get all attempts of all sessions.
+        `failed_on` are the runners that lost earlier attempts. A free slot at another runner is preferred, and waited for: a runner that
+        fails at once, and therefore always has free slots, would otherwise get all attempts of all sessions.
         """
-        if failed_on and not any(
-            runner.capacity and _runs(runner, harness) for runner_id, runner in self._runners.items() if runner_id not in failed_on
-        ):
+        if failed_on and not any(runner.capacity for runner_id, runner in self._runners.items() if runner_id not in failed_on):
             failed_on = ()
         passed: list[tuple[int, int, str]] = []
         found: Heartbeat | None = None
@@ -56,7 +57,7 @@ class FreePlaces:
             runner = self._runners[entry[2]]
             if -entry[0] != self._free.get(runner.instance_id):
                 continue
-            if runner.instance_id in failed_on or not _runs(runner, harness):
+            if runner.instance_id in failed_on:
                 passed.append(entry)
                 continue
             found = runner
@@ -78,7 +79,7 @@ class Queue:
     """The waiting sessions of one run, in the order of their tasks."""
 
     def __init__(self, tasks: Sequence[TaskState], held: int, now: float, *, only_begun: bool) -> None:
-        """`held`: the run's sessions that hold a place. `now` is in Unix seconds.
+        """`held`: the run's sessions that hold a slot. `now` is in Unix seconds.
 
         `only_begun`: sessions without an earlier attempt wait.
         """
@@ -90,12 +91,12 @@ class Queue:
             if session.stage is Stage.QUEUED and may_start_at(session) <= now and (session.attempt or not only_begun)
         )
 
-    def take(self, places: FreePlaces, allowance: Allowance) -> tuple[str, Heartbeat] | None:
-        """Take a place for the first session that can have one; return the session with its runner. None: no session can have one."""
+    def take(self, slots: FreeSlots, allowance: Allowance) -> tuple[str, Heartbeat] | None:
+        """Take a slot for the first session that can have one; return the session with its runner. None: no session can have one."""
         for task, session_id, failed_on in self._waiting:
             if not allowance.allows(task):
                 continue
-            if (runner := places.take(task.submitted.options.harness.name, failed_on=failed_on)) is not None:
+            if (runner := slots.take(failed_on=failed_on)) is not None:
                 allowance.take(task)
                 self.held += 1
                 return session_id, runner
@@ -109,30 +110,31 @@ def admit(
     *,
     now: float,
     lease_seconds: float,
+    running: RunningOf = MappingProxyType({}),
     only_begun: bool = False,
     quotas: QuotasOf = unlimited,
     spent: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, str] | None:
-    """Dispatch as many sessions of open tasks as possible. Each free place goes to the run with the fewest. `now` is in Unix seconds.
+    """Dispatch as many sessions of open tasks as possible. Each free slot goes to the run with the fewest. `now` is in Unix seconds.
 
-    `open_tasks` are as the draft leaves them, before and after. `only_begun`: no new sessions, only further attempts of those that had
-    one. `spent`: the tokens of the last hour, by whom `quotas` name. Returns the reason by task id where a quota keeps sessions from free
-    places. None: there are no free places.
+    `open_tasks` are as the draft leaves them, before and after. `running`: what runners say that they hold. `only_begun`: no new
+    sessions, only further attempts of those that had one. `spent`: the tokens of the last hour, by whom `quotas` name. Returns the reason
+    by task id where a quota keeps sessions from free slots. None: there are no free slots.
     """
     queued = open_tasks.queued()
     if not queued:
         return {}
-    places = FreePlaces(runners, open_tasks, draft)
-    if not places.any():
+    slots = FreeSlots(runners, running, open_tasks, draft)
+    if not slots.any():
         return None
     allowance = Allowance(open_tasks.held_by_holder, quotas, spent)
     queues = [Queue(tasks, open_tasks.held_by_run[run_id], now, only_begun=only_begun) for run_id, tasks in queued.items()]
     turns = [(queue.held, number, queue) for number, queue in enumerate(queues)]
     heapify(turns)
     dispatched = set[str]()
-    while turns and places.any():
+    while turns and slots.any():
         _, number, queue = heappop(turns)
-        if (taken := queue.take(places, allowance)) is not None:
+        if (taken := queue.take(slots, allowance)) is not None:
             session_id, runner = taken
             draft.dispatch(session_id, runner.instance_id, lease_seconds=lease_seconds, boot_id=runner.boot_id)
             dispatched.add(session_id.rpartition(".")[0])
@@ -141,18 +143,14 @@ def admit(
     return allowance.refused
 
 
-def _runs(runner: Heartbeat, harness: str) -> bool:
-    return not runner.harnesses or harness in runner.harnesses
-
-
 def _anywhere_at(session: SessionState) -> float:
     """Return the time from which a queued session may go to any runner, including those that lost its attempts."""
     return may_start_at(session) + ELSEWHERE_SECONDS
 
 
-def _others(runner: Heartbeat, draft: Draft) -> int:
-    """Return the number of places that others take: sessions of other schedulers, and attempts that are still ending."""
-    return sum(1 for running in runner.running if _is_other(running, draft.session(running.session_id)))
+def _others(running: Iterable[Running], draft: Draft) -> int:
+    """Return the number of slots that others take: sessions of other schedulers, and attempts that are still ending."""
+    return sum(1 for attempt in running if _is_other(attempt, draft.session(attempt.session_id)))
 
 
 def _is_other(running: Running, session: SessionState | None) -> bool:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from evener.proto.fleet import Heartbeat
 from evener.service.telemetry import Metrics
 
-GO_ON: Final = 0.5
+RESUME_SHARE: Final = 0.5
 """The share of its limit to which a service must fall, so that sessions do not start and stop with every heartbeat."""
 
 log = structlog.get_logger()
@@ -62,7 +62,7 @@ class Backpressure:
 
     def _decide(self, stage: StageLimit, behind: int) -> None:
         held = stage in self._behind
-        if behind > (stage.limit * GO_ON if held else stage.limit):
+        if behind > (stage.limit * RESUME_SHARE if held else stage.limit):
             self._behind[stage] = behind
             if not held:
                 log.warning("sessions_held", behind=stage.service, by=behind, limit=stage.limit)

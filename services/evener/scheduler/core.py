@@ -25,8 +25,8 @@ from evener.proto.spec import Purpose
 from evener.proto.state import DeletedTask, SessionState, Stage, TaskState
 from evener.proto.tasks import TaskCancelled, TaskDeleted, TaskEnded, TaskOutcome, TaskSubmitted, session_spec
 from evener.proto.topics import Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged
-from evener.runtime.retry import Backoff
+from evener.proto.trajectories import GroupFailed, GroupMerged, GroupOutcome
+from evener.runtime.backoff import Backoff
 
 NEXT: Final[dict[Stage, frozenset[Stage]]] = {
     Stage.QUEUED: frozenset({Stage.DISPATCHED, Stage.RUNNING, Stage.GIVEN_UP, Stage.SEALED}),  # RUNNING, SEALED: lost, yet alive
@@ -40,7 +40,7 @@ HELD: Final = frozenset({Stage.DISPATCHED, Stage.RUNNING})
 OVER: Final = frozenset({Stage.GIVEN_UP, Stage.SEALED})
 """Stages after which no further attempt starts."""
 
-RETRY: Final = Backoff(0.5, 60.0)
+ATTEMPT_PAUSES: Final = Backoff(0.5, 60.0)
 """The least time between the dispatches of two attempts of a session."""
 LEASE_EXPIRED: Final = "lease_expired"
 """The reason of an attempt that is lost because its runner stopped naming it in its heartbeats."""
@@ -275,7 +275,7 @@ class Draft:
             ended = EndedAttempt(session_id=session.session_id, runner_id=session.runner_id, reason=reason, detail=cut(detail), lost=lost)
             self.ended.append(ended)
 
-    def _group_ended(self, event: GroupMerged | GroupFailed) -> None:
+    def _group_ended(self, event: GroupOutcome) -> None:
         task = self.task(event.task_id)
         if task is None or task.outcome is not None:
             return
@@ -333,7 +333,7 @@ class Draft:
         return task
 
 
-def how_it_ended(task: TaskState, event: GroupMerged | GroupFailed) -> tuple[TaskOutcome, str]:
+def how_it_ended(task: TaskState, event: GroupOutcome) -> tuple[TaskOutcome, str]:
     """Return the outcome of a task whose group ended, with the reason why it was not delivered or why some of its sessions are excluded."""
     if isinstance(event, GroupMerged):
         return (TaskOutcome.MERGED if event.purpose is Purpose.TRAIN else TaskOutcome.KEPT), cut(event.reason)
@@ -369,7 +369,7 @@ def may_start_at(session: SessionState) -> float:
     """Return the time from which a queued session's next attempt may be dispatched."""
     if session.dispatched_at is None:
         return 0.0
-    return session.dispatched_at + RETRY.seconds(session.attempt)
+    return session.dispatched_at + ATTEMPT_PAUSES.seconds(session.attempt)
 
 
 def cut(detail: str) -> str:

@@ -1,4 +1,4 @@
-"""The runners and engines in `fleet`, and the leases of attempts.
+"""The instances and engines in `fleet`, and the leases of attempts.
 
 All times are of one monotonic clock of this process. Clocks of different machines are not compared.
 """
@@ -24,7 +24,7 @@ class Fleet:
         self.engines: dict[str, EngineJoined | EngineDraining] = {}
 
     def read(self, event: object, *, now: float | None) -> None:
-        """Apply a record of `fleet`. `now` None: the record is old."""
+        """Apply an event of `fleet`. `now` is when it was heard. None: it is old."""
         match event:
             case Heartbeat():
                 self.heartbeats[event.instance_id] = event
@@ -78,7 +78,7 @@ class Leases:
         self._signs: dict[Running, float] = {}
 
     def sign(self, attempts: Iterable[Running], *, now: float) -> None:
-        """Renew the leases of these attempts, which were just dispatched or are listed in their runner's heartbeat."""
+        """Renew the leases of these attempts, which were just dispatched or are listed by their runner."""
         self._signs.update(dict.fromkeys(attempts, now))
 
     def slept(self, seconds: float) -> None:

@@ -4,9 +4,9 @@ from collections import Counter
 
 from evener.proto.fleet import EngineDraining
 from evener.scheduler.fleet import Fleet
+from evener.service.owners import GATEWAY
 from evener.service.telemetry import Metrics
 
-GATEWAY = "provider_gateway"
 ALIVE, STOPPING, SILENT = "alive", "stopping", "silent"
 JOINED, DRAINING = "joined", "draining"
 
@@ -16,7 +16,7 @@ def show_fleet(metrics: Metrics, fleet: Fleet, *, partitions: int, now: float) -
     hide_fleet(metrics)
     for (service, state), count in _instances(fleet, now).items():
         metrics.fleet_instances.labels(service, state).set(count)
-    metrics.fleet_places.set(sum(beat.capacity for beat in fleet.runners(now=now)))
+    metrics.fleet_slots.set(sum(beat.capacity for beat in fleet.runners(now=now)))
     served = {number for beat in fleet.living(GATEWAY, now=now) for number in beat.partitions}
     metrics.fleet_partitions_unserved.set(partitions - len(served))
     for engine in fleet.engines.values():
@@ -28,7 +28,7 @@ def hide_fleet(metrics: Metrics) -> None:
     """Show nothing: another scheduler is active, or none."""
     metrics.fleet_instances.clear()
     metrics.fleet_engines.clear()
-    metrics.fleet_places.set(0)
+    metrics.fleet_slots.set(0)
     metrics.fleet_partitions_unserved.set(0)
     metrics.runners_quarantined.set(0)
 

@@ -13,15 +13,15 @@ from evener.bus.port import Bus
 from evener.proto.errors import EvenerError
 from evener.proto.state import DeletedTask, TaskState
 from evener.proto.topics import Topic
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 from evener.scheduler.config import Config
 from evener.scheduler.core import is_open
 from evener.scheduler.sweep import Sweeper
 
 DAY_SECONDS: Final = 86_400.0
-LONGEST_SECONDS: Final = 60.0
+LONGEST_SWEEP_PAUSE_SECONDS: Final = 60.0
 """The longest pause between two looks."""
-AGAIN: Final = Backoff(60.0, 6 * 3600.0)
+SWEEP_PAUSES: Final = Backoff(60.0, 6 * 3600.0)
 """The pauses after a sweep that left blobs behind: each reads the whole log."""
 SPARE: Final = 1.25
 """Whole segments of a log are deleted, so that records may stay for a quarter longer than their retention."""
@@ -66,7 +66,7 @@ class Housekeeper:
     async def run(self) -> None:
         """Work for ever, also after outages of the log and the store."""
         while True:
-            await asyncio.sleep(max(self._config.tick_seconds, min(LONGEST_SECONDS, self._config.blob_rest_seconds)))
+            await asyncio.sleep(max(self._config.tick_seconds, min(LONGEST_SWEEP_PAUSE_SECONDS, self._config.blob_rest_seconds)))
             try:
                 await self._look(time.time())
             except EvenerError as away:
@@ -99,7 +99,7 @@ class Housekeeper:
         log.info("blobs_swept", tasks=len(due), removed=found.removed, shared=found.shared, waiting=found.waiting)
         self._tries = self._tries + 1 if found.waiting else 0
         if found.waiting:
-            self._next_sweep_at = time.monotonic() + AGAIN.seconds(self._tries)
+            self._next_sweep_at = time.monotonic() + SWEEP_PAUSES.seconds(self._tries)
             return ()
         return tuple(due)
 

@@ -44,7 +44,7 @@ from evener.scheduler.submission import SubmissionRefused, check, check_archive,
 from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.auth import Handler, Secrets, control_route, principal_of
 from evener.service.events import EventLog
-from evener.service.http import body_of, error_response, json_response
+from evener.service.http import RETRY_LATER, body_of, error_response, json_response
 from evener.service.principals import Role
 from evener.service.tracing import carrier
 from evener.tasks.directory import MAX_BYTES
@@ -56,7 +56,6 @@ MAX_BODY_BYTES: Final = 256 * 1024
 BLOB: Final = "/blobs/{digest}"
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 NUMBER: Final = re.compile(r"[0-9]{1,18}")
-RETRY: Final = {"retry-after": "2"}
 
 tracer = trace.get_tracer("evener.scheduler")
 
@@ -254,6 +253,7 @@ def fleet_view(writer: TaskWriter, *, now: float) -> FleetView:
         instances=tuple(
             InstanceView(
                 **shared_fields(beat, InstanceView),
+                running=writer.fleet.running.get(instance_id, ()),
                 alive=fleet.alive(instance_id, now=now),
                 active=fleet.is_active(beat),
                 quarantined_seconds=writer.quarantine.seconds_left(instance_id, now=now),
@@ -289,9 +289,9 @@ def _answered(handler: Handler) -> Handler:
         except NotActive as elsewhere:
             return _elsewhere(elsewhere)
         except NotServing as error:
-            return error_response(503, str(error.args[0]), headers=RETRY)
+            return error_response(503, str(error.args[0]), headers=RETRY_LATER)
         except (BusError, BlobError) as error:
-            return error_response(503, str(error), headers=RETRY)
+            return error_response(503, str(error), headers=RETRY_LATER)
 
     return endpoint
 
@@ -299,7 +299,7 @@ def _answered(handler: Handler) -> Handler:
 def _elsewhere(error: NotActive) -> Response:
     """Return the answer of a scheduler that is not the active one: the address of that one in the body and in a header."""
     body = ProblemAnswer(error=Problem(message=str(error.args[0]), active=error.address))
-    return json_response(body, 503, headers={**RETRY, ACTIVE_HEADER: error.address or ""})
+    return json_response(body, 503, headers={**RETRY_LATER, ACTIVE_HEADER: error.address or ""})
 
 
 def _checked(body: bytes) -> Submission:

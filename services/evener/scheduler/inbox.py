@@ -19,14 +19,14 @@ from evener.tokens.session import too_late
 
 LENGTH: Final = 64
 """The number of items that may wait for the writer. Further senders wait."""
-AT_ONCE: Final = 64
+TRANSACTION_ITEMS: Final = 64
 """The number of items that one transaction takes."""
-TOPICS: Final = (Topic.SESSIONS, Topic.MERGED, Topic.KEPT)
+INBOX_TOPICS: Final = (Topic.SESSIONS, Topic.MERGED, Topic.KEPT)
 """The topics that the scheduler reads from its committed offsets."""
 TAGS: Final = frozenset(tag_of(event).encode() for event in (SessionStarted, AttemptEnded, SessionSealed))
 """The events of `sessions` that matter here. All others are skipped by their header."""
 
-Command = Callable[[Draft], TaskState | None]
+TaskCommand = Callable[[Draft], TaskState | None]
 
 
 class Batch(Struct, frozen=True):
@@ -40,7 +40,7 @@ class Batch(Struct, frozen=True):
 class PendingCommand(Struct, frozen=True, eq=False):
     """A command of a client that waits for its answer."""
 
-    command: Command
+    command: TaskCommand
     answer: asyncio.Future[TaskState | None]
 
 
@@ -49,7 +49,7 @@ class ClockTick(Struct, frozen=True):
 
 
 class Wake(Struct, frozen=True):
-    """The fleet changed: there may be free places."""
+    """The fleet changed: there may be free slots."""
 
 
 Item = Batch | PendingCommand | ClockTick | Wake | Chores
@@ -69,7 +69,7 @@ class Inbox(asyncio.Queue[Item]):
     async def take(self) -> list[Item]:
         """Wait for an item; return all that there are, at most as many as one transaction takes."""
         items = [await self.get()]
-        while len(items) < AT_ONCE and not self.empty():
+        while len(items) < TRANSACTION_ITEMS and not self.empty():
             items.append(self.get_nowait())
         return items
 

@@ -18,7 +18,7 @@ from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.context import ServiceContext
 from evener.service.partitions import own_partitions
 
-NAME: Final = "scheduler"
+SERVICE: Final = "scheduler"
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class Scheduler:
     async def run(self) -> None:
         """Be a member of the group, and active whenever it assigns the tasks to this one, until cancelled."""
         async with Tasks() as tasks:
-            tasks.create_task(self._active.follow(self._context.bus))
+            tasks.create_task(self._active.follow(self._context.fleet))
             if not self._stopping:
                 group, name = f"scheduler-{self._config.name}", self._context.instance_id
                 joining = own_partitions(self._context.bus, group, Topic.TASKS, name, self._serve)
@@ -92,7 +92,7 @@ class Scheduler:
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat for `fleet`."""
         epoch = self._writer.epoch if self._writer is not None and self._writer.serving else 0
-        return self._context.heartbeat(NAME, stopping=self._stopping, scheduler=self._config.name, active_epoch=epoch)
+        return self._context.heartbeat(SERVICE, stopping=self._stopping, scheduler=self._config.name, active_epoch=epoch)
 
     async def _serve(self, _partition: int) -> None:
         """Take over, and be active until the group takes the tasks away, or another scheduler fences this one."""

@@ -23,10 +23,10 @@ class OpenTasks:
 
     def __init__(self, tasks: Iterable[TaskState] = ()) -> None:
         self.held_by_runner: Counter[str] = Counter()
-        """The places that our sessions take, by runner id."""
+        """The slots that our sessions take, by runner id."""
         self.held_by_run: Counter[str] = Counter()
         self.held_by_holder: Counter[str] = Counter()
-        """Sessions that hold a place, by principal and by team."""
+        """Sessions that hold a slot, by principal and by team."""
         self.held_by_team: Counter[str] = Counter()
         self.waiting_by_team: Counter[str] = Counter()
         self._tasks: dict[str, TaskState] = {}
@@ -35,7 +35,7 @@ class OpenTasks:
         self._runs: dict[str, set[str]] = {}
         """Run id to its open tasks; the run that came first, first."""
         self._held: dict[str, int] = {}
-        """Session id to the attempt that holds a place."""
+        """Session id to the attempt that holds a slot."""
         self._queued: dict[str, list[tuple[int, str]]] = {}
         """Run id to the tasks with waiting sessions, each with its place, in order."""
         self._next = count()
@@ -74,7 +74,7 @@ class OpenTasks:
             del self._runs[task.submitted.options.run_id]
 
     def held(self) -> list[Running]:
-        """Return the attempts that hold a place."""
+        """Return the attempts that hold a slot."""
         return [Running(session_id=session_id, attempt=attempt) for session_id, attempt in self._held.items()]
 
     def queued(self) -> dict[str, list[TaskState]]:

@@ -12,12 +12,12 @@ from msgspec import Struct, structs
 
 from evener.proto.fleet import Heartbeat
 from evener.proto.reasons import END_POLICY, TerminationReason
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 from evener.scheduler.core import EndedAttempt
 
-LONGEST_SECONDS: Final = 900.0
+LONGEST_QUARANTINE_SECONDS: Final = 900.0
 """The longest pause of a runner."""
-LOST: Final = frozenset({TerminationReason.SANDBOX_LOST})
+MACHINE_FAULTS: Final = frozenset({TerminationReason.SANDBOX_LOST})
 """Reasons that speak against the runner's machine: it could not make the sandbox, fetch what the session needs, or keep what it left."""
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ class Quarantine:
     def __init__(self, *, losses: int, seconds: float) -> None:
         """`losses`: how many sessions a runner loses in a row before the first pause, which is `seconds` long."""
         self._most = losses
-        self._pause = Backoff(seconds, max(seconds, LONGEST_SECONDS))
+        self._pause = Backoff(seconds, max(seconds, LONGEST_QUARANTINE_SECONDS))
         self._runners: dict[str, Losses] = {}
 
     def read(self, ended: Iterable[EndedAttempt], runners: Iterable[Heartbeat], *, now: float) -> None:
@@ -50,7 +50,7 @@ class Quarantine:
         for runner_id in [name for name, found in self._runners.items() if boots.get(name, found.boot_id) != found.boot_id]:
             del self._runners[runner_id]
         for attempt in ended:
-            if attempt.reason in LOST:
+            if attempt.reason in MACHINE_FAULTS:
                 found = self._runners.setdefault(attempt.runner_id, Losses(boot_id=boots.get(attempt.runner_id, ""), sessions=set()))
                 self._lost(attempt, found, now)
             elif attempt.reason in END_POLICY and END_POLICY[TerminationReason(attempt.reason)].grade:

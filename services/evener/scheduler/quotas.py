@@ -20,7 +20,7 @@ QuotasOf = Callable[[str, str], Sequence[tuple[str, Quota]]]
 
 
 def unlimited(_principal: str, _team: str) -> Sequence[tuple[str, Quota]]:
-    """Return no quotas."""
+    """Return no quotas: the default for deployments without principals."""
     return ()
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from evener.scheduler.config import Config
 from evener.scheduler.http import SchedulerEndpoints
-from evener.scheduler.membership import NAME, Scheduler
+from evener.scheduler.membership import SERVICE, Scheduler
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 
@@ -17,7 +17,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
     blobs = context.answering_blobs()
     endpoints = SchedulerEndpoints(scheduler, blobs, EventLog(context.bus, blobs))
     yield Service(
-        name=NAME,
+        name=SERVICE,
         routes=endpoints.routes(context.secrets),
         run=scheduler.run,
         ready=scheduler.ready,

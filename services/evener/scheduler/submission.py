@@ -20,7 +20,7 @@ from evener.proto.patterns import BadPattern, text_pattern
 from evener.proto.prepared import Converter
 from evener.proto.spec import HarnessSpec, Quirks, Target
 from evener.proto.tasks import TaskOptions, group_problem
-from evener.sandboxes.registry import BACKENDS, LOCAL
+from evener.sandboxes.registry import BACKENDS, lacks
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
 
@@ -128,8 +128,9 @@ def check_archive(data: bytes, options: TaskOptions) -> None:
             task = unpacked(data, Path(folder))
     except TaskError as cause:
         raise SubmissionRefused(str(cause.args[0]), "task.archive") from cause
-    if task.needs and options.harness.sandbox == LOCAL:
-        _refuse(f"the sandbox `local` cannot give the task what it needs: {', '.join(task.needs)}", "options.harness.sandbox")
+    if lacking := lacks(options.harness.sandbox, task):
+        name = options.harness.sandbox
+        _refuse(f"the sandbox `{name}` cannot give the task what it needs: {', '.join(lacking)}", "options.harness.sandbox")
     if options.grader.name == "harbor" and task.tests is None:
         _refuse("the grader `harbor` runs the task's tests/test.sh, and the task has none", "options.grader.name")
 

@@ -17,17 +17,17 @@ from evener.proto.sessions import DispatchEvent
 from evener.proto.topics import HEADER_CLAIM, HEADER_GROUP, HEADER_SESSION, TOPICS, Topic
 from evener.service.events import claim_of, header
 
-DIGEST: Final = re.compile(rb"\xa6digest\xd9\x40([0-9a-f]{64})")
+NAMED_DIGEST: Final = re.compile(rb"\xa6digest\xd9\x40([0-9a-f]{64})")
 """The digest of a BlobRef in msgpack, however deep in a record. What merely looks like one keeps a blob, and removes none of others."""
 READERS: Final = {Topic.SESSIONS: ("provider-gateway", "reconstructor"), Topic.BUILT: ("evaluator",), Topic.SCORED: ("trainer-bridge",)}
 """The groups that fetch the blobs of a topic's records, also again after a restart: from their committed offsets on."""
-AT_ONCE: Final = 500
+YIELD_RECORDS: Final = 500
 """The number of records after which others get their turn."""
 
 log = structlog.get_logger()
 
-Place = tuple[Topic, int]
-Readable = dict[Place, int]
+PartitionOfTopic = tuple[Topic, int]
+Readable = dict[PartitionOfTopic, int]
 """The last offset in each partition at which a record names a blob that the partition's readers may still fetch."""
 
 
@@ -65,7 +65,7 @@ class Sweeper:
         async for record in self._records():
             if task_of(record) not in deleted:
                 shared.update(digest for digest, _ in await self._named(record) if digest in named)
-        removed, committed = 0, dict[tuple[str, Place], int]()
+        removed, committed = 0, dict[tuple[str, PartitionOfTopic], int]()
         for digest in named.keys() - shared:
             if await self._is_read(named[digest], committed):
                 removed += await self._blobs.remove(digest, unused_seconds=unused_seconds)
@@ -78,7 +78,7 @@ class Sweeper:
                 number = 0
                 async for record in self._of(topic, partition, compacted=spec.compacted):
                     number += 1
-                    if number % AT_ONCE == 0:
+                    if number % YIELD_RECORDS == 0:
                         await asyncio.sleep(0)
                     yield record
 
@@ -108,7 +108,7 @@ class Sweeper:
             found[claim.digest] = record.topic in READERS
         return list(found.items())
 
-    async def _is_read(self, places: Readable, committed: dict[tuple[str, Place], int]) -> bool:
+    async def _is_read(self, places: Readable, committed: dict[tuple[str, PartitionOfTopic], int]) -> bool:
         """Return whether all readers have passed these places for good. `committed`: what is known of their offsets."""
         for place, offset in places.items():
             for group in READERS[place[0]]:
@@ -121,7 +121,7 @@ class Sweeper:
 
 def digests(value: bytes) -> Iterator[str]:
     """Yield the digests of all references in an event's bytes."""
-    return (found.decode() for found in DIGEST.findall(value))
+    return (found.decode() for found in NAMED_DIGEST.findall(value))
 
 
 def task_of(record: Record) -> str | None:

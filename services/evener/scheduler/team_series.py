@@ -6,11 +6,11 @@ from typing import Final
 
 from evener.service.telemetry import Metrics
 
-NONE: Final[Mapping[str, int]] = MappingProxyType({})
+NO_TEAMS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def show_teams(metrics: Metrics, *, waiting: Mapping[str, int] = NONE, running: Mapping[str, int] = NONE) -> None:
-    """Set the series of the teams: their sessions that wait, and that hold a place."""
+def show_teams(metrics: Metrics, *, waiting: Mapping[str, int] = NO_TEAMS, running: Mapping[str, int] = NO_TEAMS) -> None:
+    """Set the series of the teams: their sessions that wait, and that hold a slot."""
     metrics.team_sessions.clear()
     for stage, sessions in (("waiting", waiting), ("running", running)):
         for team, count in sessions.items():

@@ -28,7 +28,7 @@ from evener.scheduler.core import CommandRefused, Draft, RunIsOpen, Write, given
 from evener.scheduler.fleet_reader import FleetReader
 from evener.scheduler.fleet_series import hide_fleet, show_fleet
 from evener.scheduler.housekeeping import Chores, Housekeeper
-from evener.scheduler.inbox import TOPICS, Batch, ClockTick, Command, Inbox, Item, PendingCommand, fail, follow
+from evener.scheduler.inbox import INBOX_TOPICS, Batch, ClockTick, Inbox, Item, PendingCommand, TaskCommand, fail, follow
 from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quarantine import Quarantine
 from evener.scheduler.quotas import Spending
@@ -38,6 +38,7 @@ from evener.service.context import ServiceContext
 from evener.service.events import EventLog, header
 from evener.service.partitions import resumed_at
 from evener.service.telemetry import metrics
+from evener.service.tracing import ending
 
 SEALED: Final = tag_of(SessionSealed).encode()
 
@@ -80,12 +81,12 @@ class TaskWriter:
         self._offsets: dict[tuple[str, int], Position] = {}
         """The positions that were read and are not committed yet."""
 
-    async def ask(self, command: Command) -> TaskState | None:
+    async def ask(self, command: TaskCommand) -> TaskState | None:
         """Run a command on the next draft; return its answer after the commit. Raises what the command raises, NotServing and BusError."""
         asked = PendingCommand(command, asyncio.get_running_loop().create_future())
         if self.serving:
             await self._inbox.put(asked)
-        if not self.serving:  # it stopped, perhaps while this waited for a place
+        if not self.serving:  # it stopped, perhaps while this waited for a slot
             msg = "the scheduler does not serve"
             raise NotServing(msg)
         return await asked.answer
@@ -101,7 +102,7 @@ class TaskWriter:
                 tasks.create_task(self._tick())
                 tasks.create_task(self._housekeeper.run())
                 tasks.create_task(self.fleet.follow(self._inbox.wake))
-                for topic in TOPICS:
+                for topic in INBOX_TOPICS:
                     for partition in range(self._bus.partitions_of(topic)):
                         tasks.create_task(follow(self._inbox, self._bus, self._events, group=self._group, topic=topic, partition=partition))
         finally:
@@ -203,6 +204,7 @@ class TaskWriter:
             draft,
             self._open,
             runners,
+            running=self.fleet.running,
             now=now,
             lease_seconds=self._config.lease_seconds,
             only_begun=bool(self.backpressure.reason),
@@ -215,16 +217,15 @@ class TaskWriter:
     async def _commit(self, producer: Producer, draft: Draft) -> None:
         """Commit outputs, states and offsets together. Only then does the draft become the truth."""
         spans = [_span(write) for write in draft.writes]
-        records = [
-            await self._events.outgoing(write.topic, write.key, write.event, trace=trace.set_span_in_context(span))
-            for write, span in zip(draft.writes, spans, strict=True)
-        ]
-        states: dict[str, TaskState | DeletedTask] = {**draft.changed, **draft.deleted}
-        records += [await self._events.outgoing(Topic.SCHEDULER_STATE, task_id, state) for task_id, state in states.items()]
-        records += [Outgoing(topic=Topic.SCHEDULER_STATE, key=task_id, value=None) for task_id in draft.forgotten]
-        await producer.commit(records, [GroupOffset(self._group, position) for position in self._offsets.values()])
-        for span in spans:
-            span.end()
+        with ending(spans):
+            records = [
+                await self._events.outgoing(write.topic, write.key, write.event, trace=trace.set_span_in_context(span))
+                for write, span in zip(draft.writes, spans, strict=True)
+            ]
+            states: dict[str, TaskState | DeletedTask] = {**draft.changed, **draft.deleted}
+            records += [await self._events.outgoing(Topic.SCHEDULER_STATE, task_id, state) for task_id, state in states.items()]
+            records += [Outgoing(topic=Topic.SCHEDULER_STATE, key=task_id, value=None) for task_id in draft.forgotten]
+            await producer.commit(records, [GroupOffset(self._group, position) for position in self._offsets.values()])
         for event in (write.event for write in draft.writes):
             await _pass(event)
         self._offsets = {}

@@ -99,8 +99,8 @@ def _check_version(engine_id: str, after: Sequence[TokenScores], version: int) -
 def _check_finite(engine_id: str, after: Sequence[TokenScores]) -> None:
     for number, scores in enumerate(after):
         if not np.isfinite(scores.logprobs[1:]).all():
-            place = 1 + int(np.argmin(np.isfinite(scores.logprobs[1:])))
-            msg = f"engine {engine_id}, canary prompt {number}, token {place}: expected a logprob, and saw {scores.logprobs[place]}"
+            position = 1 + int(np.argmin(np.isfinite(scores.logprobs[1:])))
+            msg = f"engine {engine_id}, canary prompt {number}, token {position}: expected a logprob, and saw {scores.logprobs[position]}"
             raise CanaryFailed(msg)
 
 
@@ -109,15 +109,15 @@ def _against(engine_id: str, canary: Canary, number: int, scores: TokenScores, *
     if expected is None:
         return None
     gaps = np.abs(scores.logprobs[1:] - expected[1:])
-    place = 1 + int(np.argmax(gaps))
-    gap = float(gaps[place - 1])
+    position = 1 + int(np.argmax(gaps))
+    gap = float(gaps[position - 1])
     if gap <= canary.tolerance:
         return gap
     whose = "the version's" if joining else "the trainer's"
     cause = "" if joining else _cause(expected, scores.logprobs, canary.tolerance, tied=tied)
     msg = (
-        f"engine {engine_id}, canary prompt {number}, token {place} (id {canary.prompts[number].ids[place]}): expected {whose} "
-        f"logprob {expected[place]:.5f}, and saw {scores.logprobs[place]:.5f}{cause}"
+        f"engine {engine_id}, canary prompt {number}, token {position} (id {canary.prompts[number].ids[position]}): expected {whose} "
+        f"logprob {expected[position]:.5f}, and saw {scores.logprobs[position]:.5f}{cause}"
     )
     raise CanaryFailed(msg)
 

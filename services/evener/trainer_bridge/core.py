@@ -14,23 +14,18 @@ from evener.proto.ids import session_of
 from evener.proto.reasons import END_POLICY, ExclusionReason, TerminationReason
 from evener.proto.spec import Purpose, SessionSpec
 from evener.proto.state import GroupState, ScoredMember
-from evener.proto.topics import Topic
-from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, Member, TrajectoryBuilt, TrajectoryScored
+from evener.proto.trajectories import Accounting, GroupFailed, GroupMerged, GroupOutcome, Member, TrajectoryBuilt, TrajectoryScored
 from evener.trainer_bridge.rules import Fate, GroupDecision
-
-TOPIC_OF: Final = {Purpose.TRAIN: Topic.MERGED, Purpose.EVAL: Topic.KEPT, Purpose.COLLECT: Topic.KEPT}
-"""The topic of a group's record, by purpose. Nothing that was evaluated or collected is ever trained."""
 
 DEAD_LETTER: Final = ExclusionReason.DEAD_LETTER.value
 """The `ungraded` value of a session whose record could not be read."""
 
-TOLD: Final = frozenset({TerminationReason.NO_START, TerminationReason.REFUSED, TerminationReason.ATTEMPTS_USED_UP})
+EXPLAINED_REASONS: Final = frozenset({TerminationReason.NO_START, TerminationReason.REFUSED, TerminationReason.ATTEMPTS_USED_UP})
 """The termination reasons whose detail is part of a group's reason: the cause lies outside of the agent and has to be mended."""
 
 NOT_DELIVERED: Final = {Fate.FAIL: ExclusionReason.GROUP_FAILED, Fate.DROP: ExclusionReason.GROUP_DROPPED}
 """Why the usable sessions of a group that is not delivered are excluded."""
 
-Outcome = GroupMerged | GroupFailed
 Sessions = Mapping[int, TrajectoryScored | None]
 """The scored sessions of a group, by index. None: neither the session's record nor the log can be read any more."""
 
@@ -38,15 +33,14 @@ Sessions = Mapping[int, TrajectoryScored | None]
 def fold(state: GroupState | None, scored: TrajectoryScored) -> GroupState | None:
     """Return the group with this session in it. None: the group has the session already; its first score counts.
 
-    A session that arrives after its group has ended is only noted as seen.
+    A session that arrives after its group has ended changes nothing but what can be asked of it.
     """
     spec = scored.trajectory.spec
     if state is None:
         state = _opened(spec)
     if spec.index in state.seen:
         return None
-    members = state.scored if state.ended_at is not None else (*state.scored, member_of(scored))
-    return replace(state, scored=members, seen=(*state.seen, spec.index))
+    return replace(state, scored=(*state.scored, member_of(scored)), seen=(*state.seen, spec.index))
 
 
 def complete(state: GroupState) -> bool:
@@ -104,7 +98,7 @@ def collected(spec: SessionSpec) -> bool:
     return spec.purpose is Purpose.COLLECT and spec.grader.name == "none"
 
 
-def outcome(state: GroupState, decision: GroupDecision, sessions: Sessions, now: float) -> Outcome:
+def outcome(state: GroupState, decision: GroupDecision, sessions: Sessions, now: float) -> GroupOutcome:
     """Return the record of a group that ends with a decision of the rules. `now`: Unix seconds."""
     instead = NOT_DELIVERED.get(decision.fate)
     members = tuple(_member(state, index, sessions.get(index), decision.excluded.get(index, instead)) for index in range(state.size))
@@ -166,7 +160,7 @@ def _cause(scored: TrajectoryScored | None, reason: ExclusionReason) -> str:
     match reason:
         case ExclusionReason.UNTRAINABLE_END:
             what = str(trajectory.termination_reason)
-            if trajectory.termination_reason in TOLD:
+            if trajectory.termination_reason in EXPLAINED_REASONS:
                 detail = trajectory.detail or (trajectory.exit.detail if trajectory.exit else "")
         case ExclusionReason.NOTHING_SAMPLED:
             frozen = trajectory.accounting.excluded.get(ExclusionReason.FROZEN)

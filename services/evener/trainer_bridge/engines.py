@@ -11,7 +11,7 @@ If the bridge dies at any point, an engine that is paused, or whose label differ
 import asyncio
 import time
 from collections.abc import Awaitable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,27 +19,28 @@ import numpy as np
 import structlog
 from msgspec import Struct
 
-from evener.bus.port import Bus, Record
+from evener.bus.port import Bus
 from evener.engines.port import EngineUnreachable, TokenScores, WeightControl
-from evener.engines.registry import OPEN, EngineAccess, open_weights
-from evener.proto.codec import BadRecord
+from evener.engines.registry import OPEN_ACCESS, EngineAccess, open_weights
+from evener.proto.codec import AnyEvent
 from evener.proto.errors import EvenerError
 from evener.proto.fleet import Canary, CanaryPrompt, EngineJoined, EngineLeft, Heartbeat, PolicyPublished, PolicyStaged
 from evener.proto.topics import Topic
 from evener.runtime.faults import point
-from evener.service.events import EventLog
+from evener.service.events import EventLog, plain
+from evener.service.fleet_feed import FleetFeed
 from evener.service.published import digest_in, loaded_label, proven_label, without_proof
 from evener.service.telemetry import Metrics
 from evener.trainer_bridge.canary import CanaryFailed, prove
 from evener.trainer_bridge.weights import Weights, WeightsRefused, read_weights
 
-TEXTS: Final = (
+CANARY_TEXTS: Final = (
     "The agent reads the file, writes the answer and stops.",
     "What is 12 + 345? Think first, then call the tool with the sum.",
     "def name(values):\n    return {'result': sorted(values)}\n",
 )
 """The canary's texts if the trainer gives no canary. They show that the weights changed, not that they are right."""
-TOKENS: Final = 32
+CANARY_TOKENS: Final = 32
 """The largest number of tokens that are used of each of these texts."""
 UNNAMED: Final = "default"
 """The name that vLLM gives to the weights that it was started with."""
@@ -83,13 +84,16 @@ class PolicyEngine(Struct, eq=False):
 class PolicyEngines:
     """The engines that sample policies, and the policies that gateways serve, according to `fleet`. Frozen engines are not listed."""
 
-    def __init__(self, bus: Bus, events: EventLog, metrics: Metrics, *, load_seconds: float, access: EngineAccess = OPEN) -> None:
+    def __init__(
+        self, bus: Bus, fleet: FleetFeed, events: EventLog, metrics: Metrics, *, load_seconds: float, access: EngineAccess = OPEN_ACCESS
+    ) -> None:
         """`load_seconds`: how long an engine may take to load new weights, or to prove them."""
         self.load_seconds: Final = load_seconds
         self._access: Final = access
         self.changed: Final = asyncio.Event()
         """Set when an engine has joined."""
         self._bus = bus
+        self._fleet = fleet
         self._events = events
         self._metrics = metrics
         self._engines: dict[str, PolicyEngine] = {}
@@ -114,20 +118,20 @@ class PolicyEngines:
 
     async def start(self) -> None:
         """Read what `fleet` says of each engine."""
-        self._next = await self._bus.end(Topic.FLEET, 0)
-        for record in (await self._bus.last_values(Topic.FLEET, 0)).values():
-            await self._heed(record)
+        for record in await self._fleet.now():
+            self._take(record.offset, record.event)
 
     async def refresh(self) -> None:
         """Read `fleet` to its present end."""
         async for record in self._bus.read(Topic.FLEET, 0, self._next):
-            await self._take(record)
+            self._take(record.offset, plain(record))
 
     async def follow(self) -> None:
         """Follow `fleet` for ever."""
-        async for batch in self._bus.follow(Topic.FLEET, 0, self._next):
-            for record in batch:
-                await self._take(record)
+        async with aclosing(self._fleet.follow()) as batches:
+            async for batch in batches:
+                for record in batch:
+                    self._take(record.offset, record.event)
 
     async def evict(self, engine: PolicyEngine, error: EvenerError | str) -> None:
         """Remove an engine from the fleet, with an alarm: it hangs, or its weights are unknown."""
@@ -162,20 +166,10 @@ class PolicyEngines:
             self._forget(engine_id)
         await self.clean()
 
-    async def _take(self, record: Record) -> None:
-        if record.offset >= self._next:  # `refresh` and `follow` meet the same ones
-            self._next = record.offset + 1
-            await self._heed(record)
-
-    async def _heed(self, record: Record) -> None:
-        """Take in a record of `fleet`."""
-        if record.value is None:
+    def _take(self, offset: int, event: AnyEvent | None) -> None:
+        if offset < self._next:  # `refresh` and `follow` meet the same ones
             return
-        try:
-            event = await self._events.light(record)
-        except BadRecord as bad:
-            log.error("bad_fleet_record", offset=record.offset, error=str(bad))
-            return
+        self._next = offset + 1
         match event:
             case EngineJoined():
                 self._forget(event.engine_id)
@@ -286,7 +280,7 @@ async def scores(control: WeightControl, canary: Canary) -> list[TokenScores]:
 
 async def own_canary(control: WeightControl) -> Canary:
     """Return a canary in the ids of an engine's tokenizer."""
-    ids = [tuple((await control.tokenize(text))[:TOKENS]) for text in TEXTS]
+    ids = [tuple((await control.tokenize(text))[:CANARY_TOKENS]) for text in CANARY_TEXTS]
     return Canary(prompts=tuple(CanaryPrompt(ids=each) for each in ids if len(each) > 1))
 
 

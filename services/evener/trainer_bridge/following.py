@@ -1,6 +1,6 @@
 """GET /groups/follow?at=0:12,3:4&follow=true: streams `trajectories.merged` to trainers, from a position, without end.
 
-The stream consists of frames, each after its 4-byte big-endian length. A msgpack map (`GroupPlace`) says in how many further frames its
+The stream consists of frames, each after its 4-byte big-endian length. A msgpack map (`GroupPosition`) says in how many further frames its
 group comes. A length of 0 says that no group has come for a while.
 """
 
@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from evener.proto.delivered import Delivered, parts_of
-from evener.proto.framing import framed
+from evener.proto.framing import MSGPACK, framed
 from evener.service.auth import control_route, principal_of
 from evener.service.context import ServiceContext
 from evener.service.delivered import PositionUnknown, check_position, delivered
@@ -25,13 +25,12 @@ from evener.service.events import EventLog
 from evener.service.http import error_response
 from evener.service.principals import Role
 
-MSGPACK: Final = "application/x-msgpack"
-QUIET_SECONDS: Final = 15.0
+EMPTY_FRAME_SECONDS: Final = 15.0
 """After this long without a group, the reader gets a length of 0 as a sign of life."""
 AT: Final = re.compile(r"(\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*)?")
-PIECE_BYTES: Final = 1 << 20
-"""What is written at once, at least."""
-NOTHING: Final = framed(b"")
+GROUP_PIECE_BYTES: Final = 1 << 20
+"""The stream is written in pieces of at least this size."""
+EMPTY_FRAME: Final = framed(b"")
 
 
 def following_routes(context: ServiceContext) -> Sequence[BaseRoute]:
@@ -43,7 +42,7 @@ def following_routes(context: ServiceContext) -> Sequence[BaseRoute]:
         at, follow = request.query_params.get("at", ""), request.query_params.get("follow", "true")
         if not AT.fullmatch(at) or follow not in {"true", "false"}:
             return error_response(400, "write at=PARTITION:OFFSET,... and follow=true or false")
-        position = {int(partition): int(offset) for partition, _, offset in (place.partition(":") for place in at.split(",") if place)}
+        position = {int(partition): int(offset) for partition, _, offset in (one.partition(":") for one in at.split(",") if one)}
         try:
             await check_position(context.bus, position)
         except PositionUnknown as unknown:
@@ -60,9 +59,9 @@ async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[byte
         pending = asyncio.ensure_future(anext(groups, None))
         try:
             while True:
-                done, _ = await asyncio.wait({pending}, timeout=QUIET_SECONDS)
+                done, _ = await asyncio.wait({pending}, timeout=EMPTY_FRAME_SECONDS)
                 if not done:
-                    yield NOTHING
+                    yield EMPTY_FRAME
                     continue
                 if (group := pending.result()) is None:
                     return
@@ -78,11 +77,11 @@ async def _frames(groups: AsyncGenerator[Delivered, None]) -> AsyncIterator[byte
 def _pieces(delivered: Delivered) -> list[bytes]:
     """Return the frames of a group, small ones together. Call it in a thread."""
     parts = [] if delivered.group is None else list(parts_of(delivered.group))
-    place = structs.replace(delivered.place, parts=len(parts))
-    pieces, piece = [], bytearray(framed(msgspec.msgpack.encode(place)))
+    position = structs.replace(delivered.position, parts=len(parts))
+    pieces, piece = [], bytearray(framed(msgspec.msgpack.encode(position)))
     for part in parts:
         piece += framed(part)
-        if len(piece) > PIECE_BYTES:
+        if len(piece) > GROUP_PIECE_BYTES:
             pieces.append(bytes(piece))
             piece = bytearray()
     return [*pieces, bytes(piece)] if piece else pieces

@@ -1,8 +1,9 @@
 """Reads groups and sessions from the log: the groups that have ended as a stream, and one group or one session by its id.
 
 The bridge that ends a group writes the place of the group's record into the group's state, in the same transaction. Every bridge follows
-the states of all partitions, so each can answer for every group. For a group that is still remembered (`keep_ended_seconds`), no bridge
-reads a topic from its beginning.
+the states of all partitions, so each can answer for every group that is still remembered (`keep_ended_seconds`), and for its sessions.
+A request reads only the states that were not followed yet: after the start of a bridge these are all of the partition, from the beginning
+of the compacted topic. No request reads a topic of groups or sessions from its beginning.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -12,13 +13,14 @@ import structlog
 from msgspec import Struct
 
 from evener.bus.port import Bus, Record
+from evener.proto.blobs import BlobRef
+from evener.proto.codec import BadRecord
 from evener.proto.spec import Purpose
 from evener.proto.state import GroupState
-from evener.proto.topics import HEADER_SESSION, Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.proto.topics import GROUP_TOPIC, Topic
+from evener.proto.trajectories import GroupMerged, GroupOutcome, TrajectoryScored
 from evener.runtime.tasks import Tasks
-from evener.service.events import EventLog, header
-from evener.trainer_bridge.core import TOPIC_OF, Outcome
+from evener.service.events import EventLog, checked
 
 log = structlog.get_logger()
 
@@ -31,7 +33,7 @@ class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: float | None = None
     """Unix seconds: only groups that ended later."""
 
-    def matches(self, event: Outcome) -> bool:
+    def matches(self, event: GroupOutcome) -> bool:
         """Return whether a group is requested."""
         ended_at = event.merged_at if isinstance(event, GroupMerged) else event.failed_at
         wanted = self.run_id in {None, event.run_id} and self.purpose in {None, event.purpose}
@@ -54,40 +56,50 @@ class GroupReader:
             for partition in range(self._bus.partitions_of(Topic.BRIDGE_STATE)):
                 tasks.create_task(self._follow(partition))
 
-    async def ended(self, query: GroupQuery, sees: Callable[[str], bool]) -> AsyncIterator[Outcome]:
+    async def ended(self, query: GroupQuery, sees: Callable[[str], bool]) -> AsyncIterator[GroupOutcome]:
         """Yield the requested groups with their blobs fetched, partition by partition, in the order of each partition.
 
         `sees`: of which teams.
         """
         purposes = Purpose if query.purpose is None else (query.purpose,)
-        for topic in sorted({TOPIC_OF[purpose] for purpose in purposes}):
+        for topic in sorted({GROUP_TOPIC[purpose] for purpose in purposes}):
             for partition in range(self._bus.partitions_of(topic)):
                 async for record, event in self._outcomes(topic, partition, await self._bus.beginning(topic, partition)):
                     if query.matches(event) and sees(event.team):
                         fetched = await self._events.event(record)
-                        if isinstance(fetched, GroupMerged | GroupFailed):
+                        if isinstance(fetched, GroupOutcome):
                             yield fetched
 
-    async def one(self, group_id: str) -> Outcome | None:
+    async def one(self, group_id: str) -> GroupOutcome | None:
         """Return a group that has ended, with its blobs fetched. None: it has not ended, or is no longer remembered."""
         state = await self._state(group_id)
         found = None if state is None else await self._end_of(state)
         fetched = None if found is None else await self._events.event(found[0])
-        return fetched if isinstance(fetched, GroupMerged | GroupFailed) else None
+        return fetched if isinstance(fetched, GroupOutcome) else None
 
-    async def session(self, session_id: str) -> tuple[TrajectoryScored | None, Outcome | None]:
-        """Return the first score of a session and the end of its group, with arrays left in the blob store. None: there is none yet."""
+    async def session(self, session_id: str) -> tuple[TrajectoryScored | None, GroupOutcome | None]:
+        """Return the first score of a session and the end of its group, with arrays left in the blob store.
+
+        None: there is none yet, or the group is no longer remembered.
+        """
         group_id, _, index = session_id.rpartition(".")
-        state = await self._state(group_id)
-        found = await (self._end_in_log(group_id) if state is None else self._end_of(state))
+        if (state := await self._state(group_id)) is None:
+            return None, None
+        found = await self._end_of(state)
         event = None if found is None else found[1]
         members = () if event is None else event.members
         scored = next((member.scored for member in members if member.session_id == session_id), None)
-        blob = next((member.session for member in (state.scored if state else ()) if str(member.index) == index), None)
+        blob = next((member.session for member in state.scored if str(member.index) == index), None)
         if scored is None and blob is not None:
-            stored = await self._events.stored(blob)
-            scored = stored if isinstance(stored, TrajectoryScored) else None
-        return scored or await self._scored_in_log(group_id, session_id), event
+            scored = await self._stored(blob)
+        return scored, event
+
+    async def _stored(self, blob: BlobRef) -> TrajectoryScored | None:
+        """Return a session that no group's record holds. None: it was removed with its run."""
+        try:
+            return checked(await self._events.stored(blob), TrajectoryScored)
+        except BadRecord:
+            return None
 
     async def _state(self, group_id: str) -> GroupState | None:
         """Return the present state of a group. None: no session of it was scored, or the group is forgotten."""
@@ -96,41 +108,20 @@ class GroupReader:
             await self._take(record)
         return self._states.get(group_id)
 
-    async def _end_of(self, state: GroupState) -> tuple[Record, Outcome] | None:
+    async def _end_of(self, state: GroupState) -> tuple[Record, GroupOutcome] | None:
         """Return the record of a group from the place that its state names. None: the group has not ended, or the log is trimmed."""
-        topic, partition = TOPIC_OF[state.purpose], self._bus.partition_of(Topic.SCORED, state.group_id)
+        topic, partition = GROUP_TOPIC[state.purpose], self._bus.partition_of(Topic.SCORED, state.group_id)
         if state.ended_at is None or state.offset < await self._bus.beginning(topic, partition):
             return None
-        return await self._first(topic, partition, state.offset, state.group_id)
-
-    async def _end_in_log(self, group_id: str) -> tuple[Record, Outcome] | None:
-        """Search the log for the record of a group whose state is forgotten."""
-        partition = self._bus.partition_of(Topic.SCORED, group_id)
-        for topic in (Topic.MERGED, Topic.KEPT):
-            start = await self._bus.beginning(topic, partition)
-            if (found := await self._first(topic, partition, start, group_id)) is not None:
-                return found
-        return None
-
-    async def _scored_in_log(self, group_id: str, session_id: str) -> TrajectoryScored | None:
-        """Search the log for the first score of a session that no state and no group's record holds: it came late, or long ago."""
-        partition = self._bus.partition_of(Topic.SCORED, group_id)
-        async for record in self._bus.read(Topic.SCORED, partition, await self._bus.beginning(Topic.SCORED, partition)):
-            its_own = header(record, HEADER_SESSION) == session_id.encode()
-            if its_own and isinstance(event := await self._events.readable(record), TrajectoryScored):
-                return event
-        return None
-
-    async def _first(self, topic: Topic, partition: int, start: int, group_id: str) -> tuple[Record, Outcome] | None:
-        async for record, event in self._outcomes(topic, partition, start):
-            if event.group_id == group_id:
+        async for record, event in self._outcomes(topic, partition, state.offset):
+            if event.group_id == state.group_id:
                 return record, event
         return None
 
-    async def _outcomes(self, topic: Topic, partition: int, start: int) -> AsyncIterator[tuple[Record, Outcome]]:
+    async def _outcomes(self, topic: Topic, partition: int, start: int) -> AsyncIterator[tuple[Record, GroupOutcome]]:
         async for record in self._bus.read(topic, partition, start):
             event = await self._events.readable(record)
-            if isinstance(event, GroupMerged | GroupFailed):
+            if isinstance(event, GroupOutcome):
                 yield record, event
 
     async def _follow(self, partition: int) -> None:

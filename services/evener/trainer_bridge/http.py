@@ -18,18 +18,15 @@ from evener.client.session_views import Score, ScoreView, Use
 from evener.proto.codec import encode
 from evener.proto.errors import Recoverable
 from evener.proto.fields import shared_fields
-from evener.proto.framing import framed
+from evener.proto.framing import MSGPACK, framed
 from evener.proto.prepared import Converter
-from evener.proto.trajectories import GroupMerged
+from evener.proto.trajectories import GroupMerged, GroupOutcome
 from evener.service.auth import Secrets, control_route, principal_of
-from evener.service.http import error_response, json_response
+from evener.service.http import RETRY_LATER, error_response, json_response
 from evener.service.principals import Role
-from evener.trainer_bridge.core import Outcome
 from evener.trainer_bridge.groups import GroupQuery, GroupReader
 
-MSGPACK: Final = "application/x-msgpack"
 NDJSON: Final = "application/x-ndjson"
-RETRY: Final = {"retry-after": "2"}
 
 _queries: Final = Converter(GroupQuery, strict=False)
 
@@ -52,7 +49,7 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
         try:
             event = await groups.one(group_id)
         except Recoverable as away:
-            return error_response(503, str(away), headers=RETRY)
+            return error_response(503, str(away), headers=RETRY_LATER)
         if event is None or not principal_of(request).sees(event.team):
             message = f"group {group_id} has not ended, or so long ago that only GET /groups still has it (keep_ended_seconds)"
             return error_response(404, message)
@@ -64,7 +61,7 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
         try:
             scored, event = await groups.session(session_id)
         except Recoverable as away:
-            return error_response(503, str(away), headers=RETRY)
+            return error_response(503, str(away), headers=RETRY_LATER)
         team = scored.trajectory.spec.team if scored is not None else event.team if event is not None else ""
         if not principal_of(request).sees(team):
             scored, event = None, None
@@ -75,12 +72,12 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
     return tuple(Route(path, control_route(secrets, handler, Role.VIEWER), methods=["GET"]) for path, handler in table)
 
 
-async def _written(events: AsyncIterator[Outcome], *, packed: bool) -> AsyncIterator[bytes]:
+async def _written(events: AsyncIterator[GroupOutcome], *, packed: bool) -> AsyncIterator[bytes]:
     async for event in events:
         yield framed(encode(event)) if packed else msgspec.json.encode(event) + b"\n"
 
 
-def _use(event: Outcome, session_id: str) -> Use:
+def _use(event: GroupOutcome, session_id: str) -> Use:
     member = next((member for member in event.members if member.session_id == session_id), None)
     return Use(
         group_id=event.group_id,

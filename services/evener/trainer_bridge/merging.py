@@ -24,18 +24,18 @@ from evener.proto.codec import BadRecord
 from evener.proto.ids import session_of
 from evener.proto.reasons import ExclusionReason
 from evener.proto.state import GroupState, ScoredMember
-from evener.proto.topics import HEADER_SESSION, Topic
-from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
+from evener.proto.topics import GROUP_TOPIC, HEADER_SESSION, Topic
+from evener.proto.trajectories import GroupFailed, GroupMerged, GroupOutcome, TrajectoryScored
+from evener.runtime.backoff import Backoff
 from evener.runtime.faults import point
-from evener.runtime.retry import Backoff
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog, checked, header
 from evener.service.lost import lost_session
 from evener.service.partitions import resumed_at
 from evener.service.telemetry import metrics
-from evener.service.tracing import context_of, nanoseconds
+from evener.service.tracing import context_of, ending, nanoseconds
 from evener.trainer_bridge.config import Config
-from evener.trainer_bridge.core import TOPIC_OF, Outcome, as_read, close, complete, fold, outcome
+from evener.trainer_bridge.core import as_read, close, complete, fold, outcome
 from evener.trainer_bridge.policies import Policies
 from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
 
@@ -44,7 +44,7 @@ COMMIT: Final = Backoff(0.2, 10.0)
 """The pauses after a commit that is not in the log."""
 COMMIT_TRIES: Final = 7
 """After this many failed commits the service is started again."""
-SWEEP_SECONDS: Final = 60.0
+FORGET_SECONDS: Final = 60.0
 """The shortest interval between two searches for ended groups to forget."""
 
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ class MergeBatch:
 
     def __init__(self) -> None:
         self.changed: dict[str, GroupState] = {}
-        self.ended: list[Outcome] = []
+        self.ended: list[GroupOutcome] = []
         self.causes: dict[str, Context] = {}
         """Group id to the trace context of the session with which the group ended."""
         self.arrived: defaultdict[str, dict[int, TrajectoryScored]] = defaultdict(dict)
@@ -113,19 +113,19 @@ class Merging:
             if len(batch.ended) > len(batch.causes):
                 batch.causes[batch.ended[-1].group_id] = context_of(record)
         spans = [_span(event, batch.causes[event.group_id], now) for event in batch.ended]
-        states = await asyncio.gather(*(self._stored(state, batch) for state in batch.changed.values()))
-        expired = self._expired(now)
-        outgoing = await self._outputs(batch.ended, spans)
-        outgoing += [await self._outgoing(Topic.BRIDGE_STATE, state) for state in states]
-        outgoing += map(self._tombstone, expired)
-        await point("bridge.in_transaction")
-        await self._commit(outgoing, records[-1].offset + 1)
+        with ending(spans):
+            states = await asyncio.gather(*(self._stored(state, batch) for state in batch.changed.values()))
+            expired = self._expired(now)
+            outgoing = await self._outputs(batch.ended, spans)
+            outgoing += [await self._outgoing(Topic.BRIDGE_STATE, state) for state in states]
+            outgoing += map(self._tombstone, expired)
+            await point("bridge.in_transaction")
+            await self._commit(outgoing, records[-1].offset + 1)
         await point("bridge.merged")
         self._groups.update({state.group_id: RememberedGroup(state, now) for state in states})
         for group in expired:
             del self._groups[group]
-        for event, span in zip(batch.ended, spans, strict=True):
-            span.end()
+        for event in batch.ended:
             self._tell(event)
 
     async def _fold(self, scored: TrajectoryScored, batch: MergeBatch, now: float) -> None:
@@ -155,8 +155,8 @@ class Merging:
         decision = decision_for(state, versions)
         if decision.fate is Fate.WAIT:  # a session was lost since it was scored
             return state
-        topic = TOPIC_OF[state.purpose]
-        offset = await self._bus.end(topic, self._partition) + sum(TOPIC_OF[event.purpose] is topic for event in batch.ended)
+        topic = GROUP_TOPIC[state.purpose]
+        offset = await self._bus.end(topic, self._partition) + sum(GROUP_TOPIC[event.purpose] is topic for event in batch.ended)
         batch.ended.append(outcome(state, decision, sessions, now))
         return close(state, now, offset)
 
@@ -191,11 +191,11 @@ class Merging:
             session_id = (header(record, HEADER_SESSION) or b"").decode(errors="replace")
             return await lost_session(self._bus, session_id, str(bad))
 
-    async def _outputs(self, ended: Iterable[Outcome], spans: Iterable[Span]) -> list[Outgoing]:
+    async def _outputs(self, ended: Iterable[GroupOutcome], spans: Iterable[Span]) -> list[Outgoing]:
         contexts = map(trace.set_span_in_context, spans)
-        return [await self._outgoing(TOPIC_OF[event.purpose], event, context) for event, context in zip(ended, contexts, strict=True)]
+        return [await self._outgoing(GROUP_TOPIC[event.purpose], event, context) for event, context in zip(ended, contexts, strict=True)]
 
-    async def _outgoing(self, topic: Topic, event: Outcome | GroupState, context: Context | None = None) -> Outgoing:
+    async def _outgoing(self, topic: Topic, event: GroupOutcome | GroupState, context: Context | None = None) -> Outgoing:
         """Return a record of a group. Its input, state and output have the same partition number, whatever the hash of their keys."""
         group = event.group_id
         return await self._events.outgoing(topic, group, event, group_id=group, trace=context, partition=self._partition)
@@ -205,7 +205,7 @@ class Merging:
 
     def _expired(self, now: float) -> list[str]:
         """Return the groups of which no further record can come."""
-        if now - self._swept_at < SWEEP_SECONDS:
+        if now - self._swept_at < FORGET_SECONDS:
             return []
         self._swept_at = now
         oldest = now - self._config.keep_ended_seconds
@@ -224,7 +224,7 @@ class Merging:
                 return
         await self._producer.commit(outgoing, consumed)
 
-    def _tell(self, event: GroupMerged | GroupFailed) -> None:
+    def _tell(self, event: GroupOutcome) -> None:
         result = "merged" if isinstance(event, GroupMerged) else "failed" if event.dropped_by is None else "dropped"
         self._metrics.groups.labels(result, event.purpose.value).inc()
         self._metrics.tokens_delivered.inc(event.accounting.delivered)
@@ -233,7 +233,7 @@ class Merging:
         log.info("group_ended", group_id=event.group_id, result=result, reason=event.reason, delivered=event.accounting.delivered)
 
 
-def _span(event: Outcome, cause: Context, began: float) -> Span:
+def _span(event: GroupOutcome, cause: Context, began: float) -> Span:
     """Return the span of a group's merge, from `began` (Unix seconds) to its commit."""
     span = tracer.start_span("merge", context=cause, kind=SpanKind.CONSUMER, start_time=nanoseconds(began))
     span.set_attribute("evener.group.id", event.group_id)

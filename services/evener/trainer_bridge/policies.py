@@ -13,15 +13,15 @@ class VersionRefused(EvenerError):
     """Versions of a policy only rise, and each names one set of weights for ever. Publish a number above the newest one."""
 
 
-Write = Callable[[Version], Awaitable[None]]
+CommitEvent = Callable[[Version], Awaitable[None]]
 """Commits an event of a policy and reads it back. Raises Fenced if another bridge writes this policy's records now, and NotCommitted."""
 
 
 class Policies(Published):
-    """What was published of policies, and the writers that publish."""
+    """The published versions of policies, and the writers that publish more."""
 
     @asynccontextmanager
-    async def writer(self, policy: str) -> AsyncIterator[Write]:
+    async def writer(self, policy: str) -> AsyncIterator[CommitEvent]:
         """Become the only writer of a policy, after reading everything that earlier writers wrote."""
         producer = await self._bus.producer(f"policy-{policy}")
 

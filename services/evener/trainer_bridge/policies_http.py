@@ -29,7 +29,7 @@ from evener.trainer_bridge.policies import Policies, VersionRefused
 from evener.trainer_bridge.rollout import NotUpdatable, PolicyNotOwned, PolicyUnknown, Publisher
 from evener.trainer_bridge.weights import WeightsRefused
 
-REFUSED: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
+REFUSALS: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (
     (PolicyUnknown, HTTPStatus.NOT_FOUND, "policy"),
     (VersionRefused, HTTPStatus.CONFLICT, "version"),
     (NotUpdatable, HTTPStatus.CONFLICT, "policy"),
@@ -58,7 +58,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, 
             elsewhere = "policy" if isinstance(later, PolicyNotOwned) else None
             return error_response(503, str(later), elsewhere, headers={"retry-after": "1"})
         except EvenerError as refused:
-            status, field = next(((status, field) for kind, status, field in REFUSED if isinstance(refused, kind)), (500, None))
+            status, field = next(((status, field) for kind, status, field in REFUSALS if isinstance(refused, kind)), (500, None))
             return error_response(status, str(refused), field)
         return json_response(answer, 201 if answer.new else 200)
 

@@ -14,7 +14,7 @@ from evener.trainer_bridge.policies import Policies
 from evener.trainer_bridge.rollout import NoEngineReached, NotUpdatable, Publisher, RolloutGate
 from evener.trainer_bridge.weights import WeightsRefused
 
-LOOK_SECONDS: Final = 2.0
+WEIGHTS_POLL_SECONDS: Final = 2.0
 """The interval of checks of the engines' weights."""
 
 log = structlog.get_logger()
@@ -46,7 +46,9 @@ class Reconciler:
         if not any(lock.locked() for lock in locks.values()):
             await self._engines.clean()
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):  # `wait_for` swallows a cancellation that meets the change, before Python 3.12
+            async with asyncio.timeout(
+                WEIGHTS_POLL_SECONDS
+            ):  # `wait_for` swallows a cancellation that meets the change, before Python 3.12
                 await self._engines.changed.wait()
         self._engines.changed.clear()
 
@@ -79,7 +81,7 @@ class Reconciler:
                         bringing[engine.engine_id] = tasks.create_task(self._bring(policy, engine, engine.control))
                 if all(task.done() for task in bringing.values()):
                     return
-                await asyncio.wait(bringing.values(), timeout=LOOK_SECONDS)
+                await asyncio.wait(bringing.values(), timeout=WEIGHTS_POLL_SECONDS)
 
     async def _bring(self, policy: str, engine: PolicyEngine, control: WeightControl) -> None:
         """Have an engine load and prove the current version. A failure is logged once."""

@@ -37,10 +37,10 @@ from evener.trainer_bridge.engines import (
     scores,
     weights_of,
 )
-from evener.trainer_bridge.policies import Policies, Write
+from evener.trainer_bridge.policies import CommitEvent, Policies
 from evener.trainer_bridge.updates import (
     COMMITS,
-    ENDED,
+    ENDED_STAGES,
     AnswerKind,
     EngineAnswered,
     EngineStage,
@@ -51,7 +51,7 @@ from evener.trainer_bridge.updates import (
 )
 from evener.trainer_bridge.weights import Weights, WeightsRefused, check_same_model, read_weights
 
-LOOK_SECONDS: Final = 0.2
+STAGED_POLL_SECONDS: Final = 0.2
 """The interval of checks whether a staged version was published or rolled back."""
 
 log = structlog.get_logger()
@@ -84,7 +84,7 @@ class RolloutGate:
         """`owns`: whether this bridge owns a policy now. `load_seconds`: how long an engine may take for an update."""
         self.owns: Final = owns
         self.locks: Final[defaultdict[str, asyncio.Lock]] = defaultdict(asyncio.Lock)
-        """Policy to the lock that is held by whoever updates its engines."""
+        """Policy to the lock that is held while its engines are updated."""
         self._policies = policies
         self._load_seconds = load_seconds
         self._ends: dict[str, asyncio.Event] = {}
@@ -111,7 +111,7 @@ class RolloutGate:
             if (ended := self._ends.get(policy)) is not None:
                 await ended.wait()
             elif (staged := self._policies.pending(policy)) is not None and time.monotonic() < self._until(staged):
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(STAGED_POLL_SECONDS)
             else:
                 return
 
@@ -171,7 +171,7 @@ class Publisher:
             if (staged := self._policies.pending(policy)) is not None:
                 await self._roll_out(write, staged, await check_folder(staged))
 
-    async def _roll_out(self, write: Write, staged: PolicyStaged, weights: Weights) -> PublishAnswer:
+    async def _roll_out(self, write: CommitEvent, staged: PolicyStaged, weights: Weights) -> PublishAnswer:
         await self._engines.refresh()
         policy, name = staged.policy, f"version {staged.version} of {staged.policy}"
         if (current := self._policies.current(policy)) is not None:
@@ -244,9 +244,9 @@ class EngineRollout:
 
 
 class Rollout:
-    """Carries one update out."""
+    """Carries out one update of the engines."""
 
-    def __init__(self, staged: PolicyStaged, weights: Weights, policies: Policies, engines: PolicyEngines, write: Write) -> None:
+    def __init__(self, staged: PolicyStaged, weights: Weights, policies: Policies, engines: PolicyEngines, write: CommitEvent) -> None:
         """Raises NotUpdatable for an engine whose weights cannot be exchanged."""
         self._staged = staged
         self._weights = weights
@@ -268,7 +268,7 @@ class Rollout:
         """Carry the update out, and return its end. `gate` is entered at the staging. Raises the errors of a commit."""
         update = begin(self._engines)
         with ExitStack() as stack:
-            while update.stage not in ENDED:
+            while update.stage not in ENDED_STAGES:
                 if update.stage is UpdateStage.STAGING:
                     stack.enter_context(gate())
                 if update.stage in COMMITS:

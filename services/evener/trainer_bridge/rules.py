@@ -1,8 +1,9 @@
 """Group rules: which members are excluded from a group, and whether the group waits, is delivered or is dropped. Pure.
 
-A run chooses among the rules by its `GroupOptions`. A new rule takes two edits: a field in `GroupOptions` (`evener.proto.spec`), and a
-function here, in `MEMBER_RULES` or `GROUP_RULES`. The HTTP API, the Python client and `evener run --group.FIELD` pick up the field
-automatically.
+A run chooses among the rules by its `GroupOptions`. A new rule is a field in `GroupOptions` and a line in `EXCLUSIONS`
+(`evener.proto.spec`), and a function here, in `MEMBER_RULES` or `GROUP_RULES`. `EXCLUSIONS` names the reason for which the rule may exclude
+sessions; a new reason is a member of `ExclusionReason` (`evener.proto.reasons`). The HTTP API, the Python client, the audit and
+`evener run --group.FIELD` pick all this up automatically.
 """
 
 from enum import StrEnum

@@ -39,7 +39,7 @@ class TrainerBridge:
         self.policies = Policies(context.bus, events)
         told = metrics(context.registry)
         access = EngineAccess(ca_file=config.engine_ca_file, api_keys=config.engine_api_keys)
-        self.engines = PolicyEngines(context.bus, events, told, load_seconds=config.load_seconds, access=access)
+        self.engines = PolicyEngines(context.bus, context.fleet, events, told, load_seconds=config.load_seconds, access=access)
         self.gate = RolloutGate(self.policies, self.owns, config.load_seconds)
         self.publisher = Publisher(self.policies, self.engines, self.gate, told)
         self.reconciler = Reconciler(self.policies, self.engines, self.publisher, self.gate)

@@ -38,7 +38,7 @@ class UpdateStage(StrEnum):
     """An engine accepts no weights, or refused the canary. No engine was told of the version."""
 
 
-NEXT: Final[dict[UpdateStage, frozenset[UpdateStage]]] = {
+NEXT_STAGES: Final[dict[UpdateStage, frozenset[UpdateStage]]] = {
     UpdateStage.PREPARING: frozenset({UpdateStage.STAGING, UpdateStage.UNREACHED, UpdateStage.REFUSED}),
     UpdateStage.STAGING: frozenset({UpdateStage.LOADING}),
     UpdateStage.LOADING: frozenset({UpdateStage.PUBLISHING, UpdateStage.RESTORING, UpdateStage.UNREACHED}),
@@ -52,7 +52,7 @@ NEXT: Final[dict[UpdateStage, frozenset[UpdateStage]]] = {
 }
 COMMITS: Final = frozenset({UpdateStage.STAGING, UpdateStage.PUBLISHING, UpdateStage.RETIRING})
 """The stages in which a record is committed."""
-ENDED: Final = frozenset(stage for stage, after in NEXT.items() if not after)
+ENDED_STAGES: Final = frozenset(stage for stage, after in NEXT_STAGES.items() if not after)
 
 
 class EngineStage(StrEnum):
@@ -92,7 +92,7 @@ ENGINE_NEXT: Final[dict[EngineStage, dict[AnswerKind, EngineStage]]] = {
 """The stages in which an engine has work, and the stage that follows each answer."""
 
 
-TOLD: Final[dict[UpdateStage, tuple[EngineStage, frozenset[EngineStage]]]] = {
+STAGE_WORK: Final[dict[UpdateStage, tuple[EngineStage, frozenset[EngineStage]]]] = {
     UpdateStage.LOADING: (EngineStage.LOADING, frozenset({EngineStage.READY})),
     UpdateStage.RESTORING: (EngineStage.RESTORING, frozenset({EngineStage.PROVEN, EngineStage.UNKNOWN, EngineStage.WRONG})),
 }
@@ -145,11 +145,11 @@ def advance(update: Update, answers: Sequence[EngineAnswered] = ()) -> Update:
 
     Raises KeyError for answers that are not those of the engines at work, and for an update that has ended.
     """
-    if update.stage in ENDED or {each.engine_id for each in answers} != set(update.at_work):
+    if update.stage in ENDED_STAGES or {each.engine_id for each in answers} != set(update.at_work):
         raise KeyError(update.stage)
     engines = update.engines | {each.engine_id: ENGINE_NEXT[update.engines[each.engine_id]][each.answer] for each in answers}
     stage = _after(update.stage, set(engines.values()))
-    work, getting_it = TOLD.get(stage, (None, frozenset()))
+    work, getting_it = STAGE_WORK.get(stage, (None, frozenset()))
     return Update(
         stage=stage,
         engines={engine_id: work if work and found in getting_it else found for engine_id, found in engines.items()},
@@ -160,8 +160,8 @@ def advance(update: Update, answers: Sequence[EngineAnswered] = ()) -> Update:
 
 def _after(stage: UpdateStage, found: Collection[EngineStage]) -> UpdateStage:
     """Return the stage that follows a stage after which engines were found in these stages."""
-    if len(NEXT[stage]) == 1:
-        return next(iter(NEXT[stage]))
+    if len(NEXT_STAGES[stage]) == 1:
+        return next(iter(NEXT_STAGES[stage]))
     loading = stage is UpdateStage.LOADING
     if EngineStage.WRONG in found:
         return UpdateStage.RESTORING if loading else UpdateStage.REFUSED

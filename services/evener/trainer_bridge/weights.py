@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from evener.proto.errors import EvenerError
 
-CONFIG: Final = "config.json"
+CONFIG_FILE: Final = "config.json"
 PATTERN: Final = "*.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 MAX_HEADER_BYTES: Final = 100_000_000
-SHOWN: Final = 3
+SHOWN_TENSORS: Final = 3
 """How many tensors an error names."""
 
 
@@ -57,7 +57,7 @@ class Weights(NamedTuple):
     digest: str
     """The SHA-256 of the names and contents of its weights, independent of the folder."""
     shapes: dict[str, tuple[int, ...]]
-    """Tensor name to shape."""
+    """The shape of each tensor, by its name."""
     tied: bool
     """Whether the output matrix is the embedding matrix."""
 
@@ -80,13 +80,13 @@ def check_same_model(weights: Weights, before: Weights) -> None:
     reshaped = sorted(name for name in weights.shapes.keys() & before.shapes.keys() if weights.shapes[name] != before.shapes[name])
     for what, names in (("lacks", missing), ("adds", added), ("changes the shape of", reshaped)):
         if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            msg = f"the folder {what} {', '.join(names[:SHOWN])}{more}, against the version that the engines have"
+            more = f" and {len(names) - SHOWN_TENSORS} more" if len(names) > SHOWN_TENSORS else ""
+            msg = f"the folder {what} {', '.join(names[:SHOWN_TENSORS])}{more}, against the version that the engines have"
             raise WeightsRefused(msg)
 
 
 def _read(folder: Path, known: str | None) -> Weights:
-    config = _configs.decode((folder / CONFIG).read_bytes())
+    config = _configs.decode((folder / CONFIG_FILE).read_bytes())
     files = sorted(folder.glob(PATTERN))
     if not files:
         msg = f"{folder} has no {PATTERN}"

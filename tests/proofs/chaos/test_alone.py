@@ -13,13 +13,13 @@ import pytest
 from proofs.chaos.storm import PLANTED, Storm, storm
 from proofs.chaos.work import Noted, Wanted, script
 from tests.support.ports import closed_port
+from tests.support.waiting import eventually
 
 from evener.proto.arrays import inline
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import AttemptEnded, CallClosed, CallOpened, HarnessExited
 from evener.proto.trajectories import GroupMerged
 
-SECONDS = 60.0
 ORPHAN_WORDS = "I am an orphan."
 """What an orphan of the harness double says."""
 CRASHES = {
@@ -35,10 +35,8 @@ CRASHES = {
 
 async def noted(chaos: Storm, kind: str) -> Noted:
     """Wait for the first line of this kind in the harnesses' ledgers."""
-    async with asyncio.timeout(SECONDS):
-        while not (found := [one for one in chaos.work.noted() if one.kind == kind]):  # noqa: ASYNC110 - a file of other processes
-            await asyncio.sleep(0.02)
-    return found[0]
+    await eventually(lambda: any(one.kind == kind for one in chaos.work.noted()))
+    return next(one for one in chaos.work.noted() if one.kind == kind)
 
 
 async def sent_again(chaos: Storm) -> float:

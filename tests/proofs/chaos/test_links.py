@@ -1,6 +1,9 @@
 """The proxy does to a connection what it says."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -92,5 +95,23 @@ async def test_cut_link_breaks_connections_and_refuses_new_ones(echo: Link) -> N
         with pytest.raises(ConnectionError):
             await said(reader, writer, b"three")
     echo.become(State.OPEN)
+    async with talk(echo.port) as (reader, writer):
+        assert await said(reader, writer, b"four") == b"four"
+
+
+async def test_link_that_refuses_a_process_cuts_its_connections_and_those_of_nobody_else(echo: Link) -> None:
+    """This process is refused: what another one sends goes through."""
+    ask = f"import socket; s = socket.create_connection(('127.0.0.1', {echo.port})); s.send(b'one'); print(s.recv(3).decode())"
+    async with talk(echo.port) as (reader, writer):
+        assert await said(reader, writer, b"one") == b"one"
+        echo.refuse(os.getpid())
+        with pytest.raises(ConnectionError):
+            await said(reader, writer, b"two")
+    async with talk(echo.port) as (reader, writer):
+        with pytest.raises(ConnectionError):
+            await said(reader, writer, b"three")
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", ask, stdout=subprocess.PIPE)
+    assert (await other.communicate())[0] == b"one\n"
+    echo.refuse(None)
     async with talk(echo.port) as (reader, writer):
         assert await said(reader, writer, b"four") == b"four"

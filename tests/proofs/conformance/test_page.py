@@ -20,8 +20,8 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the figures, and of a page."""
     (tmp_path / "page.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter")
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
-    for module in (page, figures):
-        monkeypatch.setattr(module, "OUTPUTS", tmp_path)
+    monkeypatch.setattr(page, "OUTPUTS", tmp_path)
+    monkeypatch.setattr(figures, "OUTPUTS", tmp_path)
     return tmp_path
 
 

@@ -21,10 +21,10 @@ from evener.bus.embedded import open_embedded
 from evener.bus.port import Bus, LogReader, Outgoing, Record
 from evener.proto.arrays import float32s, pack_float32
 from evener.proto.codec import AnyEvent
-from evener.proto.fleet import DeadLetter, LetterReplayed
+from evener.proto.fleet import DeadLetter, LetterReplayed, PolicyRetired
 from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallClosed, CallOpened, HarnessExited, SessionSealed
-from evener.proto.spec import Purpose
+from evener.proto.spec import GroupOptions, Purpose
 from evener.proto.tasks import TaskDeleted, TaskEnded, TaskSubmitted
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, GroupMerged, TrajectoryBuilt, TrajectoryScored
@@ -113,6 +113,10 @@ PLANTED: Final[dict[str, tuple[Callable[[Story], Story], str]]] = {
     "never merged": (without(GroupMerged), "I3: t: its group ended 0 times"),
     "never scored": (without(TrajectoryScored), "I3: t.0: it was never built and scored"),
     "left out": (member(excluded=ExclusionReason.UNGRADED), "I3: t.0: it is excluded as ungraded, although it ended by finished"),
+    "late without early delivery": (member(excluded=ExclusionReason.LATE), "I3: t.0: it is excluded as late, although"),
+    "stale at any age": (member(excluded=ExclusionReason.STALE), "I3: t.0: it is excluded as stale, although"),
+    "dropped unasked": (member(excluded=ExclusionReason.GROUP_DROPPED), "I3: t.0: it is excluded as group_dropped, although"),
+    "unproven, of no update": (member(excluded=ExclusionReason.VERSION_UNKNOWN), "I3: t.0: it is excluded as version_unknown, although"),
     "evaluated and trained": (changed(GroupMerged, purpose=Purpose.EVAL), "I3: t: a group of purpose eval, of a task of purpose train"),
     "no end": (without(TaskEnded), "I4: t: it has 0 ends"),
     "two ends": (twice(TaskEnded), "I4: t: it has 2 ends"),
@@ -166,6 +170,37 @@ async def test_broken_promise_is_found(tmp_path: Path, name: str) -> None:
     blobs = memory()
     found = await audited(tmp_path, blobs, change(await one_task(worked(), blobs)))
     assert [str(breach) for breach in found.breaches if str(breach).startswith(says)], found.breaches
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"), [(GroupOptions(deliver_early_at=1), ExclusionReason.LATE), (GroupOptions(max_staleness=0), ExclusionReason.STALE)]
+)
+async def test_exclusion_is_explained_by_the_option_of_its_rule_and_by_no_other(
+    tmp_path: Path, group: GroupOptions, reason: ExclusionReason
+) -> None:
+    blobs = memory()
+    story = await one_task(worked(), blobs)
+    (task,) = (one.event for one in story if isinstance(one.event, TaskSubmitted))
+    optional = changed(TaskSubmitted, options=structs.replace(task.options, group=group))(story)
+    said = {}
+    for excluded in (ExclusionReason.LATE, ExclusionReason.STALE, ExclusionReason.GROUP_DROPPED):
+        found = await audited(tmp_path / excluded, blobs, member(excluded=excluded)(optional))
+        said[excluded] = not any(f"excluded as {excluded}" in str(breach) for breach in found.breaches)
+    assert [excluded for excluded, explained in said.items() if explained] == [reason]
+
+
+async def test_session_of_a_version_that_was_rolled_back_may_be_excluded(tmp_path: Path) -> None:
+    """Whatever the options of its run: nobody has proven its weights."""
+    blobs = memory()
+    story = member(excluded=ExclusionReason.VERSION_UNKNOWN)(await one_task(worked(), blobs))
+    (built,) = (one.event for one in story if isinstance(one.event, TrajectoryBuilt))
+    said = {}
+    for version in (built.versions[0], built.versions[0] + 1):
+        retired = PolicyRetired(policy=built.spec.policy, version=version, retired_at=1.0)
+        log = [*story, Written(Topic.POLICIES, f"policy@{version}", retired)]
+        found = await audited(tmp_path / str(version), blobs, log)
+        said[version] = any("excluded as version_unknown" in str(breach) for breach in found.breaches)
+    assert list(said.values()) == [False, True]
 
 
 async def test_breach_names_the_records_that_show_it(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 from structlog.testing import capture_logs
 from tests.support.outage import Outage
 
+from evener.blobs.failing import FailingObjects
 from evener.blobs.open import open_blobs
-from evener.blobs.port import BlobError, NotRead, NotRemoved, NotStored
+from evener.blobs.port import BlobError, Blobs, NotRead, NotRemoved, NotStored
 from evener.blobs.store import ref_of
 from evener.blobs.waited import BlobTimings, Waited
-from evener.runtime.retry import Backoff
+from evener.proto.blobs import BlobRef
+from evener.runtime.backoff import Backoff
 from evener.service.store import Store
 
 TIMINGS = BlobTimings(away=Backoff(0.001, 0.005), missing=Backoff(0.0, 0.0))
@@ -114,7 +116,8 @@ async def test_missing_object_in_a_store_that_lost_what_was_written_is_an_outage
         looked.set()
         return await own.holds_ours()
 
-    waited = Waited(open_blobs(str(folder)), timings=TIMINGS, sound=sound)
+    failing = FailingObjects(sound, lambda: own.usable_since, 600.0)
+    waited = Waited(open_blobs(str(folder)), timings=TIMINGS, failing=failing)
     ref = await waited.put(b"there")
     folder.rename(aside)
     folder.mkdir()
@@ -130,6 +133,66 @@ async def test_missing_object_in_a_store_that_lost_what_was_written_is_an_outage
     with pytest.raises(BlobError, match="is not in") as missing:
         await waited.get(ref_of(b"never put"))
     assert not isinstance(missing.value, NotRead)
+
+
+class OneFails:
+    """A store that does not give one object."""
+
+    def __init__(self) -> None:
+        self._blobs = open_blobs("memory://")
+        self.put, self.has, self.remove = self._blobs.put, self._blobs.has, self._blobs.remove
+        self.failing: BlobRef | None = None
+        self.asked = asyncio.Event()
+
+    async def get(self, ref: BlobRef) -> bytes:
+        if ref == self.failing:
+            self.asked.set()
+            msg = f"did not give blob {ref.digest}: Input/output error"
+            raise NotRead(msg)
+        return await self._blobs.get(ref)
+
+
+async def opened(store: Blobs, seconds: float) -> tuple[Waited, FailingObjects]:
+    own = Store(store, "boot")
+    await own.look()
+    failing = FailingObjects(own.holds_ours, lambda: own.usable_since, seconds)
+    return Waited(store, timings=TIMINGS, failing=failing), failing
+
+
+async def test_object_that_a_sound_store_does_not_give_is_named_and_counts_as_damaged_in_the_end() -> None:
+    """One object with a lasting read error stopped its partition for good, and nothing named it."""
+    store = OneFails()
+    waited, failing = await opened(store, seconds=0.5)
+    store.failing = await waited.put(b"unreadable")
+    reading = asyncio.ensure_future(waited.get(store.failing))
+    while not failing.warnings():
+        store.asked.clear()
+        await store.asked.wait()
+    assert f"blob {store.failing.digest} could not be read" in failing.warnings()[0]
+    assert await waited.get(await waited.put(b"other")) == b"other"
+    with pytest.raises(BlobError, match="while the store gave other objects") as lost:
+        await reading
+    assert not isinstance(lost.value, NotRead)
+
+    ref, store.failing = store.failing, None
+    assert await waited.get(ref) == b"unreadable"
+    assert failing.warnings() == ()
+
+
+async def test_object_of_a_store_that_is_away_is_waited_for(store: Outage) -> None:
+    """However long it takes: an outage says nothing of an object."""
+    waited, failing = await opened(store, seconds=0.0)
+    ref = await waited.put(b"there")
+    store.away = True
+    reading = asyncio.ensure_future(waited.get(ref))
+    while store.refused < 30:
+        store.met.clear()
+        await store.met.wait()
+    assert not reading.done()
+    assert failing.warnings() == ()
+    store.away = False
+
+    assert await reading == b"there"
 
 
 async def test_a_store_that_hangs_is_told_as_one_that_is_away() -> None:

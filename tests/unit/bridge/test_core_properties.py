@@ -10,8 +10,8 @@ from tests.support.builders import built, scored
 from evener.proto.codec import decode, encode
 from evener.proto.reasons import ExclusionReason, TerminationReason
 from evener.proto.state import GroupState
-from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryScored
-from evener.trainer_bridge.core import Outcome, close, complete, fold, outcome
+from evener.proto.trajectories import GroupFailed, GroupMerged, GroupOutcome, TrajectoryScored
+from evener.trainer_bridge.core import close, complete, fold, outcome
 from evener.trainer_bridge.rules import Fate, PolicyVersions, decision_for
 
 ENDS = st.sampled_from(
@@ -61,9 +61,9 @@ def test_group_ends_once_and_delivers_each_session_at_most_once(
 
 def played(
     sessions: list[TrajectoryScored], order: list[int], restarts: set[int], newest: int | None
-) -> tuple[list[Outcome], GroupState | None]:
+) -> tuple[list[GroupOutcome], GroupState | None]:
     """Read the sessions in this order; before the steps in `restarts` the state is read back from its bytes."""
-    ended: list[Outcome] = []
+    ended: list[GroupOutcome] = []
     state: GroupState | None = None
     for step, index in enumerate(order):
         if step in restarts and state is not None:
@@ -82,7 +82,7 @@ def played(
     return ended, state
 
 
-def check_books(event: Outcome) -> None:
+def check_books(event: GroupOutcome) -> None:
     """What is delivered is in rows of members that are not left out, and nothing else is."""
     delivered = 0
     for member in event.members:

@@ -15,7 +15,7 @@ from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryScored
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
-from evener.trainer_bridge.core import fold
+from evener.trainer_bridge.core import close, fold
 from evener.trainer_bridge.groups import GroupQuery, GroupReader
 
 SESSIONS = group((1.0, 0.0))
@@ -48,6 +48,7 @@ class Bridge:
 
     def __init__(self, context: ServiceContext) -> None:
         self._bus = context.bus
+        self._blobs = context.blobs
         self._events = EventLog(context.bus, context.blobs)
         self._state: GroupState | None = None
         self.reader = GroupReader(context.bus, self._events)
@@ -57,18 +58,28 @@ class Bridge:
         for session in sessions:
             name = session.trajectory.session_id
             await self._events.send(Topic.SCORED, NAME, session, session_id=name, group_id=NAME)
-            self._state = fold(self._state, session)
-            assert self._state is not None
+            folded = fold(self._state, session)
+            assert folded is not None
+            last = structs.replace(folded.scored[-1], session=await self._events.store(session))
+            self._state = structs.replace(folded, scored=(*folded.scored[:-1], last))
             await self._events.send(Topic.BRIDGE_STATE, NAME, self._state, group_id=NAME)
 
-    async def end(self) -> None:
-        """End the group, and note where its record stands."""
+    async def end(self, *, without: int | None = None) -> None:
+        """End the group, perhaps without a session, and note where its record stands."""
         event = decided(SESSIONS)
         assert event is not None
         assert self._state is not None
-        at = await self._events.send(Topic.MERGED, NAME, event, group_id=NAME)
-        ended = structs.replace(self._state, ended_at=T0, offset=at.offset)
-        await self._events.send(Topic.BRIDGE_STATE, NAME, ended, group_id=NAME)
+        members = tuple(structs.replace(one, scored=None) if number == without else one for number, one in enumerate(event.members))
+        at = await self._events.send(Topic.MERGED, NAME, structs.replace(event, members=members), group_id=NAME)
+        self._state = close(self._state, T0, at.offset)
+        await self._events.send(Topic.BRIDGE_STATE, NAME, self._state, group_id=NAME)
+
+    async def remove_blobs(self) -> None:
+        """Remove what only the state names, as when the run is deleted."""
+        assert self._state is not None
+        for member in self._state.scored:
+            assert member.session is not None
+            assert await self._blobs.remove(member.session.digest, unused_seconds=0.0)
 
     async def forget(self) -> None:
         """Forget the group, as after its retention."""
@@ -105,17 +116,26 @@ async def test_group_that_ended_is_found_at_the_place_that_its_state_names(bridg
     assert (scored.reward, end.group_id) == (0.0, NAME)
 
 
-async def test_session_of_a_group_that_is_forgotten_is_found_in_the_log(bridge: Bridge) -> None:
-    """The group itself is told to have ended long ago."""
+async def test_session_that_came_after_its_groups_end_is_found(bridge: Bridge) -> None:
+    """No group's record holds it; the group's state names its place, as long as its run is not deleted."""
+    await bridge.score(SESSIONS[:1])
+    await bridge.end(without=1)
+    await bridge.score(SESSIONS[1:])
+
+    scored, end = await bridge.reader.session(f"{NAME}.1")
+    assert (scored is not None and scored.reward, end is not None and end.group_id) == (0.0, NAME)
+    await bridge.remove_blobs()
+    assert await bridge.reader.session(f"{NAME}.1") == (None, end)
+
+
+async def test_nothing_is_searched_for_a_group_that_is_forgotten(bridge: Bridge) -> None:
+    """Its records may stand anywhere in weeks of log."""
     await bridge.score(SESSIONS)
     await bridge.end()
     await bridge.forget()
 
     assert await bridge.reader.one(NAME) is None
-    scored, end = await bridge.reader.session(f"{NAME}.0")
-    assert scored is not None
-    assert end is not None
-    assert (scored.reward, end.group_id) == (1.0, NAME)
+    assert await bridge.reader.session(f"{NAME}.0") == (None, None)
 
 
 async def test_group_that_nobody_scored_is_unknown(bridge: Bridge) -> None:

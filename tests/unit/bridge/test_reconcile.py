@@ -31,7 +31,7 @@ class Left:
     def __init__(self, context: ServiceContext, owns: Callable[[str], bool]) -> None:
         events, told = EventLog(context.bus, context.blobs), metrics(context.registry)
         self.policies = Policies(context.bus, events)
-        self.engines = PolicyEngines(context.bus, events, told, load_seconds=LOAD_SECONDS)
+        self.engines = PolicyEngines(context.bus, context.fleet, events, told, load_seconds=LOAD_SECONDS)
         self.gate = RolloutGate(self.policies, owns, LOAD_SECONDS)
         self._reconciler = Reconciler(self.policies, self.engines, Publisher(self.policies, self.engines, self.gate, told), self.gate)
 

@@ -6,7 +6,7 @@ import pytest
 from tests.support.builders import decided, ended, group
 
 from evener.proto.reasons import ExclusionReason
-from evener.proto.spec import GroupOptions, Purpose
+from evener.proto.spec import EXCLUSIONS, GroupOptions, Purpose
 from evener.proto.state import GroupState, ScoredMember
 from evener.proto.trajectories import GroupFailed, GroupMerged
 from evener.trainer_bridge.rules import GROUP_RULES, MEMBER_RULES, Fate, OpenGroup, PolicyVersions, decision_for
@@ -136,3 +136,10 @@ def test_each_option_of_a_run_is_the_business_of_a_rule() -> None:
     for group_rule in GROUP_RULES.values():
         group_rule(OpenGroup(options=Asked(min_usable=2), size=4, scored=EQUAL, usable=EQUAL))
     assert set(GroupOptions.__struct_fields__) <= seen
+
+
+def test_each_option_of_a_run_says_what_it_excludes() -> None:
+    """The audit reports what no option explains: a rule whose exclusion is listed nowhere would look like a loss."""
+    by_version = {ExclusionReason.VERSION_UNKNOWN}  # asked in every run
+    assert list(EXCLUSIONS) == list(GroupOptions.__struct_fields__)
+    assert set(MEMBER_RULES) - by_version <= set(EXCLUSIONS.values())

@@ -7,10 +7,10 @@ import pytest
 
 from evener.trainer_bridge.updates import (
     COMMITS,
-    ENDED,
+    ENDED_STAGES,
     ENGINE_NEXT,
-    NEXT,
-    TOLD,
+    NEXT_STAGES,
+    STAGE_WORK,
     AnswerKind,
     EngineAnswered,
     EngineStage,
@@ -41,7 +41,7 @@ def walk(engines: tuple[str, ...]) -> Iterator[list[Update]]:
     paths = [[begin(engines)]]
     while paths:
         path = paths.pop()
-        if path[-1].stage in ENDED:
+        if path[-1].stage in ENDED_STAGES:
             yield path
         else:
             paths += [[*path, advance(path[-1], told)] for told in answers(path[-1])]
@@ -52,7 +52,7 @@ def test_every_history_follows_the_table_and_ends(engines: tuple[str, ...]) -> N
     """No stage is entered from one that the table does not name, for updates and engines alike; nothing waits for ever."""
     for path in walk(engines):
         for before, after in pairwise(path):
-            assert after.stage in NEXT[before.stage]
+            assert after.stage in NEXT_STAGES[before.stage]
             for engine_id, stage in after.engines.items():
                 assert stage in engine_reachable(before.engines[engine_id], after.stage)
 
@@ -60,7 +60,7 @@ def test_every_history_follows_the_table_and_ends(engines: tuple[str, ...]) -> N
 def engine_reachable(before: EngineStage, stage: UpdateStage) -> set[EngineStage]:
     """Return the stages in which an engine may be at a stage of the update: its answer, and what it is told upon the answers of all."""
     answered = set(ENGINE_NEXT[before].values()) if before in ENGINE_NEXT else {before}
-    work, getting_it = TOLD.get(stage, (None, frozenset()))
+    work, getting_it = STAGE_WORK.get(stage, (None, frozenset()))
     return {work if work and each in getting_it else each for each in answered}
 
 
@@ -71,9 +71,9 @@ def test_every_edge_of_the_tables_is_taken() -> None:
     working = {update.engines[one] for path in paths for update in path for one in update.at_work}
     told = {(after.stage, before.engines[one]) for path in paths for before, after in pairwise(path) for one in after.at_work}
 
-    assert taken == {(stage, after) for stage, following in NEXT.items() for after in following}
+    assert taken == {(stage, after) for stage, following in NEXT_STAGES.items() for after in following}
     assert working == set(ENGINE_NEXT)
-    assert {stage for stage, _ in told} == set(TOLD)
+    assert {stage for stage, _ in told} == set(STAGE_WORK)
 
 
 @pytest.mark.parametrize("engines", WAYS)

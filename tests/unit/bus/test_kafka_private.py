@@ -1,15 +1,16 @@
 """What Evener uses of aiokafka's inside is there, in the version that is installed."""
 
 import asyncio
+import gc
 import inspect
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError, ProducerFenced
 
-from evener.bus.kafka_private import CHECKED, epoch_of, fail_undelivered, follows, forbid_connections, transaction_end
+from evener.bus.kafka_private import CHECKED_VERSIONS, epoch_of, fail_undelivered, follows, forbid_connections, transaction_end
 
 UPGRADE = (
     "aiokafka {} was not checked. Read what evener/bus/kafka_private.py uses of it in its producer, sender, transaction manager, client; "
@@ -28,7 +29,7 @@ async def producer() -> AsyncIterator[AIOKafkaProducer]:
 def test_installed_version_was_checked() -> None:
     """Private names keep no promises."""
     installed = version("aiokafka")
-    assert installed in CHECKED, UPGRADE.format(installed)
+    assert installed in CHECKED_VERSIONS, UPGRADE.format(installed)
 
 
 async def test_epoch_of_a_transactional_id_is_known(producer: AIOKafkaProducer) -> None:
@@ -59,6 +60,24 @@ async def test_client_opens_no_connection_when_that_is_forbidden(producer: AIOKa
     assert isinstance(producer.client._get_conn_lock, asyncio.Lock)
     await forbid_connections(producer.client, 1.0)
     assert await producer.client._get_conn(0) is None
+
+
+async def test_error_of_a_batch_that_was_never_sent_is_retrieved(producer: AIOKafkaProducer) -> None:
+    """That of a fenced producer's first records, too: its sender fails them before they are sent."""
+    unseen: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unseen.append(f"{told['message']}: {told.get('exception')!r}"))
+    producer._txn_manager.set_pid_and_epoch(7, 3)
+    await producer.begin_transaction()
+    accumulator = producer._message_accumulator
+    sent = await accumulator.add_message(TopicPartition("t", 0), b"key", b"value", 1.0)
+    accumulator.fail_all(ProducerFenced())
+    fail_undelivered(producer, KafkaError("closed"))
+    assert isinstance(sent.exception(), ProducerFenced)
+    accumulator._batches.clear()
+    del sent
+    gc.collect()
+
+    assert unseen == []
 
 
 async def test_undelivered_records_can_be_failed_and_the_sender_shows_its_task(producer: AIOKafkaProducer) -> None:

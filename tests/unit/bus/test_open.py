@@ -2,7 +2,7 @@
 
 import pytest
 
-from evener.bus.open import KAFKA, open_bus
+from evener.bus.open import KAFKA_URL, open_bus
 from evener.proto.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ from evener.proto.errors import ConfigError
 )
 def test_url_of_a_cluster(url: str, servers: str, prefix: str | None) -> None:
     """Brokers, and the prefix of all names there."""
-    named = KAFKA.fullmatch(url)
+    named = KAFKA_URL.fullmatch(url)
 
     assert named
     assert (named["servers"], named["prefix"]) == (servers, prefix)

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from evener.cli.harness_bundles import entries
-from evener.cli.harness_check import INSTRUCTION, script
+from evener.cli.harness_check import CHECK_INSTRUCTION, script
 from evener.cli.harness_figures import Figures
 from evener.harnesses.port import Probe, bundle_of
 from evener.harnesses.registry import harness
@@ -116,6 +116,6 @@ def test_the_script_speaks_to_the_harness_it_checks() -> None:
     """Calls of its own tool, two at once among them; other conversations get something else."""
     (rule,) = script(Probe(tool="exec", arguments={"cmd": "{command}"})).rules
 
-    assert rule.match == INSTRUCTION
+    assert rule.match == CHECK_INSTRUCTION
     assert [len(step.tool_calls) for step in rule.steps] == [1, 1, 2, 1, 0]
     assert {call.name for step in rule.steps for call in step.tool_calls} == {"exec"}

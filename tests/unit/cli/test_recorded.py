@@ -8,7 +8,7 @@ from tests.unit.tokens.test_conversations import AGENT, TITLE, TOOLS, Stripping,
 from evener.cli.record_summary import line, words
 from evener.cli.session_remarks import notes
 from evener.client.session_views import SessionSource, SessionView
-from evener.harnesses.provider import CONTRARY, variables
+from evener.dialects.registry import UNSET, variables
 from evener.proto.reasons import CallFailure
 from evener.proto.sessions import Failures, FinishReason, RootReason
 from evener.proto.spec import GraderSpec, HarnessSpec, Purpose, Strategy
@@ -76,7 +76,7 @@ def test_quirks_that_were_seen_are_shown_with_a_file_to_give() -> None:
     shown = printed(notes(view))
 
     assert "A call beside the agent's work" in shown
-    assert "a file for `evener record --quirks FILE`" in shown
+    assert "\nA file for `evener record --quirks FILE`:" in shown
     assert "[[side_calls]]\nname = \"title\"\nsystem = '^\\s*You write titles\\.'\ntools = false" in shown
     assert list(words(view))[-1] == "`evener show t.0` shows these quirks as a file for --quirks"
 
@@ -104,7 +104,7 @@ def test_a_program_gets_one_variable_for_each_key() -> None:
     given = variables("http://relay", "key", "policy")
 
     assert "ANTHROPIC_API_KEY" in given
-    assert not set(CONTRARY) & given.keys()
+    assert not set(UNSET) & given.keys()
 
 
 @pytest.mark.parametrize(("grader", "told"), [("answer", True), ("none", False)])

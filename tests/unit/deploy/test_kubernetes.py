@@ -14,7 +14,7 @@ from scripts.kustomize import KustomizeMissing, kustomize
 from tests.support.crds import CrdMissing, schema
 from tests.unit.deploy.test_observed import SERIES, shown
 
-from evener.bus.kafka_agreement import DEFAULT_PARTITIONS
+from evener.bus.kafka_agreement import KAFKA_PARTITIONS
 from evener.cli.up import SERVICES
 from evener.service.config_app import load
 
@@ -184,4 +184,4 @@ def test_scaling_asks_for_series_that_are_there_and_stays_below_the_partitions(r
         assert trigger["type"] == "prometheus"
         assert {"serverAddress", "query", "threshold"} <= trigger["metadata"].keys()
         assert set(SERIES.findall(trigger["metadata"]["query"])) <= shown()
-        assert one["spec"]["minReplicaCount"] <= one["spec"]["maxReplicaCount"] <= DEFAULT_PARTITIONS
+        assert one["spec"]["minReplicaCount"] <= one["spec"]["maxReplicaCount"] <= KAFKA_PARTITIONS

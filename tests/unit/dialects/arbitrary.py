@@ -8,20 +8,19 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from evener.dialects.canonical import (
-    NOTHING,
+    NOTHING_STREAMED,
     AnswerChoice,
     CanonicalAnswer,
     CanonicalRequest,
     Dialect,
     Head,
-    Message,
     RequestError,
     Streamed,
     text_of,
 )
 from evener.proto.ids import answer_key, tool_call_id
 from evener.proto.sessions import FinishReason
-from evener.tokens.digests import canonical_json, message_digest
+from evener.tokens.digests import Message, canonical_json, message_digest
 
 HEAD: Final = Head(answer_id="a1", created=1700000000, model="policy", prompt_tokens=10)
 PIECES: Final = (Streamed(reasoning="H"), Streamed(reasoning="m."), Streamed(text="On "), Streamed(text="it"))
@@ -95,7 +94,7 @@ def held(dialect: Dialect, request: CanonicalRequest, given: CanonicalAnswer) ->
 
 def live(dialect: Dialect, request: CanonicalRequest, given: CanonicalAnswer, pieces: Iterable[Streamed]) -> bytes:
     """Return a stream as it is sent in `live`: these pieces of the first choice before its end."""
-    key, left, events = given.choices[0].key, NOTHING, [dialect.prologue(HEAD)]
+    key, left, events = given.choices[0].key, NOTHING_STREAMED, [dialect.prologue(HEAD)]
     for piece in pieces:
         events += [dialect.delta(HEAD, key, left, reasoning=piece.reasoning, text=piece.text), dialect.keep_alive(HEAD)]
         left = Streamed(reasoning=left.reasoning + piece.reasoning, text=left.text + piece.text)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
 from evener.dialects.anthropic_messages import AnthropicMessages
-from evener.dialects.canonical import CanonicalRequest, Message, Overflow, RequestError
+from evener.dialects.canonical import CanonicalRequest, Overflow, RequestError
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
 MESSAGES = AnthropicMessages()
 ASKED: dict[str, Any] = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}

@@ -170,7 +170,7 @@ def test_pis_request_becomes_canonical() -> None:
         {"type": "text", "text": "An image."},
         {"type": "image", "digest": image.digest, "media_type": "image/png"},
     ]
-    assert image.place == "messages[2].content[0].content[1].source.data"
+    assert image.path == "messages[2].content[0].content[1].source.data"
     assert "tool_choice" not in request.requested_params
 
 

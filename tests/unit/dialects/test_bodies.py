@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.dialects import bodies
-from evener.dialects.bodies import MOST_VALUES, as_utf8, mended, values_in
+from evener.dialects.bodies import MAX_SLOW_CHARACTERS, MOST_VALUES, as_utf8, check_size, mended, values_in
 from evener.dialects.canonical import RequestError, RequestHints
 from evener.dialects.fields import read_fields, read_hints, read_json
 from evener.dialects.openai_chat import OpenAIChat
@@ -33,9 +32,7 @@ def members(value: Any) -> int:
 @given(VALUES, st.sampled_from([json.dumps, partial(json.dumps, ensure_ascii=False)]), st.integers(1, 40))
 def test_values_are_counted_as_a_parser_makes_them(value: Any, spell: Callable[[Any], str], size: int) -> None:
     """Whatever its texts spell, and wherever a slice ends."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "SLICE", size)
-        assert values_in(spell(value).encode()) == members(value)
+    assert values_in(spell(value).encode(), size) == members(value)
 
 
 def test_texts_that_look_like_json_are_no_values() -> None:
@@ -57,14 +54,12 @@ def test_too_many_values_are_refused_before_anything_is_parsed(cell: str, monkey
 
 
 @pytest.mark.parametrize("letter", ["\\n", "é", "😀"])
-def test_more_letters_than_any_context_holds_are_refused_before_anything_is_parsed(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_letters_than_any_context_holds_are_refused_before_anything_is_parsed(letter: str) -> None:
     """Harnesses shorten their histories when they read the kind of this error."""
-    monkeypatch.setattr(bodies, "MOST_LETTERS", 1000)
-    served, refused = (f'{{"messages": [{{"role": "user", "content": "{letter * count}"}}]}}'.encode() for count in (1000, 1001))
-    assert read_fields(served)
+    check_size(f'"{letter * MAX_SLOW_CHARACTERS}"'.encode())
 
-    with pytest.raises(RequestError, match="more than 1000 letters") as told:
-        read_fields(refused)
+    with pytest.raises(RequestError, match=f"more than {MAX_SLOW_CHARACTERS} letters") as told:
+        read_fields(f'"{letter * (MAX_SLOW_CHARACTERS + 1)}'.encode())  # no JSON: it was not parsed
     assert told.value.kind == "context_length_exceeded"
 
 
@@ -78,9 +73,7 @@ def test_as_many_values_as_are_served_are_parsed() -> None:
 def test_halves_of_pairs_are_mended_as_they_are_read(text: str, size: int) -> None:
     """Both ways to read a body have the same text: U+FFFD where half a letter is left."""
     body = f'{{"{text}": "{text}"}}'.encode()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "SLICE", size)
-        whole = mended(body)
+    whole = mended(body, size)
 
     assert json.loads(whole) == read_json(body)
     assert read_json(whole) == read_json(body)
@@ -104,12 +97,11 @@ def test_body_with_a_lone_half_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "utf-8-sig"])
-def test_other_encodings_of_unicode_are_read(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_encodings_of_unicode_are_read(encoding: str) -> None:
     """Also where a slice ends within a letter."""
-    monkeypatch.setattr(bodies, "SLICE", 7)
     text = json.dumps({"model": "😀é", "stream": True}, ensure_ascii=False)
 
-    assert as_utf8(text.encode(encoding)).decode() == text
+    assert as_utf8(text.encode(encoding), 7).decode() == text
     assert read_hints(text.encode(encoding)) == RequestHints(stream=True, model="😀é")
 
 

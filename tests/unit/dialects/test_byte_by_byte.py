@@ -12,10 +12,11 @@ from google.genai import types
 from tests.unit.dialects.arbitrary import answer, live
 
 from evener.dialects.anthropic_messages import AnthropicMessages
-from evener.dialects.canonical import Dialect, Message, Streamed
+from evener.dialects.canonical import Dialect, Streamed
 from evener.dialects.google_generate import GoogleGenerate
 from evener.dialects.openai_chat import OpenAIChat
 from evener.dialects.openai_responses import OpenAIResponses
+from evener.tokens.digests import Message
 
 TEXT = "é😀\u2028 on\r\n it"
 REASONING = "hm\u0085 ok"

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
-from evener.dialects.canonical import CanonicalRequest, Message, Overflow, RequestError
+from evener.dialects.canonical import CanonicalRequest, Overflow, RequestError
 from evener.dialects.google_generate import GoogleGenerate
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
 GOOGLE = GoogleGenerate()
 ASKED: dict[str, Any] = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import damaged, scratched, take
 
-from evener.dialects.canonical import CanonicalRequest, Message, RequestError, RequestHints
+from evener.dialects.canonical import CanonicalRequest, RequestError, RequestHints
 from evener.dialects.google_generate import GoogleGenerate
 from evener.dialects.registry import dialect_for
+from evener.tokens.digests import Message
 
 GOOGLE = GoogleGenerate()
 STREAM = "/v1beta/models/policy:streamGenerateContent?alt=sse"
@@ -116,7 +117,7 @@ def test_gemini_clis_request_becomes_canonical() -> None:
         {"role": "user", "content": [{"type": "image", "digest": image.digest, "media_type": "image/png"}]},
     ]
     assert request.tools == ({"name": "shell", "description": "Run.", "parameters": {"type": "object"}}, {"name": "read"})
-    assert image.place == "contents[2].parts[2].inlineData.data"
+    assert image.path == "contents[2].parts[2].inlineData.data"
     assert (request.model, request.stream, request.max_tokens, request.n) == ("policy", True, 4096, 1)
     assert request.requested_params == {
         "temperature": 1,

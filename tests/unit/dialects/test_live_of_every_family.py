@@ -13,9 +13,10 @@ from tests.unit.dialects import test_openai_responses_answer as responses
 from tests.unit.dialects.arbitrary import answer, held, live
 from tests.unit.templates.test_parsers import ANALYSIS, PARSERS, PARTS, PREAMBLE
 
-from evener.dialects.canonical import CanonicalRequest, Dialect, Message, Streamed
+from evener.dialects.canonical import CanonicalRequest, Dialect, Streamed
 from evener.proto.ids import tool_call_id
 from evener.templates.parsers import AnswerParser
+from evener.tokens.digests import Message
 
 Read = Callable[[bytes], Any]
 """What a strict client makes of a stream."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evener.dialects.models import models_answer
+from evener.dialects.registry import models_answer
 
 NAMES = ("policy", "judge")
 

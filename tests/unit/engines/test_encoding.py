@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,16 +23,18 @@ WITH_IMAGE = msgspec.structs.replace(SHORT, images={"digest": ("image/png", b"pi
 @pytest.mark.parametrize("kind", [VllmEngine, VllmChatEngine])
 @pytest.mark.parametrize(("request_", "beside"), [(SHORT, False), (LONG, True), (WITH_IMAGE, True)])
 async def test_loop_goes_on_while_a_long_request_is_encoded(
-    monkeypatch: pytest.MonkeyPatch, kind: type[VllmEngine | VllmChatEngine], request_: GenerateRequest, *, beside: bool
+    kind: type[VllmEngine | VllmChatEngine], request_: GenerateRequest, *, beside: bool
 ) -> None:
     """A call of 64 answers to a prompt of 60,000 ids stopped it for 40 ms and more; a short one waits for no thread."""
-    engine, encode, threads = kind("http://127.0.0.1:1"), kind._streamed, list[threading.Thread]()
+    threads: list[threading.Thread] = []
 
-    def streamed(self: Any, request: GenerateRequest) -> bytes:
-        threads.append(threading.current_thread())
-        return encode(self, request)
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def _streamed(self, request: GenerateRequest) -> bytes:
+            threads.append(threading.current_thread())
+            encoded: bytes = super()._streamed(request)
+            return encoded
 
-    monkeypatch.setattr(kind, "_streamed", streamed)
+    engine = Watched("http://127.0.0.1:1")
     async with aclosing(engine), aclosing(engine.generate(request_)) as chunks:
         with pytest.raises(EngineUnreachable):
             await anext(chunks)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.engines import Play
+from tests.support.waiting import eventually
 from tests.unit.engines.conftest import Connect
 from tests.unit.engines.scripted_client import Client
 
@@ -126,9 +127,7 @@ async def test_a_client_that_leaves_a_silent_engine_ends_its_sampling(play: Play
         leaving = asyncio.create_task(asking.ask("Go"))
         if count:
             await server.waiting()
-        async with asyncio.timeout(60):
-            while not server.sampling:  # noqa: ASYNC110 - the engine has a counter, no event
-                await asyncio.sleep(0.01)
+        await eventually(lambda: server.sampling)
         leaving.cancel()
         entry = (await server.recorded(before + 1))[-1]
         assert (entry.aborted, len(entry.sampled_ids)) == (True, count)

@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from aiohttp import web
+from tests.support.loop import forever
 
 from evener.engines.connection import EngineHttp, kept_alive
 from evener.engines.port import EngineUnreachable
@@ -36,7 +37,8 @@ async def slow(health: int | None = 200) -> AsyncIterator[EngineHttp]:
         return web.json_response([])
 
     async def well(_: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(60 if health is None else 0)
+        if health is None:
+            await forever()
         return web.Response(status=health or 200)
 
     application = web.Application()

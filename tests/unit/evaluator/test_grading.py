@@ -11,7 +11,9 @@ import pytest
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 from tests.support.builders import built
+from tests.support.loop import turns
 from tests.support.outage import Outage
+from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.evaluator.config import Config
@@ -177,12 +179,10 @@ async def test_no_more_are_graded_at_a_time_than_are_allowed(opened: Any, tmp_pa
     script = f"touch {busy}/$$; ls {busy} | wc -l >> {seen}; {wait}; rm {busy}/$$; echo 1 > /logs/verifier/reward.txt\n"
     sessions = [await bench.tested(script, index=index) for index in range(5)]
     grading = asyncio.gather(*(bench.gradings.scored(one, str(number)) for number, one in enumerate(sessions)))
-    async with asyncio.timeout(SECONDS):
-        while not seen.exists() or len(seen.read_text().split()) < 2:  # noqa: ASYNC110 - other processes write it
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # a third would come meanwhile; nothing tells that it does not
-        go.touch()
-        scored = await grading
+    await eventually(lambda: seen.exists() and len(seen.read_text().split()) == 2)
+    await turns()
+    go.touch()
+    scored = await grading
 
     assert [one.reward for one in scored] == [1.0] * 5
     assert max(int(line) for line in seen.read_text().split()) == 2

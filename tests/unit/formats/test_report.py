@@ -4,21 +4,19 @@ import re
 from html.parser import HTMLParser
 
 import msgspec
-import pytest
 from tests.support.builders import T0, built, ended, group, scored
 
-from evener.formats.report import sessions as sessions_module
-from evener.formats.report.conversation import chosen, conversation
+from evener.formats.report.conversation import MAX_TOKENS, chosen, conversation
 from evener.formats.report.render import render, wanted_ids
+from evener.formats.report.sessions import MAX_SHOWN_TOKENS
 from evener.formats.report.timelines import timelines
 from evener.formats.report.view import group_card
-from evener.formats.summary import Outcome
 from evener.proto.arrays import int32s, pack_int32
 from evener.proto.reasons import TerminationReason
-from evener.proto.trajectories import Accounting
+from evener.proto.trajectories import Accounting, GroupOutcome
 
 
-def page(*outcomes: Outcome, piece: bytes = b"word ", title: str = "Demo") -> str:
+def page(*outcomes: GroupOutcome, piece: bytes = b"word ", title: str = "Demo") -> str:
     pieces = dict.fromkeys(wanted_ids(outcomes), piece)
     return render(outcomes, pieces, title=title, facts={"policy": "tiny"}, now=T0)
 
@@ -105,14 +103,14 @@ def test_all_sessions_are_listed_with_links_to_their_tokens() -> None:
     assert "ungraded: the grader gave no reward" in html
 
 
-def test_page_of_many_sessions_stays_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_many_sessions_stays_bounded_and_says_so() -> None:
     """Tokens of as many as fit; all are listed."""
-    monkeypatch.setattr(sessions_module, "MAX_SHOWN_TOKENS", 60)
-    html = page(ended(group((1.0, 0.0, 0.5))))
+    fit = MAX_SHOWN_TOKENS // MAX_TOKENS
+    html = page(ended(group(tuple(range(fit + 1)), turns=((MAX_TOKENS, 4),))))
 
-    assert "2 of 3 sessions, each by its main branch" in html
-    assert html.count('<details class="session"') == 2
-    assert len(re.findall(r'<th scope="row">', html)) == 3
+    assert f"{fit} of {fit + 1} sessions, each by its main branch" in html
+    assert html.count('<details class="session"') == fit
+    assert len(re.findall(r'<th scope="row">', html)) == fit + 1
 
 
 def test_bars_stand_on_zero_also_below_it() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.builders import built
+from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import Blobs
@@ -158,9 +159,7 @@ async def test_output_is_kept_of_tests_that_were_called_off(bench: Bench, tmp_pa
     """The evaluator's own time limit cancels a grading."""
     begun = tmp_path / "begun"
     task = asyncio.ensure_future(bench.grade(f"echo half; touch {begun}; sleep 600"))
-    async with asyncio.timeout(60):
-        while not begun.exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.01)
+    await eventually(begun.exists)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,6 +1,5 @@
 """Harness folders: found by name, launched from data, their exits judged."""
 
-import sys
 from pathlib import Path
 
 import msgspec
@@ -58,10 +57,10 @@ def test_a_command_is_filled_in_once() -> None:
 
 
 def test_the_script_harness_gets_its_options_as_variables() -> None:
-    """It runs with our Python, isolated from what is installed for the user."""
+    """It runs with the sandbox's Python, isolated from what is installed for the user."""
     launch = harness("script").launch(with_options(turns="again\nand again"), Path("/bundle"))
 
-    assert launch.argv == (sys.executable, "-I", "/bundle/agent.py", "/x/home/agent/instruction.md")
+    assert launch.argv == ("python3", "-I", "/bundle/agent.py", "/x/home/agent/instruction.md")
     assert launch.environment["SCRIPT_TURNS"] == "again\nand again"
     assert launch.environment["OPENAI_BASE_URL"] == "http://127.0.0.1:1/v1"
     assert launch.files == {"/home/agent/instruction.md": b"Say {model}."}

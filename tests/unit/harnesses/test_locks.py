@@ -11,13 +11,13 @@ import pytest
 from evener.harnesses import npm, pip
 from evener.harnesses.install import locked
 from evener.harnesses.port import bundle_of
-from evener.harnesses.registry import FOLDER, harness, names
+from evener.harnesses.registry import BUNDLED, harness, names
 
 MODULES = {name: import_module(f"evener.harnesses.{name}") for name in names()}
 PACKAGES: dict[str, Any] = {name: module.PACKAGE for name, module in MODULES.items() if hasattr(module, "PACKAGE")}
 NPM = {name: package.lock for name, package in PACKAGES.items() if isinstance(package, npm.NpmPackage)} | {"node": npm.NODE_LOCK}
 PIP = {name: package for name, package in PACKAGES.items() if isinstance(package, pip.PypiPackage)}
-LOCKS = [*FOLDER.glob("*/package-lock.json"), *FOLDER.glob("*/*.txt")]
+LOCKS = [*BUNDLED.glob("*/package-lock.json"), *BUNDLED.glob("*/*.txt")]
 
 
 def entries(lock: Path) -> dict[str, dict[str, Any]]:

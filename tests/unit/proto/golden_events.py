@@ -21,6 +21,7 @@ from evener.proto.fleet import (
     PolicyPublished,
     PolicyRetired,
     PolicyStaged,
+    RunnerLeases,
     Running,
 )
 from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
@@ -373,13 +374,11 @@ EVENTS: Final[tuple[Event, ...]] = (
         address="http://127.0.0.1:8700",
         boot_id="b019f2c9a4e2012345678901234",
         capacity=8,
-        running=(Running(session_id=SESSION, attempt=1),),
-        harnesses=("script", "pi"),
-        warm_images=("python:3.12",),
         partitions=(0, 3),
         stopping=True,
         at=NOW,
     ),
+    RunnerLeases(runner_id="local-sandbox_runner", running=(Running(session_id=SESSION, attempt=1),), at=NOW),
     EngineJoined(engine_id="embedded", kind="embedded", url="http://127.0.0.1:8701", policy="policy", max_concurrency=4, joined_at=NOW),
     EngineDraining(engine_id="embedded", draining_at=NOW),
     EngineLeft(engine_id="embedded", left_at=NOW),

@@ -1,4 +1,5 @@
-"""Every member of an enumeration is produced by somebody: what nothing produces is a promise to readers that nobody keeps."""
+"""Every member of an enumeration and every field of an event is produced by somebody: what nothing produces is a promise to readers that
+nobody keeps."""
 
 import ast
 from collections.abc import Iterator
@@ -7,8 +8,10 @@ from pathlib import Path
 TREE = Path(__file__).parents[3]
 EVENTS = [ast.parse(file.read_text()) for file in (TREE / "proto").rglob("*.py")]
 USERS = [ast.parse(file.read_text()) for folder in ("libs", "services") for file in (TREE / folder).rglob("*.py")]
-CHOSEN = {"Purpose", "Reasoning", "Strategy", "Streaming", "Thinking"}
-"""Enumerations whose members come from options and configuration, decoded by their values."""
+CHOSEN = {"NetworkMode", "Purpose", "Reasoning", "Strategy", "Streaming", "Thinking"}
+"""Enumerations whose members come from options, tasks and configuration, decoded by their values."""
+OPTIONS = {"Budgets", "GroupOptions", "SandboxLimits"}
+"""Structs that come from options, tasks and configuration."""
 
 
 def members() -> Iterator[tuple[str, str]]:
@@ -43,3 +46,24 @@ def test_every_member_is_produced() -> None:
     missing = [f"{name}.{member}" for name, member in members() if (name, member) not in found and name not in CHOSEN]
 
     assert missing == []
+
+
+def fields() -> Iterator[tuple[str, str]]:
+    """Yield the Structs of the log with their fields that have a default."""
+    for node in (node for source in EVENTS for node in ast.walk(source)):
+        if isinstance(node, ast.ClassDef):
+            for statement in node.body:
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
+                    yield node.name, statement.target.id
+
+
+def test_every_field_with_a_default_is_given_by_somebody() -> None:
+    """By its name, as an argument, a key or an assignment: a field that always has its default says nothing."""
+    given = set[str]()
+    for node in (node for source in (*EVENTS, *USERS) for node in ast.walk(source)):
+        match node:
+            case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)) | ast.Attribute(attr=name, ctx=ast.Store()):
+                given.add(name)
+            case _:
+                pass
+    assert [f"{struct}.{name}" for struct, name in fields() if name not in given and struct not in OPTIONS] == []

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from evener.proto.reasons import END_POLICY, FAULTS, INFRASTRUCTURE, CallFailure, ExitCause, Fault, TerminationReason, termination_of
+from evener.proto.reasons import END_POLICY, INFRASTRUCTURE, UNSERVED, CallFailure, ExitCause, TerminationReason, termination_of
 
 OURS = {
     TerminationReason.INFRASTRUCTURE,
@@ -17,8 +17,18 @@ OURS = {
 """Written out again: a change of the table is a decision."""
 
 
+THEIRS = {
+    CallFailure.CONTEXT_OVERFLOW,
+    CallFailure.BUDGET,
+    CallFailure.CANCELLED,
+    CallFailure.MALFORMED,
+    CallFailure.MODEL_REFUSED,
+}
+"""What the agent, the harness or the run's owner is responsible for."""
+
+
 def test_every_failure_is_somebodys_and_every_end_has_a_consequence() -> None:
-    assert set(FAULTS) == set(CallFailure)
+    assert sorted([*INFRASTRUCTURE, *UNSERVED, *THEIRS]) == sorted(CallFailure)
     assert set(END_POLICY) == set(TerminationReason)
 
 
@@ -37,16 +47,11 @@ def test_no_exit_makes_a_fault_of_ours_the_agents(failure: CallFailure, cause: E
     """As the last call's failure, and as one that the harness got over."""
     last = termination_of(cause, code, failure, None, {failure})
     earlier = termination_of(cause, code, None, None, {failure})
-    match FAULTS[failure]:
-        case Fault.OURS:
-            assert (last, END_POLICY[last].run_again) == (TerminationReason.INFRASTRUCTURE, True)
-            assert END_POLICY[earlier].trainable  # it was answered after it
-        case Fault.UNSERVED:
-            assert (last, earlier) == (TerminationReason.REFUSED, TerminationReason.REFUSED)
-        case _:
-            assert END_POLICY[last].trainable
-            assert END_POLICY[earlier].trainable
-
-
-def test_infrastructure_is_what_another_attempt_may_not_meet() -> None:
-    assert {failure for failure in CallFailure if FAULTS[failure] is Fault.OURS} == INFRASTRUCTURE
+    if failure in INFRASTRUCTURE:
+        assert (last, END_POLICY[last].run_again) == (TerminationReason.INFRASTRUCTURE, True)
+        assert END_POLICY[earlier].trainable  # it was answered after it
+    elif failure in UNSERVED:
+        assert (last, earlier) == (TerminationReason.REFUSED, TerminationReason.REFUSED)
+    else:
+        assert END_POLICY[last].trainable
+        assert END_POLICY[earlier].trainable

@@ -13,10 +13,9 @@ from evener.engines.vllm import VllmEngine
 from evener.proto.fleet import EngineJoined
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Sampling
-from evener.provider_gateway.continuation import IN_VAIN, sample_answer
-from evener.provider_gateway.engine_handle import EngineHandle, RegisteredEngine
-from evener.provider_gateway.pauses import Pauses
-from evener.provider_gateway.timings import TIMINGS
+from evener.provider_gateway.engine_handle import EngineHandle, Pauses, RegisteredEngine
+from evener.provider_gateway.sampling import IN_VAIN, sample_answer
+from evener.provider_gateway.timings import GATEWAY_TIMINGS
 
 FACTS = EngineFacts(context_length=4096, reports_versions=True, version=0)
 BREAKS = 4
@@ -100,4 +99,4 @@ async def test_paused_engine_that_ends_each_piece_at_once_is_not_asked_without_e
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
     await engine.engine.aclose()
-    assert took > IN_VAIN * TIMINGS.empty_piece
+    assert took > IN_VAIN * GATEWAY_TIMINGS.empty_piece

@@ -1,7 +1,6 @@
 """The gateway's decisions, walked one by one."""
 
 import pytest
-from msgspec import Struct
 from tests.support.world import World, user
 
 from evener.dialects.canonical import CanonicalRequest, Image, RequestError
@@ -13,6 +12,7 @@ from evener.proto.spec import Sampling, Target
 from evener.provider_gateway.core import (
     FromRecord,
     Join,
+    ParsedRequest,
     Sample,
     answer_tokens,
     decide,
@@ -24,7 +24,7 @@ from evener.provider_gateway.core import (
     targets_of,
     unsupported,
 )
-from evener.provider_gateway.request import ParsedRequest
+from evener.provider_gateway.inflight import InflightCall
 
 
 def asked(request_id: str, body_digest: str = "", *, marked_retry: bool = False, repeats: str | None = None) -> ParsedRequest:
@@ -39,13 +39,13 @@ def asked(request_id: str, body_digest: str = "", *, marked_retry: bool = False,
     )
 
 
-class InFlight(Struct):
-    """A call in flight, as far as deciding looks at it."""
-
-    body_digest: str
-    listened: bool = True
-    ended: bool = False
-    requests: tuple[str, ...] = ("r",)
+def in_flight(body_digest: str, *, listened: bool = True, ended: bool = False, requests: tuple[str, ...] = ("r",)) -> InflightCall:
+    call = InflightCall("r", body_digest, 60.0)
+    call.requests = set(requests)
+    call.listeners = int(listened)
+    if ended:
+        call.stop()
+    return call
 
 
 def test_resend_is_answered_from_the_record_joined_or_tried_again() -> None:
@@ -53,7 +53,7 @@ def test_resend_is_answered_from_the_record_joined_or_tried_again() -> None:
     world = World()
     world.ask([user("a")], "b")
     assert isinstance(decide(world.session, asked("r1"), {}), FromRecord)
-    assert decide(world.session, asked("r9"), {"r9": InFlight("")}) == Join("r9")
+    assert decide(world.session, asked("r9"), {"r9": in_flight("")}) == Join("r9")
     assert decide(world.session, asked("r9"), {}) == Sample(1)
     world.fail(world.open([user("b")])[1], CallFailure.OWNER_LOST)
     assert decide(world.session, asked("r2"), {}) == Sample(2)
@@ -67,11 +67,11 @@ def test_equal_request_is_a_new_sample_unless_it_is_a_retry() -> None:
     world.ask([user("a")], "b")
     equal = world.session.forest.calls["c1"].opened.body_digest
     assert decide(world.session, asked("r2", equal), {}) == Sample(1)
-    assert decide(world.session, asked("r2", equal), {"r7": InFlight(equal)}) == Sample(1)
+    assert decide(world.session, asked("r2", equal), {"r7": in_flight(equal)}) == Sample(1)
     marked = decide(world.session, asked("r2", equal, marked_retry=True), {})
     assert isinstance(marked, FromRecord)
     assert marked.call.call_id == "c1"
-    assert decide(world.session, asked("r2", equal, marked_retry=True), {"r7": InFlight(equal)}) == Join("r7")
+    assert decide(world.session, asked("r2", equal, marked_retry=True), {"r7": in_flight(equal)}) == Join("r7")
 
 
 def test_equal_request_gets_the_answer_that_nobody_received() -> None:
@@ -88,7 +88,7 @@ def test_equal_request_gets_the_answer_that_nobody_received() -> None:
 
 def test_equal_request_joins_a_call_that_nobody_waits_for() -> None:
     world = World()
-    assert decide(world.session, asked("r2", "d"), {"r1": InFlight("d", listened=False)}) == Join("r1")
+    assert decide(world.session, asked("r2", "d"), {"r1": in_flight("d", listened=False)}) == Join("r1")
 
 
 def test_marked_retry_of_a_lost_call_supersedes_it() -> None:
@@ -107,8 +107,8 @@ def test_marked_retry_of_a_request_that_was_not_served_takes_no_voters_answer() 
     equal = world.session.forest.calls["c1"].opened.body_digest
     retry = asked("r4", equal, marked_retry=True, repeats="r3")
     assert decide(world.session, retry, {}) == Sample(1)
-    assert decide(world.session, retry, {"r2": InFlight(equal)}) == Sample(1)
-    assert decide(world.session, retry, {"r2": InFlight(equal, listened=False)}) == Sample(1)
+    assert decide(world.session, retry, {"r2": in_flight(equal)}) == Sample(1)
+    assert decide(world.session, retry, {"r2": in_flight(equal, listened=False)}) == Sample(1)
     world.undeliver("c1")
     assert decide(world.session, retry, {}) == Sample(1)
 
@@ -136,7 +136,7 @@ def test_marked_retries_of_two_votes_get_an_answer_each() -> None:
         given.append(decided.call.call_id)
         world.deliver(decided.call.call_id, request_id)
     assert sorted(given) == ["c1", "c2"]
-    flights = {"r3": InFlight(equal), "r4": InFlight(equal, requests=("r4", "r8")), "r8": InFlight(equal, requests=("r4", "r8"))}
+    flights = {"r3": in_flight(equal), "r4": in_flight(equal, requests=("r4", "r8")), "r8": in_flight(equal, requests=("r4", "r8"))}
     assert decide(world.session, asked("r10", equal, marked_retry=True), flights) == Join("r3")
 
 
@@ -166,7 +166,7 @@ def test_vote_does_not_take_the_answer_of_a_call_that_has_just_ended() -> None:
     world = World()
     world.ask([user("a")], "b")
     equal = world.session.forest.calls["c1"].opened.body_digest
-    landing = {"r1": InFlight(equal, listened=False, ended=True)}
+    landing = {"r1": in_flight(equal, listened=False, ended=True)}
     assert decide(world.session, asked("r2", equal), landing) == Sample(1)
     assert isinstance(decide(world.session, asked("r2", equal, marked_retry=True), landing), FromRecord)
     assert decide(World().session, asked("r2", equal, marked_retry=True), landing) == Sample(1)
@@ -184,7 +184,7 @@ def test_attempt_whose_harness_was_told_that_a_budget_is_spent_samples_no_more()
     assert isinstance(refused, RequestError)
     assert (refused.kind, refused.reason) == ("looping", CallFailure.BUDGET)
     assert isinstance(decide(world.session, asked("r1"), {}), FromRecord)
-    assert decide(world.session, asked("r9"), {"r9": InFlight("")}) == Join("r9")
+    assert decide(world.session, asked("r9"), {"r9": in_flight("")}) == Join("r9")
     world.start(2)
     assert decide(world.session, asked("r9"), {}) == Sample(1)
 
@@ -194,7 +194,7 @@ def test_request_that_was_accepted_before_is_known_by_its_id() -> None:
     world = World()
     world.ask([user("a")], "b")
     world.fail(world.open([user("c")])[1], CallFailure.ENGINE_UNREACHABLE)
-    assert [resent(world.session, request, {"r7": InFlight("")}) for request in ("r1", "r2", "r7", "r9")] == [True, True, True, False]
+    assert [resent(world.session, request, {"r7": in_flight("")}) for request in ("r1", "r2", "r7", "r9")] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_images_that_nobody_sees_are_refused_by_their_place() -> None:
     def request(*images: Image) -> CanonicalRequest:
         return CanonicalRequest(dialect="openai_chat", model="m", messages=(), tools=(), stream=False, requested_params={}, images=images)
 
-    image = Image(digest="0" * 64, media_type="image/png", data=b"", place="messages[3].content[0].image_url.url")
+    image = Image(digest="0" * 64, media_type="image/png", data=b"", path="messages[3].content[0].image_url.url")
     refused = unsupported(request(image), "it", vision=False)
     assert refused is not None
-    assert refused.field == image.place
+    assert refused.field == image.path
     assert unsupported(request(image), "it", vision=True) is None
     assert unsupported(request(), "it", vision=False) is None

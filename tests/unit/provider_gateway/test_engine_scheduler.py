@@ -12,9 +12,8 @@ from evener.engines.port import ContextOverflow, EngineError, EngineFacts, Engin
 from evener.engines.vllm import VllmEngine
 from evener.proto.fleet import EngineJoined
 from evener.proto.spec import Target
-from evener.provider_gateway.engine_handle import EngineHandle, EngineLease, RegisteredEngine
+from evener.provider_gateway.engine_handle import EngineHandle, EngineSlots, Pauses, RegisteredEngine
 from evener.provider_gateway.engine_scheduler import PASSED_OVER, AdmissionPermit, EngineScheduler, NoEngine
-from evener.provider_gateway.pauses import Pauses
 
 POLICY = Target(policy="policy")
 A, B = frozenset({Target(policy="a")}), frozenset({Target(policy="b")})
@@ -45,7 +44,7 @@ class Caller:
         self.session_id = session_id
         self.got: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._enough = asyncio.Event()
-        self._task = asyncio.create_task(self._hold(scheduler.lease(target, session_id, permit or AdmissionPermit())))
+        self._task = asyncio.create_task(self._hold(scheduler.slots(target, session_id, permit or AdmissionPermit())))
         TASKS.append(self._task)
 
     async def engine(self) -> str:
@@ -70,9 +69,9 @@ class Caller:
     def cancelled(self) -> bool:
         return self._task.cancelled()
 
-    async def _hold(self, leased: AbstractAsyncContextManager[EngineLease]) -> None:
-        async with leased as lease:
-            self.got.set_result(lease.engine.joined.engine_id)
+    async def _hold(self, leased: AbstractAsyncContextManager[EngineSlots]) -> None:
+        async with leased as slots:
+            self.got.set_result(slots.engine.joined.engine_id)
             await self._enough.wait()
 
 
@@ -316,7 +315,7 @@ async def test_calls_that_come_at_once_cannot_share_one_place() -> None:
     assert [permit is not None for permit in permits] == [True, False, False]
 
 
-async def test_held_calls_come_in_by_order_of_arrival_as_places_free() -> None:
+async def test_held_calls_come_in_by_order_of_arrival_as_slots_free() -> None:
     """A later one does not overtake them; one for other engines is not held up."""
     e1 = engine("e1", places=4, policy="a")
     e1.taken = 4
@@ -379,7 +378,7 @@ async def test_call_that_goes_away_while_it_is_held_takes_no_place(*, late: bool
     assert await waits is not None
 
 
-async def test_engine_that_is_given_up_ends_the_leases_at_it_with_the_reason() -> None:
+async def test_engine_that_is_given_up_ends_what_its_calls_do_with_the_reason() -> None:
     """Its calls are to go elsewhere; those at others go on, and nobody is given it before it answers."""
     e1, e2 = engine("e1"), engine("e2")
     scheduler = scheduler_of(e1, e2)
@@ -388,7 +387,7 @@ async def test_engine_that_is_given_up_ends_the_leases_at_it_with_the_reason() -
     e1.give_up()
     with pytest.raises(EngineUnreachable, match="engine e1 is gone"):
         await one.let_go()
-    assert (e1.taken, e1.leases, e1.usable) == (0, set(), False)
+    assert (e1.taken, e1.holders, e1.usable) == (0, set(), False)
     assert await still_waits(Caller(scheduler, "c"))
     await two.let_go()
 
@@ -408,11 +407,11 @@ async def test_call_that_is_cancelled_as_its_engine_is_given_up_is_cancelled() -
     ("error", "silent", "avoided"),
     [(EngineUnreachable("x"), True, True), (EngineError("x"), False, True), (ContextOverflow("x"), False, False)],
 )
-async def test_engine_is_judged_by_how_its_lease_ends(error: EngineError, *, silent: bool, avoided: bool) -> None:
+async def test_engine_is_judged_by_how_its_calls_end(error: EngineError, *, silent: bool, avoided: bool) -> None:
     """One that does not answer gets no calls, one that failed is asked last; a prompt that is too long says nothing of it."""
     e1 = engine("e1")
     with pytest.raises(EngineError):
-        async with scheduler_of(e1).lease(POLICY, "s", AdmissionPermit()):
+        async with scheduler_of(e1).slots(POLICY, "s", AdmissionPermit()):
             raise error
     assert (e1.silent_since is not None, e1.failed_at > 0) == (silent, avoided)
 

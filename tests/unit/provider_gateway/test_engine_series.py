@@ -5,9 +5,8 @@ from prometheus_client import CollectorRegistry
 from evener.engines.port import EngineFacts, LogprobRule
 from evener.engines.vllm import VllmEngine
 from evener.proto.fleet import EngineJoined
-from evener.provider_gateway.engine_handle import EngineHandle, RegisteredEngine
+from evener.provider_gateway.engine_handle import EngineHandle, Pauses, RegisteredEngine
 from evener.provider_gateway.engine_series import shown_engine
-from evener.provider_gateway.pauses import Pauses
 from evener.service.telemetry import metrics
 
 

@@ -5,8 +5,8 @@ import time
 import pytest
 from tests.support.world import user
 
-from evener.dialects.canonical import Message
-from evener.provider_gateway.looping import looping
+from evener.provider_gateway.placement import looping
+from evener.tokens.digests import Message
 
 REMINDER = "<system-reminder>\nYour todo list is empty.\n</system-reminder>"
 

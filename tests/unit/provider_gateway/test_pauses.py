@@ -6,14 +6,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.support.engines import Play
+from tests.support.loop import LoopTime
+from tests.support.waiting import eventually
 
-from evener.engines.port import WeightControl
 from evener.engines.registry import open_weights
 from evener.engines.scripted import Script, ScriptedServer
+from evener.engines.vllm_weights import VllmWeights
 from evener.proto.fleet import EngineJoined
 from evener.proto.relay import Waiting
-from evener.provider_gateway.pauses import LOOK_SECONDS, Pauses
+from evener.provider_gateway.engine_handle import Pauses
 
+POLL_SECONDS = 0.05
 ROUNDED_SECONDS = 1e-6
 
 
@@ -27,39 +30,41 @@ class Call:
         self.waited.append(step.seconds)
 
 
-def control(url: str, kind: str = "scripted") -> WeightControl | None:
-    return open_weights(EngineJoined(engine_id="e1", kind=kind, url=url, policy="policy", joined_at=0.0))
+class Control(VllmWeights):
+    """The control of an engine, which counts how often it is asked whether the engine is paused."""
+
+    asked = 0
+
+    async def paused(self) -> bool:
+        self.asked += 1
+        return await super().paused()
 
 
 @asynccontextmanager
-async def watched(server: ScriptedServer) -> AsyncIterator[tuple[Pauses, WeightControl]]:
-    steering = control(server.url)
-    assert steering is not None
-    pauses = Pauses(control(server.url))
+async def watched(server: ScriptedServer) -> AsyncIterator[tuple[Pauses, Control]]:
+    control = Control(server.url)
+    pauses = Pauses(control, POLL_SECONDS)
     try:
-        yield pauses, steering
+        yield pauses, control
     finally:
         await pauses.aclose()
-        await steering.aclose()
 
 
 async def test_pause_is_told_as_it_passes_and_counts_to_the_first_token_after_it(play: Play) -> None:
     """To all that sample, each for as long as it has waited itself."""
     loop = asyncio.get_running_loop()
-    async with watched(await play(Script())) as (pauses, steering):
-        await steering.pause()
+    async with watched(await play(Script())) as (pauses, control):
+        await control.pause()
         call, late = Call(), Call()
         with pauses.told_to(call.put):
             paused_after = loop.time()
             pauses.heard()
             paused_before = loop.time()
-            async with asyncio.timeout(60):
-                while len(call.waited) < 2:  # noqa: ASYNC110 - told while it lasts, into a list
-                    await asyncio.sleep(LOOK_SECONDS / 10)
+            await eventually(lambda: len(call.waited) >= 2)
             late_after = loop.time()
             with pauses.told_to(late.put):
                 late_before = loop.time()
-                await asyncio.sleep(LOOK_SECONDS / 4)
+                await eventually(lambda: late.waited)
                 heard_after = loop.time()
                 pauses.heard()
                 heard_before = loop.time()
@@ -69,33 +74,36 @@ async def test_pause_is_told_as_it_passes_and_counts_to_the_first_token_after_it
 
 async def test_engine_that_is_only_slow_is_not_paused(play: Play) -> None:
     """A long prompt is silent too."""
-    async with watched(await play(Script())) as (pauses, _):
+    async with watched(await play(Script())) as (pauses, control):
         call = Call()
         with pauses.told_to(call.put):
-            await asyncio.sleep(2.5 * LOOK_SECONDS)
+            await eventually(lambda: control.asked > 1)
             pauses.heard()
         assert call.waited == []
 
 
-async def test_engine_that_samples_is_not_asked(play: Play) -> None:
+async def test_engine_that_samples_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not silent is not paused: it would be asked for nothing."""
-    server = await play(Script())
-    async with watched(server) as (pauses, steering):
-        call = Call()
-        with pauses.told_to(call.put):
-            await steering.pause()
-            for _ in range(10):
-                pauses.heard()
-                await asyncio.sleep(LOOK_SECONDS / 4)
-        assert call.waited == []
-
-
-@pytest.mark.parametrize("kind", ["embedded", "scripted"])
-async def test_engine_without_a_control_or_an_answer_tells_of_no_pause(kind: str) -> None:
-    pauses = Pauses(control("http://127.0.0.1:9", kind))
-    call = Call()
+    control, time, call = Control("http://127.0.0.1:9"), LoopTime(monkeypatch), Call()
+    pauses = Pauses(control, POLL_SECONDS)
     with pauses.told_to(call.put):
-        await asyncio.sleep(2.5 * LOOK_SECONDS)
+        for _ in range(10):
+            pauses.heard()
+            await time.pass_by(POLL_SECONDS / 4)
+    await pauses.aclose()
+    assert (control.asked, call.waited) == (0, [])
+
+
+async def test_engine_that_does_not_answer_tells_of_no_pause() -> None:
+    control, call = Control("http://127.0.0.1:9"), Call()
+    pauses = Pauses(control, POLL_SECONDS)
+    with pauses.told_to(call.put):
+        await eventually(lambda: control.asked > 1)
         pauses.heard()
     await pauses.aclose()
     assert call.waited == []
+
+
+def test_engine_whose_weights_stay_has_no_pauses() -> None:
+    """Nobody needs to ask it."""
+    assert open_weights(EngineJoined(engine_id="e1", kind="embedded", url="http://127.0.0.1:9", policy="policy", joined_at=0.0)) is None

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.provider_gateway.peers import is_outreached, share_of
+from evener.provider_gateway.partitions import is_outreached
+from evener.service.owners import share_of
 
 HELD = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 64), min_size=1)
 

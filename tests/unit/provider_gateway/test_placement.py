@@ -2,29 +2,32 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
 from tests.support.toy import ToyRenderer
+from tests.support.waiting import eventually
 from tests.support.world import World, user
 
 from evener.blobs.open import open_blobs
-from evener.dialects.canonical import CanonicalRequest, Message, RequestError
+from evener.dialects.canonical import CanonicalRequest, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.arrays import inline
 from evener.proto.codec import decode
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Budgets
-from evener.provider_gateway.core import Sample
-from evener.provider_gateway.placement import MOST_CHARACTERS, PlacedCall, Placer
+from evener.provider_gateway.core import ParsedRequest, Sample
+from evener.provider_gateway.placement import MAX_PROMPT_CHARACTERS, PlacedCall, Placer
 from evener.provider_gateway.policies import Policy
-from evener.provider_gateway.request import ParsedRequest
 from evener.provider_gateway.session import SessionRuntime
 from evener.templates.config import PolicyConfig
+from evener.tokens.digests import Message
 from evener.tokens.forest import Ids
+
+CALL = {"id": "c", "name": "run", "arguments": {}}
 
 
 class SlowRenderer(ToyRenderer):
@@ -59,7 +62,11 @@ class Gateway:
 
     async def place(self, text: str) -> PlacedCall:
         """Place a call that says one thing."""
-        canonical = CanonicalRequest(dialect="openai_chat", model="m", messages=(user(text),), tools=(), stream=False, requested_params={})
+        return await self.place_all((user(text),))
+
+    async def place_all(self, messages: tuple[Message, ...]) -> PlacedCall:
+        """Place a call with this history."""
+        canonical = CanonicalRequest(dialect="openai_chat", model="m", messages=messages, tools=(), stream=False, requested_params={})
         request = ParsedRequest(request_id="r", dialect=OpenAIChat(), canonical=canonical, body_digest="d")
         return await self.placer.place(self.session, request, Sample(1))
 
@@ -67,8 +74,7 @@ class Gateway:
 async def test_loop_goes_on_while_a_call_is_rendered() -> None:
     gateway = Gateway()
     placing = asyncio.create_task(gateway.place("hello"))
-    while not gateway.renderer.began.is_set():  # noqa: ASYNC110 (a thread tells)
-        await asyncio.sleep(0.001)
+    await eventually(gateway.renderer.began.is_set)
     gateway.renderer.go_on.set()
     placed = await placing
 
@@ -85,8 +91,7 @@ async def test_nothing_is_folded_in_while_a_call_is_placed() -> None:
     gateway.world.ask([user("first")], "answer")
     committed = [(decode(record), offset) for offset, record in list(enumerate(gateway.world.log))[gateway.folded :]]
     placing = asyncio.create_task(gateway.place("hello"))
-    while not gateway.renderer.began.is_set():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await eventually(gateway.renderer.began.is_set)
 
     gateway.session.change(lambda: gateway.session.fold(committed, 100.0))
     assert not gateway.session.log.forest.calls
@@ -108,27 +113,32 @@ async def test_calls_that_are_placed_at_once_have_numbers_of_their_own() -> None
 async def test_more_text_than_any_context_holds_is_refused_before_it_is_rendered() -> None:
     """Its harness is told in words that make it shorten its history."""
     gateway = Gateway()
-    with pytest.raises(RequestError, match=f"at most {MOST_CHARACTERS} are served") as refused:
-        await gateway.place("x" * (MOST_CHARACTERS + 1))
+    with pytest.raises(RequestError, match=f"at most {MAX_PROMPT_CHARACTERS} are served") as refused:
+        await gateway.place("x" * (MAX_PROMPT_CHARACTERS + 1))
 
     assert refused.value.kind == "context_length_exceeded"
     assert not gateway.renderer.began.is_set()
 
 
-async def test_loop_goes_on_while_a_history_is_searched_for_circles(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loop_goes_on_while_a_history_is_searched_for_circles() -> None:
     """Four million letters of notes took 400 ms."""
+    readers: list[threading.Thread] = []
+
+    class Watched(tuple[Message, ...]):
+        """A history that notes which threads read it from its end."""
+
+        __slots__ = ()
+
+        def __reversed__(self) -> Iterator[Message]:
+            readers.append(threading.current_thread())
+            return reversed(tuple(self))
+
     gateway = Gateway()
     gateway.renderer.go_on.set()
     start = gateway.session.log.starts[1]
     spec = structs.replace(start.spec, budgets=Budgets(repeats=3))
     gateway.session.log.starts[1] = structs.replace(start, spec=spec)
-    threads: list[threading.Thread] = []
-
-    def found(messages: Sequence[Message], repeats: int | None) -> bool:
-        del messages
-        threads.append(threading.current_thread())
-        return repeats == 3
-
-    monkeypatch.setattr("evener.provider_gateway.placement.looping", found)
-    assert (await gateway.place("hello")).looping
-    assert [thread is threading.main_thread() for thread in threads] == [False]
+    turn = ({"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c", "content": "x"})
+    assert (await gateway.place_all(Watched((user("hello"), *(turn * 3))))).looping
+    assert readers
+    assert threading.main_thread() not in readers

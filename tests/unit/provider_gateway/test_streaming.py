@@ -10,9 +10,9 @@ from tests.support.world import World, user
 
 from evener.engines.answers import Sampled
 from evener.engines.port import Chunk
-from evener.provider_gateway.feed import CallFeed
+from evener.provider_gateway.inflight import InflightCall
 from evener.provider_gateway.streaming import AnswerStream
-from evener.provider_gateway.timings import TIMINGS
+from evener.provider_gateway.timings import GATEWAY_TIMINGS
 
 TOKEN = Chunk(ids=np.array([1], np.int32), logprobs=np.array([0.0], np.float32), versions=np.array([0], np.int32))
 TOKEN_SECONDS = 0.001
@@ -34,9 +34,9 @@ class Reader:
 
 async def streamed(reader: Reader, *, seconds: float) -> str:
     """Sample for so long; return what has left."""
-    feed, sampled = CallFeed(3600.0, lambda: None), Sampled()
+    feed, sampled = InflightCall("r1", "digest", 3600.0), Sampled()
     opened = World().open([user("a")])[1]
-    stream = AnswerStream(sampled, reader, feed, opened, TIMINGS)  # type: ignore[arg-type]  # as far as it is used
+    stream = AnswerStream(sampled, reader, feed, opened, GATEWAY_TIMINGS)  # type: ignore[arg-type]  # as far as it is used
     stream.begin()
     end = reader.time.now + seconds
     while reader.time.now < end:
@@ -52,7 +52,7 @@ async def test_tokens_of_ten_milliseconds_leave_together(monkeypatch: pytest.Mon
     """Each write costs more than the tokens in it, and nobody sees the difference."""
     reader = Reader(LoopTime(monkeypatch), 0.0)
     text = await streamed(reader, seconds=1.0)
-    assert 0.9 <= reader.reads * TIMINGS.streaming <= 1.02
+    assert 0.9 <= reader.reads * GATEWAY_TIMINGS.streaming <= 1.02
     assert len(text) > 0.98 * 1.0 / TOKEN_SECONDS
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.support.loop import forever
 
 from evener.proto.errors import ConfigError
 from evener.runtime import faults
@@ -60,8 +61,8 @@ async def test_pause_ends_after_its_seconds() -> None:
 async def test_cancel_strikes_the_service_and_who_passes() -> None:
     """A handler of the service would otherwise answer after its service is gone."""
     faults.arm("cancel@gateway.committed")
-    service = asyncio.create_task(asyncio.sleep(60))
-    other = asyncio.create_task(asyncio.sleep(60))
+    service = asyncio.create_task(forever())
+    other = asyncio.create_task(forever())
     faults.running("provider_gateway", service)
     faults.running("scheduler", other)
     passing = asyncio.create_task(faults.point("gateway.committed"))

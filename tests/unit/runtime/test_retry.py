@@ -6,7 +6,8 @@ from itertools import islice
 import pytest
 
 from evener.proto.errors import Recoverable
-from evener.runtime.retry import Backoff, Dependency
+from evener.runtime.backoff import Backoff
+from evener.runtime.retry import Dependency
 
 
 def test_pauses_double_up_to_the_longest() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from tests.support.loop import turns
+from tests.support.loop import forever, turns
 
 from evener.runtime.tasks import Tasks
 
@@ -20,7 +20,7 @@ async def together(ended: asyncio.Event, block: Awaitable[None]) -> None:
 
     async def wait() -> None:
         try:
-            await asyncio.Event().wait()
+            await forever()
         finally:
             ended.set()
 
@@ -54,7 +54,7 @@ async def test_error_of_a_task_of_a_task_is_raised_itself() -> None:
 
 async def test_cancellation_stays_a_cancellation() -> None:
     ended = asyncio.Event()
-    running = asyncio.ensure_future(together(ended, asyncio.sleep(3600)))
+    running = asyncio.ensure_future(together(ended, forever()))
     await turns()
     running.cancel()
 
@@ -69,7 +69,7 @@ async def test_cancellation_is_not_lost_to_an_error_at_the_same_moment() -> None
 
     async def fail_at_the_end() -> None:
         try:
-            await asyncio.Event().wait()
+            await forever()
         finally:
             raise TROUBLE
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evener.sandbox_runner.failed_requests import KEPT, FailedRequests
+from evener.sandbox_runner.failed_requests import KEPT_REQUESTS, FailedRequests
 from evener.sandbox_runner.gateway_client import RelayedCall
 
 PATH = "/v1/chat/completions"
@@ -58,7 +58,7 @@ async def test_client_that_marks_no_retries_repeats_none() -> None:
 
 async def test_what_is_kept_of_failed_requests_is_bounded() -> None:
     """The oldest is forgotten first."""
-    failed = await failed_with(*(call(f"r{number}", b"%d" % number) for number in range(KEPT + 1)))
+    failed = await failed_with(*(call(f"r{number}", b"%d" % number) for number in range(KEPT_REQUESTS + 1)))
 
     assert await original(failed, call(body=b"0", headers=MARKED)) is None
     assert await original(failed, call(body=b"1", headers=MARKED)) == "r1"

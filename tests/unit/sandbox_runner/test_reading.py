@@ -9,7 +9,7 @@ from evener.dialects.canonical import RequestHints
 from evener.dialects.openai_chat import OpenAIChat
 from evener.sandbox_runner.failed_requests import FailedRequests
 from evener.sandbox_runner.gateway_client import RelayedCall
-from evener.sandbox_runner.request_body import SHORT_BYTES, read_hints
+from evener.sandbox_runner.request_body import PARSED_AT_ONCE_BYTES, read_hints
 
 PATH = "/v1/chat/completions"
 
@@ -29,7 +29,7 @@ class Unhurried(OpenAIChat):
 async def test_loop_goes_on_while_a_large_body_is_looked_at(key: bytes) -> None:
     """Other harnesses' streams do not wait for it."""
     dialect = Unhurried()
-    body = b'{"' + key + b'": "' + b"x" * SHORT_BYTES + b'", "stream": true, "model": "m"}'
+    body = b'{"' + key + b'": "' + b"x" * PARSED_AT_ONCE_BYTES + b'", "stream": true, "model": "m"}'
     reading = asyncio.create_task(read_hints(dialect, PATH, body))
     await asyncio.sleep(0)
     assert not reading.done()
@@ -40,7 +40,7 @@ async def test_loop_goes_on_while_a_large_body_is_looked_at(key: bytes) -> None:
 
 async def test_loop_goes_on_while_a_large_body_is_recognised() -> None:
     """A retry of a request that was not served is known by its bytes, of which there may be 32 MB."""
-    body = b"x" * (SHORT_BYTES + 1)
+    body = b"x" * (PARSED_AT_ONCE_BYTES + 1)
     call = RelayedCall(path=PATH, body=body, headers={"retry": "1"}, request_id="r1", capability="", partition=0)
     failed = FailedRequests("retry")
     recognising = asyncio.create_task(failed.digest(call))

@@ -11,7 +11,7 @@ import pytest
 from tests.support.trees import NOBODY, dig, make_specials, plain_user, scratch
 
 from evener.sandboxes.apply_changes import apply
-from evener.sandboxes.changes import MAX_DEPTH, changes_since, state_of
+from evener.sandboxes.changes import MAX_FOLDER_DEPTH, changes_since, state_of
 from evener.sandboxes.port import ChangeLimits, Changes, ChangesTooLarge
 
 LIMITS = ChangeLimits(bytes=1 << 20)
@@ -39,8 +39,8 @@ def test_tree_deeper_than_a_path_is_kept_as_far_as_it_can_be_made_again(depth: i
         apply(grader, changes, everything)
 
         assert (grader / "answer.txt").read_text() == "42"
-        assert names(changes)[-1] == "/".join("d" * MAX_DEPTH)
-        assert list(changes.excluded.items()) == [("/".join("d" * (MAX_DEPTH + 1)), "nested deeper than 100 folders")]
+        assert names(changes)[-1] == "/".join("d" * MAX_FOLDER_DEPTH)
+        assert list(changes.excluded.items()) == [("/".join("d" * (MAX_FOLDER_DEPTH + 1)), "nested deeper than 100 folders")]
 
 
 def test_name_that_is_too_long_is_excluded() -> None:

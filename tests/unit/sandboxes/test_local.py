@@ -3,12 +3,12 @@
 import asyncio
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.waiting import eventually
 
 from evener.sandboxes.grading import Grading, grade
 from evener.sandboxes.local import LocalSandboxes, LocalTimings, open_local
@@ -61,24 +61,17 @@ def runs(pid: int) -> bool:
         return False
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def left_in(root: Path) -> list[str]:
     """Return what is there of sandboxes, those that are being removed included."""
     return [path.name for path in (*root.iterdir(), *(root / ".removed").iterdir()) if path.name not in {".held", ".removed"}]
 
 
 async def gone(pid: int) -> None:
-    await asyncio.to_thread(until, lambda: not runs(pid))
+    await eventually(lambda: not runs(pid))
 
 
 async def pid_in(path: Path) -> int:
-    await asyncio.to_thread(until, lambda: path.exists() and path.read_text().endswith("\n"))
+    await eventually(lambda: path.exists() and path.read_text().endswith("\n"))
     return int(await asyncio.to_thread(path.read_text))
 
 
@@ -134,6 +127,12 @@ async def test_a_missing_program_says_its_name(sandboxes: LocalSandboxes) -> Non
     async with sandboxes.open("s") as sandbox:
         with pytest.raises(ProgramMissing, match="there is no program nosuchcommand"):
             await sandbox.start(Program(argv=("nosuchcommand",)))
+
+
+async def test_a_file_that_is_not_executable_is_not_called_missing(sandboxes: LocalSandboxes) -> None:
+    async with sandboxes.open("s") as sandbox:
+        with pytest.raises(ProgramMissing, match="/etc/passwd is not executable"):
+            await sandbox.start(Program(argv=("/etc/passwd",)))
 
 
 async def test_what_a_program_leaves_running_dies_with_it(sandboxes: LocalSandboxes, tmp_path: Path) -> None:

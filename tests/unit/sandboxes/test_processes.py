@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import eventually
 from tests.unit.sandboxes.test_local import PATIENT, gone, killed_runner, pid_in, runs
 
 from evener.sandboxes.local import LocalSandboxes, LocalTimings, open_local
@@ -126,9 +127,7 @@ async def test_end_is_asked_for_before_it_is_forced(sandboxes: LocalSandboxes) -
         assert await (await sandbox.start(Program(argv=("sleep", "1000")))).end(grace_seconds=30) == -signal.SIGTERM
 
         polite = await sandbox.start(shell("trap 'echo tidy; exit 5' TERM; echo ready; while :; do sleep 0.01; done"))
-        async with asyncio.timeout(60):
-            while b"ready" not in polite.log():  # noqa: ASYNC110 - another process prints it
-                await asyncio.sleep(0.01)
+        await eventually(lambda: b"ready" in polite.log())
         assert await polite.end(grace_seconds=30) == 5
         assert polite.log().endswith(b"tidy\n")
 

@@ -12,9 +12,9 @@ from tests.support.trees import dig, mounted, scratch, unmount_below
 from tests.unit.sandboxes.test_local import PATIENT, left_in
 
 from evener.sandboxes import removal
-from evener.sandboxes.folders import Deadline, remove
-from evener.sandboxes.local import LocalTimings, open_local
+from evener.sandboxes.local import LocalSandbox, LocalSandboxes, LocalTimings, open_local
 from evener.sandboxes.port import ChangeLimits
+from evener.sandboxes.work import file_work
 
 
 @pytest.fixture
@@ -47,22 +47,20 @@ async def test_start_removes_a_deep_tree_that_a_dead_runner_left(root: Path) -> 
         assert left_in(root) == []
 
 
-async def test_start_waits_for_no_removal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_waits_for_no_removal(root: Path) -> None:
     """It puts aside, opens sandboxes under the same names, and removes meanwhile; what is left the next start goes on with."""
     for name in ("a", "b"):
         (root / name / "app").mkdir(parents=True)
         dig(root / name / "app", 5_000)
     go_on = threading.Event()
-
-    def take_long(name: str, folder: int, deadline: Deadline) -> None:
-        go_on.wait()
-        remove(name, folder, deadline)
-
-    monkeypatch.setattr("evener.sandboxes.removal.remove", take_long)
-    async with open_local(root, LocalTimings(start_seconds=0.0, close_seconds=0.0)) as sandboxes, sandboxes.open("a") as sandbox:
-        await sandbox.write({"/app/new": b"x"})
-        assert await sandbox.read("/app/new") == b"x"
-        assert sorted(path.name[:2] for path in (root / ".removed").iterdir()) == ["a.", "b."]
+    async with file_work() as work:
+        work.removals.begin(go_on.wait)  # the one thread that removes is busy
+        sandboxes = LocalSandboxes(root, work, LocalTimings(start_seconds=0.0, close_seconds=0.0), LocalSandbox)
+        await sandboxes.reap()
+        async with sandboxes.open("a") as sandbox:
+            await sandbox.write({"/app/new": b"x"})
+            assert await sandbox.read("/app/new") == b"x"
+            assert sorted(path.name[:2] for path in (root / ".removed").iterdir()) == ["a.", "b."]
         go_on.set()
     async with open_local(root, PATIENT):
         assert left_in(root) == []

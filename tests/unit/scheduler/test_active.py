@@ -4,10 +4,7 @@ from typing import Any
 
 from tests.support import builders
 
-from evener.bus.port import Record
-from evener.proto.codec import encode
 from evener.proto.fleet import Heartbeat
-from evener.proto.topics import Topic
 from evener.scheduler.active import ActiveScheduler
 from evener.scheduler.fleet import Fleet
 
@@ -20,11 +17,7 @@ def beat(name: str, epoch: int, *, stopping: bool = False, scheduler: str = "mai
 def told(*beats: Heartbeat) -> str | None:
     """Return the address after these heartbeats."""
     active = ActiveScheduler("main")
-    records = [
-        Record(topic=Topic.FLEET, partition=0, offset=number, key=one.instance_id, value=encode(one), headers=(), timestamp_ms=0)
-        for number, one in enumerate(beats)
-    ]
-    active.read(records)
+    active.read(beats)
     return active.address
 
 

@@ -12,11 +12,13 @@ from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.state import TaskState
 from evener.proto.tasks import TaskOptions, TaskSubmitted
-from evener.scheduler.admission import ELSEWHERE_SECONDS, admit
+from evener.scheduler.admission import ELSEWHERE_SECONDS, RunningOf, admit
 from evener.scheduler.core import Draft
 from evener.scheduler.fleet import Fleet, Leases
 from evener.scheduler.open_tasks import OpenTasks
 
+NOTHING: RunningOf = {}
+FOREIGN = Running(session_id="of-another-scheduler.0", attempt=1)
 A, B = Running(session_id="t.0", attempt=1), Running(session_id="t.1", attempt=1)
 
 
@@ -35,10 +37,10 @@ def tasks(*, of: dict[str, str] | None = None, **sizes: int) -> dict[str, TaskSt
     return draft.changed
 
 
-def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.0) -> list[tuple[str, str]]:
-    """Admit, commit, and return which session went to which runner."""
+def dispatched(known: dict[str, TaskState], *runners: Heartbeat, now: float = 1.0, running: RunningOf = NOTHING) -> list[tuple[str, str]]:
+    """Admit, commit, and return which session went to which runner. `running`: what runners say that they hold."""
     draft = Draft(known, now=now)
-    admit(draft, OpenTasks(known.values()), runners, now=now, lease_seconds=10)
+    admit(draft, OpenTasks(known.values()), runners, now=now, lease_seconds=10, running=running)
     known.update(draft.changed)
     events = [write.event for write in draft.writes]
     return [(event.session_id, event.runner_id) for event in events if isinstance(event, SessionDispatched)]
@@ -57,8 +59,8 @@ def test_further_attempt_waits_for_another_runner_than_the_one_that_failed() -> 
     assert dispatched(known, runner("hole"), now=1.0) == [("t.0", "hole"), ("t.1", "hole")]
     again(known, "t.0")
     again(known, "t.1")
-    full = runner("good", capacity=1, running=(Running(session_id="of-another-scheduler.0", attempt=1),))
-    assert dispatched(known, runner("hole"), full, now=10.0) == []
+    full = runner("good", capacity=1)
+    assert dispatched(known, runner("hole"), full, now=10.0, running={"good": [FOREIGN]}) == []
     assert dispatched(known, runner("hole"), runner("good", capacity=1), now=10.0) == [("t.0", "good")]
     assert dispatched(known, runner("hole"), now=10.0) == [("t.1", "hole")]  # there is no other
 
@@ -70,8 +72,8 @@ def test_further_attempt_goes_to_none_of_the_runners_that_lost_one() -> None:
     again(known, "t.0")
     assert dispatched(known, runner("one"), runner("two"), now=10.0) == [("t.0", "two")]
     again(known, "t.0", attempt=2)
-    full = runner("three", capacity=1, running=(Running(session_id="of-another-scheduler.0", attempt=1),))
-    assert dispatched(known, runner("one", 8), runner("two", 8), full, now=20.0) == []
+    full = runner("three", capacity=1)
+    assert dispatched(known, runner("one", 8), runner("two", 8), full, now=20.0, running={"three": [FOREIGN]}) == []
     assert dispatched(known, runner("one", 8), runner("two", 8), runner("three"), now=20.0) == [("t.0", "three")]
 
 
@@ -80,9 +82,9 @@ def test_further_attempt_does_not_wait_for_ever_for_another_runner() -> None:
     known = tasks(t=1)
     assert dispatched(known, runner("r"), now=1.0) == [("t.0", "r")]
     again(known, "t.0")
-    full = runner("busy", capacity=1, running=(Running(session_id="of-another-scheduler.0", attempt=1),))
-    assert dispatched(known, runner("r"), full, now=ELSEWHERE_SECONDS) == []
-    assert dispatched(known, runner("r"), full, now=ELSEWHERE_SECONDS + 2.0) == [("t.0", "r")]
+    full, taken = runner("busy", capacity=1), {"busy": [FOREIGN]}
+    assert dispatched(known, runner("r"), full, now=ELSEWHERE_SECONDS, running=taken) == []
+    assert dispatched(known, runner("r"), full, now=ELSEWHERE_SECONDS + 2.0, running=taken) == [("t.0", "r")]
 
 
 def test_runner_without_a_usable_store_is_no_other_runner() -> None:
@@ -170,7 +172,7 @@ def test_engines_join_drain_and_leave() -> None:
     assert fleet.engines == {}
 
 
-def test_sessions_are_spread_over_runners_by_free_places() -> None:
+def test_sessions_are_spread_over_runners_by_free_slots() -> None:
     assert dispatched(tasks(t=4), runner("a", 1), runner("b", 3)) == [("t.0", "b"), ("t.1", "b"), ("t.2", "a"), ("t.3", "b")]
 
 
@@ -181,30 +183,23 @@ def test_tasks_go_first_in_first_out_and_no_runner_gets_too_much() -> None:
     assert dispatched(known, runner(capacity=3)) == []
 
 
-def test_harness_that_no_runner_has_holds_nobody_up() -> None:
-    assert dispatched(tasks(pi=1, t=1), runner(harnesses=("script",))) == [("t.0", "r")]
-
-
-def test_places_of_other_schedulers_are_not_free() -> None:
-    listed = (Running(session_id="foreign.0", attempt=1),)
-
-    assert len(dispatched(tasks(t=3), runner(capacity=2, running=listed))) == 1
+def test_slots_of_other_schedulers_are_not_free() -> None:
+    assert len(dispatched(tasks(t=3), runner(capacity=2), running={"r": [FOREIGN]})) == 1
 
 
 def test_given_up_session_takes_its_place_until_its_runner_lets_it_go() -> None:
-    """Its harness is still being ended; a sealed one has none, whatever an older heartbeat says."""
+    """Its harness is still being ended; a sealed one has none, whatever its runner said before."""
     known = tasks(t=1, u=1)
     dispatched(known, runner(capacity=1))
-    listed = runner(capacity=1, running=(Running(session_id="t.0", attempt=1),))
     draft = Draft(known, now=1)
     draft.cancel("t", "enough")
     known.update(draft.changed)
-    assert dispatched(known, listed) == []
+    assert dispatched(known, runner(capacity=1), running={"r": [A]}) == []
 
     draft = Draft(known, now=1)
     draft.read(sealed("t.0", TerminationReason.CANCELLED))
     known.update(draft.changed)
-    assert dispatched(known, listed) == [("u.0", "r")]
+    assert dispatched(known, runner(capacity=1), running={"r": [A]}) == [("u.0", "r")]
 
 
 def test_attempt_above_the_sealed_one_takes_its_place_until_its_runner_lets_it_go() -> None:
@@ -217,7 +212,7 @@ def test_attempt_above_the_sealed_one_takes_its_place_until_its_runner_lets_it_g
     draft.read(sealed("t.0"))
     known.update(draft.changed)
 
-    assert dispatched(known, runner(capacity=1, running=(Running(session_id="t.0", attempt=2),))) == []
+    assert dispatched(known, runner(capacity=1), running={"r": [Running(session_id="t.0", attempt=2)]}) == []
     assert dispatched(known, runner(capacity=1)) == [("u.0", "r")]
 
 
@@ -244,10 +239,3 @@ def test_a_run_that_comes_later_gets_its_first_session_at_the_next_free_place() 
         draft.read(sealed(f"first.{index}"))
     known.update(draft.changed)
     assert [name for name, _ in dispatched(known, runner(capacity=6))] == ["first.4", "first.5", "late.1", "first.6", "late.2"]
-
-
-def test_places_that_one_run_cannot_use_go_to_the_others() -> None:
-    """A run that waits for a harness which no runner has takes nobody's turn."""
-    known = tasks(of={"pi": "waiting", "t": "going"}, pi=2, t=2)
-
-    assert dispatched(known, runner(harnesses=("script",), capacity=4)) == [("t.0", "r"), ("t.1", "r")]

@@ -31,7 +31,7 @@ def test_fleet_is_shown_by_what_lives_and_what_is_served() -> None:
 
     assert [instances("provider_gateway", state) for state in ("alive", "silent")] == [1, 1]
     assert [instances("sandbox_runner", state) for state in ("alive", "stopping", "silent")] == [1, 1, None]
-    assert registry.get_sample_value("evener_fleet_places") == 4
+    assert registry.get_sample_value("evener_fleet_slots") == 4
     assert registry.get_sample_value("evener_fleet_partitions_unserved") == 3
     assert [registry.get_sample_value("evener_fleet_engines", {"state": state}) for state in ("joined", "draining")] == [1, 1]
 

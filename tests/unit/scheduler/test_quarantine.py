@@ -5,7 +5,7 @@ from typing import Final
 from evener.proto.fleet import Heartbeat
 from evener.proto.reasons import TerminationReason
 from evener.scheduler.core import LEASE_EXPIRED, EndedAttempt
-from evener.scheduler.quarantine import LONGEST_SECONDS, Quarantine
+from evener.scheduler.quarantine import LONGEST_QUARANTINE_SECONDS, Quarantine
 
 LOST, RAN = TerminationReason.SANDBOX_LOST, TerminationReason.FINISHED
 FIRST_SECONDS: Final = 30.0
@@ -64,7 +64,7 @@ def test_pauses_double_until_a_session_has_run() -> None:
     assert (places(quarantine, 90.9), places(quarantine, 91.0)) == (0, 1)
     for number in range(10):
         quarantine.read([ended(LOST, 10 + number)], [runner()], now=10_000.0 * (number + 1))
-    assert quarantine.seconds_left("r", now=100_000.0) == LONGEST_SECONDS
+    assert quarantine.seconds_left("r", now=100_000.0) == LONGEST_QUARANTINE_SECONDS
     quarantine.read([ended(RAN, 30)], [runner()], now=200_000.0)
     assert (places(quarantine, 200_000.0), quarantine.count()) == (4, 0)
     quarantine.read([ended(LOST, 31), ended(LOST, 32)], [runner()], now=200_000.0)

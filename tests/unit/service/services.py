@@ -13,14 +13,16 @@ from starlette.routing import Route
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
-from evener.proto.fleet import Heartbeat
+from evener.proto.fleet import Heartbeat, RunnerLeases
 from evener.service.auth import control_route, load_secrets
 from evener.service.config import ServiceConfig
 from evener.service.context import Service, ServiceContext
+from evener.service.fleet_feed import FleetFeed
 from evener.service.http import json_response
 
 Run = Callable[[int], Awaitable[None]]
 """Called with the number of the opening, from 1."""
+Leases = Callable[[], RunnerLeases]
 
 
 @asynccontextmanager
@@ -29,6 +31,7 @@ async def open_parts(folder: Path) -> AsyncIterator[ServiceContext]:
     async with open_bus(f"embedded:{folder / 'bus'}") as bus:
         yield ServiceContext(
             bus=bus,
+            fleet=FleetFeed(bus),
             blobs=open_blobs("memory://"),
             secrets=load_secrets(folder, operator_token="operator"),
             registry=CollectorRegistry(),
@@ -41,7 +44,7 @@ async def open_parts(folder: Path) -> AsyncIterator[ServiceContext]:
 class Toy:
     """A service whose `run` and opening are given; it notes what the host does with it."""
 
-    def __init__(self, run: Run, *, opening: Run | None = None, instance_id: str = "test-toy") -> None:
+    def __init__(self, run: Run, *, opening: Run | None = None, instance_id: str = "test-toy", leases: Leases | None = None) -> None:
         self.openings = 0
         self.drained = 0
         self.handed_back = asyncio.Event()
@@ -51,6 +54,7 @@ class Toy:
         self._run = run
         self._opening = opening
         self._instance_id = instance_id
+        self._leases = leases
 
     @asynccontextmanager
     async def open(self, config: ServiceConfig, context: ServiceContext) -> AsyncIterator[Service]:
@@ -81,6 +85,7 @@ class Toy:
                     stopping=self.drained > 0,
                     at=time.time(),
                 ),
+                leases=self._leases,
                 drain=drain,
             )
         finally:

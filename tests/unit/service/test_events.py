@@ -15,10 +15,10 @@ from evener.blobs.waited import BlobTimings, Waited
 from evener.bus.port import Header, Outgoing, Record
 from evener.proto.blobs import BlobRef
 from evener.proto.codec import BadRecord, decode, encode
-from evener.proto.fleet import DeadLetter, EngineLeft, Heartbeat, Running
+from evener.proto.fleet import DeadLetter, EngineLeft, RunnerLeases, Running
 from evener.proto.sessions import CallClosed
 from evener.proto.topics import HEADER_CLAIM, HEADER_GROUP, HEADER_SESSION, HEADER_TYPE, Topic
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 from evener.service.bad_records import TooManyBadRecords
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog, header
@@ -151,19 +151,14 @@ async def test_large_bad_record_is_kept_whole(context: ServiceContext, events: E
 
 async def test_event_that_is_large_without_its_bulk_fields_moves_whole(context: ServiceContext, events: EventLog) -> None:
     """A group with thousands of calls: the record is a claim, and the reader does not notice."""
-    beat = Heartbeat(
-        instance_id="i",
-        service="s",
-        boot_id="b",
-        running=tuple(Running(session_id=f"session-{number}", attempt=1) for number in range(40_000)),
-        at=1.0,
-    )
-    await events.send(Topic.FLEET, "i", beat)
-    record = await last(context, Topic.FLEET)
+    running = tuple(Running(session_id=f"session-{number}", attempt=1) for number in range(40_000))
+    leases = RunnerLeases(runner_id="i", running=running, at=1.0)
+    await events.send(Topic.LEASES, "i", leases)
+    record = await last(context, Topic.LEASES)
 
     assert len(record.value or b"") < 200
-    assert await events.event(record) == beat
-    assert await events.light(record) == beat
+    assert await events.event(record) == leases
+    assert await events.light(record) == leases
 
 
 class Failing:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import msgspec
 import pytest
+from tests.support.waiting import block_until
 
 from evener.service.host import STATE_FILE, RunningUp
 
@@ -35,11 +35,8 @@ class Process:
     def url(self) -> str:
         """Base URL, once it serves."""
         file = self.state / STATE_FILE
-        end = time.monotonic() + START_SECONDS
-        while not file.exists():
-            assert time.monotonic() < end
-            assert self.popen.poll() is None, self.popen.communicate()[1]
-            time.sleep(0.02)
+        block_until(lambda: file.exists() or self.popen.poll() is not None, seconds=START_SECONDS)
+        assert self.popen.poll() is None, self.popen.communicate()[1]
         return msgspec.json.decode(file.read_bytes(), type=RunningUp).url
 
     def end(self) -> tuple[int, str]:
@@ -74,13 +71,8 @@ def get(url: str, token: str | None = None, method: str = "GET") -> tuple[int, A
 
 def until_ready(url: str) -> Any:
     """Return what /readyz says once it is content."""
-    end = time.monotonic() + START_SECONDS
-    while True:
-        status, conditions = get(f"{url}/readyz")
-        if status == 200:
-            return conditions
-        assert time.monotonic() < end, conditions
-        time.sleep(0.02)
+    block_until(lambda: get(f"{url}/readyz")[0] == 200, seconds=START_SECONDS)
+    return get(f"{url}/readyz")[1]
 
 
 def test_sigterm_drains_and_ends_with_0(process: Process) -> None:

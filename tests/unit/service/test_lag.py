@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.support.service_context import open_parts
+from tests.support.waiting import until
 
 from evener.bus.port import Outgoing, Reader
 from evener.proto.fleet import TopicLag
@@ -42,13 +43,12 @@ async def test_lag_is_told_by_topic_and_disappears_with_its_reader(tmp_path: Pat
 
 async def lag_of(lag: LagWatch, wanted: TopicLag) -> None:
     """Measure until the lag is as wanted."""
-    async with asyncio.timeout(60):
-        while True:
-            await lag.look()
-            found = lag.of("reconstructor")
-            if found and found[0].records == wanted.records and found[0].partitions == wanted.partitions:
-                break
-            await asyncio.sleep(0.01)
+
+    async def measured() -> tuple[TopicLag, ...]:
+        await lag.look()
+        return lag.of("reconstructor")
+
+    found = await until(measured, lambda told: told and (told[0].records, told[0].partitions) == (wanted.records, wanted.partitions))
     if wanted.records:
         assert found == (wanted,)
 

@@ -5,10 +5,11 @@ import time
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from evener.service.loop_watch import TICK_SECONDS, watch_loop
+from evener.service.loop_watch import watch_loop
 from evener.service.telemetry import metrics
 
 STOP_SECONDS = 0.2
+TICK_SECONDS = 0.01
 LONGEST, CPU = "evener_loop_longest_stop_seconds", "evener_loop_longest_stop_cpu_seconds"
 
 
@@ -21,7 +22,7 @@ def scrape(registry: CollectorRegistry) -> dict[str, float]:
 async def test_longest_stop_since_the_last_scrape_is_told() -> None:
     """A scrape before an input and one after it give the stop that the input caused."""
     registry = CollectorRegistry()
-    with watch_loop(metrics(registry)):
+    with watch_loop(metrics(registry), TICK_SECONDS):
         await asyncio.sleep(2 * TICK_SECONDS)
         scrape(registry)
         time.sleep(STOP_SECONDS)  # noqa: ASYNC251 (this is what is measured)
@@ -39,7 +40,7 @@ async def test_longest_stop_since_the_last_scrape_is_told() -> None:
 async def test_stop_that_the_scrape_itself_ends_is_seen() -> None:
     """The tick that is due comes after the scrape's answer."""
     registry = CollectorRegistry()
-    with watch_loop(metrics(registry)):
+    with watch_loop(metrics(registry), TICK_SECONDS):
         scrape(registry)
         end = time.process_time() + STOP_SECONDS
         while time.process_time() < end:

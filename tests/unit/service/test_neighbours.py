@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from tests.support.waiting import until
 from tests.unit.service.services import open_parts
 
 from evener.blobs.open import open_blobs
@@ -51,7 +52,7 @@ class Process:
         self.name = f"{instance}-{service}"
         self._service = service
         self.neighbours = Neighbours(
-            context.bus, secrets, store, boot_id=boot_id, names=[self.name], sign_seconds=sign_seconds, pause_seconds=0.01
+            context.bus, context.fleet, secrets, store, boot_id=boot_id, names=[self.name], sign_seconds=sign_seconds, pause_seconds=0.01
         )
         self._boot_id = boot_id
         self._events = EventLog(context.bus, context.blobs)
@@ -128,9 +129,7 @@ async def test_process_with_another_store_or_key_does_not_start_beside_a_living_
     await living.beat()
     wrong = Process(context, "b2", "run-2", await store(tmp_path / folder, "b2"), key=key, sign_seconds=SOON)
     fitting = asyncio.create_task(wrong.neighbours.fit())
-    while not fitting.done():
-        await asyncio.sleep(0.05)
-        await living.beat()
+    await until(living.beat, lambda _: fitting.done())
     with pytest.raises(NotShared, match=f"another {what} than gw-1-sandbox_runner at http://gw-1-sandbox_runner"):
         await fitting
 
@@ -272,8 +271,5 @@ async def test_log_that_is_away_ends_no_process(context: ServiceContext, tmp_pat
     later = Process(structs.replace(context, bus=bus), "b2", "local", await store(tmp_path / "blobs", "b2"))
     await later.neighbours.fit()
     watching = asyncio.create_task(later.neighbours.watch())
-    async with asyncio.timeout(SOON):
-        while not watching.done():
-            await earlier.beat()
-            await asyncio.sleep(0.02)
+    await until(earlier.beat, lambda _: watching.done())
     assert isinstance(watching.exception(), NameTaken)

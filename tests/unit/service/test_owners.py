@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 from tests.support.builders import listing
+from tests.support.loop import LoopTime
 
-from evener.bus.port import Record
+from evener.service.fleet_feed import FleetRecord
 from evener.service.owners import FRESH_SECONDS, Moved, Owners
 
 
-def beat(instance: str, *partitions: int, epoch: int = 1, releasing: bool = False, at: float = 0, **given: Any) -> Record:
+def beat(instance: str, *partitions: int, epoch: int = 1, releasing: bool = False, at: float = 0, **given: Any) -> FleetRecord:
     address = given.pop("address", f"http://{instance}")
     return listing(instance, address, *partitions, epoch=epoch, releasing=releasing, at=at, **given)
 
@@ -59,10 +60,10 @@ def test_a_gateway_that_came_back_elsewhere_is_found_there() -> None:
 
 
 def test_other_services_and_other_records_are_left_alone() -> None:
-    """`fleet` holds more than gateways, and perhaps what a later version writes."""
+    """`fleet` holds more than gateways."""
     owners = Owners()
-    bad = Record(topic="fleet", partition=0, offset=0, key="x", value=b"\xc1", headers=(), timestamp_ms=0)
-    owners.read([bad, beat("e", 0, service="evaluator")])
+    gone = FleetRecord(key="x", offset=0, event=None, written_at=0.0, heard_at=0.0)
+    owners.read([gone, beat("e", 0, service="evaluator")])
 
     assert owners.address(0) is None
 
@@ -92,6 +93,22 @@ async def test_partition_that_is_handed_over_is_waited_for_until_its_next_owner_
     owners.read([beat("b", 0, epoch=2)])
 
     assert await waiting == "http://b"
+
+
+async def test_handover_is_waited_for_as_long_as_its_gateway_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that dies in one ends none."""
+    time = LoopTime(monkeypatch)
+    owners = Owners(lambda: time.now)
+    owners.read([beat("a", 0, releasing=True)])
+    waiting = asyncio.create_task(owners.handed_over(0))
+    for number in range(10):
+        await time.pass_by(FRESH_SECONDS / 2)
+        owners.read([beat("a", 0, releasing=True, at=number + 1)])
+    assert not waiting.done()
+    await time.pass_by(FRESH_SECONDS + 0.1)
+    await time.pass_by(FRESH_SECONDS + 0.1)
+
+    await waiting
 
 
 async def test_pause_ends_when_the_owner_changes() -> None:

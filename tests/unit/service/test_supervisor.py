@@ -13,10 +13,10 @@ from tests.unit.service.services import Toy, for_ever, open_parts
 from evener.bus.port import BusUnreachable, NotCommitted
 from evener.proto.codec import decode
 from evener.proto.errors import EvenerError, Hopeless
-from evener.proto.fleet import Heartbeat
+from evener.proto.fleet import Heartbeat, RunnerLeases, Running
 from evener.proto.topics import Topic
 from evener.runtime import faults
-from evener.runtime.retry import Backoff
+from evener.runtime.backoff import Backoff
 from evener.service import supervisor
 from evener.service.config import ServiceConfig
 from evener.service.context import ServiceContext
@@ -83,7 +83,7 @@ async def test_service_whose_task_is_cancelled_alone_is_started_again(context: S
         while True:
             await faults.point("toy.step")
             passed += 1
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
     faults.arm("cancel@toy.step#2")
     toy = Toy(pass_a_point)
@@ -191,6 +191,18 @@ async def test_heartbeats_stand_in_the_fleet(context: ServiceContext) -> None:
     assert record.key == "test-toy"
     assert record.value is not None
     assert isinstance(decode(record.value), Heartbeat)
+
+
+async def test_what_a_service_holds_is_written_with_each_heartbeat(context: ServiceContext) -> None:
+    """Where only the scheduler reads it."""
+    held = RunnerLeases(runner_id="test-toy", running=(Running(session_id="s", attempt=1),), at=1.0)
+    running = asyncio.create_task(supervised(Toy(for_ever, leases=lambda: held), context, heartbeat_seconds=0.001).run())
+    async with asyncio.timeout(SOON):
+        (first, *_) = await anext(context.bus.follow(Topic.LEASES, 0, 0))
+        (second, *_) = await anext(context.bus.follow(Topic.LEASES, 0, first.offset + 1))
+    running.cancel()
+
+    assert [(record.key, decode(record.value or b"")) for record in (first, second)] == [("test-toy", held)] * 2
 
 
 async def test_heartbeat_that_says_something_new_is_sent_at_once(context: ServiceContext) -> None:

@@ -3,15 +3,17 @@
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from opentelemetry import propagate, trace
+from opentelemetry.trace import StatusCode
 from tests.support.collector import open_collector
 from tests.support.spans import Spans
 
-from evener.bus.port import Header, Record
-from evener.service.tracing import context_of, trace_headers, wanted_exporters
+from evener.bus.port import Header, NotCommitted, Record
+from evener.service.tracing import context_of, ending, trace_headers, wanted_exporters
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 PROGRAM = """
@@ -105,3 +107,20 @@ async def test_exporter_that_is_not_installed_is_named_and_stops_nobody(tmp_path
     assert (code, err) == (0, b"")
     assert b"traces_not_exported" in out
     assert b"nosuch" in out
+
+
+def test_spans_end_with_their_block_and_say_what_failed_it(spans: Spans) -> None:
+    """A commit that fails ends no process, and its spans would be missed."""
+    tracer = trace.get_tracer("test")
+    with ending([tracer.start_span("done")]):
+        pass
+    with suppress(NotCommitted), ending([tracer.start_span("one"), tracer.start_span("two")]):
+        msg = "the broker is gone"
+        raise NotCommitted(msg)
+
+    assert [(span.name, span.status.status_code) for span in spans.all()] == [
+        ("done", StatusCode.UNSET),
+        ("one", StatusCode.ERROR),
+        ("two", StatusCode.ERROR),
+    ]
+    assert [event.name for event in spans.one("one").events] == ["exception"]

@@ -17,14 +17,14 @@ async def hang(_: int) -> None:
     """Survive every cancellation."""
     while True:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             continue
 
 
 async def slow(_: int) -> None:
     """Take a while to open."""
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 def main() -> int:

@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.support.trees import dig, scratch
 
+from evener.proto.sandbox import ImageBuild, Network, NetworkMode, SandboxLimits, SandboxSpec
 from evener.proto.spec import GraderSpec
-from evener.tasks.directory import MAX_BYTES, bundled, find, load
+from evener.tasks.directory import MAX_BYTES, MAX_TASK_DEPTH, bundled, find, load
 from evener.tasks.errors import TaskError
 
 ANSWER = '[metadata.evener]\nexpected = "Paris"\nmatch = "contains"\n'
@@ -63,7 +65,7 @@ def test_harbor_task_is_read_whole(tmp_path: Path) -> None:
     """
     task = load(written(tmp_path, instruction="Fix it.\n", manifest=manifest, test="true"))
 
-    assert (task.name, task.instruction, task.workdir) == ("org/fix", "Fix it.", "/app")
+    assert (task.name, task.instruction, task.sandbox.workdir) == ("org/fix", "Fix it.", "/app")
     assert (task.agent_seconds, task.verifier_seconds) == (90, 30)
     assert (task.env, task.verifier_env) == ({"MODE": "test"}, {"LEVEL": "2"})
     assert (task.tests, task.environment) == (tmp_path / "tests", None)
@@ -123,27 +125,74 @@ def test_fault_is_named(tmp_path: Path, files: dict[str, str], said: str) -> Non
 @pytest.mark.parametrize(
     ("manifest", "need"),
     [
-        ('[environment]\ndocker_image = "python:3"', "the image python:3"),
         ("[environment]\ngpus = 2", "2 GPUs"),
         ('[environment]\nos = "windows"', "windows"),
-        ('[environment]\nnetwork_mode = "no-network"', "limited network"),
-        ('[agent]\nnetwork_mode = "allowlist"', "limited network"),
         ('[environment]\nenv = { KEY = "${KEY}" }', "variables of the host"),
         ('[verifier.environment]\ndocker_image = "x"', "image of its own for grading"),
-        ('[agent]\nuser = "root"', "a user of its own"),
     ],
 )
-def test_what_a_plain_directory_cannot_give_is_said(tmp_path: Path, manifest: str, need: str) -> None:
-    """The task is good; the sandbox `local` cannot run it."""
+def test_what_no_sandbox_gives_is_said(tmp_path: Path, manifest: str, need: str) -> None:
+    """The task is good, and refused before it starts."""
     task = load(written(tmp_path, instruction="Go.", manifest=manifest, test="true"))
 
     assert any(need in said for said in task.needs)
 
 
-def test_dockerfile_is_a_need(tmp_path: Path) -> None:
+def test_dockerfile_is_built_with_the_files_beside_it(tmp_path: Path) -> None:
+    """Its folder is the context: nothing of it is copied into the working directory."""
     task = load(written(tmp_path, instruction="Go.", test="true", dockerfile="FROM scratch"))
 
-    assert task.needs == ("an image built from environment/Dockerfile",)
+    assert task.sandbox.image == ImageBuild(context=str(tmp_path / "environment"))
+    assert task.environment is None
+    assert task.needs == ()
+
+
+def test_manifest_says_what_the_sandboxes_of_both_phases_are(tmp_path: Path) -> None:
+    """The keys of a phase go before those of the environment."""
+    manifest = """
+        [environment]
+        docker_image = "python:3"
+        cpus = 0.5
+        memory_mb = 512
+        storage_mb = 1024
+        network_mode = "no-network"
+        [agent]
+        user = 1000
+        [verifier]
+        user = "root"
+        network_mode = "allowlist"
+        allowed_hosts = ["*.example.org"]
+    """
+    task = load(written(tmp_path, instruction="Go.", manifest=manifest, test="true"))
+
+    limits = SandboxLimits(cpus=0.5, memory_bytes=512 << 20, disk_bytes=1024 << 20)
+    agents = SandboxSpec(image="python:3", user="1000", limits=limits, network=Network(mode=NetworkMode.NONE))
+    assert task.sandbox == agents
+    network = Network(mode=NetworkMode.ALLOWLIST, hosts=("*.example.org",))
+    assert task.grading_sandbox == structs.replace(agents, user="root", network=network)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "mode"),
+    [
+        ("", None),
+        ("[environment]\nallow_internet = false", NetworkMode.NONE),
+        ("[environment]\nallow_internet = true", NetworkMode.PUBLIC),
+        ('[environment]\nnetwork_mode = "public"', NetworkMode.PUBLIC),
+        ('[environment]\nnetwork_mode = "public"\n[agent]\nnetwork_mode = "no-network"', NetworkMode.NONE),
+    ],
+)
+def test_network_of_the_agent(tmp_path: Path, manifest: str, mode: NetworkMode | None) -> None:
+    """A task that declares nothing asks for nothing, whatever Harbor's default is."""
+    network = load(written(tmp_path, instruction="Go.", manifest=manifest, test="true")).sandbox.network
+
+    assert (None if network is None else network.mode) == mode
+
+
+@pytest.mark.parametrize("manifest", ['[agent]\nnetwork_mode = "allowlist"', '[environment]\nallowed_hosts = ["a"]'])
+def test_network_that_contradicts_itself_is_refused(tmp_path: Path, manifest: str) -> None:
+    with pytest.raises(TaskError, match="allowed_hosts"):
+        load(written(tmp_path, instruction="Go.", manifest=manifest, test="true"))
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "loop"])
@@ -178,7 +227,14 @@ def test_huge_task_is_refused(tmp_path: Path) -> None:
     with written(tmp_path, instruction="Go.", test="true").joinpath("big").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
 
-    assert "is too large" in refused(tmp_path)
+    assert "it is too large" in refused(tmp_path)
+
+
+def test_folder_that_is_no_task_is_refused_for_that_first(tmp_path: Path) -> None:
+    """Whatever else is wrong with it: it may be large."""
+    (tmp_path / "deep" / "/".join("d" * MAX_TASK_DEPTH)).mkdir(parents=True)
+
+    assert f"task {tmp_path}: it is no task: it has neither instruction.md nor task.toml" in refused(tmp_path)
 
 
 def test_tasks_are_found_alone_and_in_a_folder(tmp_path: Path) -> None:

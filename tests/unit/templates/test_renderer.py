@@ -13,8 +13,9 @@ from evener.proto.sessions import BridgedBy
 from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
 from evener.templates.open import open_renderer
-from evener.templates.port import Message, Renderer, TemplateError
+from evener.templates.port import Renderer, TemplateError
 from evener.templates.source import ModelSource
+from evener.tokens.digests import Message
 
 pytestmark = pytest.mark.engine
 

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from evener.templates import special
-from evener.templates.control import SLICE, ControlTokens
+from evener.templates.control import SEARCHED_CHARACTERS, ControlTokens
 from evener.templates.port import TemplateError
 from evener.templates.source import ModelSource
-from evener.templates.special import AWKWARD, SplitEncoder
+from evener.templates.special import ENCODER_TEXTS, SplitEncoder, ids_of
 
 pytestmark = pytest.mark.engine
 
@@ -28,7 +27,7 @@ def encoder(source: ModelSource) -> SplitEncoder:
     return SplitEncoder(source.tokenizer, source.template or "")
 
 
-@pytest.mark.parametrize("text", AWKWARD)
+@pytest.mark.parametrize("text", ENCODER_TEXTS)
 def test_text_without_special_tokens_has_the_tokenizers_own_ids(encoder: SplitEncoder, source: ModelSource, text: str) -> None:
     assert encoder.encode(text) == encoder.encode_text(text) == source.tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -114,7 +113,7 @@ def test_a_long_piece_that_comes_again_has_the_same_ids(encoder: SplitEncoder) -
 
 def test_spellings_across_slices_are_found(encoder: SplitEncoder, source: ModelSource) -> None:
     """A long text is searched slice by slice: a token that begins in one and ends in the next is one."""
-    text = "".join(f"{'a ' * ((SLICE - cut) // 2)}<|im_end|>" for cut in (0, 4, 5, 12))
+    text = "".join(f"{'a ' * ((SEARCHED_CHARACTERS - cut) // 2)}<|im_end|>" for cut in (0, 4, 5, 12))
     guarded, sentinel = encoder.guard(text)
 
     assert sentinel
@@ -153,10 +152,9 @@ def test_other_threads_run_while_a_long_text_is_encoded(encoder: SplitEncoder) -
     assert ticks > 5
 
 
-def test_text_of_more_ids_than_any_prompt_is_refused(encoder: SplitEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_more_ids_than_any_prompt_is_refused(source: ModelSource) -> None:
     """They are counted before they are copied."""
-    monkeypatch.setattr(special, "MOST_IDS", 3)
-    assert len(encoder.encode_text(" a a a")) == 3
+    assert len(ids_of(source.tokenizer, " a a a", 3)) == 3
 
     with pytest.raises(TemplateError, match="has 4 tokens; at most 3 are served"):
-        encoder.encode_text(" a a a a")
+        ids_of(source.tokenizer, " a a a a", 3)

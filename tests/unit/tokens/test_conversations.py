@@ -13,7 +13,8 @@ from evener.proto.reasons import CallFailure
 from evener.proto.sessions import BridgedBy, CallOpened, FinishReason, RootReason
 from evener.proto.spec import Quirks, SideCall, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
-from evener.templates.port import Bridge, Message
+from evener.templates.port import Bridge
+from evener.tokens.digests import Message
 from evener.tokens.place import Placed
 
 AGENT: list[Message] = [{"role": "system", "content": "be good there"}, user("do the thing")]

@@ -10,11 +10,11 @@ from tests.unit.tokens.test_conversations import AGENT, CALL, TITLE, TOOLS, work
 from evener.harnesses.quirks_file import read_quirks
 from evener.proto.sessions import FinishReason
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
-from evener.templates.port import Message
 from evener.tokens.conversation import given_messages
+from evener.tokens.digests import Message
 from evener.tokens.proposals import propose
 from evener.tokens.quirks_toml import quirks_toml
-from evener.tokens.text_differences import patterns_of
+from evener.tokens.text_differences import differences
 
 
 def asked(quirks: Quirks | None = None, *, title: bool = False, drop: bool = False, clock: bool = False, trim: bool = False) -> World:
@@ -42,7 +42,11 @@ def asked(quirks: Quirks | None = None, *, title: bool = False, drop: bool = Fal
         (asked(drop=True), 1, ["3 answers came back without their reasoning"]),
         (asked(trim=True), 1, ["3 answers came back with white space trimmed"]),
         (asked(drop=True, trim=True), 1, ["3 answers came back without their reasoning", "3 answers came back with white space trimmed"]),
-        (asked(clock=True), 1, [r"text of system messages changes without meaning: /(?<=It is )\d+:\d+/"]),
+        (
+            asked(clock=True),
+            1,
+            [r"text of system messages changes without meaning: /(?<=It is )\d+:\d+/ would cut '10:00', '11:01'"],
+        ),
     ],
     ids=["title", "reasoning_dropped", "trimmed", "both", "clock"],
 )
@@ -112,11 +116,25 @@ def test_what_is_declared_stays_in_the_file() -> None:
         ("the same", "the same", ()),
         ("10:31", "9:05", ()),
         ("grows", "grows and grows", ()),
+        ("- a.py\n- main.py\n- Never delete files", "- a.py\n- util-2.py\n- Never delete files", ()),
+        ("see main.py and\nsee the rules", "see util-2.py and\nsee the rules", ()),
+        ("at 7:01, at 8:01", "at 7:02, at 8:02", (r"(?<=at )\d+:\d+,", r"(?<=at  at )\d+:\d+")),
     ],
 )
 def test_varying_words_are_found_or_left(one: str, other: str, patterns: tuple[str, ...]) -> None:
     """Where both texts are equal without them."""
-    assert patterns_of(one, other) == patterns
+    assert tuple(found.pattern for found in differences(one, other)) == patterns
+
+
+def test_nothing_is_proposed_that_would_cut_a_message_that_stays_as_it_is() -> None:
+    """A pattern from one message is applied to all of its role: the name of a file must not take words from the task."""
+    world = World()
+    messages: list[Message] = [{"role": "system", "content": "opened file main.py"}, {"role": "system", "content": "opened file .env"}]
+    answer = world.ask([*messages, user("go")], "went")
+    messages[0] = {"role": "system", "content": "opened file util-2.py"}
+    world.ask([*messages, user("go"), answer, user("on")], "done")
+
+    assert propose(world.session) is None
 
 
 def test_a_history_of_many_turns_is_read_without_recursion() -> None:

@@ -9,12 +9,12 @@ from tests.support.world import World, plain, replay, tool, user
 from evener.audit.engine_ledger import check
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.codec import decode, encode
-from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
+from evener.proto.reasons import INFRASTRUCTURE, CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import CallClosed, CallOpened, FinishReason, MaskRange, MatchedBy, RootReason, SessionGivenUp
 from evener.proto.spec import Quirks, SideCall, Strategy, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
-from evener.templates.port import Message
 from evener.tokens.conversation import conversation
+from evener.tokens.digests import Message
 from evener.tokens.rows import cut
 from evener.tokens.session import SessionLog, attempt_end
 from evener.tokens.trajectory import build
@@ -505,10 +505,21 @@ def test_calls_lost_with_their_gateway_are_counted() -> None:
     assert (accounting.lost_calls, accounting.failed_calls) == (1, 2)
 
 
-@pytest.mark.parametrize(("exit_code", "end"), [(0, TerminationReason.FINISHED), (1, TerminationReason.INFRASTRUCTURE)])
-def test_call_that_was_left_in_line_is_our_failure_only_if_its_harness_did_not_finish(exit_code: int, end: TerminationReason) -> None:
-    """It gave up for want of an engine, or did not need one any more."""
+@pytest.mark.parametrize("exit_code", [0, 1])
+@pytest.mark.parametrize("reason", sorted(INFRASTRUCTURE))
+def test_call_that_failed_last_is_our_failure_whatever_the_exit_code(exit_code: int, reason: CallFailure) -> None:
+    """A harness that gives up waiting may say that it finished."""
     world = World()
     world.ask([user("go")], "fine")
-    world.fail(world.open([user("there")])[1], CallFailure.OVERLOADED)
-    assert world.seal(exit_code).termination_reason is end
+    world.fail(world.open([user("there")])[1], reason)
+    assert world.seal(exit_code).termination_reason is TerminationReason.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_call_that_failed_beside_an_answered_one_is_our_failure(exit_code: int) -> None:
+    """The harness may end for the one without the other."""
+    world = World()
+    title, failing = world.open([user("a title for it")]), world.open([user("go")])
+    world.fail(failing[1], CallFailure.OVERLOADED)
+    world.close(*title, ["a title"])
+    assert world.seal(exit_code).termination_reason is TerminationReason.INFRASTRUCTURE

@@ -15,7 +15,7 @@ from evener.engines.scripted.requests import GenerateBody
 from evener.engines.scripted.script import GATE, Step, Wait
 from evener.engines.scripted.wire import AnswerEnd, Part, Top, WireToken
 
-AT_ONCE: Final = 256
+YIELD_TOKENS: Final = 256
 """The number of tokens sampled before other answers have their turn."""
 OTHER_WEIGHTS: Final = -1
 """The weights behind stale logprobs."""
@@ -83,7 +83,9 @@ class ScriptedAnswer:
     def immediate(self) -> bool:
         """Whether the answer is sampled at once, without any wait."""
         step = self._step
-        return self._room <= AT_ONCE and not (self._interval or step.delay_ms or step.wait or step.fail == "hang" or self._control.paused)
+        return self._room <= YIELD_TOKENS and not (
+            self._interval or step.delay_ms or step.wait or step.fail == "hang" or self._control.paused
+        )
 
     def abort(self) -> None:
         """End the answer. The caller wakes it up."""
@@ -153,7 +155,7 @@ class ScriptedAnswer:
     def _reported(self, start: int, stop: int, *, last: bool) -> list[WireToken]:
         match self._step.report:
             case "shifted":
-                return [self.tokens[max(place - 1, 0)] for place in range(start, stop)]
+                return [self.tokens[max(position - 1, 0)] for position in range(start, stop)]
             case "stale":
                 return self._stale[start:stop]
             case "short" if last:
@@ -168,7 +170,7 @@ class ScriptedAnswer:
             self._control.holding
             or (self._timed and self._due(count) > time.monotonic())
             or (bool(self._step.wait) and self._gate(count + 1) is not None)
-            or (count % AT_ONCE == 0 and count > 0)
+            or (count % YIELD_TOKENS == 0 and count > 0)
         )
 
     def _due(self, count: int) -> float:
@@ -226,5 +228,5 @@ class ScriptedAnswer:
         asked = self._params.logprobs or 0
         if asked > 1:  # vLLM puts the sampled token first and cuts the list to the number asked for
             ranked = enumerate(self._distribution.top(order, asked), 1)
-            top += [Top(id_, each, place) for place, (id_, each) in ranked if id_ != token][: asked - 1]
+            top += [Top(id_, each, position) for position, (id_, each) in ranked if id_ != token][: asked - 1]
         return WireToken(token, logprob, rank, top)

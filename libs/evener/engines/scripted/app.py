@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from evener.engines.scripted import requests
 from evener.engines.scripted.answer import ScriptedAnswer, Speed
-from evener.engines.scripted.call import EVENTS, ScriptedCall, send_body
+from evener.engines.scripted.call import EVENT_STREAM, ScriptedCall, send_body
 from evener.engines.scripted.chat import Chat
 from evener.engines.scripted.control import Control
 from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution
@@ -21,16 +21,16 @@ from evener.engines.scripted.requests import GenerateBody, Refusal, UnknownId
 from evener.engines.scripted.script import Script, ScriptError, Step
 from evener.engines.scripted.spelling import Speller
 from evener.engines.scripted.unfinished import Unfinished
-from evener.engines.scripted.wire import DONE, Form, StreamForm, WireToken, event
+from evener.engines.scripted.wire import DONE_EVENT, Form, StreamForm, WireToken, event
 from evener.engines.scripted.wire_chat import ChatForm, CompletionForm
 from evener.engines.scripted.wire_generate import GenerateForm
 from evener.templates.jinja import ChatTemplate
 from evener.templates.pieces import TokenBytes
 
-MODEL: Final = "policy"
-CONTEXT: Final = 8192
+MODEL_NAME: Final = "policy"
+MAX_CONTEXT: Final = 8192
 END_OF_TURN: Final = "<|im_end|>"
-ANSWER: Final = "<|im_start|>assistant"
+ANSWER_OPENING: Final = "<|im_start|>assistant"
 
 
 class ScriptedApp:
@@ -44,10 +44,10 @@ class ScriptedApp:
         template: ChatTemplate | None = None,
         ledger: Path | None = None,
         keep: int | None = None,
-        model: str = MODEL,
-        context: int = CONTEXT,
+        model: str = MODEL_NAME,
+        context: int = MAX_CONTEXT,
         end_of_turn: str = END_OF_TURN,
-        answer: str = ANSWER,
+        answer: str = ANSWER_OPENING,
         speed: Speed = Speed(),  # noqa: B008 (frozen)
     ) -> None:
         """See `scripted_engine`. Raises ScriptError."""
@@ -92,7 +92,7 @@ class ScriptedApp:
         except Refusal as refusal:
             if not (stream or (isinstance(refusal, UnknownId) and refusal.stream)):
                 raise
-            await send_body(send, 200, event(refusal.body) + DONE, EVENTS)
+            await send_body(send, 200, event(refusal.body) + DONE_EVENT, EVENT_STREAM)
             return
         form = GenerateForm(request, request_id=_name(request), model=self.model, scores=lambda: self._scores(request.token_ids))
         await self._respond(request, form, receive, send, stream=form if request.stream else None)
@@ -158,10 +158,10 @@ class ScriptedApp:
     def _scores(self, ids: list[int]) -> list[dict[str, Any] | None]:
         """Return the logprob of each id but the first, given the ids before it."""
         told: list[dict[str, Any] | None] = [None]
-        for place in range(1, len(ids)):
-            order = self._distribution.after(ids[max(place - CONTEXT_IDS, 0) : place], self.control.weights)
-            logprob, rank = self._distribution.logprob(order, ids[place])
-            told.append({str(ids[place]): {"logprob": logprob, "rank": rank, "decoded_token": self._pieces.text([ids[place]])}})
+        for position in range(1, len(ids)):
+            order = self._distribution.after(ids[max(position - CONTEXT_IDS, 0) : position], self.control.weights)
+            logprob, rank = self._distribution.logprob(order, ids[position])
+            told.append({str(ids[position]): {"logprob": logprob, "rank": rank, "decoded_token": self._pieces.text([ids[position]])}})
         return told
 
 

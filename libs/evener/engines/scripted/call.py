@@ -14,8 +14,8 @@ from evener.engines.scripted.ledger import Ledger, LedgerEntry
 from evener.engines.scripted.requests import GenerateBody
 from evener.engines.scripted.wire import Form, StreamForm
 
-JSON: Final = b"application/json"
-EVENTS: Final = b"text/event-stream; charset=utf-8"
+JSON_TYPE: Final = b"application/json"
+EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 
 
 class ScriptedCall:
@@ -62,7 +62,7 @@ class ScriptedCall:
             await (self._whole(send) if self._stream_form is None else self._stream(send, self._stream_form))
         except Disconnect:
             if self._stream_form is None:  # an answer that has a beginning only
-                await send_start(send, 200, JSON)
+                await send_start(send, 200, JSON_TYPE)
                 await send({"type": "http.response.body", "body": b"{", "more_body": True})
         finally:
             self._control.leave(self._answers)
@@ -71,7 +71,7 @@ class ScriptedCall:
 
     async def _stream(self, send: Send, form: StreamForm) -> None:
         """Send parts that are due together in one write, as separate events."""
-        await send_start(send, 200, EVENTS)
+        await send_start(send, 200, EVENT_STREAM)
         await self._control.enter(self._answers)
         opening = form.opening()
         for answer in self._answers:
@@ -113,7 +113,7 @@ async def send_start(send: Send, status: int, kind: bytes, length: int | None = 
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def send_body(send: Send, status: int, body: bytes, kind: bytes = JSON) -> None:
+async def send_body(send: Send, status: int, body: bytes, kind: bytes = JSON_TYPE) -> None:
     """Send a whole answer."""
     await send_start(send, status, kind, len(body))
     await send({"type": "http.response.body", "body": body})

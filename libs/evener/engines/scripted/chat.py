@@ -11,7 +11,7 @@ from evener.templates.jinja import ChatTemplate
 from evener.templates.port import TemplateError
 
 IMAGE: Final = "<image>"
-"""What stands for an image, since the engine sees nothing."""
+"""The text that replaces an image, because the engine has no vision."""
 TEMPLATE: Final = "chatml_tools.jinja"
 """The bundled template, used unless the engine is given another."""
 

@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 from evener.engines.scripted.app import ScriptedApp
 from evener.engines.scripted.call import send_body
 from evener.engines.scripted.control import MODES
-from evener.engines.scripted.requests import TEXTS, Refusal, read_body
+from evener.engines.scripted.requests import TOKENIZE_REQUESTS, Refusal, read_body
 from evener.engines.scripted.script import GATE, ScriptError, read_script
 from evener.engines.scripted.wire import encode, model_card
 
-VERSION: Final = "0.32.0"
+VLLM_VERSION: Final = "0.32.0"
 """The version of vLLM after which the answers are modelled."""
 
 
@@ -83,7 +83,7 @@ class ScriptedEndpoints:
             await send_body(send, refusal.status, encode(refusal.body))
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        asked = read_body(await http.body(), TEXTS)
+        asked = read_body(await http.body(), TOKENIZE_REQUESTS)
         if asked.messages is not None:
             tokens = self._engine.chat.render(asked.messages, asked.tools)
         elif asked.prompt is not None:
@@ -99,7 +99,7 @@ class ScriptedEndpoints:
         return Response()
 
     async def version(self, _: HttpRequest) -> Response:
-        return JSONResponse({"version": VERSION})
+        return JSONResponse({"version": VLLM_VERSION})
 
     async def pause(self, http: HttpRequest) -> Response:
         asked = http.query_params.get("mode", "abort")

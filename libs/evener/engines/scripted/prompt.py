@@ -33,7 +33,7 @@ class Prompt:
 
     @cached_property
     def text(self) -> str:
-        """The whole text."""
+        """The whole text of the prompt."""
         return self._decode(self._ids)
 
     @cached_property

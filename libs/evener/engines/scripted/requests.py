@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct, defstruct
 
-from evener.engines.port import PROBE
+from evener.engines.port import PROBE_PREFIX
 from evener.proto.spec import Sampling
 
 
@@ -57,7 +57,7 @@ class GenerateBody(Struct, kw_only=True):
     @property
     def probe(self) -> bool:
         """Whether the request belongs to the check at start, and is not a call."""
-        return self.request_id.startswith(PROBE)
+        return self.request_id.startswith(PROBE_PREFIX)
 
     @property
     def usage(self) -> bool:
@@ -143,7 +143,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
 CHATS: Final = msgspec.json.Decoder(ChatRequest)
 COMPLETIONS: Final = msgspec.json.Decoder(CompletionRequest)
-TEXTS: Final = msgspec.json.Decoder(TokenizeRequest)
+TOKENIZE_REQUESTS: Final = msgspec.json.Decoder(TokenizeRequest)
 _requests: Final = msgspec.json.Decoder(GenerateBody)
 
 

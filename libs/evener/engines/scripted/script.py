@@ -10,12 +10,12 @@ from msgspec import Meta, Struct
 
 from evener.proto.errors import EvenerError
 from evener.proto.prepared import Converter
+from evener.proto.spec import Count
 
 TAIL_CHARACTERS: Final = 2000
 GATE: Final = "go"
 """The default gate."""
 
-Count = Annotated[int, Meta(ge=1)]
 Number = Annotated[int, Meta(ge=0)]
 Milliseconds = Annotated[float, Meta(ge=0)]
 Status = Annotated[int, Meta(ge=400, le=599)]
@@ -53,10 +53,10 @@ class Wait(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One answer: what is said, how fast, and what goes wrong."""
+    """One answer: its text, its speed, and its faults."""
 
     think: str = ""
-    """The reasoning, said first, in `<think>`."""
+    """The reasoning, which comes first, in `<think>`."""
     say: str = ""
     """The text. Special tokens in it are parsed."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -83,7 +83,7 @@ class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fault: an HTTP status; `cut`: the connection closes; `hang`: silence for ever; `abort`: the engine ends the answer with that
     reason."""
     after: Number | None = None
-    """The number of tokens before `cut`, `hang` or `abort`. None: all that is said."""
+    """The number of tokens before `cut`, `hang` or `abort`. None: all tokens of the answer."""
     report: Literal["shifted", "short", "stale"] | None = None
     """What the engine reports wrongly. `shifted`: each id comes with the logprob of the one before. `short`: the last logprob is missing.
     `stale`: logprobs of other weights. The ledger has the true ones."""

@@ -10,17 +10,17 @@ from typing import Any, Final
 import uvicorn
 from tokenizers import Tokenizer
 
+from evener.engines.connection import ENGINE_HOST
 from evener.engines.scripted.answer import Speed
-from evener.engines.scripted.app import ANSWER, CONTEXT, END_OF_TURN, MODEL, ScriptedApp
+from evener.engines.scripted.app import ANSWER_OPENING, END_OF_TURN, MAX_CONTEXT, MODEL_NAME, ScriptedApp
 from evener.engines.scripted.endpoints import ScriptedEndpoints
 from evener.engines.scripted.ledger import LedgerEntry
 from evener.engines.scripted.script import GATE, Script
 from evener.templates.jinja import ChatTemplate
 
-HOST: Final = "127.0.0.1"
-GRACE_SECONDS: Final = 1
+OPEN_ANSWER_SECONDS: Final = 1
 """How long open answers may continue when the engine stops."""
-IDLE_SECONDS: Final = 75
+HTTP_IDLE_SECONDS: Final = 75
 """Longer than clients keep a connection, so that none is closed just when a call is sent over it."""
 
 
@@ -82,10 +82,10 @@ async def scripted_engine(
     ledger: Path | None = None,
     keep: int | None = None,
     port: int = 0,
-    model: str = MODEL,
-    context: int = CONTEXT,
+    model: str = MODEL_NAME,
+    context: int = MAX_CONTEXT,
     end_of_turn: str = END_OF_TURN,
-    answer: str = ANSWER,
+    answer: str = ANSWER_OPENING,
     tokens_per_second: float | None = None,
     block: int = 1,
 ) -> AsyncIterator[ScriptedServer]:
@@ -111,8 +111,8 @@ async def scripted_engine(
     options: dict[str, Any] = {
         "log_config": None,
         "log_level": "critical",
-        "timeout_graceful_shutdown": GRACE_SECONDS,
-        "timeout_keep_alive": IDLE_SECONDS,
+        "timeout_graceful_shutdown": OPEN_ANSWER_SECONDS,
+        "timeout_keep_alive": HTTP_IDLE_SECONDS,
         "lifespan": "off",
         "ws": "none",
     }
@@ -120,7 +120,7 @@ async def scripted_engine(
         server = _Server(uvicorn.Config(ScriptedEndpoints(app), **options))
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="scripted engine")
         try:
-            yield ScriptedServer(app, f"http://{HOST}:{listening.getsockname()[1]}")
+            yield ScriptedServer(app, f"http://{ENGINE_HOST}:{listening.getsockname()[1]}")
         finally:
             server.should_exit = True
             with suppress(asyncio.CancelledError):
@@ -133,7 +133,7 @@ def _listen(port: int) -> socket.socket:
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((HOST, port))
+        listening.bind((ENGINE_HOST, port))
         listening.listen()
     except BaseException:
         listening.close()

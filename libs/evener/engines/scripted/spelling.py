@@ -91,5 +91,5 @@ def spell_call(call: ToolCall) -> str:
 
 
 def _fails_at_once(step: Step) -> bool:
-    """Return whether the answer breaks off after all that is said, before its end of turn."""
+    """Return whether the answer breaks off after its text, before its end of turn."""
     return step.fail is not None and step.after is None

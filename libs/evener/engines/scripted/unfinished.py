@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from evener.engines.scripted.script import Step
 
-KEPT: Final = 10_000
+KEPT_ANSWERS: Final = 10_000
 
 
 class Rest(Struct, frozen=True):
-    """What is left to say, and how."""
+    """The rest of an answer, and how it is sent."""
 
     step: Step
     said: tuple[int, ...]
@@ -30,7 +30,7 @@ class Unfinished:
             wait = step.wait if step.wait == "each" else ()
             going_on = replace(step, fail=None, after=None, wait=wait, delay_ms=0)
             self._rests[(*prompt, *sampled)] = Rest(going_on, tuple(said[len(sampled) :]))
-            if len(self._rests) > KEPT:
+            if len(self._rests) > KEPT_ANSWERS:
                 del self._rests[next(iter(self._rests))]
 
     def rest(self, prompt: Sequence[int]) -> Rest | None:

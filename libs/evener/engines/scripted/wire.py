@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-DONE: Final = b"data: [DONE]\n\n"
+DONE_EVENT: Final = b"data: [DONE]\n\n"
 
 encode: Final = msgspec.json.Encoder().encode
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from evener.engines.scripted.requests import ChatRequest, CompletionRequest, GenerateBody
-from evener.engines.scripted.wire import DONE, Part, WireToken, encode, event, usage, whole_usage
+from evener.engines.scripted.wire import DONE_EVENT, Part, WireToken, encode, event, usage, whole_usage
 from evener.templates.calls import CALL_FORMATS
 from evener.templates.pieces import TokenBytes
 
@@ -48,8 +48,8 @@ class ChatForm:
 
     def closing(self, sampled: int) -> bytes:
         if not self._request.usage:
-            return DONE
-        return self._event([], usage=usage(len(self._request.token_ids), sampled), system_fingerprint=FINGERPRINT) + DONE
+            return DONE_EVENT
+        return self._event([], usage=usage(len(self._request.token_ids), sampled), system_fingerprint=FINGERPRINT) + DONE_EVENT
 
     def whole(self, parts: Sequence[Part]) -> bytes:
         prompt = self._request.token_ids
@@ -151,7 +151,7 @@ class CompletionForm:
 
     def _logprobs(self, part: Part) -> dict[str, Any]:
         names = [self._name(token.token_id) for token in part.tokens]
-        offsets = [sum(map(len, names[:place])) for place in range(len(names))]
+        offsets = [sum(map(len, names[:position])) for position in range(len(names))]
         return {
             "text_offset": offsets,
             "token_logprobs": [token.logprob for token in part.tokens],

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from evener.engines.scripted.requests import GenerateBody
-from evener.engines.scripted.wire import DONE, Part, WireToken, encode, event, usage, whole_usage
+from evener.engines.scripted.wire import DONE_EVENT, Part, WireToken, encode, event, usage, whole_usage
 
 
 class Span(Struct, frozen=True):
@@ -65,7 +65,7 @@ class GenerateForm:
         return event(GenerateEvent(self._id, None, "tokens", [self._choice(part, spans(part.labels) if part.end else None)]))
 
     def closing(self, sampled: int) -> bytes:
-        return event(GenerateEvent(self._id, usage(self._prompt, sampled), "tokens", [])) + DONE if self._usage else DONE
+        return event(GenerateEvent(self._id, usage(self._prompt, sampled), "tokens", [])) + DONE_EVENT if self._usage else DONE_EVENT
 
     def whole(self, parts: Sequence[Part]) -> bytes:
         nothing = ("prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics")
@@ -90,8 +90,8 @@ def spans(labels: Sequence[str]) -> list[Span]:
     """Return the contiguous ranges of equal labels."""
     found: list[Span] = []
     start = 0
-    for place in range(1, len(labels) + 1):
-        if place == len(labels) or labels[place] != labels[start]:
-            found.append(Span(labels[start], start, place))
-            start = place
+    for position in range(1, len(labels) + 1):
+        if position == len(labels) or labels[position] != labels[start]:
+            found.append(Span(labels[start], start, position))
+            start = position
     return found

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from evener.formats.summary import Outcome, seen
+from evener.formats.summary import seen
 from evener.proto.arrays import float32s, int32s, uint8s
-from evener.proto.trajectories import Row, TrajectoryScored
+from evener.proto.trajectories import GroupOutcome, Row, TrajectoryScored
 
 MAX_TOKENS: Final = 12_000
 """The largest number of tokens of a row that are shown. Later ones are counted."""
@@ -69,13 +69,13 @@ class ShownRow(Struct, frozen=True):
     """The number of the session's rows that are not shown."""
 
 
-def chosen(outcomes: Sequence[Outcome]) -> TrajectoryScored | None:
+def chosen(outcomes: Sequence[GroupOutcome]) -> TrajectoryScored | None:
     """Return the session to show first: one of several turns, from the group with the widest spread of rewards, with the most calls."""
     found = [(event, scored) for event in outcomes for _, scored in seen(event.members) if scored.trajectory.rows]
     if not found:
         return None
 
-    def interest(pair: tuple[Outcome, TrajectoryScored]) -> tuple[bool, float, int, float]:
+    def interest(pair: tuple[GroupOutcome, TrajectoryScored]) -> tuple[bool, float, int, float]:
         event, scored = pair
         rewards = [member.reward for member in event.members if member.reward is not None]
         calls = len(main_row(scored).calls)

@@ -11,16 +11,17 @@ from evener.formats.report.conversation import HEATS, conversation, ids_of
 from evener.formats.report.sessions import anchor_of, listing, shown
 from evener.formats.report.timelines import timelines
 from evener.formats.report.view import group_card, result_counts, shares
-from evener.formats.summary import Outcome, seen, summarize
+from evener.formats.summary import seen, summarize
+from evener.proto.trajectories import GroupOutcome
 
 
-def wanted_ids(outcomes: Sequence[Outcome]) -> list[int]:
+def wanted_ids(outcomes: Sequence[GroupOutcome]) -> list[int]:
     """Return the ids whose bytes the page needs, sorted."""
     return ids_of(shown(sorted(outcomes, key=_began)))
 
 
 def render(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[GroupOutcome],
     pieces: Mapping[int, bytes],
     *,
     title: str,
@@ -56,7 +57,7 @@ def render(
     )
 
 
-def _began(event: Outcome) -> tuple[float, str]:
+def _began(event: GroupOutcome) -> tuple[float, str]:
     """Return the sort key of a group: its first dispatch."""
     begins = [scored.trajectory.dispatched_at for _, scored in seen(event.members) if scored.trajectory.dispatched_at is not None]
     return min(begins, default=0.0), event.group_id

@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from evener.formats.report.conversation import MAX_TOKENS, chosen, main_row
 from evener.formats.report.view import NO_NUMBER, number
-from evener.formats.summary import NOT_ENDED, Outcome, seen
+from evener.formats.summary import NOT_ENDED, seen
 from evener.proto.arrays import int32s
-from evener.proto.trajectories import GroupFailed, Member, TrajectoryScored
+from evener.proto.trajectories import GroupFailed, GroupOutcome, Member, TrajectoryScored
 
 MAX_SHOWN_TOKENS: Final = 60_000
 """The largest number of tokens in all conversations together, which makes a page of some megabytes."""
@@ -42,7 +42,7 @@ class Listing(Struct, frozen=True):
     """The number of sessions that are not in the table."""
 
 
-def shown(outcomes: Sequence[Outcome]) -> list[TrajectoryScored]:
+def shown(outcomes: Sequence[GroupOutcome]) -> list[TrajectoryScored]:
     """Return the sessions that are shown token by token: the most telling one, then the others in their order, while there is room."""
     first = chosen(outcomes)
     with_rows = [scored for event in outcomes for _, scored in seen(event.members) if scored.trajectory.rows]
@@ -56,7 +56,7 @@ def shown(outcomes: Sequence[Outcome]) -> list[TrajectoryScored]:
     return found
 
 
-def listing(outcomes: Iterable[Outcome], on_page: Iterable[TrajectoryScored]) -> Listing:
+def listing(outcomes: Iterable[GroupOutcome], on_page: Iterable[TrajectoryScored]) -> Listing:
     """Return the table, in the order of the groups. `on_page` are the sessions whose conversations the page shows."""
     anchors = {scored.trajectory.session_id: anchor_of(number) for number, scored in enumerate(on_page)}
     lines = list(_lines(outcomes, anchors))
@@ -68,7 +68,7 @@ def anchor_of(number: int) -> str:
     return f"conversation-{number}"
 
 
-def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[SessionLine]:
+def _lines(outcomes: Iterable[GroupOutcome], anchors: dict[str, str]) -> Iterator[SessionLine]:
     for event in outcomes:
         for member in event.members:
             trajectory = member.scored.trajectory if member.scored else None
@@ -86,7 +86,7 @@ def _lines(outcomes: Iterable[Outcome], anchors: dict[str, str]) -> Iterator[Ses
             )
 
 
-def _why_not(event: Outcome, member: Member) -> str:
+def _why_not(event: GroupOutcome, member: Member) -> str:
     """Return why nothing of a session is delivered."""
     if isinstance(event, GroupFailed):
         return "its group failed" if event.dropped_by is None else "its group was dropped"

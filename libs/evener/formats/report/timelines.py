@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.formats.summary import Outcome, seen
-from evener.proto.trajectories import TrajectoryScored
+from evener.formats.summary import seen
+from evener.proto.trajectories import GroupOutcome, TrajectoryScored
 
 MAX_SESSIONS: Final = 200
 """The largest number of sessions that are drawn. Further ones are counted."""
@@ -60,7 +60,7 @@ class _Span(Struct, frozen=True):
     label: str
 
 
-def timelines(outcomes: Sequence[Outcome]) -> Timelines:
+def timelines(outcomes: Sequence[GroupOutcome]) -> Timelines:
     """Return the time lines of all sessions that were seen, by group and index."""
     scores = [scored for event in outcomes for _, scored in seen(event.members)]
     spans = [_spans(scored) for scored in scores[:MAX_SESSIONS]]

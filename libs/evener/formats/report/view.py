@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.formats.summary import Outcome, Summary
-from evener.proto.trajectories import GroupMerged, Member
+from evener.formats.summary import Summary
+from evener.proto.trajectories import GroupMerged, GroupOutcome, Member
 
 NO_NUMBER: Final = "\u2013"
 NO_SPREAD: Final = 1e-9
@@ -45,7 +45,7 @@ class GroupCard(Struct, frozen=True):
     empty: bool
     """Whether the group was delivered to trainers without a token to train."""
     spoken: str
-    """The chart in words."""
+    """The chart's content as text, for screen readers."""
 
 
 class Share(Struct, frozen=True):
@@ -57,7 +57,7 @@ class Share(Struct, frozen=True):
     delivered: bool
 
 
-def group_card(event: Outcome) -> GroupCard:
+def group_card(event: GroupOutcome) -> GroupCard:
     """Return the card of a group."""
     rewards = [member.reward for member in event.members if member.reward is not None]
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
@@ -78,7 +78,7 @@ def group_card(event: Outcome) -> GroupCard:
     )
 
 
-def task_name(event: Outcome) -> str:
+def task_name(event: GroupOutcome) -> str:
     """Return the name of a group's task, or its group id if no session carries the name."""
     tasks = (member.scored.trajectory.spec.task for member in event.members if member.scored is not None)
     return next((task.name for task in tasks if task is not None), event.group_id)
@@ -97,7 +97,7 @@ def number(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".") or "0"
 
 
-def _result(event: Outcome) -> str:
+def _result(event: GroupOutcome) -> str:
     if isinstance(event, GroupMerged):
         return "merged" if event.purpose.value == "train" else "kept"
     return "failed" if event.dropped_by is None else "dropped"

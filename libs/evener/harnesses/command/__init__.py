@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from evener.dialects.registry import variables
 from evener.harnesses.base import PlainHarness
 from evener.harnesses.port import HarnessError, Launch, LaunchContext
-from evener.harnesses.provider import variables
 from evener.sandboxes.port import HOME
 
 INSTRUCTION: Final = "instruction.md"

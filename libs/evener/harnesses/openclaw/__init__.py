@@ -60,7 +60,7 @@ class OpenClaw(PackagedHarness):
         )
 
     def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
-        """Return what the exit code says. The reason is what the provider said, which is in the log; the program's last words say less."""
+        """Return what the exit code means. The reason is the provider's error in the log; the program's last output tells less."""
         return ExitMeaning(exit_code=exit_code, detail="" if exit_code == 0 else last_found(RAW_ERROR, log))
 
 

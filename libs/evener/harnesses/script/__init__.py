@@ -4,13 +4,12 @@ Options: `turns`, user messages that follow the instruction, one per line; `stre
 none).
 """
 
-import sys
 from pathlib import Path
 from typing import Final
 
+from evener.dialects.registry import variables
 from evener.harnesses.base import PlainHarness
 from evener.harnesses.port import Launch, LaunchContext, Probe
-from evener.harnesses.provider import variables
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
 
@@ -19,7 +18,7 @@ INSTRUCTION: Final = "instruction.md"
 
 
 class ScriptHarness(PlainHarness):
-    """Runs `agent.py` with this Python. Its one tool cannot leave the working directory."""
+    """Runs `agent.py` with the sandbox's Python. Its one tool cannot leave the working directory."""
 
     name = "script"
     summary = "a small self-made agent, standard library only"
@@ -36,7 +35,7 @@ class ScriptHarness(PlainHarness):
     def launch(self, context: LaunchContext, bundle: Path) -> Launch:
         own = {f"SCRIPT_{name.upper()}": value for name, value in context.options.items()}
         return Launch(
-            argv=(sys.executable, "-I", str(bundle / AGENT.name), f"{context.home}/{INSTRUCTION}"),
+            argv=("python3", "-I", str(bundle / AGENT.name), f"{context.home}/{INSTRUCTION}"),
             environment=variables(context.base_url, context.key, context.model) | own,
             files={f"{HOME}/{INSTRUCTION}": context.instruction.encode()},
         )

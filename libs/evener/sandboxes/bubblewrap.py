@@ -1,0 +1,330 @@
+"""The `bubblewrap` backend: a program in namespaces of its own, without a daemon and without an image.
+
+The programs of this machine (`/usr`) are there, read-only, and of `/etc` what they need to run. Everything else is a folder of the runner,
+which programs find as their root, so that places are where a container has them. The network has a loopback with the relay on it, and
+nothing else. A user who is not root gets this by user namespaces; root needs none, and runs each sandbox as another user id.
+
+What it cannot give: images, a task's own user, a limit of memory or of the bytes written, and a seccomp filter.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from io import FileIO
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from evener.proto.sandbox import NetworkMode, SandboxSpec
+from evener.sandboxes import processes
+from evener.sandboxes.config import BubblewrapConfig
+from evener.sandboxes.forward_proxy import ForwardProxy, variables
+from evener.sandboxes.local import LOCAL_TIMINGS, LocalSandbox, LocalSandboxes, LocalTimings, door, open_folders
+from evener.sandboxes.output_log import BoundedLog
+from evener.sandboxes.port import SIGNALLED, Program, ProgramMissing, SandboxError, SandboxLost
+from evener.sandboxes.spawn import Child, spawn
+from evener.sandboxes.work import FileWork
+
+NEEDED_TOOLS: Final = ("bwrap", "nsenter", "setpriv", "prlimit")
+HOLDER: Final = Path(__file__).with_name("holder.py")
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_FOLDERS: Final = ("/usr",)
+MERGED: Final = ("/bin", "/lib", "/lib32", "/lib64", "/sbin")
+"""Links into /usr, or folders of their own on older systems."""
+ETC: Final = (
+    *("alternatives", "ca-certificates", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf"),
+    *("passwd", "pki", "protocols", "services", "ssl"),
+)
+INNER_USER: Final = 1000
+"""The user and group in the namespaces of a user who is not root."""
+FIRST_USER: Final = 1_900_000_000
+"""The user ids of root's sandboxes begin here: no other process of the machine has them."""
+USERS: Final = 50_000
+START_SECONDS: Final = 30.0
+OWN_USERS: Final = itertools.count()
+
+
+class BubblewrapProcess:
+    """A program in namespaces of its own, which end with it."""
+
+    def __init__(self, child: Child, inner: int | None, reading: asyncio.Task[None], printed: BoundedLog) -> None:
+        """`inner`: the first process of the namespaces, as an open pidfd. None: it has ended."""
+        self._child = child
+        self._inner = inner
+        self._reading = reading
+        self._printed = printed
+        self._code: int | None = None
+
+    async def wait(self) -> int:
+        if self._code is None:
+            code = await self._child.wait()
+            await self._all_dead()
+            await asyncio.wait([self._reading], timeout=processes.OUTPUT_SECONDS)
+            self._reading.cancel()
+            self._code = 128 - code if code in SIGNALLED else code
+        return self._code
+
+    async def end(self, grace_seconds: float = 2.0) -> int:
+        if grace_seconds > 0:
+            self._ask()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_seconds):
+                    return await self.wait()
+        self._kill()
+        return await self.wait()
+
+    def log(self) -> bytes:
+        return self._printed.read()
+
+    def _ask(self) -> None:
+        """Send SIGTERM to the program: the child of the first process in its namespaces."""
+        for first in _children(self._child.pid):
+            for program in _children(first):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(os.getpgid(program), signal.SIGTERM)  # the first process ignores it
+
+    def _kill(self) -> None:
+        """Kill the first process of the namespaces; the kernel kills all others."""
+        if self._inner is None:
+            self._child.kill()
+        else:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._inner, signal.SIGKILL)
+
+    async def _all_dead(self) -> None:
+        """Kill what the program left, and wait until the namespaces are empty."""
+        if self._inner is None:
+            return
+        inner, self._inner = self._inner, None
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(inner, signal.SIGKILL)
+        await _readable(inner)
+        os.close(inner)
+
+
+class BubblewrapSandbox(LocalSandbox):
+    """A folder, which is the root of the programs that run in it, and a network namespace."""
+
+    def __init__(self, folder: Path, spec: SandboxSpec, work: FileWork, timings: LocalTimings, config: BubblewrapConfig) -> None:
+        super().__init__(folder, spec, work, timings)
+        self._spec = spec
+        self._config = config
+        self._user = FIRST_USER + next(OWN_USERS) % USERS if os.geteuid() == 0 else None
+        self._runs: list[BubblewrapProcess] = []
+        self._holder: Child | None = None
+        self._asking: socket.socket | None = None
+        self._proxy: ForwardProxy | None = None
+        self._proxied: dict[str, str] = {}
+
+    def inside(self, place: str) -> str:
+        return place
+
+    async def start(self, program: Program) -> BubblewrapProcess:
+        pid = (await self._network()).pid
+        if self._user is not None:
+            await self._work.files.begin(_give, self._folder, self._user)
+        if not self._has(program.argv[0]):
+            msg = f"there is no program {program.argv[0]}"
+            raise ProgramMissing(msg)
+        environment = {**self._environment(), **self._proxied, **program.environment}
+        printed = BoundedLog(program.log_bytes)
+        with ExitStack() as ours, ExitStack() as theirs:
+            output, printing = processes.pipe(ours, theirs)
+            info, telling = processes.pipe(ours, theirs)
+            argv = [*self._wrapped(pid, telling.fileno()), *program.argv]
+            nothing = theirs.enter_context(FileIO(os.devnull))
+            with processes.starting(program.argv, self._folder):
+                child = await spawn(
+                    argv, folder=self._folder, environment=environment, stdin=nothing, output=printing, passed=(telling.fileno(),)
+                )
+            theirs.close()
+            with info:
+                inner = await asyncio.to_thread(_first, info)
+            ours.pop_all()
+        reading = asyncio.create_task(processes.read_output(output, printed))
+        process = BubblewrapProcess(child, inner, reading, printed)
+        self._runs.append(process)
+        return process
+
+    async def listen(self) -> socket.socket:
+        await self._network()
+        return await asyncio.to_thread(self._ask_for_listener)
+
+    def make(self) -> None:
+        super().make()
+        for place in (*SYSTEM_FOLDERS, "/etc", "/proc", "/dev", *(mount.place for mount in self._spec.mounts)):
+            self._path(place).mkdir(parents=True, exist_ok=True)
+        for name in ETC:
+            source, there = Path("/etc", name), self._path(f"/etc/{name}")
+            if source.is_dir():
+                there.mkdir()
+            elif source.exists():
+                there.touch()
+        for name in MERGED:
+            there, real = self._path(name), Path(name)
+            if real.is_symlink():
+                there.symlink_to(real.readlink())
+            elif real.is_dir():
+                there.mkdir()
+        self._path("/tmp").chmod(0o1777)  # noqa: S108 - a place in the sandbox
+
+    async def stop(self) -> None:
+        for process in self._runs:
+            await process.end(grace_seconds=0)
+        if self._proxy is not None:
+            await self._proxy.aclose()
+        if self._asking is not None:
+            self._asking.close()
+        if self._holder is not None:
+            self._holder.kill()
+            await self._holder.wait()
+        await super().stop()
+
+    def _bring(self, folder: Path, place: str) -> None:
+        shutil.copytree(folder, self._path(place), symlinks=True, dirs_exist_ok=True)
+
+    def _environment(self) -> dict[str, str]:
+        return super()._environment() | {"PATH": PATH}
+
+    def _has(self, program: str) -> bool:
+        """Return whether a program is there. One that is named by a path may be a file of the sandbox."""
+        if "/" not in program:
+            return shutil.which(program, path=PATH) is not None
+        path = str(PurePosixPath(self.workdir, program))
+        mounted = any(path.startswith(f"{mount.place}/") for mount in self._spec.mounts)
+        return mounted or os.path.lexists(self._path(path)) or path.startswith((*(f"{one}/" for one in (*SYSTEM_FOLDERS, *MERGED)),))
+
+    def _wrapped(self, holder: int, info: int) -> list[str]:
+        """Return the command before a program."""
+        root = self._user is not None
+        argv = ["nsenter", "--target", str(holder), "--net"]
+        argv += ["--"] if root else ["--user", "--preserve-credentials", "--"]
+        argv += ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        argv += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--info-fd", str(info)]
+        if not root:
+            argv += ["--unshare-user", "--disable-userns", "--uid", str(INNER_USER), "--gid", str(INNER_USER), "--cap-drop", "ALL"]
+        argv += ["--bind", str(self._folder), "/", "--proc", "/proc", "--dev", "/dev"]
+        for place in (*SYSTEM_FOLDERS, *(name for name in MERGED if not Path(name).is_symlink()), *(f"/etc/{name}" for name in ETC)):
+            argv += ["--ro-bind-try", place, place]
+        for mount in self._spec.mounts:
+            argv += ["--ro-bind", mount.source, mount.place]
+        argv += ["--chdir", self.workdir, "--"]
+        argv += ["prlimit", f"--nproc={self._spec.limits.pids or self._config.pids}", "--core=0", "--"]
+        argv += ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all"]
+        if root:
+            argv += ["--bounding-set=-all", "--clear-groups", "--reuid", str(self._user), "--regid", str(self._user)]
+        return [*argv, "--"]
+
+    async def _network(self) -> Child:
+        """Return the process that holds the network namespace."""
+        if self._holder is not None:
+            return self._holder
+        ours, theirs = socket.socketpair()
+        ours.settimeout(START_SECONDS)
+        self._asking = ours
+        with theirs, open(os.devnull, "wb", buffering=0) as nothing:  # noqa: ASYNC230, PTH123
+            stdin = FileIO(os.dup(theirs.fileno()), "rb")
+            with contextlib.closing(stdin):
+                argv = [sys.executable, "-I", "-S", str(HOLDER)]
+                self._holder = await spawn(argv, folder=self._folder, environment={}, stdin=stdin, output=nothing)
+        if await asyncio.to_thread(_received, ours) != b"r":
+            msg = "this user may not have a network namespace: see `sysctl user.max_user_namespaces`"
+            raise SandboxError(msg)
+        network = self._spec.network
+        if network is not None and network.mode is not NetworkMode.NONE:
+            self._proxy = ForwardProxy(network, self._config.private_hosts)
+            self._proxied = variables(await self._proxy.serve(await asyncio.to_thread(self._ask_for_listener)))
+        return self._holder
+
+    def _ask_for_listener(self) -> socket.socket:
+        if self._asking is None:
+            msg = "the sandbox has no network"
+            raise SandboxLost(msg)
+        with door("cannot listen in the sandbox"):
+            self._asking.sendall(b"l")
+            _, descriptors, _, _ = socket.recv_fds(self._asking, 1, 1)
+        if not descriptors:
+            msg = "the holder of the sandbox's network has ended"
+            raise SandboxLost(msg)
+        return socket.socket(fileno=descriptors[0])
+
+
+def works(_: object = None) -> bool:
+    """Return whether this machine has what the backend needs, and this user may use it. Blocks."""
+    return all(shutil.which(tool) for tool in NEEDED_TOOLS) and _works()
+
+
+@functools.cache
+def _works() -> bool:
+    own_network = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--user", "--map-current-user"])]
+    own_user = [] if os.geteuid() == 0 else ["--unshare-user", "--disable-userns"]
+    tried = [*own_network, "bwrap", *own_user, "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+
+
+@asynccontextmanager
+async def open_bubblewrap(root: Path, config: BubblewrapConfig, timings: LocalTimings = LOCAL_TIMINGS) -> AsyncIterator[LocalSandboxes]:
+    """Open the backend on a folder of its own. What a dead process left there is removed in the background.
+
+    Raises SandboxHeld if a living process has the folder open, and SandboxError if the folder cannot be used.
+    """
+    made = functools.partial(BubblewrapSandbox, config=config)
+    async with open_folders(root, timings, made) as sandboxes:
+        yield sandboxes
+
+
+def lacks(spec: SandboxSpec) -> tuple[str, ...]:
+    """Return what namespaces alone cannot give, in words. Limits of memory and disk are not enforced, as in `local`."""
+    wanted = {"an image of its own": spec.image is not None, "a user of its own": spec.user is not None}
+    return tuple(want for want, is_wanted in wanted.items() if is_wanted)
+
+
+def _give(folder: Path, user: int) -> None:
+    """Let the user of a sandbox own its files. Nothing runs in it."""
+    os.chown(folder, user, user)
+    for _, folders, files, descriptor in os.fwalk(folder):
+        for name in (*folders, *files):
+            os.chown(name, user, user, dir_fd=descriptor, follow_symlinks=False)
+
+
+def _received(asked: socket.socket) -> bytes:
+    with suppress(OSError):
+        return asked.recv(1)
+    return b""
+
+
+def _first(info: FileIO) -> int | None:
+    """Return the first process of new namespaces, which bwrap names, as an open pidfd. None: it has ended already."""
+    said = info.readall()
+    if not said:
+        return None
+    try:
+        return os.pidfd_open(json.loads(said)["child-pid"])
+    except ProcessLookupError:
+        return None
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+async def _readable(descriptor: int) -> None:
+    """Wait until a pidfd is readable: its process is dead."""
+    loop = asyncio.get_running_loop()
+    dead = asyncio.Event()
+    loop.add_reader(descriptor, dead.set)
+    try:
+        await dead.wait()
+    finally:
+        loop.remove_reader(descriptor)

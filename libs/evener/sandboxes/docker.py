@@ -1,0 +1,121 @@
+"""The `docker` backend: a container for each sandbox.
+
+A container has no network: the relay listens on its loopback, which is the only thing there. It has no capabilities, gains no privileges,
+and has the daemon's seccomp profile. When its program ends, the whole container is killed, so that nothing of it is left running.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from evener.proto.sandbox import SandboxSpec
+from evener.sandboxes.config import DockerConfig
+from evener.sandboxes.docker_api import UNIX, Docker, DockerError, open_docker
+from evener.sandboxes.docker_container import LABEL, container_name, container_of
+from evener.sandboxes.docker_images import DockerImages
+from evener.sandboxes.docker_sandbox import DockerSandbox
+from evener.sandboxes.hold import held
+from evener.sandboxes.port import ANY_SANDBOX
+
+REMOVE_CONTAINER_SECONDS: Final = 30.0
+log = structlog.get_logger()
+
+
+class DockerSandboxes:
+    """The backend, opened by `open_docker_sandboxes`."""
+
+    def __init__(self, docker: Docker, owner: str, config: DockerConfig) -> None:
+        self._docker = docker
+        self._owner = owner
+        self._config = config
+        self._trouble = ""
+        self._has_quotas = True
+        self._images = DockerImages(docker, config.build_network)
+
+    def trouble(self) -> str:
+        return self._trouble
+
+    @asynccontextmanager
+    async def open(self, name: str, spec: SandboxSpec = ANY_SANDBOX) -> AsyncIterator[DockerSandbox]:
+        image = await self._images.get(spec.image or self._config.image)
+        created = await self._created(container_of(image, spec, self._config, self._owner), container_name(self._owner, name))
+        sandbox = DockerSandbox(self._docker, created, image, spec, self._config)
+        try:
+            await sandbox.prepare()
+            yield sandbox
+        finally:
+            await asyncio.shield(self._close(sandbox, name))
+
+    async def reap(self) -> None:
+        """Remove the containers that an earlier process of this folder left."""
+        filters = msgspec.json.encode({"label": [f"{LABEL}={self._owner}"]}).decode()
+        left = await self._docker.get("/containers/json", all="true", filters=filters)
+        for container in left:
+            log.info("container_removed", container=container["Id"][:12], names=container["Names"])
+            await self._docker.delete(f"/containers/{container['Id']}", force="true", v="true")
+
+    async def watch(self) -> None:
+        """Keep knowing whether the daemon answers."""
+        while True:
+            try:
+                async with asyncio.timeout(REMOVE_CONTAINER_SECONDS):
+                    await self._docker.get("/version")
+                self._trouble = ""
+            except (DockerError, TimeoutError) as cause:
+                self._trouble = str(cause.args[0]) if cause.args else f"the Docker daemon at {self._docker.host} does not answer"
+            await asyncio.sleep(5 if self._trouble else 15)
+
+    async def _created(self, wanted: dict[str, Any], name: str) -> str:
+        """Return the id of a new container. Where the daemon cannot limit what is written, it says so once, and goes without."""
+        host = wanted["HostConfig"]
+        if not self._has_quotas:
+            host["StorageOpt"] = {}
+        try:
+            made = await self._docker.post("/containers/create", wanted, name=name)
+        except DockerError as cause:
+            if not host["StorageOpt"] or "storage-opt" not in str(cause):
+                raise
+            self._has_quotas = False
+            log.warning("no_disk_limit", reason=str(cause.args[0]), mend="keep Docker's data on XFS with pquota")
+            return await self._created(wanted, name)
+        return str(made["Id"])
+
+    async def _close(self, sandbox: DockerSandbox, name: str) -> None:
+        try:
+            async with asyncio.timeout(REMOVE_CONTAINER_SECONDS):
+                await sandbox.remove()
+        except (DockerError, TimeoutError) as cause:
+            log.warning("sandbox_not_removed", sandbox=name, error=str(cause), mend="the next start tries again")
+
+
+def is_wanted(config: DockerConfig | None) -> bool:
+    """Return whether this process has the backend: it is configured, or the daemon's usual socket can be used."""
+    return config is not None or os.access(DockerConfig().host.removeprefix(UNIX), os.W_OK)
+
+
+@asynccontextmanager
+async def open_docker_sandboxes(root: Path, config: DockerConfig) -> AsyncIterator[DockerSandboxes]:
+    """Open the backend. The folder `root`, which it holds, names its containers: those of a dead process are removed.
+
+    Raises SandboxHeld if a living process has the folder, and SandboxError if the daemon does not answer.
+    """
+    root = await asyncio.to_thread(root.resolve)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(held(root))
+        docker = await stack.enter_async_context(open_docker(config.host))
+        sandboxes = DockerSandboxes(docker, str(root), config)
+        await sandboxes.reap()
+        watching = asyncio.create_task(sandboxes.watch())
+        stack.callback(watching.cancel)
+        yield sandboxes
+
+
+def lacks(spec: SandboxSpec) -> tuple[str, ...]:  # noqa: ARG001 - it has everything
+    """Return what Docker cannot give, in words: nothing."""
+    return ()

@@ -1,0 +1,368 @@
+"""One container of the `docker` backend, and the programs in it."""
+
+import asyncio
+import io
+import re
+import socket
+import tarfile
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from evener.proto.sandbox import NetworkMode, SandboxSpec
+from evener.sandboxes.apply_changes import APPLY_SECONDS, parts_of
+from evener.sandboxes.config import DockerConfig
+from evener.sandboxes.docker_api import Docker, DockerError, output
+from evener.sandboxes.docker_container import user_of, workdir_of
+from evener.sandboxes.docker_files import (
+    Before,
+    ContainerEntry,
+    ContainerFiles,
+    before_of,
+    changes_of,
+    given_to,
+    tar_of_entries,
+    tar_of_folder,
+)
+from evener.sandboxes.folders import Deadline, OutOfTime
+from evener.sandboxes.forward_proxy import ForwardProxy, variables
+from evener.sandboxes.network_namespace import listen_in
+from evener.sandboxes.output_log import BoundedLog
+from evener.sandboxes.port import (
+    AGENT_LOGS,
+    ARTIFACTS,
+    HOME,
+    SIGNALLED,
+    TEMPORARY,
+    TESTS,
+    VERIFIER_LOGS,
+    ChangeLimits,
+    Changes,
+    ImageMissing,
+    NotAFile,
+    Program,
+    ProgramMissing,
+    SandboxError,
+    SandboxLost,
+    Unstartable,
+)
+from evener.sandboxes.tracked import tracked
+
+ARGUMENT_BYTES: Final = 1 << 17
+"""The most bytes of one argument."""
+ARGUMENTS_BYTES: Final = 1 << 16
+"""The most bytes of names that one `rm` is given."""
+STARTING_SECONDS: Final = 0.02
+"""The first pause between two looks at a program that is starting. Each further one is twice as long."""
+ABSENT: Final = re.compile(r"executable file not found|no such file or directory")
+
+
+class DockerProcess:
+    """A program in a container. With its end the container is killed."""
+
+    def __init__(self, sandbox: "DockerSandbox", exec_id: str, printed: BoundedLog, reading: asyncio.Task[None], user: str) -> None:
+        self._sandbox = sandbox
+        self._exec_id = exec_id
+        self._printed = printed
+        self._reading = reading
+        self._user = user
+
+    async def wait(self) -> int:
+        await asyncio.shield(self._reading)
+        code = await self._sandbox.exit_code(self._exec_id)
+        await self._sandbox.kill()
+        return code
+
+    async def end(self, grace_seconds: float = 2.0) -> int:
+        if grace_seconds > 0 and not self._reading.done():
+            try:
+                async with asyncio.timeout(grace_seconds):
+                    await self._sandbox.ask_to_end(self._user)
+                    await asyncio.shield(self._reading)
+            except (TimeoutError, DockerError):  # it does not react, or has not left room for another process
+                pass
+        code = await self._sandbox.exit_code(self._exec_id) if self._reading.done() else None
+        await self._sandbox.kill()
+        await asyncio.shield(self._reading)
+        return await self._sandbox.exit_code(self._exec_id) if code is None else code
+
+    def log(self) -> bytes:
+        return self._printed.read()
+
+
+class DockerSandbox:
+    """One container."""
+
+    def __init__(self, docker: Docker, container: str, image: Mapping[str, Any], spec: SandboxSpec, config: DockerConfig) -> None:
+        self._docker = docker
+        self._container = container
+        self._path = f"/containers/{container}"
+        self._files = ContainerFiles(docker, container)
+        self._config = config
+        self._network = spec.network
+        self._user = user_of(image, spec, config)
+        self._owner = (0, 0)
+        self._before = Before()
+        self._runs = False
+        self._proxy: ForwardProxy | None = None
+        self._environment: dict[str, str] = {}
+        self.workdir = workdir_of(image, spec)
+
+    def inside(self, place: str) -> str:
+        return place
+
+    async def prepare(self) -> None:
+        """Make the places, for the user of the sandbox."""
+        self._owner = await self._ids_of(self._user)
+        places = (self.workdir, HOME, TEMPORARY, TESTS, VERIFIER_LOGS, AGENT_LOGS, ARTIFACTS)
+        missing: dict[str, ContainerEntry] = {}
+        for place, mode in zip(places, await asyncio.gather(*map(self._files.mode, places)), strict=True):
+            if mode is None:
+                folders = [*reversed(PurePosixPath(place).parents), PurePosixPath(place)]
+                missing |= {
+                    str(folder)[1:]: ContainerEntry(kind=tarfile.DIRTYPE, mode=0o755) for folder in folders[1:] if str(folder) not in places
+                }
+                missing[place[1:]] = ContainerEntry(kind=tarfile.DIRTYPE, mode=0o777 if place == TEMPORARY else 0o755)
+        present = {name for name in missing if f"/{name}" not in places and await self._files.mode(f"/{name}") is not None}
+        made = {name: entry for name, entry in sorted(missing.items()) if name not in present}
+        if made:
+            await self._files.put(await asyncio.to_thread(tar_of_entries, made, self._owner))
+
+    async def bring(self, folder: Path, place: str) -> None:
+        try:
+            tar = await asyncio.to_thread(tar_of_folder, folder, self._owner)
+        except OSError as cause:
+            msg = f"cannot read {folder}: {cause}"
+            raise SandboxError(msg) from cause
+        await self._files.put(tar, place)
+
+    async def write(self, files: Mapping[str, bytes]) -> None:
+        entries: dict[str, ContainerEntry] = {}
+        for place, content in files.items():
+            entries |= {name: ContainerEntry(kind=tarfile.DIRTYPE, mode=0o755) for name in self._folders_above(place)}
+            entries[place[1:]] = ContainerEntry(kind=tarfile.REGTYPE, mode=0o644, content=content)
+        if entries:
+            await self._files.put(await asyncio.to_thread(tar_of_entries, dict(sorted(entries.items())), self._owner))
+
+    async def apply(self, changes: Changes) -> None:
+        removed = [f"/{'/'.join(parts_of(name, tracked))}" for name in changes.removed]
+        try:
+            tar, names = await asyncio.to_thread(given_to, changes.archive, self._owner, Deadline(APPLY_SECONDS))
+        except tarfile.TarError as cause:
+            msg = f"damaged archive of changes: {cause}"
+            raise SandboxError(msg) from cause
+        except OutOfTime as cause:
+            msg = f"changes were not applied within {APPLY_SECONDS:g} s"
+            raise SandboxError(msg) from cause
+        for name in names:
+            parts_of(name, tracked)
+        for batch in _batches(removed):
+            await self._run(("rm", "-rf", "--", *batch))
+        await self._files.put(tar)
+        await self.prepare()
+
+    async def settle(self) -> None:
+        self._before = await asyncio.to_thread(before_of, await self._files.look(ChangeLimits()))
+
+    async def start(self, program: Program) -> DockerProcess:
+        if (long := next((word for word in program.argv if len(word.encode()) >= ARGUMENT_BYTES), None)) is not None:
+            number = list(program.argv).index(long)
+            msg = (
+                f"cannot start {program.argv[0]!r}: its arguments and variables are longer than the system takes "
+                f"(the longest is argument {number} with {len(long)} characters; give a long instruction in a file)"
+            )
+            raise Unstartable(msg)
+        if any("\0" in word for word in (*program.argv, *program.environment, *program.environment.values())):
+            msg = f"cannot start {program.argv[0]!r}: embedded null byte"
+            raise Unstartable(msg)
+        await self._run_container()
+        user = program.user or self._user
+        printed = BoundedLog(program.log_bytes)
+        exec_id, reading = await self._begin(program.argv, program.environment, user, printed)
+        process = DockerProcess(self, exec_id, printed, reading, user)
+        if not await self._has_begun(exec_id):
+            code = await process.wait()
+            said = printed.read().decode(errors="replace").strip()
+            if ABSENT.search(said):
+                msg = f"there is no program {program.argv[0]}"
+                raise ProgramMissing(msg)
+            msg = f"cannot start {program.argv[0]} ({code}): {said}"
+            raise Unstartable(msg)
+        return process
+
+    async def changes(self, limits: ChangeLimits) -> Changes:
+        await self.kill()
+        return await asyncio.to_thread(changes_of, await self._files.look(limits), self._before, limits)
+
+    async def read(self, place: str, limit_bytes: int = 1 << 20) -> bytes | None:
+        return await read_file(self._files, place, limit_bytes)
+
+    async def listen(self) -> socket.socket:
+        await self._run_container()
+        return await self._listen()
+
+    async def kill(self) -> None:
+        """Kill everything in the container at once."""
+        if not self._runs:
+            return
+        try:
+            await self._docker.post(f"{self._path}/kill")
+        except DockerError as cause:
+            if cause.status not in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:  # it has ended by itself
+                raise
+        self._runs = False
+        await self._close_proxy()
+
+    async def ask_to_end(self, user: str) -> None:
+        """Send SIGTERM to the programs of a user."""
+        await self._run(("sh", "-c", "kill -TERM -1"), user)
+
+    async def exit_code(self, exec_id: str) -> int:
+        """Return the exit code of a program that has ended."""
+        code = (await self._docker.get(f"/exec/{exec_id}/json"))["ExitCode"]
+        if code is None:
+            msg = f"the container of {exec_id[:12]} ended before its program"
+            raise SandboxLost(msg)
+        return 128 - int(code) if code in SIGNALLED else int(code)
+
+    async def remove(self) -> None:
+        """Remove the container, with everything in it."""
+        await self._close_proxy()
+        await self._docker.delete(self._path, force="true", v="true")
+
+    async def _run_container(self) -> None:
+        if self._runs:
+            return
+        await self._docker.post(f"{self._path}/start")
+        self._runs = True
+        if self._network is not None and self._network.mode is not NetworkMode.NONE and not self._has_network_of_its_own:
+            self._proxy = ForwardProxy(self._network, self._config.private_hosts)
+            self._environment = variables(await self._proxy.serve(await self._listen()))
+
+    @property
+    def _has_network_of_its_own(self) -> bool:
+        return self._config.public_network is not None and self._network is not None and self._network.mode is NetworkMode.PUBLIC
+
+    async def _listen(self) -> socket.socket:
+        pid = (await self._docker.get(f"{self._path}/json"))["State"]["Pid"]
+        try:
+            return await asyncio.to_thread(listen_in, pid)
+        except PermissionError as cause:
+            msg = "this process may not enter the container's network: it needs CAP_SYS_ADMIN"
+            raise SandboxError(msg) from cause
+        except OSError as cause:
+            msg = f"cannot listen in the container: {cause}"
+            raise SandboxLost(msg) from cause
+
+    async def _close_proxy(self) -> None:
+        if self._proxy is not None:
+            await self._proxy.aclose()
+            self._proxy = None
+
+    async def _run(self, argv: Sequence[str], user: str | None = None) -> None:
+        """Run a program of ours to its end, beside what else runs. Raises SandboxError if it fails."""
+        await self._run_container()
+        printed = BoundedLog(1 << 12)
+        exec_id, reading = await self._begin(argv, {}, user or self._user, printed)
+        await reading
+        if (code := await self.exit_code(exec_id)) != 0:
+            msg = f"{argv[0]} exited with {code}: {printed.read().decode(errors='replace')}"
+            raise SandboxError(msg)
+
+    async def _begin(
+        self, argv: Sequence[str], environment: Mapping[str, str], user: str, printed: BoundedLog
+    ) -> tuple[str, "asyncio.Task[None]"]:
+        variables = self._environment | dict(environment)
+        wanted = {
+            "Cmd": list(argv),
+            "Env": [f"{name}={value}" for name, value in variables.items()],
+            "User": user,
+            "WorkingDir": self.workdir,
+            "AttachStdout": True,
+            "AttachStderr": True,
+        }
+        exec_id: str = (await self._docker.post(f"{self._path}/exec", wanted))["Id"]
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reading = asyncio.create_task(self._read(exec_id, printed, begun))
+        await asyncio.wait([begun, reading], return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            await reading
+        return exec_id, reading
+
+    async def _read(self, exec_id: str, printed: BoundedLog, begun: "asyncio.Future[None]") -> None:
+        async with self._docker.stream("POST", f"/exec/{exec_id}/start", {"Detach": False, "Tty": False}) as response:
+            begun.set_result(None)
+            async for piece in output(response):
+                printed.add(piece)
+
+    async def _has_begun(self, exec_id: str) -> bool:
+        """Wait until a program runs, or return that it cannot."""
+        pause = STARTING_SECONDS
+        while True:
+            state = await self._docker.get(f"/exec/{exec_id}/json")
+            if state["Pid"] or state["ExitCode"] is not None:
+                return bool(state["Pid"])
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    def _folders_above(self, place: str) -> list[str]:
+        """Return the names of the folders above a place that are below one of ours."""
+        ours = max((one for one in (HOME, TEMPORARY, TESTS, self.workdir) if place.startswith(f"{one}/")), key=len, default=None)
+        return [] if ours is None else [str(above)[1:] for above in PurePosixPath(place).parents if str(above).startswith(f"{ours}/")]
+
+    async def _ids_of(self, user: str) -> tuple[int, int]:
+        """Return the ids of a user, whom the image may know by name."""
+        name, _, group = user.partition(":")
+        if name.isdecimal():
+            return int(name), int(group) if group.isdecimal() else int(name)
+        known = (await self.read("/etc/passwd") or b"").decode(errors="replace")
+        for line in known.splitlines():
+            fields = line.split(":")
+            if fields[0] == (name or "root") and len(fields) > 3:  # noqa: PLR2004 - name, password, user, group
+                return int(fields[2]), int(fields[3])
+        msg = f"the image knows no user {name}"
+        raise ImageMissing(msg)
+
+
+async def read_file(files: ContainerFiles, place: str, limit_bytes: int) -> bytes | None:
+    """Return the content of a regular file. Raises NotAFile, DockerError."""
+    mode = await files.mode(place)
+    if mode is None:
+        return None
+    if mode >> 26:  # Go's bits of everything that is no regular file are above
+        msg = f"{place} is not read: not a regular file"
+        raise NotAFile(msg)
+    try:
+        tar = await files.archive(place, limit_bytes + (64 << 10))
+    except SandboxError as cause:
+        if isinstance(cause, DockerError):
+            raise
+        msg = f"{place} is not read: more than {limit_bytes} bytes"
+        raise NotAFile(msg) from cause
+    if tar is None:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as read:
+        member = read.next()
+        content = read.extractfile(member) if member is not None and member.isreg() else None
+        if content is None:
+            msg = f"{place} is not read: not a regular file"
+            raise NotAFile(msg)
+        found = content.read()
+    if len(found) > limit_bytes:
+        msg = f"{place} is not read: more than {limit_bytes} bytes"
+        raise NotAFile(msg)
+    return found
+
+
+def _batches(names: Sequence[str]) -> list[list[str]]:
+    """Return names in lists, each of which fits in the arguments of a program."""
+    batches: list[list[str]] = []
+    size = ARGUMENTS_BYTES
+    for name in names:
+        if size + len(name.encode(errors="surrogateescape")) > ARGUMENTS_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append(name)
+        size += len(name.encode(errors="surrogateescape")) + 8
+    return batches

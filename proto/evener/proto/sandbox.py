@@ -1,0 +1,67 @@
+"""What a task asks of its sandbox: an image, a user, limits, a network. Every sandbox backend reads this, and says what it cannot give."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class NetworkMode(StrEnum):
+    """What a sandbox may reach besides its relay."""
+
+    PUBLIC = "public"
+    """Any public address."""
+    NONE = "no-network"
+    """Nothing."""
+    ALLOWLIST = "allowlist"
+    """The hosts that are named."""
+
+
+class Network(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A network policy."""
+
+    mode: NetworkMode
+    hosts: tuple[str, ...] = ()
+    """The hosts of an allowlist: host names, `*.suffix`, IP addresses or ranges (CIDR)."""
+
+
+class ImageBuild(Struct, frozen=True, kw_only=True):
+    """An image that is built. The same files give the same image, which is built once."""
+
+    context: str
+    """The folder of this machine that holds the Dockerfile and what it copies."""
+    dockerfile: str = "Dockerfile"
+
+
+class SandboxLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much a sandbox may use. None: the backend's default."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    """How much may be written."""
+    pids: int | None = None
+    """The number of processes and threads."""
+
+
+class Mount(Struct, frozen=True, kw_only=True):
+    """A folder of this machine that programs in the sandbox can read."""
+
+    source: str
+    place: str
+    """Where it is in the sandbox."""
+
+
+class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a sandbox is to be."""
+
+    image: str | ImageBuild | None = None
+    """The reference of an image, or how to build it. None: the backend's own."""
+    workdir: str | None = None
+    """The working directory. None: the image's, otherwise `/app`."""
+    user: str | None = None
+    """The name or id of the user that programs run as. None: the image's, and for the backend's own image one without rights."""
+    limits: SandboxLimits = SandboxLimits()
+    network: Network | None = None
+    """What may be reached. None: as little as the backend can give."""
+    mounts: Sequence[Mount] = ()

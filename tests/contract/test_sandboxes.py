@@ -1,0 +1,484 @@
+"""What every sandbox backend promises, and what those promise beside that which keep programs from the rest of the machine."""
+
+import abc
+import asyncio
+import io
+import os
+import secrets
+import tarfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from tests.support.waiting import eventually
+
+from evener.proto.sandbox import ImageBuild, Mount, Network, NetworkMode, SandboxLimits, SandboxSpec
+from evener.sandboxes.bubblewrap import open_bubblewrap, works
+from evener.sandboxes.config import BubblewrapConfig, DockerConfig
+from evener.sandboxes.docker import open_docker_sandboxes
+from evener.sandboxes.local import open_local
+from evener.sandboxes.port import (
+    ChangeLimits,
+    Changes,
+    ChangesTooLarge,
+    ImageMissing,
+    NotAFile,
+    Program,
+    ProgramMissing,
+    Sandbox,
+    SandboxError,
+    Sandboxes,
+    Unstartable,
+)
+
+LIMITS = ChangeLimits()
+ASKED = (
+    "import sys, urllib.request as r; sys.stdout.write(r.build_opener(r.ProxyHandler({})).open(sys.argv[1], timeout=20).read().decode())"
+)
+"""Prints what an HTTP server answers."""
+PROXIED = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[1], timeout=20).read().decode())"
+CONNECTED = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)"
+
+
+def given(folder: Path, **files: str) -> Path:
+    """Make a folder with files, which everybody may read and change."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    for one in (folder.parent, folder):
+        one.chmod(0o777)
+    return folder
+
+
+def sh(script: str, **given: str) -> Program:
+    return Program(argv=("sh", "-c", script), environment=given)
+
+
+async def ran(sandbox: Sandbox, program: Program) -> tuple[int, str]:
+    """Return a program's exit code and output."""
+    process = await sandbox.start(program)
+    return await process.wait(), process.log().decode()
+
+
+def files_in(changes: Changes) -> dict[str, str]:
+    """Return what changes hold: a file's text, a link's target after an arrow, and nothing for a folder."""
+    found: dict[str, str] = {}
+    with tarfile.open(fileobj=io.BytesIO(changes.archive)) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            found[member.name] = f"-> {member.linkname}" if member.issym() else content.read().decode() if content else ""
+    return found
+
+
+def runs(words: str) -> bool:
+    """Return whether any process of this machine has these words in its command line."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if words.encode() in (folder / "cmdline").read_bytes():
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+async def ended(words: str) -> None:
+    await eventually(lambda: not runs(words))
+
+
+@asynccontextmanager
+async def answering(host: str = "127.0.0.1") -> AsyncIterator[int]:
+    """Serve on this machine; yield the port."""
+    application = web.Application()
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="reached")
+
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, host, 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+class SandboxesContract(abc.ABC):
+    """Behaviour that is the same on every backend."""
+
+    @abc.abstractmethod
+    def opened(self, root: Path, docker_host: str) -> AbstractAsyncContextManager[Sandboxes]:
+        """Open the backend."""
+
+    @pytest.fixture
+    async def sandboxes(self, tmp_path: Path, host: str) -> AsyncIterator[Sandboxes]:
+        async with self.opened(tmp_path / "sandboxes", host) as sandboxes:
+            yield sandboxes
+
+    @pytest.fixture
+    def host(self) -> str:
+        return ""
+
+    async def test_a_program_sees_its_own_environment_and_nothing_of_ours(
+        self, sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A key in the runner's environment must not reach what a model drives."""
+        monkeypatch.setenv("SECRET_KEY", "x")
+        async with sandboxes.open("s") as sandbox:
+            code, said = await ran(sandbox, sh("echo $GIVEN-$SECRET_KEY-; pwd; echo $HOME; test -w . -a -w $HOME -a -w $TMPDIR", GIVEN="1"))
+
+            assert (code, said.splitlines()) == (0, ["1--", sandbox.inside("/app"), sandbox.inside("/home/agent")])
+
+    @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", -9), ("cat", 0), ("nosuchcommand", 127)])
+    async def test_exit_codes(self, sandboxes: Sandboxes, script: str, code: int) -> None:
+        """A signal is negative; a program that reads stdin finds it closed."""
+        async with sandboxes.open("s") as sandbox:
+            assert (await ran(sandbox, sh(script)))[0] == code
+
+    async def test_a_program_that_no_try_can_start_says_so(self, sandboxes: Sandboxes) -> None:
+        """Another attempt would meet it again."""
+        async with sandboxes.open("s") as sandbox:
+            with pytest.raises(ProgramMissing, match="there is no program nosuchcommand"):
+                await sandbox.start(Program(argv=("nosuchcommand",)))
+            with pytest.raises(Unstartable, match=r"longer than the system takes \(the longest is argument 1 with 200000 characters"):
+                await sandbox.start(Program(argv=("true", "x" * 200_000)))
+            with pytest.raises(Unstartable, match="embedded null byte"):
+                await sandbox.start(Program(argv=("true", "a\0b")))
+
+    async def test_output_is_kept_to_its_limit(self, sandboxes: Sandboxes) -> None:
+        """Half from the beginning and half from the end."""
+        async with sandboxes.open("s") as sandbox:
+            script = "echo begun; head -c 3000000 /dev/zero | tr '\\0' x; echo ended"
+            process = await sandbox.start(Program(argv=("sh", "-c", script), log_bytes=1000))
+            assert await process.wait() == 0
+            said = process.log()
+
+        assert len(said) < 1100
+        assert (said[:6], said[-6:]) == (b"begun\n", b"ended\n")
+
+    async def test_both_streams_of_output_are_kept(self, sandboxes: Sandboxes) -> None:
+        async with sandboxes.open("s") as sandbox:
+            process = await sandbox.start(sh("echo said; echo complained >&2"))
+            assert await process.wait() == 0
+            lines = process.log().splitlines()
+
+        assert sorted(lines) == [b"complained", b"said"]
+
+    async def test_changes_are_what_differs_from_the_settled_state(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """New, changed and removed files, links as links; neither what was prepared nor a harness's own state."""
+        given = tmp_path / "given"
+        (given / "src").mkdir(parents=True)
+        for name in ("kept.txt", "src/changed.txt", "src/removed.txt"):
+            (given / name).write_text("given")
+        async with sandboxes.open("s") as sandbox:
+            await sandbox.bring(given, "/app")
+            await sandbox.write({"/home/agent/.conf/a.json": b"{}", "/app/harness.txt": b"x"})
+            await sandbox.settle()
+            script = """
+                cat kept.txt harness.txt $HOME/.conf/a.json
+                echo new > src/changed.txt; rm src/removed.txt; mkdir -p new/deep; echo 1 > new/deep/one; ln -s /etc/passwd link
+                ln new/deep/one new/two; echo state > $HOME/state; echo x > $TMPDIR/x; mkfifo new/pipe
+            """
+            assert await ran(sandbox, sh(script)) == (0, "givenx{}")
+            changes = await sandbox.changes(LIMITS)
+
+        expected = {
+            "app/link": "-> /etc/passwd",
+            "app/new": "",
+            "app/new/deep": "",
+            "app/new/deep/one": "1\n",
+            "app/new/two": "1\n",
+            "app/src/changed.txt": "new\n",
+        }
+        assert files_in(changes) == expected
+        assert changes.removed == ("app/src/removed.txt",)
+        assert changes.excluded == {"app/new/pipe": "a pipe"}
+
+    async def test_changes_of_one_sandbox_are_applied_to_another(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """As a fresh sandbox for grading gets them: over the same prepared files."""
+        given = tmp_path / "given"
+        (given / "tree/sub").mkdir(parents=True)
+        (given / "tree/sub/file").write_text("given")
+        (given / "other").write_text("given")
+        async with sandboxes.open("agent") as sandbox:
+            await sandbox.bring(given, "/app")
+            await sandbox.settle()
+            await ran(sandbox, sh("rm -rf tree; echo file > tree; rm other; mkdir other; echo 1 > other/one; chmod 755 other/one"))
+            changes = await sandbox.changes(LIMITS)
+        async with sandboxes.open("grading") as fresh:
+            await fresh.bring(given, "/app")
+            await fresh.apply(changes)
+            said = await ran(fresh, sh("cat tree other/one; test -x other/one; ls; echo more > other/one"))
+
+        assert said == (0, "file\n1\nother\ntree\n")
+
+    async def test_folder_that_was_made_anew_is_empty_elsewhere_too(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """The old files of a folder do not come back in the sandbox that grades."""
+        given = tmp_path / "given"
+        (given / "tree").mkdir(parents=True)
+        (given / "tree/file").write_text("given")
+        async with sandboxes.open("agent") as sandbox:
+            await sandbox.bring(given, "/app")
+            await sandbox.settle()
+            await ran(sandbox, sh("rm -rf tree; mkdir tree; echo 1 > tree/one"))
+            changes = await sandbox.changes(LIMITS)
+        async with sandboxes.open("grading") as fresh:
+            await fresh.bring(given, "/app")
+            await fresh.apply(changes)
+            assert await ran(fresh, sh("ls tree")) == (0, "one\n")
+
+    @pytest.mark.parametrize("limits", [ChangeLimits(bytes=1000), ChangeLimits(entries=20)], ids=["bytes", "entries"])
+    async def test_changes_beyond_a_limit_are_refused(self, sandboxes: Sandboxes, limits: ChangeLimits) -> None:
+        async with sandboxes.open("s") as sandbox:
+            await sandbox.settle()
+            await ran(sandbox, sh("for i in $(seq 40); do echo 0123456789012345678901234567890123456789 > $i; done"))
+            with pytest.raises(ChangesTooLarge):
+                await sandbox.changes(limits)
+
+    @pytest.mark.parametrize("name", ["../x", "/etc/x", "tests/test.sh", "home/agent/.profile", "app/../../x"])
+    async def test_changes_that_leave_the_sandbox_are_refused(self, sandboxes: Sandboxes, name: str) -> None:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo(name))
+        async with sandboxes.open("s") as sandbox:
+            with pytest.raises(SandboxError, match="not allowed"):
+                await sandbox.apply(Changes(archive=buffer.getvalue()))
+
+    async def test_files_are_read_without_following_links(self, sandboxes: Sandboxes) -> None:
+        """What a verifier's log folder holds was left by programs that may want to be read something else."""
+        async with sandboxes.open("s") as sandbox:
+            logs = sandbox.inside("/logs/verifier")
+            script = 'cd "$LOGS"; printf 1 > reward.txt; ln -s /etc/passwd link; mkdir folder; mkfifo pipe; head -c 3000 /dev/zero > large'
+            assert await ran(sandbox, sh(script, LOGS=logs)) == (0, "")
+
+            assert await sandbox.read("/logs/verifier/reward.txt") == b"1"
+            assert await sandbox.read("/logs/verifier/nothing") is None
+            for name in ("link", "folder", "pipe", "large"):
+                with pytest.raises(NotAFile):
+                    await sandbox.read(f"/logs/verifier/{name}", 1000)
+
+    async def test_what_a_program_leaves_running_dies_with_it(self, sandboxes: Sandboxes) -> None:
+        """A child in a session of its own, which has given its parents away."""
+        mark = f"9{secrets.randbelow(10**9)}"
+        async with sandboxes.open("s") as sandbox:
+            process = await sandbox.start(
+                sh(f"(setsid sleep {mark} </dev/null >/dev/null 2>&1 &) ; until ps -e >/dev/null; do break; done")
+            )
+            assert await process.wait() == 0
+            await ended(f"sleep\0{mark}")
+
+    async def test_a_program_is_asked_to_end_before_it_is_killed(self, sandboxes: Sandboxes) -> None:
+        async with sandboxes.open("s") as sandbox:
+            polite = await sandbox.start(sh("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.1; done"))
+            await eventually(lambda: b"ready" in polite.log())
+            assert await polite.end(grace_seconds=60) == 5
+            assert polite.log().endswith(b"bye\n")
+
+            stubborn = await sandbox.start(sh("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
+            await eventually(lambda: b"ready" in stubborn.log())
+            assert await stubborn.end(grace_seconds=0.2) == -9
+
+    async def test_programs_reach_what_listens_for_their_sandbox(self, sandboxes: Sandboxes) -> None:
+        """The relay: the only way out of a sandbox without a network."""
+        async with sandboxes.open("s") as sandbox:
+            listening = await sandbox.listen()
+            host, port = listening.getsockname()
+
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nrelay")
+                await writer.drain()
+                writer.close()
+
+            async with await asyncio.start_server(answer, sock=listening):
+                said = await ran(sandbox, Program(argv=("python3", "-c", ASKED, f"http://{host}:{port}/")))
+
+        assert said == (0, "relay")
+
+    async def test_folders_of_this_machine_are_found_at_their_place(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """The bundle of a harness."""
+        bundle = given(tmp_path / "bundle", program="echo bundled")
+        async with sandboxes.open("s", SandboxSpec(mounts=(Mount(source=str(bundle), place="/opt/bundle"),))) as sandbox:
+            assert await ran(sandbox, Program(argv=("sh", f"{sandbox.inside('/opt/bundle')}/program"))) == (0, "bundled\n")
+
+    async def test_working_directory_is_the_specs(self, sandboxes: Sandboxes) -> None:
+        async with sandboxes.open("s", SandboxSpec(workdir="/project/here")) as sandbox:
+            assert sandbox.workdir == "/project/here"
+            assert await ran(sandbox, sh("pwd; touch x")) == (0, f"{sandbox.inside('/project/here')}\n")
+
+    async def test_several_sandboxes_at_once_know_nothing_of_each_other(self, sandboxes: Sandboxes) -> None:
+        async def one(name: str) -> Mapping[str, str]:
+            async with sandboxes.open(name) as sandbox:
+                await sandbox.settle()
+                assert await ran(sandbox, sh(f"echo {name} > {name}; ls; ls $TMPDIR")) == (0, f"{name}\n")
+                return files_in(await sandbox.changes(LIMITS))
+
+        assert [*await asyncio.gather(one("a"), one("b"))] == [{"app/a": "a\n"}, {"app/b": "b\n"}]
+
+
+class IsolatingContract(SandboxesContract):
+    """Behaviour of backends that keep programs from the rest of the machine."""
+
+    async def test_nothing_of_this_machine_is_reached(self, sandboxes: Sandboxes) -> None:
+        """Its loopback is another one; no other network is there."""
+        async with answering("0.0.0.0") as port, sandboxes.open("s") as sandbox:  # noqa: S104 - every address of this machine
+            for host in ("127.0.0.1", "169.254.169.254", "10.0.0.1"):
+                code, said = await ran(sandbox, Program(argv=("python3", "-c", CONNECTED, host, str(port))))
+                assert code == 1, host
+                assert "refused" in said or "unreachable" in said
+
+    async def test_programs_have_no_rights_to_gain(self, sandboxes: Sandboxes) -> None:
+        async with sandboxes.open("s") as sandbox:
+            _, said = await ran(sandbox, sh("grep -E '^(CapEff|CapPrm|CapBnd|NoNewPrivs)' /proc/self/status; id -u"))
+
+        assert said.split()[:-1] == [*("CapPrm:", "0" * 16, "CapEff:", "0" * 16, "CapBnd:", "0" * 16), "NoNewPrivs:", "1"]
+        assert said.split()[-1] != "0"
+
+    async def test_files_and_processes_of_this_machine_are_not_seen(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        secret = given(tmp_path / "folder", secret="x") / "secret"
+        async with sandboxes.open("s") as sandbox:
+            script = f"cat {secret}; kill -0 {os.getpid()}; ls /proc | grep -c '^[0-9]'"
+            _, said = await ran(sandbox, sh(script))
+
+        assert "No such file" in said.splitlines()[0]
+        assert int(said.splitlines()[-1]) < 10
+
+    async def test_places_are_where_a_container_has_them(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """Tests that compose a path as they run find it."""
+        tests = tmp_path / "tests"
+        tests.mkdir()
+        (tests / "test.sh").write_text("cd /; cat tests/data.txt > logs/verifier/reward.txt")
+        (tests / "data.txt").write_text("1")
+        async with sandboxes.open("s") as sandbox:
+            await sandbox.bring(tests, "/tests")
+            assert await ran(sandbox, Program(argv=("sh", "/tests/test.sh"))) == (0, "")
+            assert await sandbox.read("/logs/verifier/reward.txt") == b"1"
+
+    async def test_bundles_cannot_be_changed(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        bundle = given(tmp_path / "bundle")
+        async with sandboxes.open("s", SandboxSpec(mounts=(Mount(source=str(bundle), place="/opt/bundle"),))) as sandbox:
+            code, said = await ran(sandbox, sh("touch /opt/bundle/x"))
+
+        assert (code, "Read-only" in said) == (1, True)
+        assert not list(bundle.iterdir())
+
+    async def test_number_of_processes_is_limited(self, sandboxes: Sandboxes) -> None:
+        """A fork bomb hits a wall, and dies with its program."""
+        mark = f"9{secrets.randbelow(10**9)}"
+        async with sandboxes.open("s", SandboxSpec(limits=SandboxLimits(pids=40))) as sandbox:
+            process = await sandbox.start(sh(f"for i in $(seq 200); do sleep {mark} & done; echo all"))
+            await process.wait()
+            assert b"all" not in process.log()
+            await ended(f"sleep\0{mark}")
+
+    async def test_declared_hosts_are_reached_and_no_others(self, sandboxes: Sandboxes) -> None:
+        """By the variables that programs know. 127.0.0.0/8 is allowed to tasks by this test's configuration, and by nobody's else."""
+        async with answering("127.0.0.5") as port:
+            url = f"http://127.0.0.5:{port}/"
+            said = {}
+            for hosts in (("127.0.0.5",), ("127.0.0.6", "*.example.org")):
+                spec = SandboxSpec(network=Network(mode=NetworkMode.ALLOWLIST, hosts=hosts))
+                async with sandboxes.open("s", spec) as sandbox:
+                    script = 'no_proxy= NO_PROXY= python3 -c "$PROXIED" "$URL" 2>&1 | tail -1'
+                    said[hosts[0]] = (await ran(sandbox, sh(script, PROXIED=PROXIED, URL=url)))[1]
+
+        assert said["127.0.0.5"] == "reached"
+        assert "403" in said["127.0.0.6"]
+
+    async def test_public_network_does_not_lead_into_this_machine(self, sandboxes: Sandboxes) -> None:
+        """10.0.0.1 stands for what is not public: nothing allows it."""
+        async with sandboxes.open("s", SandboxSpec(network=Network(mode=NetworkMode.PUBLIC))) as sandbox:
+            _, said = await ran(sandbox, sh('python3 -c "$PROXIED" http://10.0.0.1/ 2>&1 | tail -1', PROXIED=PROXIED))
+
+        assert "403" in said
+
+
+class TestLocal(SandboxesContract):
+    """Plain processes."""
+
+    def opened(self, root: Path, docker_host: str) -> AbstractAsyncContextManager[Sandboxes]:  # noqa: ARG002 - it is for others
+        return open_local(root)
+
+
+class TestBubblewrap(IsolatingContract):
+    """Namespaces, without a daemon."""
+
+    def opened(self, root: Path, docker_host: str) -> AbstractAsyncContextManager[Sandboxes]:  # noqa: ARG002 - it is for others
+        if not works():
+            pytest.fail("bubblewrap does not work on this machine (Debian, Ubuntu: apt install bubblewrap; it needs user namespaces)")
+        return open_bubblewrap(root, BubblewrapConfig(private_hosts=("127.0.0.0/8",)))
+
+
+@pytest.mark.docker
+class TestDocker(IsolatingContract):
+    """Containers of a real daemon, in an image made of this machine's files."""
+
+    @pytest.fixture
+    def host(self, docker_host: str) -> str:
+        return docker_host
+
+    def opened(self, root: Path, docker_host: str) -> AbstractAsyncContextManager[Sandboxes]:
+        return open_docker_sandboxes(root, configured(docker_host))
+
+    async def test_image_is_built_once_from_the_same_files(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """The task's Dockerfile, with the files beside it, its user and its working directory."""
+        context = tmp_path / "environment"
+        context.mkdir()
+        (context / "given.txt").write_text("given")
+        (context / "Dockerfile").write_text(
+            "FROM evener-base\nCOPY given.txt /srv/\nRUN chmod 777 /srv && date +%N > /srv/stamp\nWORKDIR /srv\nUSER 1234\n"
+        )
+        spec = SandboxSpec(image=ImageBuild(context=str(context)))
+        said = []
+        for name in ("a", "b"):
+            async with sandboxes.open(name, spec) as sandbox:
+                await sandbox.settle()
+                said.append((await ran(sandbox, sh("pwd; id -u; cat given.txt stamp; rm given.txt; echo x > new")))[1])
+                changes = await sandbox.changes(LIMITS)
+                assert (files_in(changes), changes.removed) == ({"srv/new": "x\n"}, ("srv/given.txt",))
+
+        assert said[0].startswith("/srv\n1234\ngiven")
+        assert said[0] == said[1]
+
+    async def test_image_that_cannot_be_had_says_why(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        (tmp_path / "Dockerfile").write_text("FROM evener-base\nRUN echo why it fails; exit 7\n")
+        with pytest.raises(ImageMissing, match=r"why it fails.*returned a non-zero code: 7"):
+            async with sandboxes.open("s", SandboxSpec(image=ImageBuild(context=str(tmp_path)))):
+                pass
+        with pytest.raises(ImageMissing, match="cannot pull the image"):
+            async with sandboxes.open("s", SandboxSpec(image="127.0.0.1:1/nobody/nothing:here")):
+                pass
+
+    async def test_programs_run_as_the_tasks_user(self, sandboxes: Sandboxes) -> None:
+        """Where the task has an image, root without any capability is the image's default."""
+        for user, uid in (("daemon", "1"), ("4321", "4321"), (None, "0")):
+            async with sandboxes.open("s", SandboxSpec(image="evener-base", user=user)) as sandbox:
+                assert await ran(sandbox, sh("id -u; grep -c 'CapEff.*0000000000000000' /proc/self/status; touch x")) == (0, f"{uid}\n1\n")
+
+    async def test_memory_is_limited(self, sandboxes: Sandboxes) -> None:
+        async with sandboxes.open("s", SandboxSpec(limits=SandboxLimits(memory_bytes=64 << 20))) as sandbox:
+            code, _ = await ran(sandbox, Program(argv=("python3", "-c", "x = bytearray(300 << 20)")))
+
+        assert code == -9
+
+    async def test_what_a_dead_process_left_is_removed_at_the_next_start(self, tmp_path: Path, docker_host: str) -> None:
+        """Only containers of the same folder: those of others live."""
+        config = configured(docker_host)
+        async with open_docker_sandboxes(tmp_path / "other", config) as others, others.open("o") as other:
+            async with open_docker_sandboxes(tmp_path / "mine", config) as mine:
+                stale = mine.open("m")
+                left = await stale.__aenter__()
+                mark = f"9{secrets.randbelow(10**9)}"
+                await left.start(sh(f"sleep {mark}"))
+                await eventually(lambda: runs(f"sleep\0{mark}"))
+            async with open_docker_sandboxes(tmp_path / "mine", config):
+                await ended(f"sleep\0{mark}")
+            assert await ran(other, sh("echo lives")) == (0, "lives\n")
+
+
+def configured(docker_host: str) -> DockerConfig:
+    return DockerConfig(host=docker_host, image="evener-base", private_hosts=("127.0.0.0/8",), build_network="none")

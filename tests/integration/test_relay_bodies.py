@@ -1,0 +1,73 @@
+"""Bodies of harnesses at the relay: of unknown length, and large ones beside small ones."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from tests.integration.test_relay import BODY, NONCE, harness
+from tests.support.frames_gateway import FramesGateway, frames_gateway
+
+from evener.sandbox_runner.request_body import BODY_THREADS, PARSED_AT_ONCE_BYTES, read_body
+
+KEY = {"authorization": f"Bearer {NONCE}"}
+PART_BYTES = 1 << 14
+LARGE = 8 * PARSED_AT_ONCE_BYTES
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[FramesGateway]:
+    async with frames_gateway() as opened:
+        yield opened
+
+
+def body_of(length: int) -> bytes:
+    return msgspec.json.encode({**BODY, "messages": [{"role": "user", "content": "x" * length}]})
+
+
+async def in_parts(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a body so that its client does not know its length, and sends it in chunks."""
+    for start in range(0, len(body), PART_BYTES):
+        yield body[start : start + PART_BYTES]
+
+
+@pytest.mark.parametrize("length", [10, LARGE])
+async def test_body_of_unknown_length_is_passed_on_with_its_length(gateway: FramesGateway, length: int) -> None:
+    """The gateway reads no body without it, because it could not tell how much memory the body needs."""
+    body = body_of(length)
+    async with harness(gateway, body_bytes=len(body)) as agent:
+        url = f"{agent.url}/v1/chat/completions"
+        async with agent.http.post(url, data=in_parts(body), headers=KEY) as answer:
+            assert answer.status == 200
+        async with agent.http.post(url, data=in_parts(body + b" "), headers=KEY) as answer:
+            assert answer.status == 413
+    [seen] = gateway.seen
+    assert msgspec.json.encode(seen.body) == body
+    assert seen.headers["content-length"] == str(len(body))
+
+
+async def test_loop_goes_on_while_a_large_body_is_joined() -> None:
+    """Other harnesses of the machine do not wait for it."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await read_body(request, LARGE))))
+
+    application, go = web.Application(), threading.Event()
+    application.router.add_post("/", handle)
+    async with TestServer(application) as server, aiohttp.ClientSession(server.make_url("/")) as http:
+
+        async def length_read(length: int) -> str:
+            async with http.post("/", data=bytes(length)) as answer:
+                return await answer.text()
+
+        busy = [BODY_THREADS.begin(go.wait) for _ in range(2)]
+        large = asyncio.create_task(length_read(LARGE))
+        assert [await length_read(PARSED_AT_ONCE_BYTES) for _ in range(50)] == [str(PARSED_AT_ONCE_BYTES)] * 50
+        assert not large.done()
+        go.set()
+        assert await large == str(LARGE)
+        await asyncio.gather(*busy)

@@ -1,0 +1,52 @@
+"""The faults of Evener that the audit finds behind a session's end, whatever its harness said of it."""
+
+import pytest
+from tests.support.world import World, user
+
+from evener.audit.built import BuiltFacts
+from evener.audit.ours import met_of_ours
+from evener.audit.snapshot import EventRecord
+from evener.bus.port import Record
+from evener.proto.codec import decode
+from evener.proto.reasons import CallFailure, TerminationReason
+from evener.proto.topics import Topic
+
+
+def found(world: World) -> list[str]:
+    """Return what the audit finds, had the session been built as one that its agent finished."""
+    built = world.seal()
+    facts = BuiltFacts(
+        at=[],
+        contents=set(),
+        termination_reason=TerminationReason.FINISHED,
+        attempt=built.attempt,
+        own_tokens=built.accounting.sampled,
+        versions=(),
+        rows_digest="",
+        inconsistencies=(),
+        records=None,
+        strategy=built.strategy,
+    )
+    records = [
+        EventRecord(Record(topic=Topic.SESSIONS, partition=0, offset=at, key="t.0", value=value, headers=(), timestamp_ms=0), decode(value))
+        for at, value in enumerate(world.log)
+    ]
+    return list(met_of_ours(facts, records))
+
+
+@pytest.mark.parametrize("reason", [CallFailure.OVERLOADED, CallFailure.ENGINE_ERROR])
+def test_call_that_failed_last_is_found_although_its_harness_exited_with_0(reason: CallFailure) -> None:
+    """It may have given up for that."""
+    world = World()
+    world.ask([user("go")], "fine")
+    world.fail(world.open([user("there")])[1], reason)
+
+    assert found(world) == [f"its last call failed for a reason of ours: {reason}"]
+
+
+def test_call_that_was_answered_afterwards_shows_that_the_agent_went_on() -> None:
+    world = World()
+    world.fail(world.open([user("go")])[1], CallFailure.OVERLOADED)
+    world.ask([user("go")], "fine")
+
+    assert found(world) == []
