@@ -131,12 +131,18 @@ def wait_until_it_accepts(process: subprocess.Popen[bytes], port: int, log: Path
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Return ports of the loopback interface that nobody listens on.
+
+    They lie below the range from which the kernel takes the ports of connections: between this call and the moment the server listens,
+    another process may connect somewhere, and a port of that range may then be taken.
+    """
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = 10_000 + secrets.randbelow(first_of_connections - 10_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.add(port)
+    return list(ports)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,6 @@
 import base64
 import json
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import Struct, structs
+from scripts.kafka import free_ports
 from tests.support.certificates import Authority
 
 from evener.bus.kafka import KafkaBus, open_kafka
@@ -63,7 +63,7 @@ def broker(kafka_servers: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     certificate, key = authority.sign("broker")
     keystore = folder / "keystore.pem"
     keystore.write_text(Path(key).read_text() + Path(certificate).read_text())
-    secured, mutual = free_ports()
+    secured, mutual = free_ports(2)
     settings = folder / "more.properties"
     settings.write_text(SETTINGS.format(secured=secured, mutual=mutual, keystore=keystore, ca=authority.ca_file, modules=MODULES))
     words = [sys.executable, str(KAFKA), "run", "--with-parent", "--settings", str(settings)]
@@ -76,14 +76,6 @@ def broker(kafka_servers: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
             yield Secured(authority, plaintext, f"127.0.0.1:{secured}", f"127.0.0.1:{mutual}")
         finally:
             script.terminate()
-
-
-def free_ports() -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def prefix() -> str:

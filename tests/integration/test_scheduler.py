@@ -442,7 +442,7 @@ async def test_wrong_submission_is_refused_by_field(bus: Bus, tmp_path: Path, bo
         ({"group": {"min_usable": 3}}, "options.group.min_usable"),
         ({"group": {"drop_zero_variance": True}, "purpose": "eval"}, "options.group.drop_zero_variance"),
         ({"group": {"drop_zero_variants": True}}, "options.group.drop_zero_variants"),
-        ({"harness": HarnessSpec(name="script", sandbox="docker")}, "options.harness.sandbox"),
+        ({"harness": HarnessSpec(name="script", sandbox="podman")}, "options.harness.sandbox"),
         ({"harness": HarnessSpec(name="script", options={"nonsense": "1"})}, "options.harness"),
     ],
 )
