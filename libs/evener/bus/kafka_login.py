@@ -58,7 +58,7 @@ async def refusal(options: Mapping[str, Any]) -> LoginRefused | None:
             connection = await create_conn(host, port, request_timeout_ms=LOOK_MS, **rest)
         except ssl.SSLError as cause:
             return LoginRefused(f"no TLS with the broker at {host}:{port}: {_why(cause)}")
-        except (KafkaConnectionError, ConnectionResetError, ConnectionAbortedError):
+        except (KafkaConnectionError, ConnectionError, EOFError):
             if await _listens(host, port):
                 return LoginRefused(f"the broker at {host}:{port} ends the connection before it answers")
         except KafkaError as cause:
