@@ -54,7 +54,11 @@ down: ## Stop them (VOLUMES=1: and forget everything)
 	cd compose && COMPOSE_PROFILES=embedded,vllm,observability $(COMPOSE) down --remove-orphans $(if $(VOLUMES),--volumes)
 
 ##@ Check
-.PHONY: test test-all lint unit
+.PHONY: test-packages test test-all lint unit
+test-packages: ## Install what the tests in sandboxes need from Debian's or Ubuntu's packages, if it is missing (root)
+	@if ! { command -v dockerd && command -v bwrap && command -v iptables && command -v ip; } >/dev/null; then \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends docker.io bubblewrap iptables iproute2; fi
+
 test: $(READY) ## Check style, types and imports, and run the tests beside that (9 minutes on 2 idle cores)
 	$(MAKE) --no-print-directory --jobs=2 lint unit
 
