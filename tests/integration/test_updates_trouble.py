@@ -47,7 +47,7 @@ from evener.service.auth import load_secrets
 from evener.service.events import EventLog
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.policies import Policies
-from evener.trainer_bridge.rollout import RolloutGate
+from evener.trainer_bridge.rollout_gate import RolloutGate
 from evener.trainer_bridge.service import open_service
 
 

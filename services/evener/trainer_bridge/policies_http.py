@@ -26,7 +26,8 @@ from evener.service.published import Version
 from evener.trainer_bridge.canary import CanaryFailed
 from evener.trainer_bridge.engines import PolicyEngines
 from evener.trainer_bridge.policies import Policies, VersionRefused
-from evener.trainer_bridge.rollout import NotUpdatable, PolicyNotOwned, PolicyUnknown, Publisher
+from evener.trainer_bridge.publisher import PolicyNotOwned, PolicyUnknown, Publisher
+from evener.trainer_bridge.rollout import NotUpdatable
 from evener.trainer_bridge.weights import WeightsRefused
 
 REFUSALS: Final[tuple[tuple[type[EvenerError], int, str], ...]] = (

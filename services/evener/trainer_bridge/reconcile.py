@@ -11,7 +11,9 @@ from evener.runtime.tasks import Tasks
 from evener.trainer_bridge.canary import CanaryFailed
 from evener.trainer_bridge.engines import EngineHung, PolicyEngine, PolicyEngines, bring, has, in_time, load
 from evener.trainer_bridge.policies import Policies
-from evener.trainer_bridge.rollout import NoEngineReached, NotUpdatable, Publisher, RolloutGate
+from evener.trainer_bridge.publisher import NoEngineReached, Publisher
+from evener.trainer_bridge.rollout import NotUpdatable
+from evener.trainer_bridge.rollout_gate import RolloutGate
 from evener.trainer_bridge.weights import WeightsRefused
 
 WEIGHTS_POLL_SECONDS: Final = 2.0

@@ -1,34 +1,30 @@
-"""Rollouts of weights: a version is staged in the log, loaded into every engine, proven by the canary, and published or rolled back.
+"""The rollout of one version: every engine loads it and proves it by the canary, and it is published or rolled back.
 
-`updates` decides what follows what, and this module carries it out. If the process is killed at any point, a version that is staged and not
-published is taken up again (`reconcile`).
+`updates` decides what follows what, and this module carries it out.
 """
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from evener.client.views import EngineUpdate, Publish, PublishAnswer
+from evener.client.views import EngineUpdate, PublishAnswer
 from evener.engines.port import EngineError, EngineUnreachable, TokenScores
-from evener.proto.errors import EvenerError, Recoverable
+from evener.proto.errors import EvenerError
 from evener.proto.fields import shared_fields
 from evener.proto.fleet import Canary, PolicyPublished, PolicyRetired, PolicyStaged
 from evener.runtime.faults import point
 from evener.runtime.tasks import Tasks
-from evener.service.telemetry import Metrics
 from evener.trainer_bridge.canary import UNCHANGED, CanaryFailed, as_scored, compared, prove, same
 from evener.trainer_bridge.engines import (
     EngineHung,
     KnownWeights,
     PolicyEngine,
     PolicyEngines,
-    check_folder,
     has,
     in_time,
     load,
@@ -49,175 +45,13 @@ from evener.trainer_bridge.updates import (
     advance,
     begin,
 )
-from evener.trainer_bridge.weights import Weights, WeightsRefused, check_same_model, read_weights
-
-STAGED_POLL_SECONDS: Final = 0.2
-"""The interval of checks whether a staged version was published or rolled back."""
+from evener.trainer_bridge.weights import Weights, WeightsRefused, check_same_model
 
 log = structlog.get_logger()
 
 
-class PolicyUnknown(EvenerError):
-    """Publish to a policy that a gateway is configured for, or that an engine has joined for."""
-
-
-class FleetUnknown(Recoverable):
-    """Start a gateway, or wait until it has announced its policies."""
-
-
-class PolicyNotOwned(Recoverable):
-    """Another bridge owns this policy, or this one has just started. Ask again, or ask the other bridge."""
-
-
-class NoEngineReached(Recoverable):
-    """No engine took the version, and none answers now. Look at the engines, and publish the version again with the same number."""
-
-
 class NotUpdatable(EvenerError):
     """Serve the policy with vLLM in development mode, or let this engine leave, to publish versions of the policy."""
-
-
-class RolloutGate:
-    """Knows which rollouts are under way. Each policy has one at a time, and no group of the policy is delivered meanwhile."""
-
-    def __init__(self, policies: Policies, owns: Callable[[str], bool], load_seconds: float) -> None:
-        """`owns`: whether this bridge owns a policy now. `load_seconds`: how long an engine may take for an update."""
-        self.owns: Final = owns
-        self.locks: Final[defaultdict[str, asyncio.Lock]] = defaultdict(asyncio.Lock)
-        """Policy to the lock that is held while its engines are updated."""
-        self._policies = policies
-        self._load_seconds = load_seconds
-        self._ends: dict[str, asyncio.Event] = {}
-        """Policy with a rollout to the event that is set when the rollout has ended."""
-        self._staged: dict[str, tuple[PolicyStaged, float]] = {}
-        """Policy to the version that was last waited for, and until when (monotonic seconds)."""
-
-    @contextmanager
-    def closed(self, policy: str) -> Iterator[None]:
-        """Keep `settled` waiting until this block ends."""
-        ended = self._ends[policy] = asyncio.Event()
-        try:
-            yield
-        finally:
-            del self._ends[policy]
-            ended.set()
-
-    async def settled(self, policy: str) -> None:
-        """Wait until no rollout of a policy is under way. Before its end nobody knows whether the version's tokens may be trained.
-
-        A rollout by another bridge, or one still to be taken up after a crash, is waited for as long as an engine may take.
-        """
-        while True:
-            if (ended := self._ends.get(policy)) is not None:
-                await ended.wait()
-            elif (staged := self._policies.pending(policy)) is not None and time.monotonic() < self._until(staged):
-                await asyncio.sleep(STAGED_POLL_SECONDS)
-            else:
-                return
-
-    async def all_settled(self) -> None:
-        """Wait until this bridge has no rollout under way."""
-        while self._ends:
-            await next(iter(self._ends.values())).wait()
-
-    def _until(self, staged: PolicyStaged) -> float:
-        """Return until when a staged version is waited for. The time counts from when this process first saw the version."""
-        version, until = self._staged.get(staged.policy, (None, 0.0))
-        if version != staged:
-            until = time.monotonic() + self._load_seconds
-            self._staged[staged.policy] = (staged, until)
-        return until
-
-
-class Publisher:
-    """Publishes versions of the policies that this bridge owns."""
-
-    def __init__(self, policies: Policies, engines: PolicyEngines, gate: RolloutGate, metrics: Metrics) -> None:
-        self._policies = policies
-        self._engines = engines
-        self._gate = gate
-        self._metrics = metrics
-
-    async def publish(self, policy: str, asked: Publish) -> PublishAnswer:
-        """Publish a version, unless it is published already.
-
-        Raises PolicyUnknown, VersionRefused, WeightsRefused, CanaryFailed, NotUpdatable, PolicyNotOwned, NoEngineReached, EngineError, and
-        the errors of a commit.
-        """
-        if not self._gate.owns(policy):
-            msg = f"policy {policy} is not this bridge's now"
-            raise PolicyNotOwned(msg)
-        await self._engines.refresh()
-        self._check_policy(policy)
-        async with self._gate.locks[policy], self._policies.writer(policy) as write:
-            weights = await asyncio.to_thread(read_weights, Path(asked.path))
-            self._check_asked(policy, asked, weights)
-            known = self._policies.known(policy, asked.version, weights.digest)
-            if isinstance(known, PolicyPublished):
-                return PublishAnswer(**shared_fields(known, PublishAnswer), new=False)
-            staged = PolicyStaged(
-                policy=policy,
-                version=asked.version,
-                location=asked.path,
-                digest=weights.digest,
-                canary=asked.canary,
-                staged_at=time.time(),
-            )
-            return await self._roll_out(write, staged, weights)
-
-    async def take_up(self, policy: str) -> None:
-        """Continue the rollout of a version that is staged but not published. The caller holds the policy's lock. Raises as `publish`."""
-        async with self._policies.writer(policy) as write:
-            if (staged := self._policies.pending(policy)) is not None:
-                await self._roll_out(write, staged, await check_folder(staged))
-
-    async def _roll_out(self, write: CommitEvent, staged: PolicyStaged, weights: Weights) -> PublishAnswer:
-        await self._engines.refresh()
-        policy, name = staged.policy, f"version {staged.version} of {staged.policy}"
-        if (current := self._policies.current(policy)) is not None:
-            await _check_against(current, weights)
-        rollout = Rollout(staged, weights, self._policies, self._engines, write)
-        update = await rollout.run(lambda: self._gate.closed(policy))
-        match update.stage:
-            case UpdateStage.REFUSED:
-                raise rollout.trouble()
-            case UpdateStage.UNREACHED:
-                self._metrics.updates.labels("unreached").inc()
-                engine_id, why = next(iter(update.why.items()))
-                msg = f"{name}: engine {engine_id}: {why}"
-                raise NoEngineReached(msg)
-            case UpdateStage.RETIRED:
-                self._metrics.updates.labels("rolled_back").inc()
-                msg = f"{name} is rolled back: {rollout.reason()}"
-                raise CanaryFailed(msg)
-            case _:
-                answer = rollout.answer(update)
-        self._metrics.updates.labels("published").inc()
-        for engine in answer.engines:
-            self._metrics.update_seconds.observe(engine.seconds)
-        log.info("policy_published", policy=policy, version=answer.version, engines=len(answer.engines), gap=answer.gap)
-        for warning in answer.warnings:
-            log.warning("policy_published_with", policy=policy, version=answer.version, warning=warning)
-        return answer
-
-    def _check_policy(self, policy: str) -> None:
-        """Raise PolicyUnknown for a name that no gateway serves and no engine samples, FleetUnknown if no gateway has announced itself."""
-        known = sorted({*self._policies.policies(), *self._engines.known()})
-        if not known:
-            msg = "no gateway has said yet which policies there are, and no engine has joined"
-            raise FleetUnknown(msg)
-        if policy not in known:
-            msg = f"no gateway and no engine knows the policy {policy!r}: there are {', '.join(known)}"
-            raise PolicyUnknown(msg)
-
-    def _check_asked(self, policy: str, asked: Publish, weights: Weights) -> None:
-        if asked.digest not in {None, weights.digest}:
-            msg = f"{asked.path} has the digest {weights.digest}, not {asked.digest}"
-            raise WeightsRefused(msg)
-        current = self._policies.current(policy)
-        if current is not None and current.version != asked.version and current.location == asked.path:
-            msg = f"{asked.path} is version {current.version}, which must stay to be loaded again"
-            raise WeightsRefused(msg)
 
 
 class EngineRollout:
@@ -426,12 +260,3 @@ class Rollout:
 
 def _why(failed: EvenerError) -> str:
     return str(failed.args[0]) if failed.args else type(failed).__name__
-
-
-async def _check_against(current: PolicyPublished, weights: Weights) -> None:
-    """Raise WeightsRefused if the weights are of another model than the current version's, unless that version's folder is gone."""
-    try:
-        before = await asyncio.to_thread(read_weights, Path(current.location), digest=current.digest)
-    except WeightsRefused:
-        return
-    check_same_model(weights, before)

@@ -22,8 +22,9 @@ from evener.trainer_bridge.http import group_routes
 from evener.trainer_bridge.merging import GROUP, Merging
 from evener.trainer_bridge.policies import Policies
 from evener.trainer_bridge.policies_http import policy_routes
+from evener.trainer_bridge.publisher import Publisher
 from evener.trainer_bridge.reconcile import Reconciler
-from evener.trainer_bridge.rollout import Publisher, RolloutGate
+from evener.trainer_bridge.rollout_gate import RolloutGate
 
 READER: Final = Reader("trainer_bridge", groups=(GROUP,))
 

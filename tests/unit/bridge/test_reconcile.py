@@ -18,8 +18,9 @@ from evener.service.events import EventLog
 from evener.service.telemetry import metrics
 from evener.trainer_bridge.engines import PolicyEngines
 from evener.trainer_bridge.policies import Policies
+from evener.trainer_bridge.publisher import Publisher
 from evener.trainer_bridge.reconcile import Reconciler
-from evener.trainer_bridge.rollout import Publisher, RolloutGate
+from evener.trainer_bridge.rollout_gate import RolloutGate
 from evener.trainer_bridge.weights import read_weights
 
 LOAD_SECONDS = 60.0
