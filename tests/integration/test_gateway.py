@@ -28,6 +28,7 @@ from evener.proto.spec import Budgets, Noise, Quirks, Sampling
 from evener.proto.topics import Topic
 from evener.provider_gateway.failures import OVERLOADED_STATUS
 from evener.provider_gateway.threads import PLACING
+from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
@@ -49,9 +50,15 @@ SCRIPT = Script(
 )
 
 
+IN_VAIN = pytest.mark.parametrize("hand", [GatewayTimings(in_vain=0.0)], indirect=True, ids=[""])
+"""Every call without an engine has waited too long."""
+A_MOMENT = pytest.mark.parametrize("hand", [GatewayTimings(in_vain=600.0)], indirect=True, ids=[""])
+"""No call has waited too long."""
+
+
 @pytest.fixture
-async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
-    async with gateway(tmp_path, SCRIPT, context=8192) as opened:
+async def hand(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
+    async with gateway(tmp_path, SCRIPT, context=8192, timings=getattr(request, "param", GATEWAY_TIMINGS)) as opened:
         yield opened
 
 
@@ -190,6 +197,7 @@ async def test_engine_that_comes_back_is_not_noticed_and_one_that_does_not_is_to
     assert [event.try_number for event in await hand.log("s1") if isinstance(event, CallOpened)] == [1, 2, *range(1, 9)]
 
 
+@IN_VAIN
 @pytest.mark.parametrize("code", [0, 1])
 async def test_call_that_never_got_an_engine_is_our_failure_not_the_agents(hand: Hand, code: int) -> None:
     """The engine is gone, the harness waits, gives up and exits, however it says that it went: the attempt is run again."""
@@ -207,19 +215,56 @@ async def test_call_that_never_got_an_engine_is_our_failure_not_the_agents(hand:
     assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
 
 
-async def test_call_that_waits_when_its_harness_has_finished_makes_the_attempt_ours(hand: Hand) -> None:
+@IN_VAIN
+async def test_call_that_has_waited_when_its_harness_finishes_makes_the_attempt_ours(hand: Hand) -> None:
     """Nobody can tell whether the agent needed it. The attempt is run again, whatever the exit code."""
+    waiting = await leave_a_call_in_the_queue(hand)
+    await hand.exit("s1", code=0)
+    assert (await hand.until("s1", CallFailed)).reason is CallFailure.OVERLOADED
+    assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
+    hand.engine.go()
+    await waiting
+
+
+@A_MOMENT
+@pytest.mark.parametrize(("code", "reason"), [(0, TerminationReason.FINISHED), (1, TerminationReason.HARNESS_FAILED)])
+async def test_call_that_came_just_before_its_harness_ended_is_the_harnesss_own(hand: Hand, code: int, reason: TerminationReason) -> None:
+    """A harness that ends leaves what it did beside its work. Its agent has what it sampled."""
+    waiting = await leave_a_call_in_the_queue(hand)
+    await hand.exit("s1", code=code)
+    assert (await hand.until("s1", SessionSealed)).termination_reason is reason
+    failed = await hand.until("s1", CallFailed)
+    assert (failed.reason, failed.sampled_tokens) == (CallFailure.CANCELLED, 0)
+    assert (await rebuilt(hand, "s1")).accounting.delivered > 0
+    hand.engine.go()
+    await waiting
+
+
+@A_MOMENT
+async def test_call_that_an_engine_failed_has_waited_since_it_came(hand: Hand) -> None:
+    """The harness leaves just after the next try of its request has begun to wait."""
+    capability, request_id = await hand.start("s1"), new_request_id()
+    messages = [{"role": "user", "content": "cut once"}]
+    assert (await hand.ask(capability, messages, request_id)).body == b""
+    await hand.events.send(Topic.FLEET, "e1", EngineLeft(engine_id="e1", left_at=0.0))
+    await hand.fleet_is_read()
+    asking = asyncio.create_task(hand.ask(capability, messages, request_id))
+    await hand.measured("evener_calls_waiting", 1)
+    await hand.exit("s1", code=1)
+    await asking
+    assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
+
+
+async def leave_a_call_in_the_queue(hand: Hand) -> "asyncio.Future[Any]":
+    """Have s1 say something, then ask while another session has the only place. Once the engine goes on, both calls end."""
     await hand.limit(1)
-    capability, other, request_id = await hand.start("s1"), await hand.start("s2"), new_request_id()
+    capability, other = await hand.start("s1"), await hand.start("s2")
     await hand.say(capability, [{"role": "user", "content": "hi"}])
     slow = asyncio.create_task(hand.ask(other, [{"role": "user", "content": "at the gate"}]))
     await hand.engine.waiting()
-    waiting = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "in the background"}], request_id))
+    waiting = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "in the background"}]))
     await hand.measured("evener_calls_waiting", 1)
-    await hand.exit("s1", code=0)
-    assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
-    hand.engine.go()
-    await asyncio.gather(slow, waiting)
+    return asyncio.gather(slow, waiting)
 
 
 async def test_call_that_waits_when_another_attempt_starts_stays_in_its_own(hand: Hand) -> None:

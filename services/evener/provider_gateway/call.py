@@ -192,12 +192,17 @@ class CallRun:
         opened, sampling = self._opened, self._sampling
         if opened is None:
             return
-        if sampling is None:
+        if sampling is None and self._waited_in_vain(opened):
             none_free = overloaded("no engine was free")
             await self._record(opened, records.failed(opened, CallFailure.OVERLOADED, none_free.message, none_free.status))
             return
-        failed = records.failed(opened, CallFailure.CANCELLED, "the harness disconnected", STOP_STATUS, sampling.tokens)
-        await self._record(opened, failed, await sampling.closed(aborted=True) if sampling.tokens else None)
+        tokens = 0 if sampling is None else sampling.tokens
+        failed = records.failed(opened, CallFailure.CANCELLED, "the harness disconnected", STOP_STATUS, tokens)
+        await self._record(opened, failed, await sampling.closed(aborted=True) if sampling is not None and tokens else None)
+
+    def _waited_in_vain(self, opened: CallOpened) -> bool:
+        """Return whether a harness may have left because its call has no engine. A request waits from its first try on."""
+        return opened.try_number > 1 or time.time() - self._permit.asked_at > self._services.timings.in_vain
 
     async def _record(self, opened: CallOpened, failed: CallFailed, closed: CallClosed | None = None) -> None:
         """Commit an end without an answer. The session owes the tokens sampled in vain to the accounting until the log takes them."""

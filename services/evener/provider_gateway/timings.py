@@ -14,6 +14,9 @@ class GatewayTimings(Struct, frozen=True, kw_only=True):
     """The pause between probes of an engine that answers."""
     engine_health: float = 10.0
     """An engine that does not answer a probe within this time is silent."""
+    in_vain: float = 1.0
+    """A harness that ends for reasons of its own leaves calls that it sent a moment ago: after this time without an engine, a call may have
+    waited in vain. The relay's `in_vain_seconds` is the same time."""
     engine_given_up: float = 30.0
     """After all probes of an engine have failed for this long, its open calls go elsewhere."""
     outreached: float = 20.0
