@@ -86,7 +86,7 @@ SCRIPT: Final = Script(
         Rule(match="step by step", say="I take a step.", tool_calls=(STEP,)),
         Rule(match=NEST, tail=200, say="Deeper.", tool_calls=(ToolCall(name="dig", arguments=nested(NESTED)),)),
         Rule(match=VOTE, tail=200, say=ANSWER, delay_ms=20),
-        Rule(match=SLOWLY, tail=200, say="word " * 400, per_token_ms=10),
+        Rule(match=SLOWLY, tail=200, say="word " * 400, per_token_ms=30),
     ),
     default=Rule(say=ANSWER),
 )

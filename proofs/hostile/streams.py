@@ -15,7 +15,7 @@ from proofs.hostile.wire import BODY, check, head, request
 
 from evener.proto.spec import Sampling, Streaming
 
-SLOW: Final = Sampling(max_tokens=150)
+SLOW: Final = Sampling(max_tokens=100)
 EQUAL_CALLS: Final = 200
 STREAM_PATH: Final = "/v1beta/models/policy:streamGenerateContent?alt=sse"
 
