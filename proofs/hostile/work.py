@@ -155,6 +155,7 @@ FILES: Final = (
     work(Kind.FILES, "a file of 64 MB", "large"),
     work(Kind.FILES, "100,000 small files", "many", "100000", reward=..., seconds=60),
     work(Kind.FILES, "5,000 small files", "many", "5000", seconds=60),
+    work(Kind.FILES, "9,900 small files", "many", "9900", seconds=60),
     work(Kind.FILES, "400 names of one file of 1 MB", "hard_links", seconds=60, reward=...),
     work(Kind.FILES, "names that are hard to write down", "odd_names"),
     work(Kind.FILES, "a named pipe", "fifo"),

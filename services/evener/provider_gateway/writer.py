@@ -63,8 +63,8 @@ class PartitionWriter:
     ) -> asyncio.Future[None]:
         """Hand over events of a session, to be committed together after what the session owes. Events that the log holds are skipped.
 
-        The future is done when they are committed and folded. It raises what the bus or the blob store raises; then nothing is folded, and
-        the session owes `owed` in addition to what it owed before.
+        The future is done when they are committed and folded. It raises what the bus or the blob store raises, or a bug on the way there;
+        then nothing is folded, and the session owes `owed` in addition to what it owed before.
         """
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         owing = session.missing(session.owed)
@@ -162,8 +162,12 @@ class PartitionWriter:
             entry.records = [
                 await self._events.outgoing(Topic.SESSIONS, session_id, event, session_id=session_id) for event in entry.events
             ]
-        except (BlobError, asyncio.CancelledError) as error:
-            self._fail([entry], error if isinstance(error, BlobError) else self._closed or NotCommitted("the partition was let go"))
+        except asyncio.CancelledError:
+            self._fail([entry], self._closed or NotCommitted("the partition was let go"))
+        except Exception as error:  # nobody may wait for an entry that a bug stopped
+            if not isinstance(error, BlobError):
+                log.exception("offload_crashed", session_id=session_id)
+            self._fail([entry], error)
         else:
             self._put(entry)
 

@@ -1,0 +1,43 @@
+"""The writer of a partition, on the embedded bus."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from tests.support.builders import call_failed
+from tests.support.service_context import open_parts
+from tests.support.world import World, user
+
+from evener.blobs.open import open_blobs
+from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef
+from evener.proto.reasons import CallFailure
+from evener.provider_gateway.session import SessionRuntime
+from evener.provider_gateway.writer import PartitionWriter
+from evener.service.events import EventLog
+from evener.service.telemetry import metrics
+
+
+class Broken:
+    """A blob store with a bug."""
+
+    def __init__(self) -> None:
+        blobs = open_blobs("memory://")
+        self.get, self.has, self.remove = blobs.get, blobs.has, blobs.remove
+
+    async def put(self, data: bytes) -> BlobRef:
+        raise ZeroDivisionError(len(data))
+
+
+async def test_a_bug_on_the_way_to_the_blob_store_is_told_to_whoever_waits(tmp_path: Path) -> None:
+    """A call waited for its commit for ever, and its partition could not be let go."""
+    async with open_parts(tmp_path) as context:
+        producer = await context.bus.producer("gateway-0")
+        writer = PartitionWriter(producer, EventLog(context.bus, Broken()), metrics(context.registry))
+        session = SessionRuntime("t.0")
+        _, large = World().open([user("x" * 2 * INLINE_LIMIT_BYTES)])
+        owed = call_failed(large, CallFailure.CANCELLED)
+        with capture_logs() as logged, pytest.raises(ZeroDivisionError):
+            await writer.commit(session, [large], owed=[owed])
+        assert "offload_crashed" in [entry["event"] for entry in logged]
+        assert (session.pending, session.owed) == (set(), [owed])
+        await writer.aclose()
