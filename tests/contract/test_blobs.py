@@ -4,6 +4,7 @@ import abc
 import asyncio
 import os
 import sys
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,36 @@ class TestLocalBlobs(BlobsContract):
         await asyncio.to_thread(path.write_bytes, b"sampled")
 
         assert await reading == b"sampled"
+
+    @pytest.mark.parametrize("asked", ["put", "remove"])
+    async def test_change_that_hangs_keeps_no_object_from_being_read(
+        self, blobs: Blobs, monkeypatch: pytest.MonkeyPatch, asked: str
+    ) -> None:
+        """Each retry took another thread. The retries wait for the first one, and it is done once."""
+        ref, go_on, hung = await blobs.put(b"there"), threading.Event(), list[object]()
+
+        def hang(*given: object) -> None:
+            hung.append(given)
+            assert go_on.wait(GENEROUS_SECONDS)
+
+        def ask() -> "asyncio.Future[object]":
+            return asyncio.ensure_future(blobs.put(b"new") if asked == "put" else blobs.remove(ref.digest, unused_seconds=0.0))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync" if asked == "put" else "rename", hang)
+            given_up = [ask() for _ in range(100)]
+            await turns()
+            async with asyncio.timeout(GENEROUS_SECONDS):
+                assert await blobs.get(ref) == b"there"
+            for task in given_up:
+                task.cancel()
+            await asyncio.wait(given_up)
+            again = ask()
+            await turns()
+            assert len(hung) == 1
+        go_on.set()
+
+        assert await again in {ref_of(b"new"), True}
 
     async def test_process_ends_while_a_read_hangs(self, tmp_path: Path) -> None:
         """Or a service that is told to stop would stay until it is killed."""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import obstore
+from msgspec import Struct
 from obstore.exceptions import BaseError, NotFoundError
 
 from evener.blobs.port import BlobError, NotRead, NotRemoved, NotStored
@@ -28,6 +29,8 @@ BLOB_THREADS: Final = 32
 REFRESH_SECONDS: Final = 1800.0
 """An object of an object store that is put again after this time is written again, so that the store knows that it is in use."""
 
+K = TypeVar("K")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -49,6 +52,14 @@ def verified(data: bytes, ref: BlobRef) -> bytes:
     return data
 
 
+class _Asked(Struct, eq=False):
+    """What is being asked of an object, which may hang."""
+
+    job: "Future[Any]"
+    waiting: int = 0
+    """How many wait for it."""
+
+
 class LocalBlobs:
     """A folder of objects. Files are written here and not by obstore, which does not sync: an event must never outlive its object."""
 
@@ -56,8 +67,8 @@ class LocalBlobs:
         """Create the folder if it is missing. Raises BlobError."""
         self._folder = folder
         self._threads = LeftBehindThreads("blobs", BLOB_THREADS)
-        self._asked: dict[tuple[object, BlobRef], Future[Any]] = {}
-        """What is being asked of an object, which may hang. Whoever asks the same meanwhile waits for the same thread."""
+        self._asked: dict[tuple[object, object], _Asked] = {}
+        """What is being asked, by what it is and of which object. Whoever asks the same meanwhile waits for the same thread."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
@@ -65,7 +76,8 @@ class LocalBlobs:
             raise BlobError(msg) from cause
 
     async def put(self, data: bytes) -> BlobRef:
-        ref = await asyncio.wrap_future(self._threads.begin(self._put, data))
+        ref = ref_of(data) if len(data) <= HASHED_AT_ONCE_BYTES else await asyncio.to_thread(ref_of, data)
+        await self._once(self._put, ref, data)
         self._asked.pop((self._get, ref), None)  # which may find it missing
         return ref
 
@@ -77,19 +89,27 @@ class LocalBlobs:
             return await self._once(self._has, ref)
 
     async def remove(self, digest: str, *, unused_seconds: float) -> bool:
-        return await asyncio.wrap_future(self._threads.begin(self._remove, digest, unused_seconds))
+        return await self._once(self._remove, digest, unused_seconds)
 
-    async def _once(self, work: Callable[[BlobRef], T], ref: BlobRef) -> T:
-        """Return what `work` returns. Work that goes on for the same object is joined; a cancelled caller leaves it to the next one."""
-        asked = (work, ref)
-        if (job := self._asked.get(asked)) is None:
-            job = self._asked[asked] = self._threads.begin(work, ref)
-            job.add_done_callback(lambda _: self._asked.pop(asked, None))
-        answer: T = await asyncio.shield(asyncio.wrap_future(job))
+    async def _once(self, work: Callable[Concatenate[K, P], T], about: K, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` returns. Work that goes on for the same object is joined; a cancelled caller leaves it to the next one.
+
+        Work for which nobody waits any more is dropped if it has no thread yet.
+        """
+        kind = (work, about)
+        if (asked := self._asked.get(kind)) is None:
+            asked = self._asked[kind] = _Asked(self._threads.begin(work, about, *args, **kwargs))
+            asked.job.add_done_callback(lambda _: self._asked.pop(kind, None))
+        asked.waiting += 1
+        try:
+            answer: T = await asyncio.shield(asyncio.wrap_future(asked.job))
+        finally:
+            asked.waiting -= 1
+            if not asked.waiting:
+                asked.job.cancel()
         return answer
 
-    def _put(self, data: bytes) -> BlobRef:
-        ref = ref_of(data)
+    def _put(self, ref: BlobRef, data: bytes) -> None:
         path = self._folder / path_of(ref.digest)
         try:
             if not (self._has(ref) and _touched(path)):
@@ -101,7 +121,6 @@ class LocalBlobs:
         except OSError as cause:
             msg = f"blob of {ref.size} bytes was not written to {self._folder}: {cause.strerror}"
             raise NotStored(msg) from cause
-        return ref
 
     def _get(self, ref: BlobRef) -> bytes:
         with self._reading(f"did not give blob {ref.digest}"):

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import queue
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,41 +51,65 @@ class LeftBehindThreads:
     def __init__(self, name: str, count: int) -> None:
         self._name = name
         self._count = count
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._idle = threading.Semaphore(0)
+        self._threads = 0
+        self._line = _Line()
 
     def begin(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Return the future of what `work` returns. Called in one thread only."""
+        """Return the future of what `work` returns. Cancelling it before it has a thread drops the work. Called in one thread only."""
         job: Future[T] = Future()
-
-        def run() -> None:
-            if job.set_running_or_notify_cancel():
-                try:
-                    job.set_result(work(*args, **kwargs))
-                except BaseException as raised:  # noqa: BLE001 - it is raised where the future is awaited
-                    job.set_exception(raised)
-
-        self._queue.put(run)
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
-            thread = threading.Thread(target=_serve, args=(self._queue, self._idle), name=self._name, daemon=True)
+        line = self._line
+        with line.changed:
+            line.jobs[job] = partial(work, *args, **kwargs)
+            line.changed.notify()
+            is_short = len(line.jobs) > line.idle and self._threads < self._count
+        job.add_done_callback(line.drop)
+        if is_short:
             if not self._threads:
-                weakref.finalize(self, _end, self._queue, self._threads)
-            self._threads.append(thread)
-            thread.start()
+                weakref.finalize(self, line.end)
+            self._threads += 1
+            threading.Thread(target=line.serve, name=self._name, daemon=True).start()
         return job
 
 
-def _serve(jobs: "queue.SimpleQueue[Callable[[], None] | None]", idle: threading.Semaphore) -> None:
-    while (run := jobs.get()) is not None:
-        run()
-        del run  # nothing is kept alive while the thread waits
-        idle.release()
+class _Line:
+    """The work that has no thread yet, in its order, for threads that outlive whoever gave it."""
 
+    def __init__(self) -> None:
+        self.jobs: dict[Future[Any], Callable[[], Any]] = {}
+        self.idle = 0
+        """The number of threads that wait for work."""
+        self.changed = threading.Condition()
+        self._ended = False
 
-def _end(jobs: "queue.SimpleQueue[Callable[[], None] | None]", threads: list[threading.Thread]) -> None:
-    for _ in threads:
-        jobs.put(None)
+    def drop(self, job: "Future[Any]") -> None:
+        """Forget the work of a job that was cancelled: what it holds may be large, and the threads may hang for ever."""
+        with self.changed:
+            self.jobs.pop(job, None)
+
+    def end(self) -> None:
+        """Let the threads end when no work is left."""
+        with self.changed:
+            self._ended = True
+            self.changed.notify_all()
+
+    def serve(self) -> None:
+        """Do what comes, one after the other."""
+        while (taken := self._take()) is not None:
+            job, work = taken
+            if job.set_running_or_notify_cancel():
+                try:
+                    job.set_result(work())
+                except BaseException as raised:  # noqa: BLE001 - it is raised where the future is awaited
+                    job.set_exception(raised)
+            del taken, job, work  # nothing is kept alive while the thread waits
+
+    def _take(self) -> "tuple[Future[Any], Callable[[], Any]] | None":
+        with self.changed:
+            self.idle += 1
+            self.changed.wait_for(lambda: self.jobs or self._ended)
+            self.idle -= 1
+            job = next(iter(self.jobs), None)
+            return None if job is None else (job, self.jobs.pop(job))
 
 
 async def to_its_end(work: Awaitable[T]) -> T:

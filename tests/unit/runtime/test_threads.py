@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+import weakref
 
 import pytest
 
-from evener.runtime.threads import Threads, to_its_end
+from evener.runtime.threads import LeftBehindThreads, Threads, to_its_end
 
 
 async def test_loop_goes_on_while_a_thread_works() -> None:
@@ -83,3 +84,39 @@ async def test_error_behind_a_cancelled_caller_is_not_complained_of() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await failing
+
+
+class Large:
+    """Something whose memory matters."""
+
+
+async def test_work_that_was_cancelled_while_all_threads_hang_is_held_no_longer() -> None:
+    """What is put into a store that hangs, and given up, would fill the memory. What waits behind it has its turn."""
+    threads, go_on = LeftBehindThreads("test", 1), threading.Event()
+    hanging = threads.begin(go_on.wait, 60)
+    large = Large()
+    held = weakref.ref(large)
+    waiting, after = threads.begin(id, large), threads.begin(len, "four")
+    del large
+    assert held() is not None
+    assert waiting.cancel()
+    assert held() is None
+    go_on.set()
+
+    assert (await asyncio.wrap_future(hanging), await asyncio.wrap_future(after)) == (True, 4)
+
+
+async def test_work_begins_at_once_while_there_are_threads_to_come() -> None:
+    """One piece of work needs another to end."""
+    threads, meeting = LeftBehindThreads("test", 3), threading.Barrier(3)
+    for _ in range(3):
+        await asyncio.gather(*(asyncio.wrap_future(threads.begin(meeting.wait, 60)) for _ in range(3)))
+
+
+async def test_threads_end_with_whoever_had_them() -> None:
+    """Each store that a test opens would leave its own."""
+    threads = LeftBehindThreads("ends with its owner", 2)
+    worker = await asyncio.wrap_future(threads.begin(threading.current_thread))
+    del threads
+    await asyncio.to_thread(worker.join, 60)
+    assert not worker.is_alive()
