@@ -2,10 +2,16 @@
 
 from typing import Final
 
-from evener.graders import answer, fixed, harbor, none
+from evener.graders import answer, fixed, harbor, none, test_log
 from evener.graders.port import Grader, GraderRefused
 
-GRADERS: Final[dict[str, Grader]] = {"answer": answer.grade, "fixed": fixed.grade, "harbor": harbor.grade, "none": none.grade}
+GRADERS: Final[dict[str, Grader]] = {
+    "answer": answer.grade,
+    "fixed": fixed.grade,
+    "harbor": harbor.grade,
+    "none": none.grade,
+    "test_log": test_log.grade,
+}
 
 
 def grader_for(name: str) -> Grader:

@@ -22,7 +22,13 @@ class Grading(Struct, frozen=True, kw_only=True):
     files: Path | None
     """The task's own files, for the working directory. None: there are none."""
     tests: Path
-    """The task's `tests` folder, which holds `test.sh`."""
+    """The task's `tests` folder, which holds `script`."""
+    script: str = "test.sh"
+    """The program to run, below the tests."""
+    brought: Mapping[str, bytes] = {}
+    """Files that are written beside the tests, by place."""
+    log_bytes: int = 1 << 20
+    """How much of the output is kept."""
     changes: Changes | None = None
     """What the agent changed. None: nothing."""
     sandbox: SandboxSpec = SandboxSpec()
@@ -60,8 +66,9 @@ async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome |
         if grading.changes is not None:
             await sandbox.apply(grading.changes)
         await sandbox.bring(grading.tests, TESTS)
-        test = ("sh", "-c", 'chmod +x "$0" && "$0"', sandbox.inside(f"{TESTS}/test.sh"))
-        process = await sandbox.start(Program(argv=test, environment=grading.environment))
+        await sandbox.write(grading.brought)
+        test = ("sh", "-c", 'chmod +x "$0" && "$0"', sandbox.inside(f"{TESTS}/{grading.script}"))
+        process = await sandbox.start(Program(argv=test, environment=grading.environment, log_bytes=grading.log_bytes))
         began = time.monotonic()
         try:
             graded.exit_code = await _within(process, grading.seconds)

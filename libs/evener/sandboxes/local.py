@@ -35,6 +35,7 @@ from evener.sandboxes.port import (
     ARTIFACTS,
     HOME,
     LOOPBACK,
+    SOLUTION,
     TEMPORARY,
     TESTS,
     UNTRACKED,
@@ -165,12 +166,12 @@ class LocalSandbox:
     def _bring(self, folder: Path, place: str) -> None:
         target = self._path(place)
         shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
-        if place == TESTS:
+        if place in {TESTS, SOLUTION}:
             self._rewrite_scripts(target)
 
     def _rewrite_scripts(self, folder: Path) -> None:
         """Replace container paths in the test files by the sandbox's own."""
-        shown = [place for place in self._places if place not in {HOME, TEMPORARY, "/"}]
+        shown = [place for place in (*self._places, SOLUTION) if place not in {HOME, TEMPORARY, "/"}]
         pattern = re.compile(rb"(?<![\w.\-/}~)*\]])(?:" + b"|".join(re.escape(place.encode()) for place in shown) + rb")(?![\w\-])")
         for path in folder.rglob("*"):
             if path.is_symlink() or not path.is_file() or path.suffix not in SCRIPTS or path.stat().st_size > SCRIPT_BYTES:

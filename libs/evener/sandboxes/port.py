@@ -21,6 +21,7 @@ WORKDIR: Final = "/app"
 HOME: Final = "/home/agent"
 TEMPORARY: Final = "/tmp"  # noqa: S108 - a place in the sandbox, not a file of ours
 TESTS: Final = "/tests"
+SOLUTION: Final = "/solution"
 VERIFIER_LOGS: Final = "/logs/verifier"
 AGENT_LOGS: Final = "/logs/agent"
 ARTIFACTS: Final = "/logs/artifacts"
@@ -29,7 +30,7 @@ SIGNALLED: Final = range(129, 160)
 """The exit codes by which containers and shells tell that a signal ended a program."""
 ANY_SANDBOX: Final = SandboxSpec()
 """Asks for nothing in particular."""
-UNTRACKED: Final = (HOME, TEMPORARY, TESTS, VERIFIER_LOGS)
+UNTRACKED: Final = (HOME, TEMPORARY, TESTS, SOLUTION, VERIFIER_LOGS)
 """Places whose files are never part of `Changes`: a harness's own state, and what grading brings."""
 
 

@@ -10,11 +10,14 @@ from evener.proto.sandbox import ImageBuild, SandboxSpec
 from evener.proto.spec import GraderSpec
 from evener.tasks import manifest
 from evener.tasks.errors import TaskError
+from evener.tasks.grader_table import own_grader
 
 INSTRUCTION: Final = "instruction.md"
 MANIFEST: Final = "task.toml"
 DOCKERFILE: Final = "Dockerfile"
 COMPOSE_FILES: Final = ("docker-compose.yaml", "docker-compose.yml")
+SOLVE: Final = "solve.sh"
+ANSWER: Final = "answer.txt"
 IGNORED: Final = frozenset({"__pycache__", ".git", ".DS_Store"})
 """File names that are not part of a task."""
 
@@ -37,6 +40,10 @@ class Task(Struct, frozen=True, kw_only=True):
     """The folder whose files are copied into the agent's working directory. None: there are none, or the image is built with them."""
     tests: Path | None
     """The folder with `test.sh`, brought in after the agent has finished. None: the task is graded without a script."""
+    solution: Path | None = None
+    """The folder with the oracle: `solve.sh`, or the `answer.txt` of a task that is graded by its answer. None: the task has none."""
+    solution_env: dict[str, str] = {}
+    """The environment variables of the oracle."""
     sandbox: SandboxSpec
     """What the agent's sandbox is to be."""
     grading_sandbox: SandboxSpec
@@ -125,6 +132,7 @@ def _load(path: Path) -> Task:
         msg = "it has several steps ([[steps]]), which are not supported"
         raise TaskError(msg)
     tests = path / "tests" if (path / "tests" / "test.sh").is_file() else None
+    solution = path / "solution"
     environment = path / "environment"
     image = read.environment.docker_image or _build(environment)
     return Task(
@@ -133,6 +141,8 @@ def _load(path: Path) -> Task:
         instruction=_instruction(path / INSTRUCTION),
         environment=environment if environment.is_dir() and not isinstance(image, ImageBuild) else None,
         tests=tests,
+        solution=solution if any((solution / name).is_file() for name in (SOLVE, ANSWER)) else None,
+        solution_env=read.solution.env,
         sandbox=manifest.sandbox(read, read.agent, image),
         grading_sandbox=manifest.sandbox(read, read.verifier, image),
         backend=None if read.metadata.evener is None else read.metadata.evener.sandbox,
@@ -180,7 +190,7 @@ def _is_canary(line: str) -> bool:
 
 
 def _grader(read: manifest.Manifest, tests: Path | None) -> GraderSpec:
-    if (own := manifest.own_grader(read.metadata.evener)) is not None:
+    if (own := own_grader(read.metadata.evener)) is not None:
         return own
     if tests is not None:
         return GraderSpec(name="harbor")

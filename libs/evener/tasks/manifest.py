@@ -7,18 +7,15 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from evener.proto.patterns import BadPattern, text_pattern
 from evener.proto.prepared import Converter
 from evener.proto.sandbox import ImageBuild, Network, NetworkMode, SandboxLimits, SandboxSpec
-from evener.proto.spec import GraderSpec, Seconds
+from evener.proto.spec import Seconds
 from evener.tasks.errors import TaskError
+from evener.tasks.grader_table import OwnTable
 
 MAX_MANIFEST_BYTES: Final = 256 * 1024
 MOST_DOTS: Final = 1000
 """The limit of dots in a line. The time that the parser takes for a dotted key grows with the square of its parts."""
-
-MATCH_NAMES: Final = ("exact", "contains", "regex", "number")
-"""How the `answer` grader compares the last message with the expected answer."""
 
 
 class Identity(Struct, frozen=True):
@@ -69,13 +66,10 @@ class Verifier(Struct, frozen=True):
     collect: list[dict[str, object]] = []
 
 
-class OwnTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[metadata.evener]`: a grader without a script, and a sandbox backend."""
+class Solution(Struct, frozen=True):
+    """The table `[solution]`: of the oracle."""
 
-    sandbox: str | None = None
-    grader: str = "answer"
-    expected: str | int | float | None = None
-    match: str = "exact"
+    env: dict[str, str] = {}
 
 
 class Metadata(Struct, frozen=True):
@@ -93,6 +87,7 @@ class Manifest(Struct, frozen=True):
     verifier: Verifier = Verifier()
     environment: Environment = Environment()
     metadata: Metadata = Metadata()
+    solution: Solution = Solution()
     steps: list[dict[str, object]] = []
 
 
@@ -121,25 +116,6 @@ def _check_size(text: str) -> None:
         if line.count(".") > MOST_DOTS:
             msg = f"task.toml: line {number} has more than {MOST_DOTS} dots"
             raise TaskError(msg)
-
-
-def own_grader(table: OwnTable | None) -> GraderSpec | None:
-    """Return the grader of `[metadata.evener]`. None: it names none. Raises TaskError if it is not a valid one."""
-    if table is None or (table.sandbox is not None and table == OwnTable(sandbox=table.sandbox)):
-        return None
-    match table.grader:
-        case "none":
-            return GraderSpec(name="none")
-        case "answer":
-            pass
-        case other:
-            msg = f"task.toml: [metadata.evener] grader is {other!r}, not 'answer' or 'none'"
-            raise TaskError(msg)
-    if table.expected is None:
-        msg = "task.toml: [metadata.evener] has no `expected`"
-        raise TaskError(msg)
-    _check_match(table.match, str(table.expected))
-    return GraderSpec(name="answer", options={"expected": str(table.expected), "match": table.match})
 
 
 def sandbox(manifest: Manifest, phase: Agent | Verifier, image: str | ImageBuild | None) -> SandboxSpec:
@@ -184,6 +160,7 @@ def _network(place: Environment, phase: Agent | Verifier) -> Network | None:
 def needs(manifest: Manifest) -> tuple[str, ...]:
     """Return what the task needs that no sandbox gives yet, in words."""
     place, grading = manifest.environment, manifest.verifier
+    variables = (*place.env.values(), *grading.env.values(), *manifest.solution.env.values())
     wanted = {
         f"the operating system {place.os}": place.os != "linux",
         f"{place.gpus} GPUs": place.gpus > 0,
@@ -193,23 +170,6 @@ def needs(manifest: Manifest) -> tuple[str, ...]:
         "a skills folder": place.skills_dir is not None,
         "an image of its own for grading": grading.environment is not None,
         "collect hooks": bool(grading.collect),
-        "variables of the host": any("${" in value for value in (*place.env.values(), *grading.env.values())),
+        "variables of the host": any("${" in value for value in variables),
     }
     return tuple(need for need, is_wanted in wanted.items() if is_wanted)
-
-
-def _check_match(match: str, expected: str) -> None:
-    if match not in MATCH_NAMES:
-        msg = f"task.toml: [metadata.evener] match is {match!r}, not one of {', '.join(MATCH_NAMES)}"
-        raise TaskError(msg)
-    try:
-        if match == "regex":
-            text_pattern(expected)
-        elif match == "number":
-            float(expected)
-    except BadPattern as cause:
-        msg = f"task.toml: [metadata.evener] expected is {cause.args[0]}"
-        raise TaskError(msg) from cause
-    except ValueError as cause:
-        msg = f"task.toml: [metadata.evener] expected is not a {match}: {cause}"
-        raise TaskError(msg) from cause

@@ -205,13 +205,27 @@ class TaskRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tar of the directory, with sorted names, and with times and owners set to zero."""
 
 
+class GraderPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the graders whose rewards are weighed."""
+
+    name: str
+    """The name of its reward."""
+    grader: str
+    """The name of the grader."""
+    options: dict[str, str] = {}
+    """The grader's options."""
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+
+
 class GraderSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a session is scored."""
 
     name: str
-    """The grader: `harbor` (tests/test.sh), `answer` (compares the last message), `fixed` (a reward given by hand) or `none`."""
+    """The grader: `harbor` (tests/test.sh), `answer` (compares the last message), another of `evener.graders.registry`, or `none`."""
     options: dict[str, str] = {}
     """The grader's own options."""
+    parts: tuple[GraderPart, ...] = ()
+    """The parts of the grader `weighted`."""
     tries: Count = 3
     """How many gradings may crash or give no reward before the session counts as ungraded."""
 

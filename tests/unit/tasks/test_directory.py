@@ -107,7 +107,7 @@ def test_own_grader_wins_over_the_script(tmp_path: Path) -> None:
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "("\nmatch = "regex"'}, "is not a regular"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "a{99999999999}"\nmatch = "regex"'}, "is not a regular"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "number"'}, "expected is not a number"),
-        ({"instruction": "Go.", "manifest": '[metadata.evener]\ngrader = "judge"'}, "not 'answer' or 'none'"),
+        ({"instruction": "Go.", "manifest": '[metadata.evener]\ngrader = "judge"\nmatch = "exact"'}, "the grader 'judge'"),
         ({"instruction": "Go.", "manifest": '[[steps]]\nname = "one"', "test": ""}, "several steps"),
         ({"instruction": "Go.", "manifest": f"a = {'[' * 5000}{']' * 5000}", "test": ""}, "nested too deeply"),
         ({"instruction": "Go.", "manifest": f"a{'.a' * 5000} = 1", "test": ""}, "line 1 has more than 1000 dots"),

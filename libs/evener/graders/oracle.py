@@ -1,0 +1,126 @@
+"""Stands in for an agent: makes the session of an oracle, which follows the task's solution, or of an agent that does nothing."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from evener.blobs.port import Blobs
+from evener.graders.task_tests import CHANGES, REMOVED
+from evener.proto.reasons import ExitCause, TerminationReason
+from evener.proto.sessions import Artifact
+from evener.proto.spec import HarnessSpec, Purpose, SessionSpec, TaskRef
+from evener.proto.trajectories import HarnessExit, TrajectoryBuilt
+from evener.sandboxes.port import SOLUTION, ChangeLimits, Program, Sandbox, Sandboxes
+from evener.tasks.directory import ANSWER, SOLVE, Task
+
+ORACLE: Final = "oracle"
+NO_OP: Final = "no_op"
+SOLVE_SECONDS: Final = 1800.0
+"""The time limit of an oracle whose task has none for its agent."""
+
+
+class Workplace(Struct, frozen=True, kw_only=True, eq=False):
+    """A task, and where stand-ins work on it."""
+
+    task: Task
+    ref: TaskRef
+    """The task's archive in `blobs`."""
+    backend: str
+    sandboxes: Sandboxes
+    """The backend of that name."""
+    blobs: Blobs
+
+
+class Played(Struct, frozen=True, kw_only=True):
+    """What a stand-in left."""
+
+    trajectory: TrajectoryBuilt
+    output: bytes = b""
+    """What `solve.sh` printed."""
+    problem: str | None = None
+    """Why the solution may not have been carried out. None: nothing speaks against it."""
+
+
+def has_oracle(task: Task) -> bool:
+    """Return whether the solution of a task is known."""
+    return _is_solved_by_script(task) or answer_of(task) is not None
+
+
+def answer_of(task: Task) -> str | None:
+    """Return the answer that solves a task: of `solution/answer.txt`, otherwise the expected one. None: it is not known."""
+    if task.solution is not None and (file := task.solution / ANSWER).is_file():
+        return file.read_text(encoding="utf-8")
+    options = task.grader.options
+    return options.get("expected") if task.grader.name == "answer" and options.get("match") != "regex" else None
+
+
+async def play(kind: str, place: Workplace, name: str) -> Played:
+    """Return the session of a stand-in, `ORACLE` or `NO_OP`; its artifacts are put into the blobs. Raises SandboxError, BlobError.
+
+    `name` is unique among the open sandboxes.
+    """
+    task = place.task
+    solves = kind == ORACLE
+    answer = await asyncio.to_thread(answer_of, task) if solves else None
+    left, output, problem = None, b"", None
+    if task.tests is not None or _is_solved_by_script(task):
+        async with place.sandboxes.open(name, task.sandbox) as sandbox:
+            if task.environment is not None:
+                await sandbox.bring(task.environment, sandbox.workdir)
+            await sandbox.settle()
+            if solves and task.solution is not None and _is_solved_by_script(task):
+                output, problem = await _solve(task, task.solution, sandbox)
+            changes = await sandbox.changes(ChangeLimits())
+        kept = {CHANGES: changes.archive, REMOVED: json.dumps(changes.removed).encode()}
+        artifacts = tuple([Artifact(name=file, blob=await place.blobs.put(content)) for file, content in kept.items()])
+        left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
+    return Played(trajectory=_session(place, kind, answer, left), output=output, problem=problem)
+
+
+async def _solve(task: Task, solution: Path, sandbox: Sandbox) -> tuple[bytes, str | None]:
+    await sandbox.write({f"{SOLUTION}/.evener": b""})  # a container has no such folder, and files are brought into folders
+    await sandbox.bring(solution, SOLUTION)
+    script = ("sh", "-c", 'chmod +x "$0" && "$0"', sandbox.inside(f"{SOLUTION}/{SOLVE}"))
+    process = await sandbox.start(Program(argv=script, environment=task.env | task.solution_env))
+    seconds = task.agent_seconds or SOLVE_SECONDS
+    try:
+        async with asyncio.timeout(seconds):
+            code = await process.wait()
+    except TimeoutError:
+        await process.end()
+        return process.log(), f"solution/{SOLVE} took longer than {seconds:g} s"
+    return process.log(), f"solution/{SOLVE} exited with {code}" if code else None
+
+
+def _is_solved_by_script(task: Task) -> bool:
+    return task.solution is not None and (task.solution / SOLVE).is_file()
+
+
+def _session(place: Workplace, kind: str, answer: str | None, left: HarnessExit | None) -> TrajectoryBuilt:
+    spec = SessionSpec(
+        run_id=kind,
+        task_id=kind,
+        group_id=kind,
+        group_size=1,
+        index=0,
+        purpose=Purpose.EVAL,
+        task=place.ref,
+        harness=HarnessSpec(name=kind, sandbox=place.backend),
+        policy=kind,
+        grader=place.task.grader,
+    )
+    return TrajectoryBuilt(
+        session_id=kind,
+        attempt=1,
+        spec=spec,
+        termination_reason=TerminationReason.FINISHED,
+        exit=left,
+        answer=answer,
+        rule=0,
+        rows_digest="0" * 64,
+        sealed_at=time.time(),
+    )

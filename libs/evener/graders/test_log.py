@@ -1,0 +1,137 @@
+"""Reads which tests passed from what a test runner printed, as SWE-bench does.
+
+The task's `tests/test.sh` prints its runner's output between two lines, `START` and `END`. The option `expected` names a JSON file in the
+task's `tests/`, see `Expected`. The reward is 1 if all tests of both lists passed, otherwise 0. The evidence `tests.json` has the state of
+each. Without the two lines there is no reward: the tests did not run.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext, graded
+from evener.graders.task_tests import OUTPUT, ending, last_lines, tested
+from evener.proto.names import unknown
+from evener.sandboxes.grading import Grading
+from evener.tasks.directory import Task
+from evener.tasks.test_markers import END, START
+
+LOG_BYTES: Final = 16 << 20
+"""How much of the output is read: its first and its last half. A large test suite prints some megabytes."""
+REPORT: Final = "tests.json"
+PASSED: Final = "passed"
+FAILED: Final = "failed"
+
+
+class Expected(Struct, frozen=True, kw_only=True):
+    """The tests that count."""
+
+    parser: str = "pytest"
+    """The format of the runner's output: a name of `PARSERS`."""
+    fail_to_pass: tuple[str, ...] = ()
+    """The names of tests that fail before the task is solved."""
+    pass_to_pass: tuple[str, ...] = ()
+    """The names of tests that also pass before."""
+
+
+_expected: Final = msgspec.json.Decoder(Expected)
+_PYTEST: Final = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*?)(?:\s+-\s.*)?$")
+_PYTEST_VERBOSE: Final = re.compile(r"^(\S+::\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+_UNITTEST: Final = re.compile(r"^(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped|expected failure)\b")
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_GOOD: Final = frozenset({"PASSED", "XFAIL", "ok"})
+
+
+async def grade(context: GradingContext) -> Grade:
+    """Grade as `test_log`."""
+    file = context.trajectory.spec.grader.options.get("expected", "")
+    left, expected = await tested(context, lambda task: read_expected(task, file), _with_long_log)
+    states = parsed(left.output, expected.parser)
+    if states is None:
+        msg = f"tests/test.sh {ending(left)} and did not print {START!r} and {END!r}; {last_lines(left.output)}"
+        raise GraderError(msg)
+    context.evidence[REPORT] = msgspec.json.format(msgspec.json.encode(report := report_of(states, expected)))
+    context.evidence[OUTPUT] = left.output or b""
+    solved = all(state == PASSED for tests in report.values() for state in tests.values())
+    shares = {name: _share(tests) for name, tests in report.items() if tests}
+    return graded({"reward": float(solved), **shares})
+
+
+def read_expected(task: Task, file: str) -> Expected:
+    """Return the tests that count. Raises GraderRefused."""
+    tests = (task.path / "tests").resolve()
+    path = (tests / file).resolve()
+    try:
+        if not path.is_relative_to(tests):
+            msg = f"grader `test_log`: `expected` {file!r} is not in the task's tests/"
+            raise GraderRefused(msg)
+        expected = _expected.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as cause:  # a wrong value is a DecodeError too
+        msg = f"grader `test_log`: tests/{file}: {getattr(cause, 'strerror', None) or cause}"
+        raise GraderRefused(msg) from cause
+    if expected.parser not in PARSERS:
+        msg = unknown("parser", expected.parser, PARSERS, f"in tests/{file}")
+        raise GraderRefused(msg)
+    if not expected.fail_to_pass and not expected.pass_to_pass:
+        msg = f"grader `test_log`: tests/{file} names no test"
+        raise GraderRefused(msg)
+    return expected
+
+
+def parsed(output: bytes | None, parser: str) -> dict[str, bool] | None:
+    """Return test name to whether it passed. None: the output is not all there."""
+    text = _COLOURS.sub("", (output or b"").decode(errors="replace"))
+    _, begun, rest = text.partition(START)
+    log, ended, _ = rest.rpartition(END)
+    return PARSERS[parser](log) if begun and ended else None
+
+
+def report_of(states: Mapping[str, bool], expected: Expected) -> dict[str, dict[str, str]]:
+    """Return the state of each test that counts: `passed`, `failed`, or `missing` if the output does not name it."""
+
+    def state(name: str) -> str:
+        return {True: PASSED, False: FAILED, None: "missing"}[states.get(name)]
+
+    return {
+        "fail_to_pass": {name: state(name) for name in expected.fail_to_pass},
+        "pass_to_pass": {name: state(name) for name in expected.pass_to_pass},
+    }
+
+
+def _with_long_log(work: Grading) -> Grading:
+    return structs.replace(work, log_bytes=LOG_BYTES)
+
+
+def _share(tests: Mapping[str, str]) -> float:
+    return sum(state == PASSED for state in tests.values()) / len(tests)
+
+
+def _pytest(log: str) -> dict[str, bool]:
+    """Read the lines of `pytest -rA` and `pytest -v`. A test that is named twice passed if it never failed."""
+    states: dict[str, bool] = {}
+    for line in log.splitlines():
+        if found := _PYTEST.match(line):
+            state, name = found.groups()
+        elif found := _PYTEST_VERBOSE.match(line):
+            name, state = found.groups()
+        else:
+            continue
+        states[name] = states.get(name, True) and state in _GOOD
+    return states
+
+
+def _unittest(log: str) -> dict[str, bool]:
+    """Read the lines of `python -m unittest -v` and of Django's runner."""
+    states: dict[str, bool] = {}
+    for line in log.splitlines():
+        if found := _UNITTEST.match(line):
+            name, state = found.groups()
+            states[name] = states.get(name, True) and state in _GOOD
+    return states
+
+
+PARSERS: Final[dict[str, Callable[[str], dict[str, bool]]]] = {"pytest": _pytest, "unittest": _unittest}
+"""The formats of test runners' output, by name."""

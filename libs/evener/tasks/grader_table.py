@@ -1,0 +1,124 @@
+"""Reads `[metadata.evener]` of task.toml: how a task is graded without `tests/test.sh`, or besides it."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from evener.proto.names import unknown
+from evener.proto.patterns import BadPattern, text_pattern
+from evener.proto.spec import GraderPart, GraderSpec
+from evener.tasks.errors import TaskError
+
+MATCH_NAMES: Final = ("exact", "contains", "regex", "number")
+"""How the `answer` grader compares the last message with the expected answer."""
+OPTIONS: Final[dict[str, frozenset[str]]] = {
+    "answer": frozenset({"expected", "match"}),
+    "fixed": frozenset({"reward"}),
+    "harbor": frozenset(),
+    "http": frozenset({"endpoint", "body"}),
+    "judge": frozenset({"endpoint", "rubric", "reference"}),
+    "none": frozenset(),
+    "python": frozenset({"function", "file"}),
+    "test_log": frozenset({"expected"}),
+    "weighted": frozenset(),
+}
+"""The options of each grader, by its name in `evener.graders.registry`."""
+REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    "answer": ("expected",),
+    "http": ("endpoint",),
+    "judge": ("endpoint", "rubric"),
+    "test_log": ("expected",),
+}
+"""The options that a grader cannot do without."""
+
+
+class PartTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """A grader of a task: its name and options."""
+
+    grader: str = "answer"
+    name: str | None = None
+    """The name of a part's reward. Default: the grader's."""
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    """The weight of a part."""
+    expected: str | int | float | None = None
+    match: str | None = None
+    reward: float | None = None
+    endpoint: str | None = None
+    body: str | None = None
+    rubric: str | None = None
+    reference: str | None = None
+    function: str | None = None
+    file: str | None = None
+
+    def options(self) -> dict[str, str]:
+        """Return the grader's options as text. Raises TaskError for one that it does not have, or lacks."""
+        known = OPTIONS.get(self.grader)
+        if known is None:
+            msg = f"task.toml: {unknown('grader', self.grader, OPTIONS, 'in [metadata.evener]')}"
+            raise TaskError(msg)
+        every = sorted(frozenset[str]().union(*OPTIONS.values()))
+        given = {name: str(value) for name in every if (value := getattr(self, name)) is not None}
+        if wrong := sorted(set(given) - known):
+            msg = f"task.toml: [metadata.evener] {unknown('option', wrong[0], sorted(known) or ['none'], f'of the grader {self.grader!r}')}"
+            raise TaskError(msg)
+        for name in REQUIRED.get(self.grader, ()):
+            if name not in given:
+                msg = f"task.toml: [metadata.evener] has no `{name}`"
+                raise TaskError(msg)
+        if self.grader == "answer":
+            given.setdefault("match", "exact")
+            _check_match(given["match"], given["expected"])
+        if self.grader == "python" and ("function" in given) == ("file" in given):
+            msg = "task.toml: [metadata.evener] the grader 'python' takes either `function` or `file`"
+            raise TaskError(msg)
+        return given
+
+
+class OwnTable(PartTable, frozen=True, forbid_unknown_fields=True):
+    """`[metadata.evener]`: a grader, a sandbox backend."""
+
+    sandbox: str | None = None
+    parts: list[PartTable] = []
+    """The parts of the grader `weighted`."""
+
+
+def own_grader(table: OwnTable | None) -> GraderSpec | None:
+    """Return the grader of `[metadata.evener]`. None: it names none. Raises TaskError if it is not a valid one."""
+    if table is None or (table.sandbox is not None and table == OwnTable(sandbox=table.sandbox)):
+        return None
+    if (table.grader == "weighted") != bool(table.parts):
+        msg = "task.toml: [[metadata.evener.parts]] are for the grader 'weighted', which needs some"
+        raise TaskError(msg)
+    return GraderSpec(name=table.grader, options=table.options(), parts=tuple(_part(part) for part in _distinct(table.parts)))
+
+
+def _part(part: PartTable) -> GraderPart:
+    if part.grader == "weighted":
+        msg = "task.toml: [[metadata.evener.parts]] a part cannot be 'weighted' itself"
+        raise TaskError(msg)
+    return GraderPart(name=part.name or part.grader, grader=part.grader, weight=part.weight, options=part.options())
+
+
+def _distinct(parts: list[PartTable]) -> list[PartTable]:
+    names = [part.name or part.grader for part in parts]
+    if again := [name for name in names if names.count(name) > 1]:
+        msg = f"task.toml: [[metadata.evener.parts]] two parts are called {again[0]!r}: give each a name"
+        raise TaskError(msg)
+    return parts
+
+
+def _check_match(match: str, expected: str) -> None:
+    if match not in MATCH_NAMES:
+        msg = f"task.toml: [metadata.evener] match is {match!r}, not one of {', '.join(MATCH_NAMES)}"
+        raise TaskError(msg)
+    try:
+        if match == "regex":
+            text_pattern(expected)
+        elif match == "number":
+            float(expected)
+    except BadPattern as cause:
+        msg = f"task.toml: [metadata.evener] expected is {cause.args[0]}"
+        raise TaskError(msg) from cause
+    except ValueError as cause:
+        msg = f"task.toml: [metadata.evener] expected is not a {match}: {cause}"
+        raise TaskError(msg) from cause
