@@ -217,7 +217,10 @@ async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path
         async with running(context, config):
             (score,) = await scores(context, 1)
 
-    assert (score.tries, score.ungraded) == (1, "unknown grader 'oracle', not one of answer, fixed, harbor, none")
+    assert (score.tries, score.ungraded) == (
+        1,
+        "unknown grader 'oracle', not one of answer, fixed, harbor, http, judge, none, python, test_log, weighted",
+    )
 
 
 @pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
@@ -258,7 +261,7 @@ async def test_blob_that_is_missing_is_waited_for_and_is_no_failure_of_the_grade
             async with running(context, patient):
                 assert [score.trajectory.session_id for score in await scores(context, 1)] == ["fix-the-bug.1"]
                 await eventually(lambda: sum(entry["event"] == "blob_not_fetched" for entry in logs) > 1)
-                (tmp_path / "blobs").rmdir()
+                (tmp_path / "blobs").rename(tmp_path / "other")
                 (tmp_path / "away").rename(tmp_path / "blobs")
                 found = {score.trajectory.session_id: score for score in await scores(context, 2)}
     assert (found["fix-the-bug.0"].ungraded, found["fix-the-bug.0"].tries) == (None, 1)

@@ -5,7 +5,7 @@ from typing import Final
 
 from evener.graders.validation import Fault
 
-SUM: Final = "[ \"$(cat answer.txt 2>/dev/null)\" = 42 ]"
+SUM: Final = '[ "$(cat answer.txt 2>/dev/null)" = 42 ]'
 REWARD: Final = " && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n"
 SOUND: Final = {"tests/test.sh": SUM + REWARD, "solution/solve.sh": "echo 42 > answer.txt\n"}
 
@@ -30,7 +30,8 @@ EXPECTED: Final[dict[str, frozenset[Fault]]] = {
 
 def plant(folder: Path) -> Path:
     """Write the tasks into an empty folder. The flaky ones keep count beside it, as a test that depends on its machine does."""
-    odd = f'n=$(cat {folder.resolve()}/{{0}}.count 2>/dev/null || echo 0); echo $((n + 1)) > {folder.resolve()}/{{0}}.count; [ $((n % {{1}})) = 0 ]'
+    count = f"{folder.resolve()}/{{0}}.count"
+    odd = f"n=$(cat {count} 2>/dev/null || echo 0); echo $((n + 1)) > {count}; [ $((n % 2)) = 0 ]"
     tasks: dict[str, dict[str, str]] = {
         "sound-script": SOUND,
         "sound-answer": {"task.toml": '[metadata.evener]\nexpected = "Paris"\nmatch = "contains"\n'},
@@ -39,15 +40,15 @@ def plant(folder: Path) -> Path:
         "wrong-answer-file": {"task.toml": '[metadata.evener]\nexpected = "7"\nmatch = "number"\n', "solution/answer.txt": "It is 8.\n"},
         "oracle-crashes": SOUND | {"solution/solve.sh": "no-such-program > answer.txt\n"},
         # It passes the oracle every second time: of its gradings, the first is.
-        "flaky-test": SOUND | {"tests/test.sh": f"{SUM} && {{ {odd.format('flaky-test', 2)}; }}{REWARD}"},
-        "flaky-no-op": SOUND | {"tests/test.sh": f"{SUM} || {{ {odd.format('flaky-no-op', 2)}; }}{REWARD}"},
+        "flaky-test": SOUND | {"tests/test.sh": f"{SUM} && {{ {odd.format('flaky-test')}; }}{REWARD}"},
+        "flaky-no-op": SOUND | {"tests/test.sh": f"{SUM} || {{ {odd.format('flaky-no-op')}; }}{REWARD}"},
         "passes-on-no-op": SOUND | {"tests/test.sh": f"true{REWARD}"},
         "empty-answer-passes": {
             "task.toml": '[metadata.evener]\ngrader = "weighted"\n[[metadata.evener.parts]]\ngrader = "fixed"\nreward = 1\n'
         },
         "no-reward": SOUND | {"tests/test.sh": "no-such-program\n"},
         "no-reward-on-no-op": SOUND | {"tests/test.sh": f"set -e\n{SUM}{REWARD}".replace("echo $r", "[ $r = 1 ]; echo $r")},
-        "half-oracle": SOUND | {"tests/test.sh": '[ -s answer.txt ] && r=0.5 || r=0\necho $r > /logs/verifier/reward.txt\n'},
+        "half-oracle": SOUND | {"tests/test.sh": "[ -s answer.txt ] && r=0.5 || r=0\necho $r > /logs/verifier/reward.txt\n"},
         "bad-manifest": SOUND | {"task.toml": "[agent]\ntimeout_sec = -1\n"},
     }
     for task, files in tasks.items():

@@ -54,6 +54,8 @@ class NeutralRow(TypedDict):
     """The policy version of each sampled token. -1: not sampled."""
     call_of: NDArray[np.int32]
     """The index of the branch's call that sampled the token. -1: not sampled."""
+    call_rewards: NDArray[np.float32]
+    """The reward of each of the branch's calls: `call_rewards[call_of]` are those of its sampled tokens. NaN: the grader gave it none."""
     prompt_len: int
     """The number of tokens before the first sampled one, which is where the response begins."""
     reward: float | None
@@ -105,6 +107,7 @@ def _row(scored: TrajectoryScored, row: Row, index: int) -> NeutralRow:
         logprobs=float32s(row.logprobs),
         versions=int32s(row.versions),
         call_of=int32s(row.call_of),
+        call_rewards=np.array([scored.call_rewards.get(call, np.nan) for call in row.calls], dtype=np.float32),
         prompt_len=row.prompt_length,
         reward=scored.reward,
         rewards=scored.rewards,

@@ -1,8 +1,9 @@
 """Writes neutral rows as Parquet: one row group per group, arrays as lists. Needs the extra `parquet`.
 
 The columns are the fields of `NeutralRow`: `ids`, `versions`, `call_of` list<int32>; `loss_mask` list<uint8>; `logprobs` list<float> (NaN
-where not sampled); `rewards` map<string, double>; `branch_index`, `n_branches`, `prompt_len` int32; `reward`, `temperature` double;
-`truncated` bool; all others are strings. `reward` is null if nobody graded the session. Hugging Face `datasets` reads the file as it is.
+where not sampled), `call_rewards` list<float> (NaN where a call has none); `rewards` map<string, double>; `branch_index`, `n_branches`,
+`prompt_len` int32; `reward`, `temperature` double; `truncated` bool; all others are strings. `reward` is null if nobody graded the session.
+Hugging Face `datasets` reads the file as it is.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,14 @@ from evener.proto.trajectories import GroupMerged
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ARRAYS: Final = {"ids": "int32", "loss_mask": "uint8", "logprobs": "float32", "versions": "int32", "call_of": "int32"}
+ARRAYS: Final = {
+    "ids": "int32",
+    "loss_mask": "uint8",
+    "logprobs": "float32",
+    "versions": "int32",
+    "call_of": "int32",
+    "call_rewards": "float32",
+}
 COLUMN_TYPES: Final = {
     "branch_index": "int32",
     "n_branches": "int32",

@@ -1,12 +1,13 @@
 """The grader port: a trajectory and what its agent left go in; a reward and its evidence come out."""
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from evener.blobs.port import Blobs
+from evener.graders.config import Endpoint
 from evener.proto.errors import EvenerError
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.sandboxes.port import Sandboxes
@@ -27,6 +28,14 @@ class GraderRefused(GraderError):
     """Trying again cannot help. Correct the task or the grader's options, and submit the task again."""
 
 
+class Allowed(Struct, frozen=True, kw_only=True):
+    """What graders may reach outside of sandboxes."""
+
+    endpoints: Mapping[str, Endpoint] = {}
+    modules: Sequence[str] = ()
+    """The Python modules whose functions may grade, in this process."""
+
+
 class GradingContext(Struct, frozen=True, kw_only=True, eq=False):
     """What a grader may use."""
 
@@ -38,6 +47,7 @@ class GradingContext(Struct, frozen=True, kw_only=True, eq=False):
     """The backend that opens fresh sandboxes, of the kind in which the session ran. None: this process has none of that kind."""
     name: str
     """A name for a sandbox, unique among the gradings that run."""
+    allowed: Allowed = Allowed()
     evidence: dict[str, bytes] = msgspec.field(default_factory=dict)
     """The files that the grading leaves, name to content. A grader fills it as it runs, so that it is kept however the grading ends."""
 
@@ -49,6 +59,8 @@ class Grade(Struct, frozen=True, kw_only=True):
     """The reward, a finite number. None: this grader does not grade, and `ungraded` says why."""
     rewards: dict[str, float] = {}
     """All numbers that the grader reports, by name."""
+    call_rewards: dict[str, float] = {}
+    """Rewards of single calls, by call id. Calls without one are not in it."""
     ungraded: str | None = None
     """Why there is no reward. None: there is one."""
 
@@ -60,14 +72,25 @@ Raises GraderError or BlobError; any other exception is a crash of the grader.
 """
 
 
-def graded(rewards: Mapping[str, float]) -> Grade:
+def graded(rewards: Mapping[str, float], call_rewards: Mapping[str, float] | None = None) -> Grade:
     """Return the grade of named numbers: the one named `reward`, or their mean. Raises GraderError if one of them is not finite."""
     if not rewards:
         msg = "no reward among the grader's numbers"
         raise GraderError(msg)
-    for name, value in rewards.items():
+    for name, value in (*rewards.items(), *(call_rewards or {}).items()):
         if not math.isfinite(value):
             msg = f"reward {name!r} is {value}, not a finite number"
             raise GraderError(msg)
     reward = rewards.get(REWARD, sum(rewards.values()) / len(rewards))
-    return Grade(reward=float(reward), rewards={name: float(value) for name, value in rewards.items()})
+    named = {name: float(value) for name, value in rewards.items()}
+    return Grade(reward=float(reward), rewards=named, call_rewards={call: float(value) for call, value in (call_rewards or {}).items()})
+
+
+def of_calls(trajectory: TrajectoryBuilt, call_rewards: Mapping[str, float]) -> Mapping[str, float]:
+    """Return rewards of calls. Raises GraderError if one of the calls is not of this session."""
+    known = {call.call_id for call in trajectory.calls}
+    for call_id in call_rewards:
+        if call_id not in known:
+            msg = f"call {call_id!r} has a reward, and the session has no such call"
+            raise GraderError(msg)
+    return call_rewards

@@ -2,16 +2,9 @@
 
 from typing import Final
 
-from evener.graders import answer, fixed, harbor, none, test_log
+from evener.graders import answer, fixed, harbor, http, judge, none, python, test_log
 from evener.graders.port import Grader, GraderRefused
-
-GRADERS: Final[dict[str, Grader]] = {
-    "answer": answer.grade,
-    "fixed": fixed.grade,
-    "harbor": harbor.grade,
-    "none": none.grade,
-    "test_log": test_log.grade,
-}
+from evener.graders.weighted import weighted
 
 
 def grader_for(name: str) -> Grader:
@@ -20,3 +13,16 @@ def grader_for(name: str) -> Grader:
         msg = f"unknown grader {name!r}, not one of {', '.join(sorted(GRADERS))}"
         raise GraderRefused(msg)
     return GRADERS[name]
+
+
+GRADERS: Final[dict[str, Grader]] = {
+    "answer": answer.grade,
+    "fixed": fixed.grade,
+    "harbor": harbor.grade,
+    "http": http.grade,
+    "judge": judge.grade,
+    "none": none.grade,
+    "python": python.grade,
+    "test_log": test_log.grade,
+    "weighted": weighted(grader_for),
+}

@@ -30,7 +30,7 @@ class Expected(Struct, frozen=True, kw_only=True):
     """The tests that count."""
 
     parser: str = "pytest"
-    """The format of the runner's output: a name of `PARSERS`."""
+    """The format of the runner's output: a name of `LOG_PARSERS`."""
     fail_to_pass: tuple[str, ...] = ()
     """The names of tests that fail before the task is solved."""
     pass_to_pass: tuple[str, ...] = ()
@@ -38,7 +38,9 @@ class Expected(Struct, frozen=True, kw_only=True):
 
 
 _expected: Final = msgspec.json.Decoder(Expected)
-_PYTEST: Final = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*?)(?:\s+-\s.*)?$")
+_PYTEST: Final = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*)$")
+_PYTEST_REASON: Final = re.compile(r"^([^\s\[]+(?:\[.*?\](?=\s-\s|$))?).*$")
+"""Matches a name, which may have parameters with blanks, and the reason after it."""
 _PYTEST_VERBOSE: Final = re.compile(r"^(\S+::\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _UNITTEST: Final = re.compile(r"^(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped|expected failure)\b")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -72,8 +74,8 @@ def read_expected(task: Task, file: str) -> Expected:
     except (OSError, msgspec.DecodeError) as cause:  # a wrong value is a DecodeError too
         msg = f"grader `test_log`: tests/{file}: {getattr(cause, 'strerror', None) or cause}"
         raise GraderRefused(msg) from cause
-    if expected.parser not in PARSERS:
-        msg = unknown("parser", expected.parser, PARSERS, f"in tests/{file}")
+    if expected.parser not in LOG_PARSERS:
+        msg = unknown("parser", expected.parser, LOG_PARSERS, f"in tests/{file}")
         raise GraderRefused(msg)
     if not expected.fail_to_pass and not expected.pass_to_pass:
         msg = f"grader `test_log`: tests/{file} names no test"
@@ -86,7 +88,7 @@ def parsed(output: bytes | None, parser: str) -> dict[str, bool] | None:
     text = _COLOURS.sub("", (output or b"").decode(errors="replace"))
     _, begun, rest = text.partition(START)
     log, ended, _ = rest.rpartition(END)
-    return PARSERS[parser](log) if begun and ended else None
+    return LOG_PARSERS[parser](log) if begun and ended else None
 
 
 def report_of(states: Mapping[str, bool], expected: Expected) -> dict[str, dict[str, str]]:
@@ -115,6 +117,8 @@ def _pytest(log: str) -> dict[str, bool]:
     for line in log.splitlines():
         if found := _PYTEST.match(line):
             state, name = found.groups()
+            if state not in {"PASSED", "SKIPPED"}:
+                name = _PYTEST_REASON.sub(r"\1", name)
         elif found := _PYTEST_VERBOSE.match(line):
             name, state = found.groups()
         else:
@@ -133,5 +137,5 @@ def _unittest(log: str) -> dict[str, bool]:
     return states
 
 
-PARSERS: Final[dict[str, Callable[[str], dict[str, bool]]]] = {"pytest": _pytest, "unittest": _unittest}
+LOG_PARSERS: Final[dict[str, Callable[[str], dict[str, bool]]]] = {"pytest": _pytest, "unittest": _unittest}
 """The formats of test runners' output, by name."""

@@ -11,7 +11,7 @@ from evener.tasks.errors import TaskError
 
 MATCH_NAMES: Final = ("exact", "contains", "regex", "number")
 """How the `answer` grader compares the last message with the expected answer."""
-OPTIONS: Final[dict[str, frozenset[str]]] = {
+GRADER_OPTIONS: Final[dict[str, frozenset[str]]] = {
     "answer": frozenset({"expected", "match"}),
     "fixed": frozenset({"reward"}),
     "harbor": frozenset(),
@@ -23,7 +23,7 @@ OPTIONS: Final[dict[str, frozenset[str]]] = {
     "weighted": frozenset(),
 }
 """The options of each grader, by its name in `evener.graders.registry`."""
-REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+REQUIRED_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "answer": ("expected",),
     "http": ("endpoint",),
     "judge": ("endpoint", "rubric"),
@@ -52,16 +52,16 @@ class PartTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     def options(self) -> dict[str, str]:
         """Return the grader's options as text. Raises TaskError for one that it does not have, or lacks."""
-        known = OPTIONS.get(self.grader)
+        known = GRADER_OPTIONS.get(self.grader)
         if known is None:
-            msg = f"task.toml: {unknown('grader', self.grader, OPTIONS, 'in [metadata.evener]')}"
+            msg = f"task.toml: {unknown('grader', self.grader, GRADER_OPTIONS, 'in [metadata.evener]')}"
             raise TaskError(msg)
-        every = sorted(frozenset[str]().union(*OPTIONS.values()))
+        every = sorted(frozenset[str]().union(*GRADER_OPTIONS.values()))
         given = {name: str(value) for name in every if (value := getattr(self, name)) is not None}
         if wrong := sorted(set(given) - known):
             msg = f"task.toml: [metadata.evener] {unknown('option', wrong[0], sorted(known) or ['none'], f'of the grader {self.grader!r}')}"
             raise TaskError(msg)
-        for name in REQUIRED.get(self.grader, ()):
+        for name in REQUIRED_OPTIONS.get(self.grader, ()):
             if name not in given:
                 msg = f"task.toml: [metadata.evener] has no `{name}`"
                 raise TaskError(msg)

@@ -211,10 +211,11 @@ class GraderPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     """The name of its reward."""
     grader: str
-    """The name of the grader."""
+    """The name of the grader that gives it."""
     options: dict[str, str] = {}
     """The grader's options."""
     weight: Annotated[float, Meta(gt=0)] = 1.0
+    """The share of its reward in the weighted mean."""
 
 
 class GraderSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -171,14 +171,16 @@ class TrajectoryScored(Event, frozen=True, kw_only=True, tag="trajectory_scored.
     """The reward. None: the session was not graded, and `ungraded` says why."""
     rewards: dict[str, float] = {}
     """All numbers that the grader named. `reward` is the one named `reward`, or their mean."""
+    call_rewards: dict[str, float] = {}
+    """Rewards of single calls (process rewards), by call id. Calls without one are not in it."""
     ungraded: str | None = None
     """Why there is no reward, with the last lines that the tests printed. None: the session was graded."""
     grader: str
     evidence: tuple[Artifact, ...] = ()
-    """What the grading left, with or without a reward. For the grader `harbor`: `test-stdout.txt` (what the tests printed, stdout and
-    stderr together, cut in the middle if it is long), `grading.json` (`exit_code`, `timed_out`, `seconds`, `unread`), and `reward.json` and
-    `reward.txt` as the tests wrote them. For a grader that crashed: `crash.txt`. Earlier tries left the same below `try-1/`, `try-2/`, with
-    `error.txt`, which says why the try failed."""
+    """What the grading left, with or without a reward. For every grader: `inputs.json` (what was graded). For the grader `harbor`:
+    `test-stdout.txt` (what the tests printed, stdout and stderr together, cut in the middle if it is long), `grading.json` (`exit_code`,
+    `timed_out`, `seconds`, `unread`), and `reward.json` and `reward.txt` as the tests wrote them. For a grader that crashed: `crash.txt`.
+    Earlier tries left the same below `try-1/`, `try-2/`, with `error.txt`, which says why the try failed."""
     grading_seconds: float = 0.0
     tries: int = 0
     scored_at: float

@@ -11,6 +11,7 @@ from rich.text import Text
 from evener.client.client import Client
 from evener.client.errors import ClientError, Unavailable
 from evener.client.session_views import ScoreView, SessionView
+from evener.graders.inputs import INPUTS
 from evener.proto.sessions import Artifact
 from evener.proto.spec import Purpose
 
@@ -59,13 +60,13 @@ def outputs(known: SessionGrade | None, *, whole: bool) -> RenderableType:
     """Return what the grading left: everything, or the last lines of what the last try left."""
     parts: list[RenderableType] = []
     left = known.outputs if known else ()
-    last = [output for output in left if not output.name.startswith(EARLIER_TRY)]
+    last = [output for output in left if output.name != INPUTS and not output.name.startswith(EARLIER_TRY)]
     for output in left if whole else last:
         lines = output.text.splitlines()
         shown = lines if whole else lines[-TAIL_LINES:]
         more = f", last {len(shown)} of {len(lines)} lines (--grader: all)" if len(shown) < len(lines) else ""
         parts += [Rule(f"grader: {output.name}, {output.bytes} bytes{more}", align="left"), Text("\n".join(shown))]
-    if not whole and len(last) < len(left):
+    if not whole and any(output.name.startswith(EARLIER_TRY) for output in left):
         parts.append(Text("--grader also shows what earlier tries left", "dim"))
     if whole and not parts:
         parts.append(Text("the grader left nothing"))

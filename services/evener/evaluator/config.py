@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from evener.graders.config import Endpoint
 from evener.service.config import ServiceConfig
 
 
@@ -20,5 +21,9 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The pause before the second try. It doubles with each try, up to a minute."""
     blob_seconds: Annotated[float, Meta(ge=0)] = 600.0
     """How long a grading whose blobs cannot be read is tried again, whatever `grader.tries` says. Then the session is ungraded."""
+    endpoints: dict[str, Endpoint] = {}
+    """The servers that graders may ask, by the name that tasks give: judges and verifiers."""
+    grader_modules: tuple[str, ...] = ()
+    """The Python modules whose functions may grade, inside this process."""
     commit_seconds: Annotated[float, Meta(gt=0)] = 1.0
     """The least time between two commits of offsets."""

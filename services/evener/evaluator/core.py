@@ -40,6 +40,7 @@ def score(
         trajectory=trajectory,
         reward=grade.reward,
         rewards=grade.rewards,
+        call_rewards=grade.call_rewards,
         ungraded=reason,
         grader=trajectory.spec.grader.name,
         evidence=evidence,

@@ -12,7 +12,8 @@ from opentelemetry import trace
 from evener.blobs.port import BlobError, Blobs
 from evener.evaluator.config import Config
 from evener.evaluator.core import CRASH, gives_up, not_graded, of_try, score
-from evener.graders.port import Grade, GraderError, GradingContext
+from evener.graders.inputs import INPUTS, inputs_of
+from evener.graders.port import Allowed, Grade, GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.proto.errors import Recoverable
 from evener.proto.sessions import Artifact
@@ -41,6 +42,7 @@ class Gradings:
         self._answering = answering
         self._sandboxes = sandboxes
         self._metrics = metrics
+        self._allowed = Allowed(endpoints=config.endpoints, modules=config.grader_modules)
         self._room = asyncio.Semaphore(config.concurrency)
 
     async def scored(self, trajectory: TrajectoryBuilt, name: str) -> TrajectoryScored:
@@ -61,6 +63,7 @@ class Gradings:
         """
         tries = unread = 0
         wanted = trajectory.spec.harness.sandbox
+        inputs = await asyncio.to_thread(inputs_of, trajectory)
         earlier = dict[str, bytes]()
         pauses = Backoff(self._config.retry_seconds, LONGEST_PAUSE_SECONDS)
         seconds, deadline = 0.0, time.monotonic() + self._config.blob_seconds
@@ -70,6 +73,8 @@ class Gradings:
                 blobs=self._answering,
                 sandboxes=self._sandboxes.get(LOCAL if wanted not in BACKENDS else wanted),
                 name=f"{name}-{tries + unread + 1}",
+                allowed=self._allowed,
+                evidence={INPUTS: inputs},
             )
             async with self._room:
                 began, grade = time.monotonic(), None

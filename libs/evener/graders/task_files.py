@@ -1,0 +1,47 @@
+"""Reads the files of the task that a session worked on."""
+
+import asyncio
+from pathlib import Path
+
+from evener.graders.port import GraderRefused, GradingContext
+from evener.runtime.folders import temporary_folder
+from evener.tasks.errors import TaskError
+from evener.tasks.pack import unpacked
+
+
+async def instruction(context: GradingContext) -> str:
+    """Return what the agent was told. Raises GraderRefused, BlobError."""
+    data = await _archive(context)
+    async with temporary_folder("evener-task-") as folder:
+        try:
+            return (await asyncio.to_thread(unpacked, data, folder)).instruction
+        except TaskError as cause:
+            raise GraderRefused(str(cause.args[0])) from cause
+
+
+async def task_file(context: GradingContext, name: str) -> bytes:
+    """Return the content of a file of the task. Raises GraderRefused, BlobError."""
+    data = await _archive(context)
+    async with temporary_folder("evener-task-") as folder:
+        try:
+            await asyncio.to_thread(unpacked, data, folder)
+            return await asyncio.to_thread(_read, folder, name)
+        except (TaskError, OSError) as cause:
+            msg = f"{name} of the task cannot be read: {getattr(cause, 'strerror', None) or cause.args[0]}"
+            raise GraderRefused(msg) from cause
+
+
+async def _archive(context: GradingContext) -> bytes:
+    spec = context.trajectory.spec
+    if spec.task is None:
+        msg = f"grader `{spec.grader.name}` needs a task; this session is a recording without one"
+        raise GraderRefused(msg)
+    return await context.blobs.get(spec.task.archive)
+
+
+def _read(folder: Path, name: str) -> bytes:
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        msg = f"{name} leaves the task"
+        raise TaskError(msg)
+    return path.read_bytes()
