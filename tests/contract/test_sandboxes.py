@@ -276,7 +276,7 @@ class SandboxesContract(abc.ABC):
             polite = await sandbox.start(sh("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.1; done"))
             await eventually(lambda: b"ready" in polite.log())
             assert await polite.end(grace_seconds=60) == 5
-            assert polite.log().endswith(b"bye\n")
+            assert b"bye\n" in polite.log()  # the shell may say after that that its `sleep` was ended too
 
             stubborn = await sandbox.start(sh("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
             await eventually(lambda: b"ready" in stubborn.log())
