@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import msgspec
 import pytest
+from tests.support.careful_client import post_when_told
 from tests.support.engines import smollm
 from tests.support.gateway import Hand, gateway
 from tests.support.held import HoldThread
@@ -332,6 +333,17 @@ async def test_old_start_unknown_session_and_forged_capability_leave_no_record(h
         assert forged.status == 401
     assert len(hand.engine.ledger) == 1
     assert sum(isinstance(event, CallOpened) for event in await hand.log("s1")) == 1
+
+
+async def test_client_that_waits_to_be_told_sends_its_body_unless_its_head_is_refused(hand: Hand) -> None:
+    """A body is asked for once there is room for it."""
+    capability, body = await hand.start("s1"), msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    for opens, asked, status in ((capability, True, 200), (capability[:-3] + "abc", False, 401)):
+        headers = {CAPABILITY: opens, REQUEST_ID: new_request_id()}
+        told, response = await post_when_told(hand.url, "/serve/v1/chat/completions", headers, body)
+        assert told is asked
+        assert response.startswith(b"HTTP/1.1 %d " % status)
+    assert (await hand.until("s1", CallClosed)).choices
 
 
 async def test_malformed_request_is_refused_by_field_without_a_record(hand: Hand) -> None:

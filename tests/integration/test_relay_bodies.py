@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.integration.test_relay import BODY, NONCE, harness
+from tests.support.careful_client import post_when_told
 from tests.support.frames_gateway import FramesGateway, frames_gateway
 
 from evener.sandbox_runner.request_body import BODY_THREADS, PARSED_AT_ONCE_BYTES, read_body
@@ -48,6 +49,33 @@ async def test_body_of_unknown_length_is_passed_on_with_its_length(gateway: Fram
     [seen] = gateway.seen
     assert msgspec.json.encode(seen.body) == body
     assert seen.headers["content-length"] == str(len(body))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_waits_to_be_told_sends_its_body_then(gateway: FramesGateway, *, stream: bool) -> None:
+    """curl asks so for large bodies, and some clients wait for ever."""
+    body = msgspec.json.encode({**BODY, "stream": stream})
+    async with harness(gateway) as agent:
+        told, response = await post_when_told(agent.url, "/v1/chat/completions", KEY, body)
+    assert told
+    assert response.startswith(b"HTTP/1.1 200 OK")
+    [seen] = gateway.seen
+    assert msgspec.json.encode(seen.body) == body
+    assert "expect" not in seen.headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"), [({"authorization": "Bearer other"}, 401), ({**KEY, "content-encoding": "br"}, 400)], ids=["key", "encoding"]
+)
+async def test_body_of_a_request_that_is_refused_by_its_head_is_not_asked_for(
+    gateway: FramesGateway, headers: dict[str, str], status: int
+) -> None:
+    """That is what its client waits for."""
+    async with harness(gateway) as agent:
+        told, response = await post_when_told(agent.url, "/v1/chat/completions", headers, body_of(10))
+    assert not told
+    assert response.startswith(b"HTTP/1.1 %d " % status)
+    assert gateway.seen == []
 
 
 async def test_loop_goes_on_while_a_large_body_is_joined() -> None:
