@@ -150,8 +150,9 @@ async def test_sub_agent_is_told_by_its_header_where_its_prompt_is_the_same(hand
     await hand.ask(capability, [system, *HELLO])
     await hand.ask(capability, [system, {"role": "user", "content": "the part"}], passed_on={"x-openai-subagent": "collab_spawn"})
     await hand.ask(capability, [system, {"role": "user", "content": "another"}])
-    roots = [event.placement.root for event in await hand.log("s1") if isinstance(event, CallOpened)]
-    assert roots == [RootReason.FIRST, RootReason.SUB_AGENT, RootReason.FIRST]
+    opened = [event for event in await hand.log("s1") if isinstance(event, CallOpened)]
+    assert [event.placement.root for event in opened] == [RootReason.FIRST, RootReason.SUB_AGENT, RootReason.FIRST]
+    assert [event.marks for event in opened] == [(), ("x-openai-subagent",), ()]
 
 
 @pytest.mark.parametrize("streams", [(True, False), (False, True)])

@@ -131,11 +131,17 @@ class World(OwnedSession):
         """The messages of each call as they were sent, and its tools, by call."""
 
     def open(
-        self, messages: Sequence[Message], tools: Sequence[Message] = (), retry_of: str | None = None, *, sub_agent: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] = (),
+        retry_of: str | None = None,
+        *,
+        sub_agent: bool = False,
+        marks: tuple[str, ...] = (),
     ) -> tuple[Placed, CallOpened]:
         """Place a request."""
         placed = self.place(messages, tools, sub_agent=sub_agent)
-        opened = self.opening(placed, messages, tools, retry_of=retry_of, sub_agent=sub_agent)
+        opened = self.opening(placed, messages, tools, retry_of=retry_of, sub_agent=sub_agent, marks=marks)
         self.asked[opened.call_id] = [said(message) for message in messages], tools
         return placed, opened
 

@@ -5,6 +5,7 @@ failed is asked again as if for the first time.
 """
 
 import hashlib
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -21,6 +22,8 @@ COMPACTED_WITHIN: Final = 8
 """A summary that replaces a history is one of this many first messages."""
 LEAST_TURNS: Final = 2
 """The least number of turns in a history that is compacted. A harness that omits its only turn has dropped it."""
+
+SIGNATURE_CHARACTERS: Final = 60
 
 OpeningDigests = tuple[Digest, ...]
 
@@ -115,3 +118,15 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text", "")) for part in content or () if isinstance(part, dict))
+
+
+def system_of(messages: Sequence[Message]) -> str:
+    """Return the system prompt of a history. Empty: it has none."""
+    return next((text_of(message) for message in messages if message.get("role") in {"system", "developer"}), "")
+
+
+def beginning_of(text: str) -> str:
+    """Return a pattern of the first words of a text."""
+    line = text.strip().partition("\n")[0]
+    words = line if len(line) <= SIGNATURE_CHARACTERS else line[:SIGNATURE_CHARACTERS].rpartition(" ")[0] or line[:SIGNATURE_CHARACTERS]
+    return rf"^\s*{re.escape(words)}".replace("\\ ", " ")

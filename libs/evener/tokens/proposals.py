@@ -15,12 +15,13 @@ from evener.proto.ids import answer_key
 from evener.proto.sessions import SegmentRef
 from evener.proto.spec import NOISY_ROLES, Noise, Quirks, Reasoning, SideCall, Tolerance
 from evener.tokens.answers import same_answer
-from evener.tokens.beginnings import LEAST_TURNS, text_of
+from evener.tokens.beginnings import LEAST_TURNS, beginning_of, system_of, text_of
 from evener.tokens.conversation import own_messages
 from evener.tokens.digests import Message
 from evener.tokens.forest import Call
 from evener.tokens.history import sampled_message
 from evener.tokens.kinds import Conversations
+from evener.tokens.marks import Marks, calls_in_words, find_marks
 from evener.tokens.place import side_call_of
 from evener.tokens.session import SessionLog
 from evener.tokens.text_differences import differences
@@ -29,7 +30,6 @@ CALLS: Final = 200
 """The number of a session's calls that are examined. A harness shows its habits early."""
 COMPARED_ANSWERS: Final = 16
 """The number of answers to one turn that a message is compared with."""
-SIGNATURE_CHARACTERS: Final = 60
 SHOWN_WORDS: Final = 6
 """The number of words that a sentence shows of what a pattern would cut."""
 NAMES: Final = ("title", "summar", "memory", "rout", "topic")
@@ -63,13 +63,15 @@ def propose(session: SessionLog) -> Proposal | None:
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.ended][:CALLS]
     seen = _Seen(session, calls, declared)
     tolerances, noise, side_calls = Counter(seen.tolerances()), dict(seen.noise()), tuple(seen.side_calls())
+    marks = seen.marks()
     because = [
         *(f"{_answers(count)} came back {TOLERATED[tolerance]}" for tolerance, count in sorted(tolerances.items())),
         *(
             f"text of {one.where} messages changes without meaning: /{one.pattern}/ would cut {_quoted(words)}"
             for one, words in noise.items()
         ),
-        *(f"{_calls(count)} beside the agent's work: {one.system or one.last!r}" for one, count in side_calls),
+        *(f"{calls_in_words(count)} beside the agent's work: {one.system or one.last!r}" for one, count in side_calls),
+        *marks.because,
     ]
     if not because:
         return None
@@ -78,6 +80,9 @@ def propose(session: SessionLog) -> Proposal | None:
         tolerances=(*declared.tolerances, *sorted(tolerances)),
         noise=(*declared.noise, *noise),
         side_calls=(*declared.side_calls, *(one for one, _ in side_calls)),
+        retry_header=marks.retry_header or declared.retry_header,
+        compacted=marks.compacted or declared.compacted,
+        sub_agent_header=marks.sub_agent_header or declared.sub_agent_header,
     )
     return Proposal(because=tuple(because), quirks=quirks)
 
@@ -122,7 +127,7 @@ class _Seen:
         """Yield the signatures of calls that are not the agent's work, each with the number of calls."""
         main = self._conversations.main_calls()
         with_tools = any(call.opened.tool_count for call in main)
-        agents = {_system(self._given[call.call_id]) for call in main if call.call_id in self._given}
+        agents = {system_of(self._given[call.call_id]) for call in main if call.call_id in self._given}
         found: Counter[SideCall] = Counter()
         for call in self._calls:
             if len(main) < LEAST_TURNS or not self._beside(call):
@@ -131,6 +136,10 @@ class _Seen:
             if signature is not None and not self._meets(signature, main):
                 found[signature] += 1
         yield from found.items()
+
+    def marks(self) -> Marks:
+        """Return how the harness seems to mark retries, sub-agents and compacted histories, where it declares nothing of the kind."""
+        return find_marks(self._calls, self._given, self._conversations, self._declared, self._answer)
 
     def _history(self, call: Call) -> list[Message]:
         follows = call.opened.history_base
@@ -218,24 +227,13 @@ def _quoted(words: Sequence[str]) -> str:
 
 def _signature(given: Sequence[Message], agents: set[str], *, with_tools: bool) -> SideCall | None:
     """Return what identifies a call without tools: its system prompt if the agents have another one, otherwise its last message."""
-    system, last = _system(given), text_of(given[-1]) if given else ""
+    system, last = system_of(given), text_of(given[-1]) if given else ""
     named = next((name for name in NAMES if name in f"{system} {last}".lower()), "side")
     name = {"summar": "summary", "rout": "router"}.get(named, named)
     tools = False if with_tools else None
     if system and system not in agents:
-        return SideCall(name=name, system=_beginning(system), tools=tools)
-    return SideCall(name=name, last=_beginning(last), tools=tools) if with_tools and last.strip() else None
-
-
-def _beginning(text: str) -> str:
-    """Return a pattern of the first words of a text."""
-    line = text.strip().partition("\n")[0]
-    words = line if len(line) <= SIGNATURE_CHARACTERS else line[:SIGNATURE_CHARACTERS].rpartition(" ")[0] or line[:SIGNATURE_CHARACTERS]
-    return rf"^\s*{re.escape(words)}".replace("\\ ", " ")
-
-
-def _system(given: Sequence[Message]) -> str:
-    return next((text_of(message) for message in given if message.get("role") in {"system", "developer"}), "")
+        return SideCall(name=name, system=beginning_of(system), tools=tools)
+    return SideCall(name=name, last=beginning_of(last), tools=tools) if with_tools and last.strip() else None
 
 
 def _turns(messages: Sequence[Message]) -> int:
@@ -244,7 +242,3 @@ def _turns(messages: Sequence[Message]) -> int:
 
 def _answers(count: int) -> str:
     return "an answer" if count == 1 else f"{count} answers"
-
-
-def _calls(count: int) -> str:
-    return "a call" if count == 1 else f"{count} calls"

@@ -28,7 +28,7 @@ def root_of(history: History, reading: HistoryReading, quirks: Quirks, *, sub_ag
     reason, goes_on = _going_on(known, reading) if known is not None else _beginning(history, reading, tools=tools)
     if sub_agent:
         reason, goes_on = RootReason.SUB_AGENT, known
-    elif quirks.compacted is not None and _begins_compacted(quirks.compacted, reading.messages):
+    elif quirks.compacted is not None and begins_compacted(quirks.compacted, reading.messages):
         goes_on = known or history.beginnings.latest_under(reading.head)
         reason = RootReason.COMPACTION if goes_on is not None else reason
     return Root(reason, goes_on.name if goes_on is not None else name_of(reading.head, sub_agent=sub_agent))
@@ -56,6 +56,7 @@ def _beginning(history: History, reading: HistoryReading, *, tools: bool) -> tup
     return RootReason.SUB_AGENT if tools and beginnings.waited_for else RootReason.FIRST, None
 
 
-def _begins_compacted(pattern: str, messages: Sequence[Message]) -> bool:
+def begins_compacted(pattern: str, messages: Sequence[Message]) -> bool:
+    """Return whether the pattern is found in one of the user messages that may replace a history."""
     users = [message for message in messages[:COMPACTED_WITHIN] if message.get("role") == "user"]
     return any(text_pattern(pattern).occurs_in(text_of(message)) for message in users)

@@ -8,6 +8,7 @@ trouble (401: it cannot open the capability, 404: it does not know the session, 
 relay sends the request again, while its limits allow.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,6 +29,10 @@ MOVING: Final = "x-evener-moving"
 """Set in a 503 answer: the partition is on its way to another gateway, which will serve the request. Nothing of it was begun."""
 DISCONNECT_PATH: Final = "/calls/{request_id}/disconnect"
 """POST with the capability: the harness disconnected. Aborts the open call, or records that its answer was not delivered."""
+RETRY_HEADER: Final = re.compile(r"retry|attempt")
+SUB_AGENT_HEADER: Final = re.compile(r"sub-?agent|agent-(id|name)$")
+MARK_CHARACTERS: Final = 100
+MOST_MARKS: Final = 4
 SERVE_PREFIX: Final = "/serve"
 """POST /serve/v1/chat/completions ...: a harness's request as the relay passes it on."""
 
@@ -71,6 +76,12 @@ class Answer(Frame, frozen=True, kw_only=True, tag="answer"):
 def is_marked(headers: Mapping[str, str], name: str | None) -> bool:
     """Return whether a harness's client set a header to a count above 0. `name` None: it has no such header."""
     return name is not None and headers.get(name, "0").strip() not in {"", "0"}
+
+
+def marks_of(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the headers whose names and values look as if a client marked a retry or a sub-agent by them: a few, in order."""
+    found = (name for name in headers if len(name) <= MARK_CHARACTERS and (RETRY_HEADER.search(name) or SUB_AGENT_HEADER.search(name)))
+    return tuple(sorted(name for name in found if is_marked(headers, name)))[:MOST_MARKS]
 
 
 AnyFrame = Admitted | Waiting | Delta | Answer

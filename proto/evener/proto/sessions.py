@@ -260,6 +260,8 @@ class CallOpened(AttemptEvent, frozen=True, kw_only=True, tag="call_opened.v1"):
     """The name of the side-call signature that the request matches. None: the call is the agent's own work."""
     sub_agent: bool = False
     """Whether the client says that a sub-agent asks. False: it does not, or an older gateway wrote this."""
+    marks: tuple[str, ...] = ()
+    """The names of the request's headers that may mark a retry or a sub-agent, whether the harness's quirks declare them or not."""
     options: PolicyOptions = PolicyOptions()
     sampling: Sampling
     """The sampling parameters that the engine was given."""

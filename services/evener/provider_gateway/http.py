@@ -30,6 +30,7 @@ from evener.proto.relay import (
     Answer,
     AnyFrame,
     is_marked,
+    marks_of,
 )
 from evener.proto.spec import Quirks
 from evener.provider_gateway.answers import Answerer, error_answer
@@ -298,6 +299,7 @@ async def read_request(dialect: Dialect, path: str, parts: Sequence[bytes], head
         marked_retry=is_marked(headers, quirks.retry_header),
         repeats=headers.get(REPEATS),
         sub_agent=is_marked(headers, quirks.sub_agent_header),
+        marks=marks_of(headers),
         trace=extract(headers) if TRACEPARENT in headers else None,
     )
 

@@ -148,6 +148,7 @@ def _opened(
         tools_hidden=bool(canonical.tools) and not policy.renderer.renders_tools,
         side_call=tokens.side_call,
         sub_agent=request.sub_agent,
+        marks=request.marks,
         options=policy.config.options,
         sampling=started.spec.sampling,
         requested_params=msgspec.json.encode(dict(canonical.requested_params)),
