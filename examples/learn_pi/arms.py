@@ -23,7 +23,7 @@ LOOK_SECONDS: Final = 10.0
 """How long a step is waited for before each look whether groups have failed."""
 STEP_SECONDS: Final = 300.0
 """What a step may take at most."""
-MOST_REPLACED: Final = 8
+MAX_REPLACED: Final = 8
 """Groups of an arm that may fail."""
 LOST: Final = frozenset({TaskOutcome.FAILED, TaskOutcome.CANCELLED})
 
@@ -79,8 +79,8 @@ class Feed:
             if view.outcome in LOST and view.task_id not in self._replaced:
                 self._replaced.add(view.task_id)
                 print(f"{view.task_id} {view.outcome}: {view.reason or view.cancelled}; another takes its place", flush=True)
-                if len(self._replaced) > MOST_REPLACED:
-                    msg = f"{self._arm.name}: more than {MOST_REPLACED} groups failed, the last one of: {view.reason or view.cancelled}"
+                if len(self._replaced) > MAX_REPLACED:
+                    msg = f"{self._arm.name}: more than {MAX_REPLACED} groups failed, the last one of: {view.reason or view.cancelled}"
                     raise NotDone(msg)
                 await self._task(kind_of(view.task_id), f"again.{len(self._replaced)}")
 

@@ -12,7 +12,7 @@ from evener.engines.scripted.script import Rule, Step, ToolCall
 
 TURNS: Final = (30, 50)
 """Fewest and most model calls of a session."""
-MOST_OF_A_PART: Final = 7
+MAX_OF_A_PART: Final = 7
 """Turns that one module takes at most."""
 ENDING: Final = 3
 """Turns of the report, a last look and the final answer."""
@@ -107,7 +107,7 @@ def work(name: str, spell: Spell, links: Path) -> Work:
         (Act(command=f'ln -sfn "$PWD" {workdir}; ls -la; head -4 data.csv'),),
         (Act(read="README.md"), Act(command="wc -l *")),
     ]
-    while len(turns) < count - ENDING - MOST_OF_A_PART + 1:
+    while len(turns) < count - ENDING - MAX_OF_A_PART + 1:
         turns += _part(drawn, parts)
     turns += [_look(drawn, parts) for _ in range(count - ENDING - len(turns))]
     report = f"done: {', '.join(f'{part}={value}' for part, value in parts.items())}\n"

@@ -37,7 +37,7 @@ from evener.templates.port import Renderer
 from evener.tokens.forest import Ids
 
 TEMPERATURES: Final = (0.7, 1.0, 1.5)
-SESSIONS, ANSWERS, MOST_TOKENS = 6, 6, 48
+SESSIONS, ANSWERS, MAX_TOKENS = 6, 6, 48
 """The number of sessions at each temperature, of answers in each session, and the most tokens of an answer."""
 SEED: Final = 7
 QUIRKS: Final = Quirks(tolerances=(Tolerance.NUMBERS_LOOSE,))
@@ -176,7 +176,7 @@ async def converse(engine: LlamaEngine, renderer: Renderer, number: int, tempera
             request_id=f"{talk.session.session_id}.{turn}",
             ids=talk.place_request(talk.asks()).context,
             sampling=Sampling(temperature=temperature, seed=SEED * 1000 + number * 10 + turn),
-            max_tokens=MOST_TOKENS,
+            max_tokens=MAX_TOKENS,
             stop_ids=renderer.stop_ids,
         )
         chunks = [chunk async for chunk in engine.generate(asked)]

@@ -25,7 +25,7 @@ SLOW_TOKEN_MS: Final = 600.0
 """A slow call samples some 35 tokens: 20 s and more. A session has one: others would die with their runners again and again."""
 SAMPLES: Final = 3
 OPEN_TASKS: Final = 8
-MOST_STRIKES: Final = 3
+MAX_STRIKES: Final = 3
 """The number of strikes for each hit that is wanted, after which a kind is given up."""
 SPARE_STRIKES: Final = 10
 """The number of strikes that a kind has beyond that, whatever is wanted."""
@@ -174,7 +174,7 @@ class Volley:
         """Return whether a kind has to strike again if those strikes hit that nobody judged yet, but were made before `judged`."""
         struck = Counter(strike.kind for strike in self.strikes)
         hopeful = sum(strike.kind == kind for strike in self.strikes[self._judged : judged])
-        if self._ended or struck[kind] >= MOST_STRIKES * self._wanted[kind] + SPARE_STRIKES:
+        if self._ended or struck[kind] >= MAX_STRIKES * self._wanted[kind] + SPARE_STRIKES:
             return False
         return self.met[kind] + hopeful < self._wanted[kind]
 

@@ -21,7 +21,7 @@ CHAINS: Final[dict[str, Sequence[str]]] = {
     "recovery": ("kill@gateway.committed#4", "kill@gateway.recovering", "kill@gateway.taken_over#2"),
 }
 """What strikes one start of `evener up` after the other, each in what recovers from the one before."""
-MOST_SECONDS: Final = 4.0
+MAX_SECONDS: Final = 4.0
 """The longest time from readiness, or from the start, to a kill at random."""
 STARTING: Final = 1
 """The index of the one kill in three that may come before `evener up` is ready."""
@@ -64,7 +64,7 @@ async def at_random(folder: Path, seed: int, kills: int) -> Outcome:
             await chaos.up.start()
             if number % 3 != STARTING:
                 await chaos.up.ready()
-            await asyncio.sleep(drawn.uniform(0, MOST_SECONDS))
+            await asyncio.sleep(drawn.uniform(0, MAX_SECONDS))
             await chaos.up.kill()
         await chaos.up.start()
         await submitting

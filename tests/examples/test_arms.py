@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from arms import MOST_REPLACED, Arm, Bench, Feed, waited
+from arms import MAX_REPLACED, Arm, Bench, Feed, waited
 from checking import sessions_run
 from held_out import HeldOut, ended, judged, submit
 from running import CALLS, NotDone
@@ -77,7 +77,7 @@ async def test_an_arm_whose_groups_fail_again_and_again_ends(bench: Bench, other
     for step in range(1, 4):
         await feed.submit(step)
     names = [view.task_id for view in await bench.client.tasks(ARM.name)]
-    await failed(others, bench, names[: MOST_REPLACED + 1])
+    await failed(others, bench, names[: MAX_REPLACED + 1])
 
     with pytest.raises(NotDone, match="more than 8 groups failed, the last one of: too few sessions"):
         await feed.replace_failed()

@@ -33,7 +33,7 @@ SECONDS: Final = 120.0
 """What a test waits for anything."""
 PARTITIONS: Final = 2
 PACKED: Final = pack(find(bundled())[0])
-MOST_TAKE_OVERS: Final = 3
+MAX_TAKE_OVERS: Final = 3
 """The first, that of the other, and one back at most. More: they fence each other in a loop."""
 ACTIVE: Final = {"running": True, "active": True}
 STANDBY: Final = {"running": True, "standby": True}
@@ -193,7 +193,7 @@ async def test_scheduler_that_was_frozen_stands_by_when_it_wakes(pair: Pair) -> 
 
     assert len(await pair.others.read(Topic.TASKS, TaskSubmitted)) == 2
     assert "service_crashed" not in frozen.log + other.log
-    assert sum(log.count("scheduler_took_over") for log in (frozen.log, other.log)) <= MOST_TAKE_OVERS
+    assert sum(log.count("scheduler_took_over") for log in (frozen.log, other.log)) <= MAX_TAKE_OVERS
 
 
 async def _seen(client: Client, task_id: str) -> None:

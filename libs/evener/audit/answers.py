@@ -1,4 +1,4 @@
-"""I1: what harnesses say that they received, and what the log says that they were answered."""
+"""I1: compares the answers that harnesses say they received with those that the log says they were sent."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ class Received:
         return bool(self._digests)
 
     def session(self, session_id: str, records: Sequence[EventRecord]) -> None:
-        """Note what a session's records say that its harness was answered."""
+        """Note the answers that a session's records say its harness was sent."""
         closed = [(read.event, read.at) for read in records if isinstance(read.event, CallClosed) and is_whole(read.event)]
         for request_id, times in Counter(event.request_id for event, _ in closed).items():
             if times > 1:

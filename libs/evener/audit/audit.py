@@ -1,4 +1,4 @@
-"""Reads a log and checks every promise: tasks first, then each partition's sessions, then what was delivered of them."""
+"""Reads a log and checks every promise: tasks first, then each partition's sessions, then their groups."""
 
 from collections.abc import Iterable, Mapping
 
@@ -125,7 +125,7 @@ class _Audit:
     async def _stored(self, sessions: PartitionSessions, session_id: str, built: BuiltFacts, *, trimmed: bool) -> None:
         """Check a session against its stored records."""
         if not trimmed and session_id not in sessions.sealed:
-            self._findings.breach(Invariant.REBUILT, session_id, "it was built, and the log has no seal of it", *built.at)
+            self._findings.breach(Invariant.REBUILT, session_id, "it was built, but the log does not hold its seal", *built.at)
         if built.records is None:
             self._findings.breach(Invariant.REBUILT, session_id, "its records were not kept", *built.at)
             return

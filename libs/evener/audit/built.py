@@ -1,4 +1,4 @@
-"""I5: what was built of a session, and whether it can be built again."""
+"""I5: checks the trajectory of a session, and whether it can be built again."""
 
 import hashlib
 
@@ -18,7 +18,7 @@ from evener.tokens.trajectory import build
 
 
 class BuiltFacts(Struct, kw_only=True, eq=False):
-    """What is kept of a session's first TrajectoryBuilt, and of its repeats."""
+    """The parts of a session's first TrajectoryBuilt, and of its repeats, that the audit keeps."""
 
     at: list[Position]
     contents: set[str]

@@ -66,7 +66,7 @@ def answers(entries: list[dict[str, Any]], ids: list[int], start: int, *, spent:
 def check_row(
     row: dict[str, Any], name: str, ledger: Mapping[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]], *, spent: bool
 ) -> list[str]:
-    """Return what is wrong with one row; count the sampled tokens that it trains in `trained`. `spent`: so is the token budget."""
+    """Return the faults of one row; count the sampled tokens that it trains in `trained`. `spent`: whether the token budget was spent."""
     ids, versions, call_of = (numbers(row[name], "i") for name in ("ids", "versions", "call_of"))
     mask, logprobs = list(row["loss_mask"]), numbers(row["logprobs"], "f")
     if not len(ids) == len(mask) == len(versions) == len(call_of) == len(logprobs):
@@ -99,7 +99,7 @@ def check_row(
 def check_trajectory(
     trajectory: dict[str, Any], ledger: Mapping[str, list[dict[str, Any]]], trained: Counter[tuple[str, int]]
 ) -> list[str]:
-    """Return what is wrong with one session: its rows, its books, its calls against the ledger."""
+    """Return the faults of one session: of its rows, its accounting, and its calls compared with the ledger."""
     name = trajectory["session_id"]
     faults, delivered, books = list[str](), 0, trajectory.get("accounting", {})
     answered = books.get("sampled", 0) - books.get("excluded", {}).get("budget", 0)

@@ -82,7 +82,7 @@ class AuditReport(Struct, frozen=True, kw_only=True):
     """Tasks that have not ended. They are no breach, unless the audit was told that everything has ended."""
     open_sessions: int
     deleted_tasks: int
-    """Tasks whose run was deleted. Nothing of them was checked."""
+    """Tasks whose run was deleted. They were not checked."""
     trimmed_sessions: int
     """Sessions of which the log no longer holds the beginning: they were checked against their stored records."""
     checked: dict[Invariant, int]

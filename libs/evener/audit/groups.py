@@ -1,4 +1,7 @@
-"""I2, I3, I6 and I9: checks what was delivered of each group, and why the rest was not. I7: no delivered session met a fault of Evener."""
+"""I2, I3, I6 and I9: checks which sessions of each group were delivered, and why the others were not.
+
+I7: no delivered session met a fault of Evener.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -71,7 +74,7 @@ class AuditedGroups:
         if task is None or len(ends) > 1:
             return
         if topic is not GROUP_TOPIC[task.purpose] or group.purpose is not task.purpose:
-            what = f"a group of purpose {group.purpose}, of a task of purpose {task.purpose}, stands in {topic}"
+            what = f"a group of purpose {group.purpose}, of a task of purpose {task.purpose}, is in {topic}"
             self._findings.breach(Invariant.DELIVERED, group.group_id, what, task.at, read.at)
         self._findings.count(Invariant.GROUPS)
         named = [member.session_id for member in group.members]

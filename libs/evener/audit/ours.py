@@ -48,7 +48,7 @@ def met_of_ours(built: BuiltFacts, records: Sequence[EventRecord]) -> Iterator[s
     told |= {(event.reason, event.detail) for event in failed if event.request_id not in answered}
     for reason, detail in sorted(told):
         if reason is CallFailure.REFUSED:
-            yield f"a call of it was refused: {detail}"
+            yield f"one of its calls was refused: {detail}"
     for left in exits:
         if left.unanswered in OURS:
             yield f"its last request had no answer for a reason of ours: {left.unanswered}"

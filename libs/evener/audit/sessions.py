@@ -31,7 +31,7 @@ OWNERS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered, CallDelive
 
 
 class SessionFacts(Struct, frozen=True, kw_only=True, eq=False):
-    """What is kept of a session that was sealed and built."""
+    """The parts of a sealed and built session that the audit keeps."""
 
     seal: Position | None
     """None: the log was trimmed."""
@@ -45,7 +45,7 @@ class OpenSession(Struct, eq=False):
 
     records: list[EventRecord]
     log: SessionLog | None = None
-    """What counts of the records, folded as the reconstructor folds them. None: no record of it counts."""
+    """The records that count, folded as the reconstructor folds them. None: no record counts."""
 
 
 class PartitionSessions:

@@ -1,4 +1,4 @@
-"""The log as it stood at one moment, beside services that go on writing it."""
+"""The log as it was at one moment, while services continue to write it."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""I4: what was submitted, and how often it ended."""
+"""I4: checks that every submitted task ended once."""
 
 from msgspec import Struct
 
@@ -112,5 +112,5 @@ class AuditedTasks:
             open_tasks += not ends
         if self._scope.whole and not trimmed:
             for task_id, at in self.unheard.items():
-                self._findings.breach(Invariant.TASKS, task_id, "it ended, and nobody submitted it", *at)
+                self._findings.breach(Invariant.TASKS, task_id, "it ended, but was never submitted", *at)
         return open_tasks

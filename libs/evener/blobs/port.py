@@ -41,7 +41,7 @@ class Blobs(Protocol):
         ...
 
     async def remove(self, digest: str, *, unused_seconds: float) -> bool:
-        """Remove an object unless somebody put it within this time; return whether it is gone. Raises NotRemoved.
+        """Remove an object unless it was put within this time; return whether it is gone. Raises NotRemoved.
 
         An object is put before the record that names it is written: a longer time than that takes keeps what is about to be named.
         """

@@ -53,7 +53,7 @@ def verified(data: bytes, ref: BlobRef) -> bytes:
 
 
 class _Asked(Struct, eq=False):
-    """What is being asked of an object, which may hang."""
+    """A request for an object, which may hang."""
 
     job: "Future[Any]"
     waiting: int = 0
@@ -68,7 +68,7 @@ class LocalBlobs:
         self._folder = folder
         self._threads = LeftBehindThreads("blobs", BLOB_THREADS)
         self._asked: dict[tuple[object, object], _Asked] = {}
-        """What is being asked, by what it is and of which object. Whoever asks the same meanwhile waits for the same thread."""
+        """The open requests, by kind and object. A caller with the same request waits for the same thread."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
@@ -116,7 +116,7 @@ class LocalBlobs:
                 path.parent.mkdir(exist_ok=True)
                 _write(path, data)
                 _sync_folder(self._folder)
-            # also where the object was there: whoever wrote it may not have come to this line yet
+            # also if the object exists: its writer may not have reached this line yet
             _sync_folder(path.parent)
         except OSError as cause:
             msg = f"blob of {ref.size} bytes was not written to {self._folder}: {cause.strerror}"
@@ -147,7 +147,7 @@ class LocalBlobs:
             self._folder.stat()
             if aside.exists() and not path.exists():  # of a process that died between the two lines below
                 aside.rename(path)
-            path.rename(aside)  # so that whoever puts it from here on writes it anew
+            path.rename(aside)  # so that a later put writes it again
             if time.time() - aside.stat().st_mtime < unused_seconds:
                 aside.rename(path)
                 return False
@@ -242,7 +242,7 @@ def _touched(path: Path) -> bool:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file so that it is complete and synced, or absent, whatever dies meanwhile."""
+    """Write a file so that it is complete and synced, or absent, even if the process dies meanwhile."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(descriptor, "wb") as file:

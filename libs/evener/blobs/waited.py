@@ -43,7 +43,7 @@ class BlobTimings(Struct, frozen=True, kw_only=True):
 
 BLOB_TIMINGS: Final = BlobTimings()
 BYTES_A_SECOND: Final = 1e6
-"""What a slow store is granted for large objects."""
+"""The additional time that a slow store gets for large objects."""
 
 T = TypeVar("T")
 

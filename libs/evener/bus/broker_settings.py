@@ -36,7 +36,7 @@ class Limit(Struct, frozen=True, kw_only=True):
 
 
 def limits(days: RetentionDays, brokers: int) -> Iterator[Limit]:
-    """Yield what a cluster of so many brokers must keep to."""
+    """Yield the settings that a cluster with this number of brokers must have."""
     kept = max(days.of(spec.retention) or YEAR_DAYS for spec in TOPICS.values() if spec.partitioned and not spec.compacted)
     yield Limit(
         setting="offsets.retention.minutes",

@@ -84,7 +84,7 @@ def _checked(connection: sqlite3.Connection, folder: Path, *settings: str) -> sq
 
 
 def prepare(connection: sqlite3.Connection, topics: Mapping[Topic, TopicSpec], partitions: int | None) -> dict[tuple[str, int], Log]:
-    """Create what is missing, compact, and return all logs. Raises ConfigError if a topic has another number of partitions."""
+    """Create missing logs, compact, and return all logs. Raises ConfigError if a topic has another number of partitions."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute("BEGIN IMMEDIATE")
     if version == 0:

@@ -20,7 +20,7 @@ Ends = dict[int, int]
 
 
 class Transaction(Struct, frozen=True):
-    """What a job may use."""
+    """The resources of a job."""
 
     connection: sqlite3.Connection
     ends: Ends

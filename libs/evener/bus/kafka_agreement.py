@@ -1,7 +1,7 @@
-"""Agrees on the topics of a deployment on Kafka: makes what is missing, and holds their partitions against the number that was agreed.
+"""Agrees on the topics of a deployment on Kafka: creates missing topics, and compares their partitions with the agreed number.
 
 The first process of a deployment writes the number into `fleet`, where every other finds it. Kafka lets anybody add partitions to a topic,
-after which each program that counts them would place keys anew: no process of Evener counts them.
+and a program that counts them would then place keys differently. So no process of Evener counts them.
 """
 
 import time

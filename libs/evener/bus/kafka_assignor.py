@@ -1,7 +1,7 @@
 """Divides the partitions of a topic among the members of a consumer group, with the fewest moves.
 
 aiokafka's own sticky assignor keeps its state at its class, so that the members of one process would mix, and learns no generation, so that
-a member that comes back from a freeze would claim what others own by now. This one numbers the divisions itself.
+a member that comes back from a freeze would claim partitions that others own by now. This one numbers the generations itself.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ PROTOCOL_VERSION: Final = 0
 
 
 class Claim(Struct, frozen=True, array_like=True):
-    """What a member was assigned last, and by which division. A new member claims nothing."""
+    """The last assignment of a member, and its generation. A new member claims nothing."""
 
     division: int = 0
     partitions: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ def divide(partitions: Collection[int], claims: Mapping[str, Claim]) -> dict[str
         owners.update(dict.fromkeys(claims[member].partitions, member))
     held = {member: sorted(number for number in partitions if owners.get(number) == member) for member in claims}
     share, larger = divmod(len(partitions), len(claims))
-    ranked = sorted(claims, key=lambda name: (-len(held[name]), name))  # whoever holds the most gets the larger shares
+    ranked = sorted(claims, key=lambda name: (-len(held[name]), name))  # the members that hold the most get the larger shares
     shares = {member: share + (rank < larger) for rank, member in enumerate(ranked)}
     kept = {member: held[member][: shares[member]] for member in ranked}
     free = sorted(set(partitions).difference(*kept.values()))

@@ -141,7 +141,7 @@ def position_of(record: Outgoing, metadata: RecordMetadata) -> Position:
 
 
 async def discard(producer: AIOKafkaProducer) -> None:
-    """Close a producer without waiting for what it could not deliver."""
+    """Close a producer without waiting for records that it could not deliver."""
     fail_undelivered(producer, KafkaError("producer was closed"))  # stop() fails in many ways when they fail under it
     try:
         with suppress(Exception):

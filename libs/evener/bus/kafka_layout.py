@@ -1,4 +1,4 @@
-"""Compares the topics and brokers of a Kafka cluster with what Evener wants, and makes the wanted state. Comparing only describes."""
+"""Compares the topics and brokers of a Kafka cluster with what Evener needs, and applies the difference. Comparing changes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -22,11 +22,11 @@ from evener.bus.topic_settings import differing, replicas_for, settings_of
 from evener.proto.topics import TOPICS, RetentionDays, Topic, TopicSpec
 
 LOOKS: Final = 8
-"""How often altered settings are looked at again: brokers learn of them a moment later."""
+"""How often altered settings are read again: brokers learn of them a moment later."""
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """A setting of a topic or broker that differs from what Evener wants."""
+    """A setting of a topic or broker that differs from the one that Evener needs."""
 
     subject: str
     """A topic or a broker."""
@@ -73,7 +73,7 @@ class Layout:
         return [*refused, *(difference for difference in left if (difference.subject, difference.setting) not in told)]
 
     async def _altered(self, there: Mapping[str, FoundTopic]) -> AsyncIterator[Difference]:
-        """Set what differs; yield what was refused."""
+        """Set the settings that differ; yield those that were refused."""
         wanted = self._wanted(there)
         found, _ = await topic_settings(self._admin, [*wanted])
         for name, settings in found.items():
@@ -89,7 +89,7 @@ class Layout:
         return agreed or self._partitions or min(found, default=KAFKA_PARTITIONS)
 
     async def _agreed(self) -> int | None:
-        """Return what the deployment agreed on. None: nothing yet, or it may not be read here."""
+        """Return the number of partitions that the deployment agreed on. None: none yet, or it may not be read here."""
         try:
             return await agreed_partitions(self._cluster)
         except BusError as refused:

@@ -24,7 +24,7 @@ EPOCH_BITS: Final = 16
 def sender_ended(producer: AIOKafkaProducer) -> bool:
     """Return whether a started producer ended itself: fenced, or in a state in which it cannot prove that it is not.
 
-    It says so to nobody: `begin_transaction` goes on, and `send` waits until its time is up.
+    It does not report this: `begin_transaction` continues, and `send` waits until its time is up.
     """
     return bool(producer._sender.sender_task.done())  # noqa: SLF001
 

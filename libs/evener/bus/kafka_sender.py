@@ -65,7 +65,7 @@ class Sender:
     async def _send_by(self, producer: AIOKafkaProducer, records: Sequence[Outgoing]) -> tuple[Position, ...]:
         async with asyncio.timeout(self._cluster.timings.send_seconds):
             futures = [await put(producer, self._cluster, record) for record in records]
-            await asyncio.wait(futures)  # whoever stops waiting cancels none of them
+            await asyncio.wait(futures)  # a caller that stops waiting cancels none of them
         return tuple(position_of(record, future.result()) for record, future in zip(records, futures, strict=True))
 
     def _throw_away(self, producer: AIOKafkaProducer) -> None:

@@ -1,9 +1,9 @@
 """The bus port: a durable, partitioned log with transactions. Two implementations, one contract suite.
 
-`embedded` (SQLite, one process) and `kafka` (aiokafka) behave alike in everything that stands here. What a service may rely on:
+`embedded` (SQLite, one process) and `kafka` (aiokafka) behave alike in everything that is stated here. What a service may rely on:
 
 - Records of one key are in one partition, in the order of their commits. Offsets in a partition rise and may have gaps.
-- What is awaited is durable (embedded: synced to disk; Kafka: acknowledged by all in-sync replicas).
+- A write is durable when its `await` returns (embedded: synced to disk; Kafka: acknowledged by all in-sync replicas).
 - Readers see committed records only, a moment after the commit returned (Kafka writes its markers then). After `producer(id)`
   returned, everything that the id's earlier holder committed can be read.
 - A transactional id has one holder: `producer(id)` fences the earlier one for good. A fenced producer is thrown away.
@@ -28,7 +28,7 @@ class BusError(EvenerError):
 
 
 class NotCommitted(BusError, Recoverable):
-    """Nothing of it is in the log. Check the broker, or the free space under the embedded file, and try again."""
+    """Nothing of it is in the log. Check the broker, or the free space on the disk of the embedded file, and try again."""
 
 
 class BusUnreachable(BusError, Recoverable):
@@ -146,12 +146,12 @@ class Membership(Protocol):
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The last assignment. While the group divides anew, it stands until the next one is known."""
+        """The last assignment. While the group rebalances, it stays valid until the next one is known."""
         ...
 
     @property
     def dividing(self) -> bool:
-        """Whether the group divides anew, so that the next assignment may be another."""
+        """Whether the group rebalances, so that the next assignment may differ."""
         ...
 
     async def changed(self) -> frozenset[int]:

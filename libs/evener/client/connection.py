@@ -198,7 +198,7 @@ def refusal(status: int, body: bytes, doing: str) -> ClientError:
 
 
 def _problem(body: bytes, doing: str, status: int) -> tuple[str, str | None]:
-    """Return what the body of such an answer says, and the field that it names."""
+    """Return the message in the body of such an answer, and the field that it names."""
     try:
         problem = _problems.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -40,7 +40,7 @@ def connect(url: str, token: str, *, ca_file: str | None = None) -> Iterator["Sy
 
 
 class SyncClient:
-    """What a trainer needs of `Client`, as blocking calls, and `wait` for everything else. They raise the client's errors."""
+    """The methods of `Client` that a trainer needs, as blocking calls, and `wait` for all others. They raise the client's errors."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self.client: Final = client

@@ -55,7 +55,7 @@ class TaskView(Struct, frozen=True, kw_only=True):
     """How the task ended. None: it has not ended."""
     reason: str = ""
     held: str = ""
-    """Why its sessions that have not begun do not start, whatever room there is. Empty: nothing holds them."""
+    """Why its sessions that have not begun do not start, even if slots are free. Empty: nothing holds them."""
     submitted_at: float
     ended_at: float | None = None
 
@@ -177,7 +177,7 @@ class Publish(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     path: Annotated[str, Meta(pattern="^/[^\\x00]*$")]
     """The folder of the weights, as bridge and engines see it. Each version needs a folder of its own."""
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-    """The number of the version. 0 is what the engines were started with."""
+    """The number of the version. 0 stands for the weights that the engines were started with."""
     digest: str | None = None
     """The digest of the weights, if the trainer knows it. A folder with another digest is refused. None: not compared."""
     canary: Canary | None = None

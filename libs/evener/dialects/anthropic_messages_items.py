@@ -26,7 +26,7 @@ class MessageItem(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _Found:
-    """What the parser meets on its way."""
+    """The state that the parser collects on its way."""
 
     def __init__(self) -> None:
         self.images: dict[str, Image] = {}

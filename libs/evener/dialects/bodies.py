@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evener.dialects.canonical import RequestError
 
-MOST_VALUES: Final = 200_000
+MAX_VALUES: Final = 200_000
 """The limit of members of objects and lists in a request. Hundreds of turns and tools have a few thousand."""
 MAX_SLOW_CHARACTERS: Final = 4 << 20
 """The limit of characters that are slow to parse. Longer texts are no prompt, and images contain no such characters."""
@@ -43,8 +43,8 @@ def check_size(body: bytes) -> None:
     """Refuse a UTF-8 body that holds more than is served, before it is parsed. Raises RequestError."""
     codes = np.frombuffer(body, np.uint8)
     slices = [codes[low : low + SLICE_BYTES] for low in range(0, len(codes), SLICE_BYTES)]
-    if sum(int(np.count_nonzero(_separates(one))) for one in slices) > MOST_VALUES and values_in(body) > MOST_VALUES:
-        msg = f"the body has more than {MOST_VALUES} JSON values; send fewer messages or tools, or smaller schemas"
+    if sum(int(np.count_nonzero(_separates(one))) for one in slices) > MAX_VALUES and values_in(body) > MAX_VALUES:
+        msg = f"the body has more than {MAX_VALUES} JSON values; send fewer messages or tools, or smaller schemas"
         raise RequestError(msg)
     letters = sum(int(np.count_nonzero(one >= FIRST_OF_LETTER)) + int(np.count_nonzero(one == ESCAPE)) for one in slices)
     if letters > MAX_SLOW_CHARACTERS:

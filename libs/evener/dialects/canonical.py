@@ -146,7 +146,7 @@ class RequestHints(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What the events of a stream say before anything is sampled. Relay and gateway derive the same."""
+    """The fields of a stream's events that are known before anything is sampled. Relay and gateway derive the same values."""
 
     answer_id: str
     created: int
@@ -180,7 +180,7 @@ class Dialect(Protocol):
         ...
 
     def hints(self, path: str, body: bytes) -> RequestHints:
-        """Return what the relay must know. What cannot be read the gateway will refuse: never raises."""
+        """Return the fields that the relay must know. Never raises: the gateway refuses what cannot be read."""
         ...
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:

@@ -60,7 +60,7 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
         check_size(plain)
         return _decoded(_fields, plain)
     except NOT_JSON as cause:
-        read_body(body)  # mostly knows better what is wrong
+        read_body(body)  # usually gives the better message
         refuse("", f"the body is not JSON: {cause}")
 
 

@@ -15,16 +15,16 @@ from evener.dialects.bodies import values_in
 from evener.dialects.fields import as_list, read_raw, refuse
 
 MAX_CACHE_BYTES: Final = 64 << 20
-"""The limit of one cache: raw JSON and what was made of it."""
+"""The limit of one cache: raw JSON and its parsed form together."""
 PARSED_BYTES: Final = 2048
 """The least weight of a parsed item."""
 VALUE_BYTES: Final = 128
 """The largest weight of each value in it, without its characters."""
 LETTER_BYTES: Final = 4
 """The largest weight of a character. One uncommon character makes all characters of a text that wide."""
-MOST_ITEM_BYTES: Final = 256 << 10
+MAX_ITEM_BYTES: Final = 256 << 10
 """Larger items are not cached."""
-MOST_ITEMS: Final = 20_000
+MAX_ITEMS: Final = 20_000
 """The limit of messages or tools. No harness sends more."""
 
 Parsed = TypeVar("Parsed")
@@ -38,9 +38,9 @@ class Items(Generic[Parsed]):
     Threads may share an instance: large bodies are read in threads of their own.
     """
 
-    def __init__(self, parse: Callable[[Any, str], Parsed], *, most_bytes: int = MAX_CACHE_BYTES) -> None:
+    def __init__(self, parse: Callable[[Any, str], Parsed], *, max_bytes: int = MAX_CACHE_BYTES) -> None:
         self._parse = parse
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, Parsed] = OrderedDict()  # a dict takes ever longer to find its oldest entry
         self._bytes = 0
         self._keeping = threading.Lock()
@@ -52,12 +52,12 @@ class Items(Generic[Parsed]):
         except msgspec.MsgspecError:
             as_list(read_raw(raw, path), path)
             raise
-        if len(raws) > MOST_ITEMS:
-            refuse(path, f"has {len(raws)} items; at most {MOST_ITEMS} are served")
+        if len(raws) > MAX_ITEMS:
+            refuse(path, f"has {len(raws)} items; at most {MAX_ITEMS} are served")
         return [self._one(bytes(item), path, index) for index, item in enumerate(raws)]
 
     def _one(self, raw: bytes, path: str, index: int) -> Parsed:
-        is_kept = len(raw) <= MOST_ITEM_BYTES
+        is_kept = len(raw) <= MAX_ITEM_BYTES
         known = self._kept.get(raw) if is_kept else None
         if known is None:
             at = f"{path}[{index}]"
@@ -72,7 +72,7 @@ class Items(Generic[Parsed]):
                 return
             self._kept[raw] = parsed
             self._bytes += _weight(raw)
-            while self._bytes > self._most_bytes:
+            while self._bytes > self._max_bytes:
                 oldest, _ = self._kept.popitem(last=False)
                 self._bytes -= _weight(oldest)
 

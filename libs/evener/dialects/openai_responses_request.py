@@ -29,7 +29,7 @@ RULES: Final = Rules(
         "reasoning": "how the policy reasons is set by the run",
         "store": "everything is kept, and nothing served from there",
         "text": "`verbosity` and the like; any `format` but `text` is refused: it is constrained sampling",
-        "include": f"what there is comes in any case; `{LOGPROBS_VALUE}` is refused",
+        "include": f"everything available is sent in any case; `{LOGPROBS_VALUE}` is refused",
     },
     refused={
         "previous_response_id": "answers are not stored; send the whole input",

@@ -39,7 +39,9 @@ class Sampled:
         self._logprobs += part.logprobs.tobytes()
         self._versions += part.versions.tobytes()
         self.finish_reason, self._piece_versions = part.finish_reason, part.answer_versions
-        self.cached_tokens = part.cached_tokens if self.cached_tokens is None else self.cached_tokens  # what goes on finds its own tokens
+        self.cached_tokens = (
+            part.cached_tokens if self.cached_tokens is None else self.cached_tokens
+        )  # later pieces find the earlier ones cached
         self.prompt_ids = part.prompt_ids if self.prompt_ids is None else self.prompt_ids
 
     def go_on(self) -> None:

@@ -120,7 +120,7 @@ class EngineHttp:
 
     @contextmanager
     def reading(self, path: str, answer: Any) -> Iterator[None]:
-        """Raise EngineError quoting the answer if this block does not find in it what it looks for."""
+        """Raise EngineError quoting the answer if a field that this block reads is missing."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as cause:
@@ -138,7 +138,7 @@ class EngineHttp:
     @asynccontextmanager
     async def _request(self, method: str, path: str, body: bytes | None, silence: float | None) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request. `silence`: the engine is unreachable after this many seconds without a byte."""
-        if self._session is None:  # whoever calls bounds the calls in flight
+        if self._session is None:  # the caller limits the calls in flight
             self._session = self._opened()
         if self._session.closed:
             msg = f"{method} {self.url}{path}: its connections were closed"

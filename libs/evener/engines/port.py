@@ -99,7 +99,7 @@ class LogprobRule(Struct, frozen=True, kw_only=True):
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
-    """What an engine reports about itself."""
+    """An engine's report about itself."""
 
     context_length: int
     """The number of ids of prompt and answer together, for one request."""
@@ -127,7 +127,7 @@ class Engine(Protocol):
         ...
 
     async def facts(self) -> EngineFacts:
-        """Ask the engine what it is."""
+        """Ask the engine for its model and settings."""
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:

@@ -1,4 +1,4 @@
-"""What the adapters of vLLM's endpoints share: streams up to their end, errors, and labels of weights."""
+"""The code that the adapters of vLLM's endpoints share: streams up to their end, errors, and labels of weights."""
 
 import json
 import math

@@ -1,1 +1,1 @@
-"""Graders: from what a session left to its reward."""
+"""Graders: they turn a session's result into its reward."""

@@ -13,6 +13,6 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str = ""
     """The model of a judge."""
     key_file: str | None = None
-    """The file of the bearer token. None: the server wants none."""
+    """The file of the bearer token. None: the server needs none."""
     seconds: Annotated[float, Meta(gt=0)] = 120.0
     """The time limit of a request."""

@@ -36,7 +36,7 @@ class Workplace(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Played(Struct, frozen=True, kw_only=True):
-    """What a stand-in left."""
+    """The files and the message that a stand-in left."""
 
     trajectory: TrajectoryBuilt
     output: bytes = b""

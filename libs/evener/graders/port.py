@@ -37,7 +37,7 @@ class Allowed(Struct, frozen=True, kw_only=True):
 
 
 class GradingContext(Struct, frozen=True, kw_only=True, eq=False):
-    """What a grader may use."""
+    """The inputs and resources of a grader."""
 
     trajectory: TrajectoryBuilt
     """The session to grade. `trajectory.spec.grader.options` are the grader's own options."""
@@ -53,7 +53,7 @@ class GradingContext(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Grade(Struct, frozen=True, kw_only=True):
-    """What a session is worth."""
+    """The rewards of a session."""
 
     reward: float | None
     """The reward, a finite number. None: this grader does not grade, and `ungraded` says why."""
@@ -91,6 +91,6 @@ def of_calls(trajectory: TrajectoryBuilt, call_rewards: Mapping[str, float]) -> 
     known = {call.call_id for call in trajectory.calls}
     for call_id in call_rewards:
         if call_id not in known:
-            msg = f"call {call_id!r} has a reward, and the session has no such call"
+            msg = f"call {call_id!r} has a reward, but the session has no call of that id"
             raise GraderError(msg)
     return call_rewards

@@ -10,7 +10,7 @@ from evener.tasks.pack import unpacked
 
 
 async def instruction(context: GradingContext) -> str:
-    """Return what the agent was told. Raises GraderRefused, BlobError."""
+    """Return the instruction that the agent got. Raises GraderRefused, BlobError."""
     data = await _archive(context)
     async with temporary_folder("evener-task-") as folder:
         try:

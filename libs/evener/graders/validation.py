@@ -23,7 +23,7 @@ SOLVED: Final = 1.0
 
 
 class Fault(StrEnum):
-    """What is wrong with a task."""
+    """The faults of a task."""
 
     UNREADABLE = "unreadable"
     """The directory is no good task, or no sandbox here gives what it needs."""
@@ -46,7 +46,7 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What the trials say about a task."""
+    """The result of a task's trials."""
 
     task: str
     path: str

@@ -118,7 +118,7 @@ async def _install(folder: Path, lock: Path, what: str) -> None:
         msg = f"npm could not install {what}: {'; '.join(NPM_ERRORS.findall(output)[:2]) or output.strip()[-800:]}"
         raise HarnessMissing(msg)
     if lacking := await asyncio.to_thread(npm_lock.lacking, folder):
-        msg = f"npm could not install {what}: {lacking} could not be fetched, or is not what the lock says"
+        msg = f"npm could not install {what}: {lacking} could not be fetched, or differs from the lock"
         raise HarnessMissing(msg)
 
 

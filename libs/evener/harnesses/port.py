@@ -1,4 +1,4 @@
-"""The harness port: how one agent program is installed and launched headless, how its exit is classified, and what is special about it."""
+"""The harness port: how one agent program is installed and launched headless, how its exit is classified, and its quirks."""
 
 from collections.abc import Mapping
 from pathlib import Path

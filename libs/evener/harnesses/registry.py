@@ -14,7 +14,7 @@ BUNDLED: Final = Path(__file__).parent
 ENTRY_POINTS: Final = "evener.harnesses"
 """The group of entry points that name harnesses."""
 NO_HARNESS: Final = "none"
-"""The name in the spec of a recording of a program that nobody described."""
+"""The name in the spec of a recording of an undescribed program."""
 HARNESS_MEMBERS: Final = (*Harness.__annotations__, "check", "first_prompt_bytes", "install", "launch", "exit_meaning")
 
 
@@ -66,7 +66,7 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> Harness:
     where = f"harness {entry.name!r} of {_package(entry)} ({entry.value})"
     try:
         found = entry.load()
-    except Exception as cause:  # a package of somebody else's: whatever it raises is its own
+    except Exception as cause:  # a third-party package may raise anything
         msg = f"{where} cannot be loaded: {cause!r}"
         raise HarnessError(msg) from cause
     if lacking := [needed for needed in HARNESS_MEMBERS if not hasattr(found, needed)]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-MOST_DOUBLINGS: Final = 60
+MAX_DOUBLINGS: Final = 60
 """The limit of doublings of a pause: something that is unavailable for a day is tried thousands of times."""
 
 
@@ -18,7 +18,7 @@ class Backoff(Struct, frozen=True):
 
     def seconds(self, failures: int) -> float:
         """Return the pause after this many failures in a row, from 1."""
-        return min(self.first_seconds * 2.0 ** min(failures - 1, MOST_DOUBLINGS), self.longest_seconds)
+        return min(self.first_seconds * 2.0 ** min(failures - 1, MAX_DOUBLINGS), self.longest_seconds)
 
     def __iter__(self) -> Iterator[float]:
         return map(self.seconds, count(1))

@@ -6,7 +6,7 @@ from typing import Final
 
 
 class ByteBudget:
-    """A number of bytes that may be held together. Who wants more waits for its turn, in the order of the asking.
+    """A number of bytes that may be held together. A caller that wants more waits for its turn, in the order of arrival.
 
     A single input that is larger than the whole budget is let in when nothing else is held.
     """
@@ -61,5 +61,5 @@ class HeldBytes:
             self._size = size
 
     def release(self) -> None:
-        """Give all of them back; once is enough, and more does no harm."""
+        """Give all bytes back. Further calls have no effect."""
         self.shrink(0)

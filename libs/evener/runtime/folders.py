@@ -13,7 +13,9 @@ from evener.runtime.threads import to_its_end
 
 @asynccontextmanager
 async def temporary_folder(prefix: str, within: Path | None = None) -> AsyncIterator[Path]:
-    """Yield a new folder that only this user may read, in `within` or in the system's folder for such. Remove it with its files afterwards.
+    """Yield a new folder that only this user may read, in `within` or in the system's temporary folder.
+
+    Remove it with its files afterwards.
 
     It is made and removed in a thread: the removal of 10,000 files takes a third of a second. Files that cannot be removed stay.
     """

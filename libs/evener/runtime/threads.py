@@ -41,7 +41,7 @@ class Threads:
             raise
 
     async def aclose(self, *, call_off: bool = False) -> None:
-        """Wait until all work is done. `call_off`: what has no thread yet is not begun."""
+        """Wait until all work is done. `call_off`: work that has no thread yet is not begun."""
         await asyncio.shield(asyncio.to_thread(self._pool.shutdown, cancel_futures=call_off))
 
 
@@ -93,7 +93,7 @@ class _Line:
             self.changed.notify_all()
 
     def serve(self) -> None:
-        """Do what comes, one after the other."""
+        """Do the jobs as they come, one after the other."""
         while (taken := self._take()) is not None:
             job, work = taken
             if job.set_running_or_notify_cancel():

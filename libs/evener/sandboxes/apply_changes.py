@@ -40,7 +40,7 @@ def apply(root: Path, changes: Changes, tracked: Callable[[str], bool]) -> None:
 
 
 def make_folder(root: int, parts: tuple[str, ...]) -> None:
-    """Create a folder and its parents, replacing whatever else stands in their place."""
+    """Create a folder and its parents, replacing anything else in their place."""
     for depth in range(1, len(parts) + 1):
         *above, last = parts[:depth]
         with descend(root, tuple(above)) as parent:

@@ -101,7 +101,7 @@ class BubblewrapProcess:
                 signal.pidfd_send_signal(self._inner, signal.SIGKILL)
 
     async def _all_dead(self) -> None:
-        """Kill what the program left, and wait until the namespaces are empty."""
+        """Kill the processes that the program left, and wait until the namespaces are empty."""
         if self._inner is None:
             return
         inner, self._inner = self._inner, None
@@ -259,7 +259,7 @@ class BubblewrapSandbox(LocalSandbox):
 
 
 def works(_: object = None) -> bool:
-    """Return whether this machine has what the backend needs, and this user may use it. Blocks."""
+    """Return whether this machine meets the backend's needs, and this user may use it. Blocks."""
     return all(shutil.which(tool) for tool in NEEDED_TOOLS) and _works()
 
 

@@ -27,7 +27,7 @@ MAX_NAME_BYTES: Final = 2048
 """The limit of a name, folders included. Longer names are omitted, because the kernel limits a path."""
 MAX_NAMES_BYTES: Final = 32 << 20
 """The limit of all names together. Beyond it, the changes are refused."""
-MOST_NAMED: Final = 1_000
+MAX_NAMED: Final = 1_000
 """The number of omitted entries that are named. All are counted."""
 BLOCK: Final = 1 << 20
 SPECIAL_FILES: Final = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
@@ -113,7 +113,7 @@ class Look:
     def leave_out(self, name: str, reason: str) -> None:
         """Note an entry that is not kept."""
         self.excluded_count += 1
-        if len(self.excluded) < MOST_NAMED:
+        if len(self.excluded) < MAX_NAMED:
             self.excluded[name[:MAX_NAME_BYTES]] = reason
 
     def link(self, name: str) -> str:

@@ -72,7 +72,10 @@ class DockerSandboxes:
             await asyncio.sleep(5 if self._trouble else 15)
 
     async def _created(self, wanted: dict[str, Any], name: str) -> str:
-        """Return the id of a new container. Where the daemon cannot limit what is written, it says so once, and goes without."""
+        """Return the id of a new container.
+
+        If the daemon cannot limit the bytes written, this is logged once, and the container has no limit.
+        """
         host = wanted["HostConfig"]
         if not self._has_quotas:
             host["StorageOpt"] = {}

@@ -1,4 +1,4 @@
-"""What the daemon is told of a sandbox's container."""
+"""The settings of a sandbox's container for the daemon."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ def user_of(image: Mapping[str, Any], spec: SandboxSpec, config: DockerConfig) -
 
 
 def container_of(image: Mapping[str, Any], spec: SandboxSpec, config: DockerConfig, owner: str) -> dict[str, Any]:
-    """Return what the daemon is told to create."""
+    """Return the daemon's request to create the container."""
     limits = spec.limits
     cpus = limits.cpus or config.cpus
     memory = limits.memory_bytes or config.memory_bytes

@@ -1,4 +1,4 @@
-"""The files of a container, through the daemon's archives: nothing of them is ever on this machine's file system.
+"""The files of a container, through the daemon's archives: they are never unpacked on this machine's file system.
 
 What a program changed is the daemon's own list (the upper layer of the container), read one archive for each new folder and each other
 changed file. The container does not run meanwhile.
@@ -20,7 +20,7 @@ import aiohttp
 from msgspec import Struct
 
 from evener.runtime.tasks import Tasks
-from evener.sandboxes.changes import DEEP, LONG_NAME, MAX_FOLDER_DEPTH, MAX_NAME_BYTES, MOST_NAMED
+from evener.sandboxes.changes import DEEP, LONG_NAME, MAX_FOLDER_DEPTH, MAX_NAME_BYTES, MAX_NAMED
 from evener.sandboxes.docker_api import Docker, DockerError
 from evener.sandboxes.folders import Deadline
 from evener.sandboxes.port import UNTRACKED, ChangeLimits, Changes, ChangesTooLarge
@@ -66,7 +66,7 @@ class Differences(Struct, kw_only=True):
     def leave_out(self, name: str, reason: str) -> None:
         """Note an entry that is not kept."""
         self.excluded_count += 1
-        if len(self.excluded) < MOST_NAMED:
+        if len(self.excluded) < MAX_NAMED:
             self.excluded[name[:MAX_NAME_BYTES]] = reason
 
 
@@ -106,7 +106,7 @@ class ContainerFiles:
         await self._docker.put(f"{self._path}/archive", tar, path=place)
 
     async def mode(self, place: str) -> int | None:
-        """Return Go's mode of what is at a place. None: nothing is. Raises DockerError."""
+        """Return Go's mode of the entry at a path. None: there is none. Raises DockerError."""
         try:
             async with self._docker.stream("HEAD", f"{self._path}/archive", path=place) as response:
                 shown = response.headers["X-Docker-Container-Path-Stat"]
@@ -117,7 +117,7 @@ class ContainerFiles:
         return int(json.loads(base64.b64decode(shown))["mode"])
 
     async def archive(self, place: str, limit_bytes: int) -> bytes | None:
-        """Return a tar of what is at a place. None: nothing is. Raises ChangesTooLarge, DockerError."""
+        """Return a tar of the entry at a path. None: there is none. Raises ChangesTooLarge, DockerError."""
         try:
             async with self._docker.stream("GET", f"{self._path}/archive", path=place) as response:
                 return await bounded(response, limit_bytes)
@@ -250,7 +250,7 @@ def given_to(archive: bytes, owner: tuple[int, int], deadline: Deadline) -> tupl
                 deadline.check()
                 names.append(member.name)
                 if not member.isdir() and any(place.startswith(f"/{member.name}/") for place in UNTRACKED):
-                    continue  # what is above a place of ours stays a folder
+                    continue  # the parents of our own folders stay folders
                 content = tar.extractfile(member) if member.isreg() else None
                 yield member, b"" if content is None else content.read()
 

@@ -30,7 +30,7 @@ class DockerImages:
         self._building: dict[str, asyncio.Lock] = {}
 
     async def get(self, wanted: str | ImageBuild) -> Mapping[str, Any]:
-        """Return what the daemon knows of an image, which is pulled or built if it is not there. Raises ImageMissing, DockerError."""
+        """Return the daemon's description of an image, which is pulled or built if it is missing. Raises ImageMissing, DockerError."""
         tar = b""
         if isinstance(wanted, ImageBuild):
             tar = await asyncio.to_thread(tar_of_folder, Path(wanted.context))

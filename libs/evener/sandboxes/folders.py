@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Final
 
 FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MOST_STUCK: Final = 100
+MAX_STUCK: Final = 100
 """The number of entries that cannot be removed after which no further ones are tried."""
 
 
@@ -149,7 +149,7 @@ def _pass(folder: int, names: Iterator[str], stuck: dict[str, OSError], deadline
     with os.scandir(folder) as found:
         for entry in found:
             deadline.check()
-            if entry.name in stuck or len(stuck) >= MOST_STUCK:
+            if entry.name in stuck or len(stuck) >= MAX_STUCK:
                 continue
             try:
                 if entry.is_dir(follow_symlinks=False):

@@ -20,7 +20,7 @@ from evener.runtime.tasks import Tasks
 PROXY_HEAD_BYTES: Final = 64 << 10
 HEAD_SECONDS: Final = 30.0
 PROXY_CONNECT_SECONDS: Final = 15.0
-MOST_CONNECTIONS: Final = 128
+MAX_CONNECTIONS: Final = 128
 """The connections of one sandbox at a time. Further ones wait."""
 PROXY_BLOCK_BYTES: Final = 1 << 16
 WEB_PORT: Final = 80
@@ -65,7 +65,7 @@ class ForwardProxy:
         """`private`: ranges of addresses that are not public and may be reached nonetheless."""
         self._network = network
         self._private = private
-        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -93,7 +93,7 @@ class ForwardProxy:
             async with self._room:
                 await self._serve(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ValueError):
-            pass  # whoever asked has left, or asks for nonsense
+            pass  # the client has left, or sent nonsense
         finally:
             writer.close()
             with contextlib.suppress(OSError):

@@ -39,7 +39,7 @@ class Grading(Struct, frozen=True, kw_only=True):
 
 
 class GradingOutcome(Struct, kw_only=True):
-    """What the tests left, uninterpreted: the grader decides what it is worth. It is filled as the grading proceeds."""
+    """The output of the tests, uninterpreted: the grader turns it into a reward. It is filled as the grading proceeds."""
 
     exit_code: int | None = None
     """The exit code of `test.sh`. None: it was not started, reached the time limit, or the grading was cancelled."""

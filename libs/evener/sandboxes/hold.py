@@ -15,7 +15,7 @@ from evener.sandboxes.port import SandboxHeld
 
 SANDBOX_LOCK: Final = ".held"
 LOCK_SECONDS: Final = 2.0
-"""How long the removal of what stands in the place of the lock file may take."""
+"""How long the removal of something else in the place of the lock file may take."""
 
 
 @contextmanager

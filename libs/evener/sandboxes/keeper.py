@@ -110,9 +110,9 @@ def reap(program: int) -> int | None:
 
 
 def kill_descendants(program: int) -> None:
-    """Kill everything that the program left, until nothing is left or it takes too long. All of it descends from this process."""
+    """Kill all processes that the program left, until none is left or it takes too long. All of them descend from this process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(program, signal.SIGKILL)  # one step for the whole group: nobody in it forks away
+        os.killpg(program, signal.SIGKILL)  # one step for the whole group, so that no process forks away
     began = time.monotonic()
     while time.monotonic() < began + KILL_SECONDS:
         reap(0)

@@ -71,7 +71,7 @@ class LocalTimings(Struct, frozen=True, kw_only=True):
     close_seconds: float = 5.0
     """How long closing a sandbox waits for the removal of its files, which then continues in the background."""
     keeper_seconds: float = 15.0
-    """A keeper that was told to kill its program and has not ended after this time is killed itself."""
+    """A keeper that should kill its program and has not ended after this time is killed itself."""
 
 
 LOCAL_TIMINGS: Final = LocalTimings()

@@ -1,4 +1,4 @@
-"""What is kept of a program's output."""
+"""Keeps the beginning and the end of a program's output."""
 
 
 class BoundedLog:

@@ -144,7 +144,7 @@ def pipe(reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
 
 
 async def read_output(output: FileIO, log: BoundedLog) -> None:
-    """Keep what a program prints, until every process that may print has ended."""
+    """Keep a program's output, until every process that may print has ended."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), output)
     try:

@@ -54,7 +54,10 @@ class Removal:
         except OutOfTime:
             if not self._work.called_off.is_set():
                 log.warning(
-                    "sandbox_not_removed", folder=str(folder), error=f"not done within {REMOVAL_SECONDS:g} s", mend="the next start goes on"
+                    "sandbox_not_removed",
+                    folder=str(folder),
+                    error=f"not done within {REMOVAL_SECONDS:g} s",
+                    mend="the next start continues",
                 )
         except OSError as cause:
             mend = "unmount what is mounted in it, take `chattr -i` from its files, or remove it as their owner; the next start tries again"
@@ -85,7 +88,7 @@ def put_all_aside(root: Path) -> list[str]:
 
 
 def _aside(root: int) -> str:
-    """Open the folder for what is set aside. A program of a sandbox may have put anything in its place."""
+    """Open the folder for files that are set aside. A program of a sandbox may have put anything in its place."""
     try:
         os.mkdir(ASIDE, stat.S_IRWXU, dir_fd=root)
     except FileExistsError:

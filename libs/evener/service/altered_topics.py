@@ -1,4 +1,7 @@
-"""Notices that somebody added partitions to a topic while this process runs. It goes on with those that the deployment agreed on."""
+"""Notices that somebody added partitions to a topic while this process runs.
+
+The process continues with the partitions that the deployment agreed on.
+"""
 
 import asyncio
 from typing import Final

@@ -96,7 +96,7 @@ def load_secrets(
 
 
 def control_route(secret: Secrets, handler: Handler, role: Role = Role.ADMIN, *, quiet: bool = False) -> Handler:
-    """Return the endpoint that answers 401 to nobody who is known, 403 to a principal of a lesser role, and `handler`'s answer otherwise.
+    """Return the endpoint that answers 401 to an unknown caller, 403 to a principal of a lesser role, and `handler`'s answer otherwise.
 
     `principal_of` returns the principal to the handler. Requests that change something are logged, unless there are so many of them that
     they are to be `quiet`.
@@ -105,7 +105,7 @@ def control_route(secret: Secrets, handler: Handler, role: Role = Role.ADMIN, *,
     async def endpoint(request: Request) -> Response:
         principal = secret.principal(request)
         if principal is None:
-            message = f"this endpoint wants a token: Authorization: Bearer TOKEN (the operator's is {TOKEN_FILE} in the state folder)"
+            message = f"this endpoint needs a token: Authorization: Bearer TOKEN (the operator's is {TOKEN_FILE} in the state folder)"
             return error_response(401, message, headers={"www-authenticate": "Bearer"})
         with structlog.contextvars.bound_contextvars(principal=principal.name, team=principal.team):
             if not principal.role.covers(role):
@@ -164,7 +164,7 @@ def _stored(path: Path) -> str:
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_urlsafe(32) + "\n")
             with suppress(FileExistsError):
-                os.link(drawn, path)  # whole when it gets its name: nobody reads half a secret, or none
+                os.link(drawn, path)  # complete before it gets its name, so that no process reads half a secret
         finally:
             Path(drawn).unlink()
     stored = path.read_text().strip()

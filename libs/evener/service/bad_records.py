@@ -8,7 +8,7 @@ from evener.proto.errors import EvenerError
 
 LAST_RECORDS: Final = 200
 """The records of a partition that count."""
-MOST_SHARE: Final = 0.25
+MAX_SHARE: Final = 0.25
 """The share of them that may be bad. Before so many were read, the share is of `LAST_RECORDS` all the same: 50 bad ones are too many."""
 
 
@@ -34,6 +34,6 @@ class BadRecords:
         """Count a bad record. Raises TooManyBadRecords."""
         last = self._last.setdefault((record.topic, record.partition), deque(maxlen=LAST_RECORDS))
         last.append(True)
-        if sum(last) >= LAST_RECORDS * MOST_SHARE:
+        if sum(last) >= LAST_RECORDS * MAX_SHARE:
             msg = f"{sum(last)} of the last {len(last)} records of partition {record.partition} of {record.topic} are bad"
             raise TooManyBadRecords(msg)

@@ -1,4 +1,4 @@
-"""What a service gets, and what it returns. Only `host` knows how services are started, alone or together."""
+"""The objects that a service gets, and those that it returns. Only `host` knows how services are started, alone or together."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ class ServiceContext(Struct, frozen=True, kw_only=True, eq=False):
     store_usable: Callable[[], bool] = lambda: True
     """Whether the blob store can be used now. While it cannot, no work that needs it is taken."""
     failing_objects: FailingObjects | None = None
-    """The objects that the blob store does not give although it gives others. None: nobody knows."""
+    """The objects that the blob store does not give although it gives others. None: unknown."""
     blob_timings: BlobTimings = BLOB_TIMINGS
     agree: Callable[[Sequence[PolicyFingerprint]], Awaitable[None]] = nobody_else
     """Called by a gateway before it serves. Raises NotShared if another living one renders otherwise."""
@@ -83,11 +83,11 @@ class Service(Struct, frozen=True, kw_only=True, eq=False):
     ready: Callable[[], dict[str, bool]]
     """The named conditions of readiness, which must all be true."""
     warnings: Callable[[], Sequence[str]] = tuple
-    """What an operator should know although the service is ready."""
+    """Warnings for the operator although the service is ready."""
     heartbeat: Callable[[], Heartbeat]
-    """What the host writes to `fleet` every two seconds."""
+    """The heartbeat that the host writes to `fleet` every two seconds."""
     leases: Callable[[], RunnerLeases] | None = None
-    """What the host writes to `leases` with each heartbeat. None: the service runs no sessions."""
+    """The leases that the host writes to `leases` with each heartbeat. None: the service runs no sessions."""
     heartbeat_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the service when its heartbeat says something new, which the host then writes at once."""
     drain: Callable[[], Awaitable[None]]

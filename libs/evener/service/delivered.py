@@ -56,7 +56,7 @@ async def check_position(bus: Bus, position: Mapping[int, int]) -> None:
             raise PositionUnknown(msg)
         beginning = await bus.beginning(Topic.MERGED, partition)
         if offset < beginning:
-            msg = f"partition {partition} begins at {beginning}, after the position {offset}: groups were dropped that nobody trained"
+            msg = f"partition {partition} begins at {beginning}, after the position {offset}: the log has dropped untrained groups"
             raise PositionUnknown(msg)
 
 
@@ -104,7 +104,7 @@ async def _cancelled(readers: list[asyncio.Task[None]]) -> None:
 
 
 async def _next(ready: asyncio.Queue[Ready | None], readers: list[asyncio.Task[None]]) -> Ready | None:
-    """Return what is ready next, or raise the error of a reader."""
+    """Return the next item that is ready, or raise the error of a reader."""
     taking = asyncio.ensure_future(ready.get())
     try:
         running = {reader for reader in readers if not reader.done()}

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 class About(TypedDict, total=False):
-    """What a record says of its event besides the event's type."""
+    """The headers of a record besides its event's type."""
 
     session_id: str | None
     group_id: str | None

@@ -65,7 +65,7 @@ class FleetFeed:
 
 
 class _Inbox:
-    """What one follower has not taken yet."""
+    """The records that one follower has not taken yet."""
 
     def __init__(self) -> None:
         self.batches: list[Sequence[FleetRecord]] = []
@@ -86,7 +86,7 @@ class _Reading:
         self.task.add_done_callback(lambda _: self.change.note())
 
     def add(self, inbox: _Inbox) -> None:
-        """Hand out from now on what is known, and what comes."""
+        """Give a follower the known records, and from now on all new ones."""
         self.inboxes.append(inbox)
         if self._last is not None:
             inbox.batches.append(_in_order(self._last))

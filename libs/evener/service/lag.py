@@ -1,4 +1,4 @@
-"""Measures how far the services of this process are behind the ends of what they read: series, and a summary for heartbeats."""
+"""Measures how many records the services of this process have still to read, as metrics and as a summary for heartbeats."""
 
 import asyncio
 from collections import defaultdict

@@ -71,7 +71,7 @@ class Neighbours:
         self._key = fingerprint(secrets)
         self._partitions = bus.partitions_of(Topic.SESSIONS)
         self._policies: dict[str, PolicyFingerprint] = {}
-        """What the gateway of this process renders for. Empty: there is none, or it has not opened its policies."""
+        """The policies that the gateway of this process renders. Empty: there is no gateway, or it has not opened its policies."""
         self._next = 0
         self._signs: dict[tuple[str, str], int] = {}
         """How often each conflict was seen, by boot id and conflict."""
@@ -84,7 +84,10 @@ class Neighbours:
         return structs.replace(beat, key=self._key, session_partitions=self._partitions, probe=probe)
 
     async def agree(self, policies: Sequence[PolicyFingerprint]) -> None:
-        """Compare from now on the policies too. Raises NotShared if a living gateway renders otherwise, or what is not here."""
+        """Compare from now on the policies too.
+
+        Raises NotShared if a living gateway renders differently, or has a policy that is missing here.
+        """
         self._policies = {one.policy: one for one in policies}
         await self.fit()
 

@@ -63,7 +63,7 @@ class Owned:
 
     @property
     def joined(self) -> bool:
-        """Whether the group has assigned partitions to this instance, or none of them."""
+        """Whether the group has made an assignment to this instance, which may be empty."""
         return self._membership is not None
 
     def assign(self, partitions: frozenset[int], membership: Membership | None) -> None:

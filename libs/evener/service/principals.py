@@ -1,6 +1,6 @@
-"""The people and programs that may use the control endpoints: what each may do, for which team, and how much of it.
+"""The people and programs that may use the control endpoints: the role, team and quota of each.
 
-They stand in a TOML file, `principals_file`, which is read again when it changes:
+They are listed in a TOML file, `principals_file`, which is read again when it changes:
 
     [teams.search]                     # a quota of all of the team together; optional
     sessions = 64
@@ -62,7 +62,7 @@ ROLE_RANKS: Final = tuple(Role)
 
 
 class Quota(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits at admission: no session starts beyond them, and those that run go on. None: no limit."""
+    """Limits at admission: no session starts beyond them, and running sessions continue. None: no limit."""
 
     sessions: Ceiling = None
     """The number of sessions that runners hold at a time."""
@@ -163,7 +163,7 @@ class Principals:
 
 
 def digest_of(token: str) -> str:
-    """Return what the file holds of a token."""
+    """Return the form in which the file holds a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -59,7 +59,7 @@ class Supervisor:
         heartbeat_seconds: float = 2.0,
         restart: Backoff = RESTART,
     ) -> None:
-        """`marked`: what the process adds to the service's heartbeats."""
+        """`marked`: adds the fields of the process to the service's heartbeats."""
         self.name = wanted.name
         self.service: Service | None = None
         self.trouble = ""
@@ -101,7 +101,7 @@ class Supervisor:
         self._stopping = True
         service = self.service
         if service is not None:
-            await asyncio.gather(service.drain(), self._beat(service))  # or what is handed back is handed to this one again
+            await asyncio.gather(service.drain(), self._beat(service))  # or handed-back sessions would come to this runner again
             await self._beat(service)
 
     async def _run_once(self) -> None:

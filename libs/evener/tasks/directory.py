@@ -45,9 +45,9 @@ class Task(Struct, frozen=True, kw_only=True):
     solution_env: dict[str, str] = {}
     """The environment variables of the oracle."""
     sandbox: SandboxSpec
-    """What the agent's sandbox is to be."""
+    """The requirements of the agent's sandbox."""
     grading_sandbox: SandboxSpec
-    """What the sandbox of the tests is to be: another user or network, maybe."""
+    """The requirements of the tests' sandbox, which may have another user or network."""
     backend: str | None = None
     """The sandbox backend that the task asks for. None: any."""
     env: dict[str, str] = {}

@@ -14,7 +14,7 @@ from evener.tasks.errors import TaskError
 from evener.tasks.grader_table import OwnTable
 
 MAX_MANIFEST_BYTES: Final = 256 * 1024
-MOST_DOTS: Final = 1000
+MAX_DOTS: Final = 1000
 """The limit of dots in a line. The time that the parser takes for a dotted key grows with the square of its parts."""
 
 
@@ -113,8 +113,8 @@ def _check_size(text: str) -> None:
         msg = f"task.toml is larger than {MAX_MANIFEST_BYTES // 1024} KiB"
         raise TaskError(msg)
     for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > MOST_DOTS:
-            msg = f"task.toml: line {number} has more than {MOST_DOTS} dots"
+        if line.count(".") > MAX_DOTS:
+            msg = f"task.toml: line {number} has more than {MAX_DOTS} dots"
             raise TaskError(msg)
 
 

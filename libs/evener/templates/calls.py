@@ -21,7 +21,7 @@ HERMES, HERMES_END = "<tool_call>", "</tool_call>"
 DEEPSEEK, DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
 PYTHON_TAG: Final = "<|python_tag|>"
 SPACE: Final = re.compile(r"\s*")
-MOST_NESTED: Final = 64
+MAX_NESTED: Final = 64
 """The deepest nesting of objects and lists in a call. The call must come back inside a request, which may nest 100 levels."""
 
 
@@ -90,7 +90,7 @@ def read_json(text: str, at: int) -> tuple[Any, int] | None:
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is valid JSON, but no text
     except (ValueError, RecursionError):
         return None
-    return None if _nests(value, MOST_NESTED) else (value, _skip(text, end))
+    return None if _nests(value, MAX_NESTED) else (value, _skip(text, end))
 
 
 def before(mark: str, text: str) -> str:

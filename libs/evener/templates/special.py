@@ -23,7 +23,7 @@ PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 KEPT_PIECES: Final = 128
 KEPT_CHARACTERS: Final = range(1_000, 200_000)
 """The length of a piece whose ids are cached: 50 MB in all at most."""
-MOST_IDS: Final = 1 << 20
+MAX_IDS: Final = 1 << 20
 """The limit of ids in one text. A longer text is no prompt, and copying its ids would block all threads."""
 ENCODER_TEXTS: Final = (
     "plain words, 12345 and 3.14159\n",
@@ -128,14 +128,14 @@ class SplitEncoder:
                 raise TemplateError(msg)
 
 
-def ids_of(tokenizer: Tokenizer, text: str, most_ids: int = MOST_IDS) -> list[int]:
+def ids_of(tokenizer: Tokenizer, text: str, max_ids: int = MAX_IDS) -> list[int]:
     """Return the ids of a text. Raises TemplateError if they are too many.
 
     Only the tokenizer's batch encoding lets other threads run meanwhile.
     """
     (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    if len(encoded) > most_ids:
-        msg = f"a text of {len(text)} characters has {len(encoded)} tokens; at most {most_ids} are served in one"
+    if len(encoded) > max_ids:
+        msg = f"a text of {len(text)} characters has {len(encoded)} tokens; at most {max_ids} are served in one"
         raise TemplateError(msg)
     ids: list[int] = encoded.ids
     return ids

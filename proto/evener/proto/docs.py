@@ -81,7 +81,7 @@ def _by_name(name: str) -> str:
 
 
 def _by_type(annotation: Any) -> str:
-    """Return the docstring of the Struct or enum in an annotation: a field such as `placement: Placement` needs no other."""
+    """Return the docstring of the Struct or enum in an annotation: a field such as `placement: Placement` needs no docstring of its own."""
     if isinstance(annotation, type) and issubclass(annotation, Struct | Enum):
         return " ".join((annotation.__doc__ or "").split())
     return next((text for inner in get_args(annotation) if (text := _by_type(inner))), "")

@@ -67,9 +67,10 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     scheduler: str = ""
     """The name of a scheduler. All of one name share the work: one is active, the others stand by."""
     reaches: tuple[str, ...] = ()
-    """What a gateway has an engine for that answers: policies, and `frozen:ID` for a frozen engine."""
+    """The policies and frozen engines (`frozen:ID`) for which an engine answers this gateway."""
     active_epoch: int = 0
-    """The epoch of an active scheduler: of several that say that they are active, it is the one with the highest. 0: it stands by."""
+    """The epoch of an active scheduler. If several say that they are active, the one with the highest epoch is. 0: the scheduler stands
+    by."""
     key: str = ""
     """A fingerprint of the capability key, which is the same for all processes of a deployment. Empty: an older process wrote this."""
     session_partitions: int = 0

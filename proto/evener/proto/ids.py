@@ -1,4 +1,4 @@
-"""How each id is made, and what it tells.
+"""How each id is made, and what it means.
 
 A task id comes from the client, which makes a submission idempotent, or is drawn. Group and session ids are derived from it, so that a
 scheduler that takes over uses the same names. Start ids, nonces and request ids are random: whoever knows one may use it. Call ids consist

@@ -1,4 +1,4 @@
-"""Dead letters as operators see them: what is asked for, and what came of a replay. The records are in the topic `dead-letters`."""
+"""Dead letters as operators see them: requests for them, and the results of a replay. The records are in the topic `dead-letters`."""
 
 import re
 from enum import StrEnum
@@ -77,18 +77,18 @@ class ReplayRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 class ReplayResult(StrEnum):
-    """What came of a replay."""
+    """The result of a replay."""
 
     REPLAYED = "replayed"
     """The record was appended to its partition again."""
     ALREADY = "already replayed"
     """It was appended earlier. Nothing was done."""
     GONE = "no longer in the log"
-    """Neither the record nor a letter of it is in the log, or what it held is not in the blob store."""
+    """Neither the record nor its dead letter is in the log, or its content is not in the blob store."""
 
 
 class ReplayedRecord(Struct, frozen=True, kw_only=True):
-    """What came of the replay of one record."""
+    """The result of replaying one record."""
 
     position: str
     result: ReplayResult

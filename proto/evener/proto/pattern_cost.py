@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 MAX_PATTERN_CHARACTERS: Final = 4_000
-MOST_PARTS: Final = 20_000
+MAX_PARTS: Final = 20_000
 """The limit of a pattern's characters, each counted as often as the repetitions around it copy it: some 30 ms and 10 MB."""
 
 _TOKEN: Final = re.compile(
@@ -34,8 +34,8 @@ def check_cost(pattern: str) -> None:
         msg = f"it has {len(pattern)} characters; at most {MAX_PATTERN_CHARACTERS} are allowed"
         raise ValueError(msg)
     parts = _parts(pattern)
-    if parts > MOST_PARTS:
-        msg = f"its repetitions inside repetitions have {parts:.2g} parts, more than {MOST_PARTS}: repeat fewer parts, and less often"
+    if parts > MAX_PARTS:
+        msg = f"its repetitions inside repetitions have {parts:.2g} parts, more than {MAX_PARTS}: repeat fewer parts, and less often"
         raise ValueError(msg)
 
 

@@ -26,7 +26,7 @@ REPEATS: Final = "x-evener-repeats"
 OWNER: Final = "x-evener-owner"
 """The header of a 307 answer that holds the base URL of the owner."""
 MOVING: Final = "x-evener-moving"
-"""Set in a 503 answer: the partition is on its way to another gateway, which will serve the request. Nothing of it was begun."""
+"""Set in a 503 answer: the partition is on its way to another gateway, which will serve the request. This gateway has not begun it."""
 DISCONNECT_PATH: Final = "/calls/{request_id}/disconnect"
 """POST with the capability: the harness disconnected. Aborts the open call, or records that its answer was not delivered."""
 RETRY_HEADER: Final = re.compile(r"retry|attempt")
@@ -70,7 +70,7 @@ class Answer(Frame, frozen=True, kw_only=True, tag="answer"):
     failure: CallFailure | None = None
     """Why there is no answer. None: there is one, or the session has ended."""
     detail: str = ""
-    """With `failure`: what the harness is told. In a 503 without a body, which is for the relay alone: what is wrong with the gateway."""
+    """With `failure`: the message for the harness. In a 503 without a body, which is for the relay alone: the gateway's fault."""
 
 
 def is_marked(headers: Mapping[str, str], name: str | None) -> bool:

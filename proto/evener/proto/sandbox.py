@@ -29,7 +29,7 @@ class ImageBuild(Struct, frozen=True, kw_only=True):
     """An image that is built. The same files give the same image, which is built once."""
 
     context: str
-    """The folder of this machine that holds the Dockerfile and what it copies."""
+    """The folder on this machine with the Dockerfile and the files that it copies."""
     dockerfile: str = "Dockerfile"
 
 
@@ -53,7 +53,7 @@ class Mount(Struct, frozen=True, kw_only=True):
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a sandbox is to be."""
+    """The requirements of a sandbox."""
 
     image: str | ImageBuild | None = None
     """The reference of an image, or how to build it. None: the backend's own."""

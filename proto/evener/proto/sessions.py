@@ -82,7 +82,7 @@ class Failures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: CallFailure
     count: Annotated[int, Meta(ge=1)]
     detail: str = ""
-    """What the last of these requests was answered. For a refusal, it names the field."""
+    """The answer to the last of these requests. For a refusal, it names the field."""
 
 
 class HarnessExited(AttemptEvent, frozen=True, kw_only=True, tag="harness_exited.v1"):

@@ -1,4 +1,4 @@
-"""What a session is to do: the options of a run, as every stage needs them. SessionStarted carries them whole.
+"""The options of a run, as every stage of a session needs them. SessionStarted carries them whole.
 
 All classes here are frozen Structs without a tag: they are parts of events, not events.
 """
@@ -158,7 +158,7 @@ class SideCall(Struct, frozen=True, kw_only=True):
 
 
 class Quirks(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is special about a harness, as data: declared in its folder or given with a run, and carried in SessionStarted."""
+    """The peculiarities of a harness, as data: declared in its folder or given with a run, and carried in SessionStarted."""
 
     tolerances: tuple[Tolerance, ...] = ()
     noise: tuple[Noise, ...] = ()
@@ -242,7 +242,7 @@ class Target(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """When the groups of a run are delivered, and what of them: the options of the trainer-bridge's group rules."""
+    """When the groups of a run are delivered, and which sessions are excluded: the options of the trainer-bridge's group rules."""
 
     deliver_early_at: Count | None = None
     """M: the group is delivered as soon as M of its N sessions are usable. None: when all N were scored."""
@@ -282,7 +282,7 @@ class SessionSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: Annotated[int, Meta(ge=0)]
     """The number of this session in its group, from 0."""
     group: GroupOptions = GroupOptions()
-    """When the group is delivered, and what of it. `min_usable` is never None here."""
+    """When the group is delivered, and which sessions are excluded. `min_usable` is never None here."""
     purpose: Purpose
     task: TaskRef | None
     """The task. None: a recording without a task."""

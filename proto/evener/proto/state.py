@@ -71,12 +71,12 @@ class TaskState(Event, frozen=True, kw_only=True, tag="task_state.v1"):
 
 
 class DeletedTask(Event, frozen=True, kw_only=True, tag="deleted_task.v1"):
-    """Stands in the place of the state of a task whose run was deleted, as long as the log may hold records of the task."""
+    """Replaces the state of a task whose run was deleted, as long as the log may hold records of the task."""
 
     scheduler: str = "main"
     """The name of the scheduler that owned the task."""
     task_id: str
-    """The id, which no other task may have as long as this stands: its sessions have ended for good."""
+    """The id, which no other task may have as long as this record exists: its sessions have ended for good."""
     run_id: str
     deleted_at: float
     swept: bool = False
@@ -84,14 +84,14 @@ class DeletedTask(Event, frozen=True, kw_only=True, tag="deleted_task.v1"):
 
 
 class ScoredMember(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A scored session that no group's record holds yet: what the rules need of it, and where the session itself lies."""
+    """A scored session that no group's record holds yet: the fields that the rules need, and the place where the session is stored."""
 
     index: int
     """The number of the session in its group, from 0."""
     session: BlobRef | None = None
     """The session's TrajectoryScored as msgpack. None: only before the state is written."""
     excluded: ExclusionReason | None = None
-    """Why the session cannot be used, whatever the versions of its tokens. None: it can."""
+    """Why the session cannot be used, apart from the versions of its tokens. None: it can be used."""
     fails_group: bool = False
     """Whether the session could not start, so that another attempt would not start either."""
     reward: float | None = None
@@ -101,7 +101,7 @@ class ScoredMember(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupState(GroupEvent, frozen=True, kw_only=True, tag="group_state.v1"):
-    """A group, from its first scored session until no session of it can come any more."""
+    """A group, from its first scored session until none of its sessions can arrive any more."""
 
     options: GroupOptions
     scored: tuple[ScoredMember, ...] = ()
@@ -111,4 +111,4 @@ class GroupState(GroupEvent, frozen=True, kw_only=True, tag="group_state.v1"):
     ended_at: float | None = None
     """When the group ended. None: it has not ended."""
     offset: int = 0
-    """The group's record stands in its topic at this offset, or at most one transaction behind it. 0: the group has not ended."""
+    """The group's record is in its topic at this offset, or at most one transaction after it. 0: the group has not ended."""

@@ -65,7 +65,7 @@ class DiskFull(EvenerError):
 
 
 class UpEnded(EvenerError):
-    """The `evener up` that this command started has ended. Mend what it reported and run the command again: what was done is kept."""
+    """The `evener up` that this command started has ended. Mend what it reported and run the command again: finished work is kept."""
 
 
 @asynccontextmanager
@@ -134,7 +134,7 @@ def _token(folder: Path) -> str:
 
 
 async def _get(url: str) -> tuple[bool, bytes]:
-    """Return whether a URL answers with success, and what it answers."""
+    """Return whether a URL answers with success, and the answer."""
     try:
         timeout, tls = aiohttp.ClientTimeout(total=READY_ANSWER_SECONDS), aiohttp.TCPConnector(ssl=client_context(_ca_file()))
         async with aiohttp.ClientSession(timeout=timeout, connector=tls) as session, session.get(url) as answer:

@@ -26,7 +26,7 @@ from evener.tasks.directory import bundled
 DEMO_POLICY = "policy"
 SAMPLING = {"script": Sampling(max_tokens=48), "pi": Sampling(max_tokens=128)}
 DEMO_OPTIONS = {"script": {"turns": "Say it again, in one short sentence.", "tools": "0"}}
-"""A second user turn shows a context that is extended instead of rendered anew. No bundled task needs the tool, and the small model of the
+"""A second user turn shows a context that is extended instead of rendered again. No bundled task needs the tool, and the small model of the
 demo answers worse when it sees the tool's schema, which is five times as long as the prompt."""
 BUDGETS = Budgets(agent_seconds=300.0, calls=8)
 

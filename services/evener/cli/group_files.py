@@ -41,7 +41,7 @@ class Exported(Struct, frozen=True, kw_only=True):
     """The number of delivered groups of each other purpose, which were not exported."""
 
     def warnings(self) -> Iterator[str]:
-        """Yield what a user should know who expected more."""
+        """Yield the reasons why the export has fewer rows than a user may expect."""
         if not self.groups:
             yield "no such group has ended yet; the file is empty" if not self.failed else "all groups failed; the file is empty"
         elif not self.rows:

@@ -49,7 +49,7 @@ class Figures(Struct, frozen=True, kw_only=True):
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with the harness. None: nothing."""
+        """The fault of the harness. None: it has none."""
         unseen = (
             self.sampled
             - self.delivered

@@ -1,4 +1,4 @@
-"""`evener lag`: shows how far each instance is behind what it reads."""
+"""`evener lag`: shows how many records each instance has still to read."""
 
 from pathlib import Path
 

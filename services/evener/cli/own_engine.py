@@ -45,8 +45,8 @@ Start = Callable[[], Awaitable[EngineProcess]]
 async def kept(kind: str, start: Start, join: Announce, left: Left, evicted: Left | None = None) -> AsyncIterator[None]:
     """Run an engine while this block runs. Raises what its first start raises.
 
-    `left` tells that it is gone. With `evicted`, the block runs while the engine starts, and a start that fails ends it; the engine
-    is also started anew when `evicted` returns: then nobody knows its weights.
+    `left` is called when the engine is gone. With `evicted`, the block runs while the engine starts, and a start that fails ends it; the
+    engine is also started anew when `evicted` returns: then nobody knows its weights.
     """
     first = await start() if evicted is None else None
     async with ended_by(_keep(kind, start, join, left, evicted or asyncio.Event().wait, first=first)):
@@ -79,7 +79,7 @@ async def _end_of(process: EngineProcess, evicted: Left) -> str:
 
 
 async def _again(kind: str, start: Start) -> EngineProcess:
-    """Start it after a pause; raise what the last of too many starts raises."""
+    """Start the engine after a pause. After too many failed starts, raise the error of the last one."""
     for failures in range(1, MAX_FAILED_STARTS + 1):
         await asyncio.sleep(RESTART.seconds(failures))
         try:

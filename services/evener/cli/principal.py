@@ -4,12 +4,12 @@ from evener.service.principals import Role
 
 
 def principal(name: str, *, team: str, role: Role = Role.USER) -> int:
-    """Draw a token for somebody, and print the entry of the file of principals.
+    """Generate a token for a person or a program, and print its entry for the principals file.
 
     Parameters
     ----------
     name
-        The name, which stands in logs and in the tasks that it submits.
+        The name, which appears in logs and in the tasks that it submits.
     team
         The team, whose tasks, sessions and groups it may see.
     role

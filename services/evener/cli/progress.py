@@ -25,7 +25,7 @@ GOOD: Final = frozenset({TaskOutcome.MERGED, TaskOutcome.KEPT})
 SHOWN_TASKS: Final = 16
 """The number of tasks that a terminal shows: those in progress, then those that ended last."""
 REASON_CHARACTERS: Final = 80
-"""The length of a task's reason in the table. Its full text stands below."""
+"""The length of a task's reason in the table. The full text is printed below."""
 HINTS: Final = {
     ExclusionReason.CONSTRAINED: "the reported logprobs are not those of the sampled distribution; sample at temperature 1 without filters"
 }

@@ -60,8 +60,8 @@ async def run(
     budgets
         Limits of a session: `--budgets.calls 20`, `--budgets.agent-seconds 300`, ...
     group
-        When a group is delivered, and what of it: `--group.deliver-early-at M`, `--group.min-usable K`, `--group.max-staleness S`,
-        `--group.drop-zero-variance true`: docs/training.md, Group rules.
+        When a group is delivered, and which sessions are excluded: `--group.deliver-early-at M`, `--group.min-usable K`,
+        `--group.max-staleness S`, `--group.drop-zero-variance true`: docs/training.md, Group rules.
     models
         Where calls to another model name go, once for each name: `--models NAME=policy`, `--models NAME=frozen:ENGINE`,
         `--models NAME=refuse:REASON`. The name `*` stands for all others; without it they go to the policy.

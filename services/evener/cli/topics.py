@@ -1,4 +1,4 @@
-"""`evener topics`: compares the topics of a Kafka with what Evener wants, and makes the wanted state."""
+"""`evener topics`: compares Kafka's topics and brokers with what Evener needs, and applies the difference."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -79,7 +79,7 @@ class Evaluator:
                 del self._partitions[number]
 
     async def drain(self) -> None:
-        """Take nothing new, finish what is open, and commit the progress."""
+        """Take no new trajectories, finish open gradings, and commit the progress."""
         self._stopping.set()
         if self._open:
             await asyncio.wait(self._open)

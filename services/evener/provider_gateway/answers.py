@@ -95,7 +95,7 @@ async def request_frames(
                 yield frame
     except Fenced:
         return
-    except Exception as error:  # noqa: BLE001 - a bug is told too
+    except Exception as error:  # noqa: BLE001 - a bug is answered too
         told, _ = call_error(error, session.session_id, request.request_id, request.dialect)
         end = outcome(error, told, session, request.request_id, answer_seen=answer_seen, patience_seconds=patience_seconds)
         yield _without_answer(request, end, admitted=admitted)

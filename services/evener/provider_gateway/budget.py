@@ -24,7 +24,7 @@ class BudgetSpent(EvenerError):
 
 
 class Spent(Struct, frozen=True):
-    """What the calls of one attempt take of its budgets."""
+    """The use that the calls of one attempt make of its budgets."""
 
     calls: int = 0
     turns: int = 0
@@ -34,7 +34,7 @@ class Spent(Struct, frozen=True):
 
 
 class Drawn(Struct):
-    """What one open call takes."""
+    """The use that one open call makes of the budgets."""
 
     extends: bool
     tokens: list[int]
@@ -61,7 +61,7 @@ class SessionBudget:
 
     @contextmanager
     def reserve(self, call_id: str, *, extends: bool, answers: int, looping: bool = False) -> Iterator[None]:
-        """Count a call as open in this block. Afterwards the log alone says what it took. Raises BudgetSpent."""
+        """Count a call as open in this block. Afterwards the log alone says what it used. Raises BudgetSpent."""
         budgets = self._budgets
         is_limited = (budgets.tokens, budgets.calls, budgets.turns) != (None, None, None)
         end = exhausted(self._taken(), budgets, answers=answers) if is_limited else None
@@ -117,7 +117,7 @@ class SessionBudget:
 
 
 def spent(session: SessionLog) -> Spent:
-    """Return what the closed calls of the current attempt took."""
+    """Return what the closed calls of the current attempt used."""
     attempt = session.attempt
     closed = [call for call in session.forest.calls.values() if call.opened.attempt == attempt and call.closed is not None]
     return Spent(

@@ -131,7 +131,10 @@ class CallRun:
         self.call.put(Answered(opened=opened, closed=closed, streamed=self.call.streamed))
 
     async def _commit(self, opened: CallOpened, closed: CallClosed) -> None:
-        """Commit the call with its answer. Time that this takes beyond a moment is not the agent's: relays are told as it passes."""
+        """Commit the call with its answer.
+
+        A commit that takes longer than a moment is not the agent's time: relays learn of it as it passes.
+        """
         loop = asyncio.get_running_loop()
         told, committed = loop.time(), self._partition.writer.commit(self._session, [opened, closed])
         while not (await asyncio.wait([committed], timeout=PAUSE_POLL_SECONDS))[0]:
@@ -155,7 +158,7 @@ class CallRun:
         except Fenced:
             self.call.break_off()
             return
-        except Exception as unrecorded:  # noqa: BLE001 - what cannot be recorded is told
+        except Exception as unrecorded:  # noqa: BLE001 - an end that cannot be recorded is still answered
             if isinstance(error, Exception):
                 error, told = unrecorded, self._told(unrecorded)[0]
             else:
@@ -165,12 +168,15 @@ class CallRun:
         patience_seconds, answer_seen = self._services.transparent_retry_seconds, self.call.streamed != NOTHING_STREAMED
         request_id = self._request.request_id
         end = outcome(error, told, self._session, request_id, answer_seen=answer_seen, patience_seconds=patience_seconds)
-        if self._sampling is not None and isinstance(end, SendAgain):  # what was sampled in vain is not the agent's time
+        if self._sampling is not None and isinstance(end, SendAgain):  # the sampling of a failed try is not the agent's time
             self.call.put(Waiting(seconds=time.time() - self._sampling.began))
         self.call.put(end)
 
     async def _record_end(self, error: BaseException) -> RequestError | None:
-        """Record an end without an answer; return what the harness is told. None: nobody waits. Raises Fenced if it is broken off."""
+        """Record an end without an answer; return the answer to the harness.
+
+        None: nobody waits. Raises Fenced if the call is broken off.
+        """
         if self.call.broken_off or isinstance(error, Fenced):
             raise Fenced
         if not isinstance(error, Exception):
@@ -188,7 +194,7 @@ class CallRun:
         return call_error(error, self._session.session_id, self._request.request_id, self._request.dialect)
 
     async def _abort(self) -> None:
-        """Record what was sampled as aborted, or that there was nothing, because the harness disconnected or the attempt is over."""
+        """Record the sampled tokens as aborted, or that there were none, because the harness disconnected or the attempt is over."""
         opened, sampling = self._opened, self._sampling
         if opened is None:
             return
@@ -205,7 +211,7 @@ class CallRun:
         return opened.try_number > 1 or time.time() - self._permit.asked_at > self._services.timings.in_vain
 
     async def _record(self, opened: CallOpened, failed: CallFailed, closed: CallClosed | None = None) -> None:
-        """Commit an end without an answer. The session owes the tokens sampled in vain to the accounting until the log takes them."""
+        """Commit an end without an answer. Until the log takes the tokens of failed tries, the session owes them to the accounting."""
         if self._sampling is not None and self._sampling.opening is not None:
             await asyncio.wait([self._sampling.opening])
         owed: list[AnyEvent] = [opened, failed] if failed.sampled_tokens else []
@@ -220,7 +226,7 @@ class CallRun:
         self._partition.landed.note()
 
     def _warn_of_inexact(self, engine: EngineHandle) -> None:
-        """Warn the operator once per session that nothing of it can be trained with these settings."""
+        """Warn the operator once per session that none of its tokens can be trained with these settings."""
         sampling = self._session.started.spec.sampling
         if not self._session.warned and not engine.rule.exact_for(sampling):
             self._session.warned = True

@@ -45,7 +45,7 @@ class ParsedRequest(Struct, frozen=True, kw_only=True, eq=False):
     """The trace context of the attempt, as the relay sends it."""
 
     def head(self, prompt_tokens: int) -> Head:
-        """Return what the events of its stream say before anything is sampled."""
+        """Return the fields of its stream's events that are known before anything is sampled."""
         answer_id, created = answer_identity(self.request_id)
         return Head(answer_id=answer_id, created=created, model=self.canonical.model, prompt_tokens=prompt_tokens)
 
@@ -187,7 +187,7 @@ def answer_tokens(sampling: Sampling, requested: int | None, room: int) -> int:
 
 
 def seed_of(sampling: Sampling, *path: str | int) -> Sampling:
-    """Return the sampling parameters with a seed of their own for what a path names (session, call, choice), if they have a seed."""
+    """Return the sampling parameters. If they have a seed, it is replaced by one derived from it for this path (session, call, choice)."""
     if sampling.seed is None:
         return sampling
     drawn = hashlib.blake2b("/".join(map(str, (sampling.seed, *path))).encode(), digest_size=4).digest()

@@ -166,7 +166,7 @@ class EngineHandle(Struct, eq=False):
 
 
 class EngineSlots(Struct, eq=False):
-    """What a call holds at an engine: one slot, and further ones for further answers."""
+    """The slots that a call holds at an engine: one, and a further one for each further answer."""
 
     engine: EngineHandle
     waited_seconds: float

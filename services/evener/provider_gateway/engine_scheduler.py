@@ -1,7 +1,7 @@
 """Assigns engines to calls. No I/O: `engines` reports the state of each engine, and calls take slots.
 
-A call waits for admission before anything of it is read (`admit`), waits in the queue once it is placed (`slots`), and then holds a slot.
-The scheduler knows the holders: when an engine is given up, what each does with its slots ends with EngineUnreachable.
+A call waits for admission before its body is read (`admit`), waits in the queue once it is placed (`slots`), and then holds a slot.
+The scheduler knows the holders: when an engine is given up, their use of its slots ends with EngineUnreachable.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class NoEngine(Recoverable):
 
 
 class AdmissionPermit(Struct, eq=False):
-    """Admits one call. Until it is released, it stands for the slot that the call has not taken yet."""
+    """Admits one call. Until it is released, it reserves the slot that the call has not taken yet."""
 
     released: Callable[[], None] = lambda: None
     asked_at: float = field(default_factory=time.time)

@@ -250,7 +250,7 @@ class EnginePool:
             async with asyncio.timeout(FACTS_SECONDS):
                 handle.facts = await self._current(joined, handle.engine)
         except (EvenerError, TimeoutError) as absent:
-            self._note_absent(joined, str(absent) or f"it is well, and does not say what it is within {FACTS_SECONDS:.0f} s")
+            self._note_absent(joined, str(absent) or f"it is healthy, but did not describe itself within {FACTS_SECONDS:.0f} s")
         else:
             if not handle.suspected.is_set():
                 self._welcome(handle)

@@ -149,7 +149,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
             return found if isinstance(found, Response) else await self._serve(dialect, path, request, found)
         except ClientDisconnect:
             return Response(status_code=DISCONNECTED_STATUS)
-        except Exception as error:  # noqa: BLE001 - a bug is told too
+        except Exception as error:  # noqa: BLE001 - a bug is answered too
             session_id = found[1].session_id if isinstance(found, tuple) else ""
             return _unread(dialect, call_error(error, session_id, request.headers.get(REQUEST_ID, ""), dialect)[0])
 
@@ -206,7 +206,7 @@ class Endpoints(Struct, frozen=True, kw_only=True, eq=False):
         return await asyncio.to_thread(_spelled, policy, asked.ids)
 
     async def served_engines(self, _request: Request) -> Response:
-        """Return the checked engines, so that a submission can warn of what they cannot give."""
+        """Return the checked engines, so that a submission can warn of settings that they do not support."""
         return json_response(ServedEngines(engines=tuple(self._view(engine) for _, engine in sorted(self.engines.items()))))
 
     def _view(self, engine: EngineHandle) -> ServedEngine:

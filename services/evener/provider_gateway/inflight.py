@@ -39,7 +39,7 @@ class SendAgain(Struct, frozen=True):
     """The call has no answer, and only the relay is told: it sends the request again, and the harness does not notice."""
 
     detail: str = ""
-    """What is wrong with this gateway. None: nothing that it knows of."""
+    """The fault of this gateway. None: it knows of none."""
 
 
 CallOutcome = Answered | Rejected | SendAgain
@@ -52,7 +52,7 @@ class InflightCall:
     """One call, for one request or several. Steps are kept for listeners however late they come; streamed text once, not part by part."""
 
     def __init__(self, request_id: str, body_digest: str, grace_seconds: float) -> None:
-        """`grace_seconds`: how long it goes on while nobody listens."""
+        """`grace_seconds`: how long the call continues without a listener."""
         self.body_digest = body_digest
         self.requests = {request_id}
         """The requests that wait for the call."""
@@ -73,7 +73,7 @@ class InflightCall:
         self._task: asyncio.Task[None] | None = None
         self._grace_seconds = grace_seconds
         self._alone: asyncio.TimerHandle | None = None
-        """The timer that ends it because nobody listens."""
+        """The timer that ends the call because it has no listener."""
         self._has_outcome = False
         self._key = ""
         """The key of the choice that is streamed."""
@@ -92,7 +92,7 @@ class InflightCall:
         return self._task
 
     def cancel(self) -> None:
-        """Stop the sampling. What was sampled is recorded as aborted."""
+        """Stop the sampling. The tokens sampled so far are recorded as aborted."""
         if self._task is not None and not self.recording:
             self._task.cancel()
 
@@ -108,7 +108,7 @@ class InflightCall:
         self.cancel()
 
     def give_way(self) -> None:
-        """Break the call off if nothing of it was sampled: another gateway may serve it sooner."""
+        """Break the call off if none of its tokens was sampled: another gateway may serve it sooner."""
         if not self.has_engine and not self.recording:
             self.break_off()
 
@@ -127,7 +127,7 @@ class InflightCall:
                 self._rest()
 
     def stream(self, key: str, reached: Streamed) -> None:
-        """Release what is new in `reached`."""
+        """Release the requests that are new in `reached`."""
         if len(self.streamed.reasoning) < len(reached.reasoning) or len(self.streamed.text) < len(reached.text):
             self._key, self.streamed = key, reached
             self._changed.set()
@@ -162,7 +162,7 @@ class InflightCall:
                 self._watch()
 
     def _watch(self) -> None:
-        """Start the timer: nobody listens."""
+        """Start the timer: the last listener has left."""
         self._alone = asyncio.get_running_loop().call_later(self._grace_seconds, self.cancel)
 
     def _rest(self) -> None:

@@ -1,7 +1,7 @@
 """A partition of `sessions` that this gateway owns: takes it over, follows its tail, ends its sessions. Its writer commits the calls.
 
-Whoever takes the partition over initialises the same transactional id, which fences this gateway for good: its commits fail, so it can no
-longer tell anybody anything.
+Whoever takes the partition over initialises the same transactional id, which fences this gateway for good: its commits fail, so nobody
+receives anything from it any more.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ class Partition(Struct, eq=False):
             await self.writer.commit(session, unreceived)
 
     async def aclose(self) -> None:
-        """Break off the calls in flight, which the next owner samples again. What is being recorded is committed."""
+        """Break off the calls in flight, which the next owner samples again. Calls that are being recorded are committed."""
         calls = {call for session in self.sessions.values() for call in session.calls.values()}
         for call in calls:
             call.break_off()

@@ -22,7 +22,7 @@ from evener.service.telemetry import Metrics
 TAKEN_AT_A_TIME: Final = 8
 """How many partitions are taken over at the same time: the first of many are served sooner, and all of them no later."""
 GATEWAYS_POLL_SECONDS: Final = 1.0
-"""The interval at which it is looked whether other gateways are still alive: that nothing is heard of them is no event."""
+"""The interval at which the gateway checks whether others are alive: their silence causes no event."""
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class OwnedPartitions:
         self.held: dict[int, Partition] = {}
         """The partitions that this gateway has taken over, by number."""
         self._owned: Owned | None = None
-        """What the group assigns. None: the gateway does not run yet."""
+        """The partitions that the group assigns. None: the gateway does not run yet."""
         self._turn = asyncio.Semaphore(TAKEN_AT_A_TIME)
         self._stopping = False
         self._is_member = False

@@ -62,7 +62,7 @@ class Placer(Struct, frozen=True, eq=False):
     policies: Mapping[str, Policy]
     blobs: Blobs
     _told: set[str] = field(default_factory=set)
-    """Unknown policies, by run, that the operator was told of."""
+    """Unknown policies, by run, of which the operator was warned."""
 
     async def place(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> PlacedCall:
         """Return the place and target of a call. New images are stored by then."""

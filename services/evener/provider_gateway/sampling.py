@@ -1,4 +1,4 @@
-"""Samples the answers of one call from its engine, each in as many pieces as the engine makes of it, and creates their record."""
+"""Samples the answers of one call from its engine, each in as many pieces as the engine splits it into, and creates their record."""
 
 import asyncio
 import time
@@ -177,7 +177,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
             raise EngineError(msg)
 
     async def _find_version(self, before: EngineFacts | None) -> None:
-        """Find the version that sampled everything. It stays unknown if the engine can no longer say; the answer stands."""
+        """Find the version that sampled everything. It stays unknown if the engine can no longer report it; the answer remains valid."""
         if before is None:
             return
         with suppress(EngineError, TimeoutError):

@@ -54,7 +54,7 @@ class SessionRuntime:
         self.set_aside: list[tuple[Record, AnyEvent]] = []
         """Records that other processes wrote meanwhile."""
         self.pending: Final[set[asyncio.Future[None]]] = set()
-        """What the partition's writer has not committed yet."""
+        """The events that the partition's writer has not committed yet."""
         self.owed: list[AnyEvent] = []
         """Records that the log refused and must hold before any later record."""
         self._history: History | None = None
@@ -107,7 +107,7 @@ class SessionRuntime:
         return await self._look(ENDING, work, *args, **kwargs)
 
     def take_set_aside(self) -> Sequence[tuple[Record, AnyEvent]]:
-        """Return what was set aside, and forget it."""
+        """Return the events that were set aside, and forget them."""
         aside, self.set_aside = self.set_aside, []
         return aside
 

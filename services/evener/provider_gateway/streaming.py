@@ -47,7 +47,7 @@ class AnswerStream(Struct, eq=False):
                 self._next = loop.call_later(wait, self._stream)
 
     def stop(self) -> None:
-        """Stop streaming: after the sampling only the answer leaves, and what has failed unseen must stay unseen."""
+        """Stop streaming: after the sampling only the whole answer leaves, and a failure that the harness has not seen stays hidden."""
         self._open = False
         if self._next is not None:
             self._next.cancel()

@@ -1,4 +1,4 @@
-"""Times of the gateway that nobody configures. They are given at its opening, so that tests need not wait."""
+"""Times of the gateway that are not configuration keys. They are arguments of its opening, so that tests need not wait."""
 
 from typing import Final
 
@@ -25,7 +25,8 @@ class GatewayTimings(Struct, frozen=True, kw_only=True):
     empty_piece: float = 0.2
     """The pause after a piece of an answer that the engine ended before its first token."""
     streaming: float = 0.02
-    """Tokens that are sampled within this time are sent together: each write costs more than its tokens, and nobody sees a difference."""
+    """Tokens that are sampled within this time are sent together: each write costs more than its tokens, and the delay is too short to
+    notice."""
 
 
 GATEWAY_TIMINGS: Final = GatewayTimings()

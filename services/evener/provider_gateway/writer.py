@@ -29,7 +29,7 @@ class Entry(Struct, eq=False, kw_only=True):
     session: SessionRuntime
     events: Sequence[AnyEvent]
     owed: Sequence[AnyEvent]
-    """What the session owes if the log does not take the events."""
+    """The events that the session owes to the log if this commit fails."""
     offsets: Sequence[GroupOffset]
     committed: asyncio.Future[None]
     records: Sequence[Outgoing] = ()
@@ -99,7 +99,7 @@ class PartitionWriter:
             raise self._closed
 
     async def aclose(self) -> None:
-        """Commit what is queued. Entries that wait for the blob store, and later ones, fail."""
+        """Commit the queued entries. Entries that wait for the blob store, and later ones, fail."""
         self._closed = self._closed or NotCommitted("the partition was let go")
         for offloading in self._offloading:
             offloading.cancel()
@@ -143,7 +143,7 @@ class PartitionWriter:
             if len(batch) == 1:
                 self._fail(batch, error)
                 return
-            for entry in batch:  # each alone: one that fails takes nobody with it
+            for entry in batch:  # each alone, so that one failure does not fail the others
                 await self._commit([entry])
         except BusError as error:
             self._fail(batch, error)

@@ -19,7 +19,7 @@ class Replay:
         return self._water.is_sealed(session_id)
 
     def still_open(self, session_id: str) -> KeptSession | None:
-        """Return what was read of a session that has no seal yet. None: no record of it counts."""
+        """Return the folded records of a session that has no seal yet. None: none of its records counts."""
         return self._open.get(session_id)
 
     def fold(self, session_id: str, event: AnyEvent, record: Record) -> KeptSession | None:

@@ -21,7 +21,7 @@ from evener.tokens.session import START_LIMIT_SECONDS
 
 
 class RunnerTimings(Struct, frozen=True, kw_only=True):
-    """Times of the runner that nobody configures. They are given at its opening, so that tests need not wait."""
+    """Times of the runner that are not configuration keys. They are arguments of its opening, so that tests need not wait."""
 
     start_limit_seconds: float = START_LIMIT_SECONDS
     """An attempt that is to start later than this after its dispatch is left alone: its start would be void."""
@@ -53,7 +53,7 @@ class RunnerContext(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def limits_of_changes(self) -> ChangeLimits:
-        """The limits of what is kept of a session's changes."""
+        """The limits on the changes that are kept of a session."""
         config = self.config
         return ChangeLimits(bytes=config.changes_bytes, entries=config.changes_entries, seconds=config.changes_seconds)
 

@@ -68,7 +68,7 @@ class Exchange:
         self.gave_up = False
         """Whether a limit passed before an answer came, or half of an answer was lost, so that the call is to be aborted."""
         self.admitted = False
-        """Whether a gateway has placed it. From then on the log says what became of it."""
+        """Whether a gateway has placed the call. From then on the log records how it ends."""
         self.came_at = time.monotonic()
         self._waited_at = float("-inf")
         """The monotonic time at which the gateway last said that the call waits."""
@@ -221,7 +221,7 @@ class Exchange:
         return self._dialect.stream_error(self._head(), RequestError(message, status=answer.status, kind="server_error"))
 
     def _refused(self, status: HTTPStatus, message: str, kind: str) -> Answer:
-        """Return what the harness gets for a fault of Evener."""
+        """Return the answer to the harness after a fault of Evener."""
         self.unlogged = True
         detail = f"{message} ({self._call.trouble})" if self._call.trouble else message
         return msgspec.structs.replace(self._told(status, message, kind), failure=CallFailure.OVERLOADED, detail=detail)

@@ -1,4 +1,4 @@
-"""Requests that the harness was told had failed: a retry of one is told from a retry of an equal request that was answered."""
+"""Requests that were answered with a failure, so that a retry of one is not taken for a retry of an equal request that was answered."""
 
 import hashlib
 from collections import deque

@@ -125,7 +125,10 @@ class GatewayClient:
             await patiently(partial(self._owners.pause, call.partition, owner, until))
 
     async def _owner(self, partition: int, begun_at: str | None, patiently: Patience) -> str:
-        """Return the address of the partition's owner. One that hands it over is asked only for what was begun there; else wait."""
+        """Return the address of the partition's owner.
+
+        A gateway that hands the partition over is asked only for calls that it has begun; for others, wait.
+        """
         hold = self._owners.hold(partition)
         if hold is not None and (not hold.releasing or hold.address == begun_at):
             return hold.address

@@ -1,4 +1,4 @@
-"""The HTTP server of one relay: what its parser refuses is told to the relay, which knows what its harness must not be blamed for."""
+"""The HTTP server of one relay. It reports requests that its parser refuses to the relay, which does not blame the harness for them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,13 +8,13 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod
 
-MOST_LINE_BYTES: Final = 64 << 10
+MAX_LINE_BYTES: Final = 64 << 10
 """The longest header, and the longest address: longer than those that providers take."""
 OPTIONS: Final[dict[str, Any]] = {
     "access_log": None,
-    "auto_decompress": False,  # what cannot be decoded is told in the dialect
-    "max_line_size": MOST_LINE_BYTES,
-    "max_field_size": MOST_LINE_BYTES,
+    "auto_decompress": False,  # a body that cannot be decoded is refused in the dialect
+    "max_line_size": MAX_LINE_BYTES,
+    "max_field_size": MAX_LINE_BYTES,
     "max_headers": 512,
 }
 
@@ -43,7 +43,7 @@ class _Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Log the error and return the response. Raises ConnectionError if a part of another one was sent."""
-        if isinstance(exc, BadHttpMethod):  # that is no HTTP, and nobody's request
+        if isinstance(exc, BadHttpMethod):  # not HTTP, so it belongs to no request
             return super().handle_error(request, status, exc, message)
         response = self._refuse(HTTPStatus(status), message or repr(exc))
         response.force_close()

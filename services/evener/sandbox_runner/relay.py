@@ -54,8 +54,8 @@ RETRIED_STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.
 """Statuses after which a client sends a request again."""
 RELAY_CLOSE_SECONDS: Final = 0.2
 DISCONNECT_SECONDS: Final = 5.0
-MOST_DETAIL: Final = 500
-"""The number of characters that are kept of what a harness was answered."""
+MAX_DETAIL: Final = 500
+"""The number of characters of an answer that are kept."""
 PROVIDER_CALLS: Final = re.compile(
     r"/v1(alpha|beta)?/(?!(traces|metrics|logs)(/|$))"
     r"|/(completions|embeddings|responses|messages|rerank|moderations|images/\w+|audio/\w+)/?$|/api/(chat|generate|embed|embeddings)$|/models/[^/]+:\w+$"
@@ -69,7 +69,7 @@ log = structlog.get_logger()
 
 
 class Opening(Struct, frozen=True, kw_only=True):
-    """What the listener of one start opens."""
+    """The session that the listener of one start serves."""
 
     session_id: str
     nonce: str
@@ -120,7 +120,7 @@ class Report:
         """Count a request that got no answer."""
         before = self._failures.get(reason)
         count = 1 if before is None else before.count + 1
-        self._failures[reason] = Failures(reason=reason, count=count, detail=one_line(detail, MOST_DETAIL))
+        self._failures[reason] = Failures(reason=reason, count=count, detail=one_line(detail, MAX_DETAIL))
 
 
 @asynccontextmanager

@@ -89,7 +89,7 @@ class Runner:
         return self._context.heartbeat(SERVICE, stopping=self._stopping, capacity=capacity)
 
     def leases(self) -> RunnerLeases:
-        """Return what the runner holds, for `leases`."""
+        """Return the sessions that the runner holds, for `leases`."""
         return RunnerLeases(runner_id=self._runner.runner_id, running=self._held.running, at=time.time())
 
     def ready(self) -> dict[str, bool]:
@@ -135,7 +135,7 @@ class Runner:
                 session.end(ExitCause.CANCELLED)
 
     async def _run(self, session: AttemptRun, attempt: Running) -> None:
-        """Run one session in its slot. What it cannot report itself, its lease will."""
+        """Run one session in its slot. If it cannot report its end, its lease expires instead."""
         try:
             async with self._slots:
                 await session.run()

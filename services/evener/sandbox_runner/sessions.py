@@ -59,7 +59,7 @@ class Exit(Struct, kw_only=True):
     failures: tuple[Failures, ...] = ()
 
     def tell(self, report: Report) -> None:
-        """Take over what the relay knows. A harness that we ended left its requests for that."""
+        """Take over the relay's counts. Requests that a harness left because the runner ended it do not count."""
         self.failures, self.unanswered = report.failures, report.unanswered
         if report.waited_in_vain and self.unanswered is None and self.cause is ExitCause.EXITED:
             self.unanswered = CallFailure.OVERLOADED
@@ -206,10 +206,13 @@ class AttemptRun:
         return Exit(cause=cause, exit_code=meaning.exit_code, detail=one_line(meaning.detail)), process.log()
 
     async def _exit_meaning(self, harness: Harness, code: int, output: bytes) -> ExitMeaning:
-        """Return what an exit means: in a thread, for the agent may have printed a lot, and whatever it printed, the exit is reported."""
+        """Return what an exit means.
+
+        Runs in a thread, because the agent may have printed a lot; the exit is reported whatever was printed.
+        """
         try:
             return await asyncio.to_thread(harness.exit_meaning, code, output)
-        except Exception as bug:  # what an output of the agent makes of an adapter must not cost its session
+        except Exception as bug:  # an adapter that fails on the agent's output must not cost the session
             log.exception("exit_not_judged", session_id=self._event.session_id, attempt=self._event.attempt)
             return ExitMeaning(exit_code=code or 1, detail=f"what it printed could not be read ({type(bug).__name__}: {bug})")
 
@@ -254,7 +257,7 @@ class AttemptRun:
             self._say(found, f"changed files were not kept: {reason}")
         except (BlobError, SandboxError):
             raise
-        except Exception as bug:  # what a tree of the agent makes of our code must not cost its session
+        except Exception as bug:  # code that fails on the agent's files must not cost the session
             log.exception("changes_not_read", session_id=self._event.session_id, attempt=self._event.attempt)
             self._say(found, f"changed files were not kept: they could not be read ({type(bug).__name__}: {bug})")
         found.artifacts = tuple([Artifact(name=name, blob=await self._context.blobs.put(data)) for name, data in kept.items()])

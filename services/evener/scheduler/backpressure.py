@@ -1,6 +1,6 @@
-"""Holds new sessions back while the services after the gateway are too far behind. Sessions that have begun go on.
+"""Holds new sessions back while the services after the gateway are too far behind. Sessions that have begun continue.
 
-Without it a slow grader or a stopped bridge would let a whole run sample on: what is sampled grows stale, and the log grows.
+Without it a whole run would go on sampling behind a slow grader or a stopped bridge: its tokens grow stale, and the log grows.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ class StageLimit(Struct, frozen=True):
 
 
 class Backpressure:
-    """Who is too far behind. A service of which no instance is alive tells nothing, and what was decided of it stays."""
+    """The services that are too far behind. While no instance of a service is alive, the last decision about it stands."""
 
     def __init__(self, records: int, sessions: int, metrics: Metrics) -> None:
         """`records` and `sessions`: the limits, in records of `sessions` for the reconstructors, in sessions for the others."""

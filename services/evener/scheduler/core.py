@@ -74,7 +74,7 @@ class EndedAttempt(Struct, frozen=True, kw_only=True):
 
 
 class CommandRefused(Exception):
-    """The base of what a client's command can be refused for."""
+    """The base of the errors for which a client's command is refused."""
 
 
 class TaskDiffers(CommandRefused):
@@ -184,7 +184,7 @@ class Draft:
 
     def lost(self, session_id: str, attempt: int) -> None:
         """Count an attempt as lost, because its lease ran out."""
-        self._attempt_over(session_id, attempt, LEASE_EXPIRED, "its runner gave no sign of it")
+        self._attempt_over(session_id, attempt, LEASE_EXPIRED, "its runner did not mention it")
 
     def dispatch(self, session_id: str, runner_id: str, *, lease_seconds: float, boot_id: str | None = None) -> None:
         """Hand the next attempt of a queued session to a runner, and to its process of this boot id if that is known."""
@@ -373,5 +373,5 @@ def may_start_at(session: SessionState) -> float:
 
 
 def cut(detail: str) -> str:
-    """Return a reason, shortened to what the state keeps."""
+    """Return a reason, shortened to the length that the state keeps."""
     return detail.encode()[:MAX_DETAIL_BYTES].decode(errors="ignore")

@@ -94,7 +94,7 @@ class FleetReader:
         self.fleet.read(record.event, now=record.heard_at)
 
     def _renew(self, record: Record) -> None:
-        """Note what a runner holds, and renew the leases of that."""
+        """Note the sessions that a runner holds, and renew their leases."""
         self._next = max(self._next, record.offset + 1)
         self._note(record)
         self.leases.sign(self.running.get(record.key, ()), now=self._clock())

@@ -1,4 +1,4 @@
-"""What the active scheduler knows of the fleet, as series."""
+"""Exports what the active scheduler knows of the fleet as metrics."""
 
 from collections import Counter
 

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Chores(Struct, frozen=True, kw_only=True):
-    """What the writer is to write."""
+    """The changes that the writer has to commit."""
 
     old_runs: tuple[str, ...] = ()
     """Runs to delete, unless a task was added."""

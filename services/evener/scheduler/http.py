@@ -243,7 +243,7 @@ class SchedulerEndpoints:
 
 
 class NotFound(EvenerError):
-    """GET /tasks and GET /fleet list what there is."""
+    """GET /tasks and GET /fleet list tasks and instances."""
 
 
 def fleet_view(writer: TaskWriter, *, now: float) -> FleetView:

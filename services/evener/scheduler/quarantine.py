@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 class Losses(Struct):
-    """What a process of a runner has lost in a row."""
+    """The sessions that a runner's process has lost in a row."""
 
     boot_id: str
     sessions: set[str]

@@ -27,7 +27,7 @@ from evener.tasks.pack import unpacked
 SANDBOXES: Final = (*BACKENDS, "none")
 """The sandbox backends. `none`: somebody else runs the harness."""
 
-MOST_NUMBER: Final = 2**63
+MAX_NUMBER: Final = 2**63
 _FIELD: Final = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 
@@ -62,7 +62,7 @@ def parse(body: bytes, wanted: Converter[BodyT]) -> BodyT:
 
 def _check_numbers(raw: Any, path: str = "") -> None:
     """Refuse integers that no record can hold."""
-    if isinstance(raw, int) and not -MOST_NUMBER <= raw < MOST_NUMBER:
+    if isinstance(raw, int) and not -MAX_NUMBER <= raw < MAX_NUMBER:
         _refuse("whole numbers have at most 64 bits, the sign among them", path)
     parts = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
     for name, part in parts:
@@ -146,7 +146,7 @@ def _check_harness(wanted: HarnessSpec) -> None:
 
 
 def _check_patterns(options: TaskOptions) -> None:
-    """Refuse what is no regular expression, or too much work to compile."""
+    """Refuse a text that is not a regular expression, or is too much work to compile."""
     quirks, grader = options.harness.quirks or Quirks(), options.grader.options
     patterns = [(f"options.harness.quirks.{place}", pattern) for place, pattern in quirks.patterns()]
     if grader.get("match") == "regex" and "expected" in grader:

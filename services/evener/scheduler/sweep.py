@@ -43,14 +43,14 @@ class Swept(Struct, frozen=True, kw_only=True):
 
 
 class Sweeper:
-    """Reads the log twice: for what the deleted tasks name, then for what all others name."""
+    """Reads the log twice: for blobs that the deleted tasks name, then for blobs that all others name."""
 
     def __init__(self, bus: Bus, blobs: Blobs) -> None:
         self._bus = bus
         self._blobs = blobs
 
     async def sweep(self, due: Collection[str], deleted: Collection[str], *, unused_seconds: float) -> Swept:
-        """Remove what the tasks that are `due` name and no task that is not `deleted`. Raises BusError, NotRead, NotRemoved.
+        """Remove blobs that the `due` tasks name and that no task outside of `deleted` names. Raises BusError, NotRead, NotRemoved.
 
         `unused_seconds`: an object that was put within this time stays, because a record that names it may be on its way.
         """

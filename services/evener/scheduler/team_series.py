@@ -1,4 +1,4 @@
-"""What the teams have in work, as series of the active scheduler."""
+"""Exports the teams' waiting and running sessions as metrics of the active scheduler."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -262,7 +262,7 @@ class TaskWriter:
         show_teams(self._metrics, waiting=self._open.waiting_by_team, running=self._open.held_by_team)
 
     async def _tell_owners(self, gone: Sequence[SessionGivenUp]) -> None:
-        """Send what the owners are to seal. If the scheduler dies before, its successor sends this when it takes over."""
+        """Send SessionGivenUp to the owners that have to seal. If the scheduler dies before, its successor sends it when it takes over."""
         records = [
             await self._events.outgoing(
                 Topic.SESSIONS, event.session_id, event, session_id=event.session_id, trace=_context(self.tasks[event.spec.task_id].trace)
@@ -273,7 +273,7 @@ class TaskWriter:
             await self._bus.send(records)
 
     def _given_up(self) -> list[SessionGivenUp]:
-        """Return what the owners of sessions that were given up may not have been told."""
+        """Return SessionGivenUp for sessions whose owners may not have received it."""
         states = [self.tasks[task_id] for task_id in self._open]
         found = [(state, index) for state in states for index, one in enumerate(state.sessions) if one.stage is Stage.GIVEN_UP]
         return [given_up(state, index, now=time.time()) for state, index in found]
@@ -294,7 +294,7 @@ def _run(asked: PendingCommand, draft: Draft) -> list[TaskState | None]:
 
 
 def _do(chores: Chores, draft: Draft) -> None:
-    """Write what the housekeeper found."""
+    """Write the housekeeper's changes."""
     for run_id in chores.old_runs:
         with suppress(RunIsOpen):  # a task was added meanwhile
             draft.delete(run_id)

@@ -29,7 +29,7 @@ steps of an eighth."""
 
 
 class CanaryFailed(EvenerError):
-    """The engines sample with the version before again. Mend what the message names, and publish a higher version."""
+    """The engines sample with the previous version again. Mend what the message names, and publish a higher version."""
 
 
 class Proof(Struct, frozen=True):

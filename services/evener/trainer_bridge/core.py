@@ -54,7 +54,7 @@ def close(state: GroupState, now: float, offset: int) -> GroupState:
 
 
 def member_of(scored: TrajectoryScored) -> ScoredMember:
-    """Return what the rules need of a session."""
+    """Return the part of a session that the rules need."""
     trajectory = scored.trajectory
     return ScoredMember(
         index=trajectory.spec.index,

@@ -102,7 +102,7 @@ class GroupReader:
             return None
 
     async def _state(self, group_id: str) -> GroupState | None:
-        """Return the present state of a group. None: no session of it was scored, or the group is forgotten."""
+        """Return the present state of a group. None: none of its sessions was scored, or the group is forgotten."""
         partition = self._bus.partition_of(Topic.SCORED, group_id)
         async for record in self._bus.read(Topic.BRIDGE_STATE, partition, self._next.get(partition, 0)):
             await self._take(record)

@@ -1,8 +1,8 @@
 """The only writer of one partition of `trajectories.scored`: folds sessions into groups and commits the records of groups that end.
 
-The outputs, the state of every changed group and the consumed offset are one transaction of `bridge-P`. Memory follows the log: what was
-not committed is forgotten with this object. A session of an open group is put into the blob store once. The group's state names its place,
-and the session is read again when the group ends.
+The outputs, the state of every changed group and the consumed offset are one transaction of `bridge-P`. Memory follows the log: changes
+that were not committed are forgotten with this object. A session of an open group is put into the blob store once. The group's state names
+its place, and the session is read again when the group ends.
 """
 
 import asyncio
@@ -161,7 +161,10 @@ class Merging:
         return close(state, now, offset)
 
     async def _session(self, state: GroupState, member: ScoredMember, arrived: dict[int, TrajectoryScored]) -> TrajectoryScored | None:
-        """Return a session of a group that ends. If its record is gone, what the log says of it. None: the log says nothing of it."""
+        """Return a session of a group that ends, or, if its record is gone, what the log still says about it.
+
+        None: the log says nothing.
+        """
         if member.session is None:
             return arrived[member.index]
         try:

@@ -53,7 +53,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, 
         body = await decoded(request, _bodies)
         path = str(await asyncio.to_thread(Path(body.path).resolve))  # a link may lead elsewhere later
         try:
-            # a trainer that hangs up does not leave an update half done
+            # a trainer that disconnects does not leave an update half done
             answer = await asyncio.shield(asyncio.ensure_future(publisher.publish(name, replace(body, path=path))))
         except (Recoverable, Fenced) as later:  # fenced: another bridge publishes now
             elsewhere = "policy" if isinstance(later, PolicyNotOwned) else None

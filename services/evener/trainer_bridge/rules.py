@@ -18,7 +18,7 @@ from evener.proto.state import GroupState, ScoredMember
 
 
 class Fate(StrEnum):
-    """What a group rule does with a group."""
+    """What a group rule decides about a group."""
 
     WAIT = "wait"
     DELIVER = "deliver"

@@ -1,4 +1,4 @@
-"""A weight update as a state machine: which stage follows which, and what is to be done in each. Pure: no I/O, no clock.
+"""A weight update as a state machine: which stage follows which, and the work of each stage. Pure: no I/O, no clock.
 
 `begin` and `advance` return an update at a stage. `rollout` does the work of the stage, and keeps the time: it commits a record, or waits
 until all engines at work have answered.

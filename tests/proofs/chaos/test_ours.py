@@ -60,11 +60,11 @@ def judged_by_exit(cause: ExitCause, code: int | None, *_: object) -> Terminatio
 
 
 PLANTED: Final[dict[str, tuple[Callable[[World], object], tuple[object, str, Any], str]]] = {
-    "refused": (refused, (folding, "termination_of", judged_by_exit), "I7: t.0: a call of it was refused: stop: not served"),
+    "refused": (refused, (folding, "termination_of", judged_by_exit), "I7: t.0: one of its calls was refused: stop: not served"),
     "refused after placing": (
         refused_after_placing,
         (folding, "termination_of", judged_by_exit),
-        "I7: t.0: a call of it was refused: messages[0].content[0]",
+        "I7: t.0: one of its calls was refused: messages[0].content[0]",
     ),
     "unanswered": (
         unanswered,

@@ -122,7 +122,7 @@ PLANTED: Final[dict[str, tuple[Callable[[Story], Story], str]]] = {
     "two ends": (twice(TaskEnded), "I4: t: it has 2 ends"),
     "nobody's session": (foreign, "I4: other.0: a session of no task"),
     "nobody's group": (changed(GroupMerged, group_id="other"), "I4: other: a group of no task"),
-    "never submitted": (without(TaskSubmitted), "I4: t: it ended, and nobody submitted it"),
+    "never submitted": (without(TaskSubmitted), "I4: t: it ended, but was never submitted"),
     "built otherwise": (changed(TrajectoryBuilt, detail="x"), "I5: t.0: built again from the log, it is not what was written"),
     "stored otherwise": (changed(TrajectoryBuilt, detail="x"), "I5: t.0: built again from its stored records, it is not what was written"),
     "never built": (without(TrajectoryBuilt), "I5: t.0: it was never built"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.dialects.bodies import MAX_SLOW_CHARACTERS, MOST_VALUES, as_utf8, check_size, mended, values_in
+from evener.dialects.bodies import MAX_SLOW_CHARACTERS, MAX_VALUES, as_utf8, check_size, mended, values_in
 from evener.dialects.canonical import RequestError, RequestHints
 from evener.dialects.fields import read_fields, read_hints, read_json
 from evener.dialects.openai_chat import OpenAIChat
@@ -37,18 +37,18 @@ def test_values_are_counted_as_a_parser_makes_them(value: Any, spell: Callable[[
 
 def test_texts_that_look_like_json_are_no_values() -> None:
     """A harness that sends long outputs of tools is served."""
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "[{}," * MOST_VALUES}]}).encode()
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "[{}," * MAX_VALUES}]}).encode()
 
-    assert len(OpenAIChat().parse(PATH, body).messages[0]["content"]) == 4 * MOST_VALUES
+    assert len(OpenAIChat().parse(PATH, body).messages[0]["content"]) == 4 * MAX_VALUES
 
 
 @pytest.mark.parametrize("cell", ["{}", "[]", "0", '{"a":{}}'])
 def test_too_many_values_are_refused_before_anything_is_parsed(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight megabytes of `{}` took two seconds and 434 MB."""
-    body = f'{{"model": "m", "messages": [], "tools": [{",".join([cell] * (MOST_VALUES + 1))}]}}'.encode()
+    body = f'{{"model": "m", "messages": [], "tools": [{",".join([cell] * (MAX_VALUES + 1))}]}}'.encode()
     monkeypatch.setattr(json.JSONDecoder, "decode", lambda *_: pytest.fail("it was parsed"))
 
-    with pytest.raises(RequestError, match=f"more than {MOST_VALUES} JSON values; send fewer"):
+    with pytest.raises(RequestError, match=f"more than {MAX_VALUES} JSON values; send fewer"):
         OpenAIChat().parse(PATH, body)
     assert OpenAIChat().hints(PATH, body) == RequestHints()
 
@@ -64,7 +64,7 @@ def test_more_letters_than_any_context_holds_are_refused_before_anything_is_pars
 
 
 def test_as_many_values_as_are_served_are_parsed() -> None:
-    body = b'{"a":[' + b",".join([b"{}"] * ((MOST_VALUES - 1) // 2)) + b"]}"
+    body = b'{"a":[' + b",".join([b"{}"] * ((MAX_VALUES - 1) // 2)) + b"]}"
 
     assert list(read_fields(body)) == ["a"]
 

@@ -85,7 +85,7 @@ def test_sampled_call_is_read_again_however_it_nests(path: str, depth: int, inne
     assert back["content"].strip() == message["content"].strip()
 
 
-@pytest.mark.parametrize(("depth", "is_call"), [(calls.MOST_NESTED - 2, True), (calls.MOST_NESTED - 1, False)])
+@pytest.mark.parametrize(("depth", "is_call"), [(calls.MAX_NESTED - 2, True), (calls.MAX_NESTED - 1, False)])
 def test_call_that_nests_too_deep_is_text(depth: int, *, is_call: bool) -> None:
     """As any other block that is broken."""
     message = sampled(nested(depth, 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evener.dialects.items import MOST_ITEM_BYTES, Items
+from evener.dialects.items import MAX_ITEM_BYTES, Items
 from evener.dialects.openai_chat_messages import parse_message
 
 KEPT_BYTES = 1 << 19
@@ -51,7 +51,7 @@ def test_cache_of_messages_weighs_what_it_holds(kind: str, spell: Callable[[Any]
     content, count = HOSTILE[kind]
     messages = islice(_messages(content), count)
 
-    assert held_by(Items(parse_message, most_bytes=KEPT_BYTES), [spell([one]).encode() for one in messages]) < 1.2 * KEPT_BYTES
+    assert held_by(Items(parse_message, max_bytes=KEPT_BYTES), [spell([one]).encode() for one in messages]) < 1.2 * KEPT_BYTES
 
 
 @pytest.mark.parametrize("cell", ["{}", "[]", '{"a":{}}', "1.5", '"ab"', '{"a":1}'])
@@ -59,7 +59,7 @@ def test_cache_of_schemas_weighs_what_it_holds(cell: str) -> None:
     """Two letters are 64 bytes and more."""
     raws = [f"[[{number}{f',{cell}' * 3000}]]".encode() for number in range(6)]
 
-    assert held_by(Items(lambda value, _: value, most_bytes=KEPT_BYTES), raws) < 1.2 * KEPT_BYTES
+    assert held_by(Items(lambda value, _: value, max_bytes=KEPT_BYTES), raws) < 1.2 * KEPT_BYTES
 
 
 def test_item_is_parsed_once_unless_it_is_large() -> None:
@@ -70,7 +70,7 @@ def test_item_is_parsed_once_unless_it_is_large() -> None:
         return len(value)
 
     items = Items(parse)
-    for length in (5, 5, MOST_ITEM_BYTES, MOST_ITEM_BYTES):
+    for length in (5, 5, MAX_ITEM_BYTES, MAX_ITEM_BYTES):
         items.of(json.dumps(["x" * length]).encode(), "messages")
 
-    assert parsed == [5, MOST_ITEM_BYTES, MOST_ITEM_BYTES]
+    assert parsed == [5, MAX_ITEM_BYTES, MAX_ITEM_BYTES]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evener.dialects.canonical import RequestError
-from evener.dialects.items import MOST_ITEMS, Items
+from evener.dialects.items import MAX_ITEMS, Items
 from evener.dialects.registry import dialect_for
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -131,7 +131,7 @@ def parsed(value: Any, _: str) -> Any:
 
 def test_the_oldest_items_go_when_there_is_no_more_room() -> None:
     """What is held is what is counted."""
-    items = Items(parsed, most_bytes=100 * 2048)
+    items = Items(parsed, max_bytes=100 * 2048)
     for start in (0, 1000):
         items.of(json.dumps(list(range(start, start + 1000))).encode(), "items")
     assert list(items._kept) == [str(number).encode() for number in range(2000 - len(items._kept), 2000)]
@@ -147,7 +147,7 @@ def test_threads_that_read_the_same_items_keep_each_once() -> None:
             ready.wait(60)  # all of them have looked, and none has found it
         return parsed(value, path)
 
-    items = Items(slowly, most_bytes=500 * 2048)
+    items = Items(slowly, max_bytes=500 * 2048)
     found: list[Any] = []
     threads = [threading.Thread(target=lambda raw=raw: found.append(items.of(raw, "items"))) for raw in lists]
     for thread in threads:
@@ -161,11 +161,11 @@ def test_threads_that_read_the_same_items_keep_each_once() -> None:
 @pytest.mark.parametrize(
     ("path", "field", "body"),
     [
-        (CHAT, "messages", {"model": "m", "messages": [{"role": "user", "content": ""}] * (MOST_ITEMS + 1)}),
-        (MESSAGES, "messages", {"model": "m", "messages": [{"role": "user", "content": ""}] * (MOST_ITEMS + 1)}),
-        (RESPONSES, "input", {"model": "m", "input": [{"role": "user", "content": ""}] * (MOST_ITEMS + 1)}),
-        (GOOGLE, "contents", {"contents": [{"parts": []}] * (MOST_ITEMS + 1)}),
-        (CHAT, "tools", {"model": "m", "messages": [{"role": "user", "content": ""}], "tools": [{"type": "mcp"}] * (MOST_ITEMS + 1)}),
+        (CHAT, "messages", {"model": "m", "messages": [{"role": "user", "content": ""}] * (MAX_ITEMS + 1)}),
+        (MESSAGES, "messages", {"model": "m", "messages": [{"role": "user", "content": ""}] * (MAX_ITEMS + 1)}),
+        (RESPONSES, "input", {"model": "m", "input": [{"role": "user", "content": ""}] * (MAX_ITEMS + 1)}),
+        (GOOGLE, "contents", {"contents": [{"parts": []}] * (MAX_ITEMS + 1)}),
+        (CHAT, "tools", {"model": "m", "messages": [{"role": "user", "content": ""}], "tools": [{"type": "mcp"}] * (MAX_ITEMS + 1)}),
     ],
 )
 def test_an_absurd_number_of_items_is_refused_by_name(path: str, field: str, body: Any) -> None:
@@ -174,4 +174,4 @@ def test_an_absurd_number_of_items_is_refused_by_name(path: str, field: str, bod
     with pytest.raises(RequestError) as refused:
         dialect.parse(path, json.dumps(body).encode())
     assert (refused.value.field, refused.value.status) == (field, 400)
-    assert str(MOST_ITEMS) in refused.value.message
+    assert str(MAX_ITEMS) in refused.value.message

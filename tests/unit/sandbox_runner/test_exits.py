@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evener.proto.reasons import CallFailure, ExitCause
-from evener.sandbox_runner.relay import MOST_DETAIL, Report
+from evener.sandbox_runner.relay import MAX_DETAIL, Report
 from evener.sandbox_runner.sessions import Exit
 
 LATER, EARLIER = math.inf, -math.inf
@@ -89,14 +89,14 @@ def test_what_was_refused_is_named_rather_than_what_was_left() -> None:
 def test_failures_are_counted_by_reason_with_the_last_detail_on_a_line() -> None:
     report = Report()
     report.failed(CallFailure.OVERLOADED, "first")
-    report.failed(CallFailure.OVERLOADED, "second\nline " + "x" * MOST_DETAIL)
+    report.failed(CallFailure.OVERLOADED, "second\nline " + "x" * MAX_DETAIL)
     report.failed(CallFailure.REFUSED, "stop: not served")
     left = Exit(cause=ExitCause.EXITED, exit_code=0)
     left.tell(report)
 
     assert [(failed.reason, failed.count) for failed in left.failures] == [(CallFailure.OVERLOADED, 2), (CallFailure.REFUSED, 1)]
     assert left.failures[0].detail.startswith("second line x")
-    assert len(left.failures[0].detail) == MOST_DETAIL + len("...")
+    assert len(left.failures[0].detail) == MAX_DETAIL + len("...")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class ScriptedApp:
         await ScriptedCall(request, answers, form, self.ledger, self.control, stream=stream).respond(receive, send)
 
     def _line(self, request: GenerateBody) -> tuple[Step | None, Sequence[int] | None, Sequence[int]]:
-        """Return the step that answers, what it says here, and what it would say without a fault. None: draw. Raises Refusal."""
+        """Return the step that answers, its answer here, and its answer without a fault. None: draw. Raises Refusal."""
         if (rest := self._unfinished.rest(request.token_ids)) is not None:
             return rest.step, rest.said, rest.said
         prompt = Prompt(request.token_ids, self.tokenizer, self._header)

@@ -13,7 +13,7 @@ Mode = Literal["keep", "abort", "wait"]
 """The modes of a pause, as in vLLM: hold tokens, end answers, or wait for them to end. New calls wait in all three."""
 MODES: Final[tuple[Mode, ...]] = ("abort", "wait", "keep")
 DEFAULT: Final = "default"
-"""The label of weights that nobody published."""
+"""The label of weights that were not published."""
 
 
 class Abortable(Protocol):
@@ -53,7 +53,7 @@ class Control:
         self.label = DEFAULT
         """The label of the next token, also in open answers."""
         self.weights = 0
-        """A number that stands for the weights. 0: those of the start."""
+        """A number that identifies the weights. 0: those of the start."""
         self.paused: Mode | None = None
         self.gates: Final[defaultdict[str, Gate]] = defaultdict(Gate)
         self._answers: Final[set[Abortable]] = set()

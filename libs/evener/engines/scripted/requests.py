@@ -11,7 +11,7 @@ from evener.proto.spec import Sampling
 
 
 class SamplingParams(Struct, kw_only=True):
-    """The sampling parameters that are obeyed. Others are ignored, because the script decides what is said."""
+    """The sampling parameters that are obeyed. Others are ignored, because the script decides the answer."""
 
     n: int = 1
     max_tokens: int | None = None

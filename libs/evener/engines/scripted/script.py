@@ -148,7 +148,7 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rules: tuple[Rule, ...] = ()
     default: Step | None = None
     reload: Reload = "obey"
-    """What the engine does when it is told to load weights. `ignore`: it reports success and keeps the old weights."""
+    """What the engine does when it should load weights. `ignore`: it reports success and keeps the old weights."""
 
 
 _scripts: Final = msgspec.json.Decoder(Script)

@@ -34,7 +34,7 @@ def ask(messages: list[Message]) -> Message:
         pause = RETRY_SECONDS * 2**tried
         headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}", "x-retry-count": str(tried)}
         try:
-            with urllib.request.urlopen(urllib.request.Request(URL, body, headers)) as answer:  # noqa: S310 - it is told the URL
+            with urllib.request.urlopen(urllib.request.Request(URL, body, headers)) as answer:  # noqa: S310 - the URL is an argument
                 message: Message = read_stream(answer) if STREAM else json.load(answer)["choices"][0]["message"]
                 return message
         except urllib.error.HTTPError as error:
