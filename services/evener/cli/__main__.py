@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "Uses the running `evener up`, or starts one for the duration of the command. Exits with 0 if every group was delivered, 1 if "
     "one was not, 3 if one has nothing to train.\n\n"
     "Ctrl-C leaves the run; the same command with its --run-id continues it.",
+    "tasks": "Import, list and validate tasks.",
     "cancel": "End a run.\n\nIts sessions are ended. A group fails if too few of its sessions had finished; delivered groups stay.",
     "record": "Record a program's model calls, or open a session for one.\n\n"
     "`evener record -- python agent.py` runs the program here, with the base URL and key variables of every provider set to a fresh "
@@ -39,7 +40,7 @@ COMMANDS: Final = {
 }
 """Command to help text, whose first line the list of commands shows. Each command is the function of that name in the module of that
 name."""
-GROUPS: Final = frozenset({"dead-letters", "engine", "groups", "harness", "policy", "runs", "topics"})
+GROUPS: Final = frozenset({"dead-letters", "engine", "groups", "harness", "policy", "runs", "tasks", "topics"})
 """Commands that have subcommands: `app` in their module."""
 
 app = App(

@@ -1,0 +1,1 @@
+"""Importers: from what people publish to task directories in Harbor's format."""

@@ -1,0 +1,46 @@
+"""The registry of importers, by the name of the format."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from evener.proto.names import unknown
+from evener.tasks.directory import find
+from evener.tasks.errors import TaskError
+from evener.tasks.imports.answers import import_answers
+from evener.tasks.imports.harbor import import_harbor
+from evener.tasks.imports.port import Importer, SourceUnreadable
+from evener.tasks.imports.read_rows import HUB, read_rows
+from evener.tasks.imports.swe import SWE_IMPORTERS
+from evener.tasks.imports.swe_dialects import SWE_DIALECTS
+
+HARBOR: Final = "harbor"
+ROWS: Final = "rows"
+IMPORTERS: Final[dict[str, Importer]] = {HARBOR: import_harbor, ROWS: import_answers, **SWE_IMPORTERS}
+
+
+def importer_for(name: str) -> Importer:
+    """Return the importer of a format. Raises SourceUnreadable."""
+    if name not in IMPORTERS:
+        raise SourceUnreadable(unknown("format", name, IMPORTERS, "of tasks"))
+    return IMPORTERS[name]
+
+
+def format_of_source(source: str, split: str | None = None) -> str:
+    """Return the format that a source seems to have: of its directories, or of the columns of its first row. Raises SourceUnreadable."""
+    if not source.startswith(HUB):
+        path = Path(source)
+        if not path.exists():
+            msg = f"{source}: no such file or folder"
+            raise SourceUnreadable(msg)
+        if path.is_dir() and _holds_tasks(path):
+            return HARBOR
+    columns = {column for row in islice(read_rows(source, split), 1) for column in row}
+    return next((name for name, dialect in SWE_DIALECTS.items() if columns >= set(dialect.signs)), ROWS)
+
+
+def _holds_tasks(path: Path) -> bool:
+    try:
+        return bool(find(path))
+    except TaskError:
+        return False
