@@ -73,17 +73,10 @@ async def test_tests_that_the_agent_rewrote_are_put_back(bench: AnyBench, task: 
     assert grade.rewards == {"reward": 0.0, "fail_to_pass": 0.0, "pass_to_pass": 1.0}
 
 
-@pytest.mark.parametrize("name", ["conftest.py", "tests/conftest.py", "sitecustomize.py", "pytest.ini"])
+@pytest.mark.parametrize("name", ["conftest.py", "tests/conftest.py", "pytest.ini"])
 async def test_runner_that_the_agent_configured_is_put_back(bench: AnyBench, task: Path, name: str) -> None:
-    """A hook that calls every test passed, wherever it lies."""
-    hook = """
-import pytest
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    outcome = yield
-    outcome.get_result().outcome = "passed"
-"""
-    ini = "[pytest]\naddopts = --collect-only\n"
-    grade = await graded(bench, task, {name: ini if name.endswith(".ini") else hook})
+    """A hook that runs no test and calls it passed, wherever it lies; options that collect and run nothing."""
+    hook = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(pyfuncitem):\n    return True\n"
+    grade = await graded(bench, task, {name: "[pytest]\naddopts = --collect-only\n" if name.endswith(".ini") else hook})
 
     assert grade.rewards == {"reward": 0.0, "fail_to_pass": 0.0, "pass_to_pass": 1.0}
