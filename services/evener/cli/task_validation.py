@@ -1,7 +1,6 @@
 """Validates tasks and tells the verdicts."""
 
 import asyncio
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from evener.cli.errors import Usage
 from evener.cli.output import console, table, tell
 from evener.cli.submission import TaskNeedsMore
 from evener.graders.validation import Trial, Validator, Verdict
+from evener.runtime.folders import temporary_folder
 from evener.sandboxes.config import SandboxesConfig
 from evener.sandboxes.registry import BACKENDS, LOCAL, lacks, open_backends
 from evener.tasks.directory import Task, find, load
@@ -43,14 +43,13 @@ async def validate_tasks(folder: Path, sandbox: str | None, *, times: int, concu
         )
         raise Usage(msg)
     verdicts: list[Verdict] = []
-    with tempfile.TemporaryDirectory(prefix="evener-validate-") as root:
-        async with open_backends(Path(root), SandboxesConfig()) as sandboxes:
-            validator = Validator(sandboxes, times=times, concurrency=concurrency)
-            tries = [validator.validate(path, name, number) for number, (path, (name, _)) in enumerate(zip(paths, backends, strict=True))]
-            for done in asyncio.as_completed(tries):
-                verdicts.append(await done)
-                if json or not console().is_terminal:
-                    tell(verdicts[-1])
+    async with temporary_folder("evener-validate-") as root, open_backends(root, SandboxesConfig()) as sandboxes:
+        validator = Validator(sandboxes, times=times, concurrency=concurrency)
+        tries = [validator.validate(path, name, number) for number, (path, (name, _)) in enumerate(zip(paths, backends, strict=True))]
+        for done in asyncio.as_completed(tries):
+            verdicts.append(await done)
+            if json or not console().is_terminal:
+                tell(verdicts[-1])
     _tell_all(verdicts, json=json)
     return 1 if any(verdict.faults for verdict in verdicts) else 0
 
