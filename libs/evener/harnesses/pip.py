@@ -1,4 +1,4 @@
-"""PyPI packages as bundles: a virtual environment with exactly what a lock file says, installed once.
+"""PyPI packages as bundles: a Python with exactly what a lock file says, installed once.
 
 A bundle is moved after it was built, and the scripts in its `bin` name the old place. Run modules with its Python (`-m`) instead.
 """
@@ -11,8 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from evener.harnesses.install import appearing, locked, run
+from evener.harnesses.install import appearing, installed, locked, run
 from evener.harnesses.port import HarnessMissing
+from evener.harnesses.python_tree import bring_python, brings_python
 
 PYTHON_VERSION: Final = "3.12"
 """The Python version that today's harnesses on PyPI run on. Some of their dependencies lack wheels for older and newer ones."""
@@ -57,13 +58,15 @@ class PypiPackage(Struct, frozen=True, kw_only=True):
     async def install(self, cache: Path, harness: str) -> Path:
         """Return the bundle `<cache>/<harness>-<version+lock>`, which is built at first use. Raises HarnessMissing."""
         bundle = cache / f"{harness}-{self.locked}"
-        if not await asyncio.to_thread(bundle.is_dir):
-            python = await _python(harness)
+        if not await installed(bundle):
+            python = await python_for(harness)
             async with appearing(bundle) as made:
                 await _checked(f"{harness} needs the venv module of {python}", python, "-m", "venv", str(made))
                 for lock, how in zip(self.locks, (("--only-binary", ":all:"), FROM_SOURCE), strict=False):
                     asked = (python_of(made), "-m", "pip", "install", *PIP_QUIETLY, *PIP_AS_LOCKED, *how, "-r", str(lock))
                     await _checked(f"pip could not install {self.name}=={self.version}", *asked)
+                if brings_python():
+                    await bring_python(python, made)
         return bundle
 
 
@@ -80,7 +83,8 @@ def pythons() -> list[str]:
     return [in_path, *kept] if in_path else kept
 
 
-async def _python(harness: str) -> str:
+async def python_for(harness: str) -> str:
+    """Return the program of a Python that can make bundles. Raises HarnessMissing."""
     for program in await asyncio.to_thread(pythons):
         code, _ = await run(program, "-c", "import ensurepip, venv")  # a shim of pyenv is there and does not run
         if code == 0:

@@ -25,13 +25,15 @@ SOLUTION: Final = "/solution"
 VERIFIER_LOGS: Final = "/logs/verifier"
 AGENT_LOGS: Final = "/logs/agent"
 ARTIFACTS: Final = "/logs/artifacts"
+BUNDLES: Final = "/opt/evener"
+"""Folders of this machine are mounted below it."""
 
 SIGNALLED: Final = range(129, 160)
 """The exit codes by which containers and shells tell that a signal ended a program."""
 ANY_SANDBOX: Final = SandboxSpec()
 """Asks for nothing in particular."""
-UNTRACKED: Final = (HOME, TEMPORARY, TESTS, SOLUTION, VERIFIER_LOGS)
-"""Places whose files are never part of `Changes`: a harness's own state, and what grading brings."""
+UNTRACKED: Final = (HOME, TEMPORARY, TESTS, SOLUTION, VERIFIER_LOGS, BUNDLES)
+"""Places whose files are never part of `Changes`: a harness's own state, what grading brings, and what is mounted."""
 
 
 class SandboxError(EvenerError):

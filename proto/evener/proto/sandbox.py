@@ -49,7 +49,7 @@ class Mount(Struct, frozen=True, kw_only=True):
 
     source: str
     place: str
-    """Where it is in the sandbox."""
+    """Where it is in the sandbox: below `/opt/evener`, of which nothing is part of a program's changes."""
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):

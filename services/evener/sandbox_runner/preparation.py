@@ -15,7 +15,7 @@ from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.runtime.folders import temporary_folder
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NoStart, allow
-from evener.sandboxes.port import Sandbox
+from evener.sandboxes.port import BUNDLES, Sandbox
 from evener.sandboxes.registry import lacks
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
@@ -27,6 +27,7 @@ class PreparedLaunch(Struct, frozen=True, kw_only=True, eq=False):
 
     harness: Harness
     bundle: Path
+    """Where programs in the sandbox find the harness's bundle."""
     task: Task
     """The task. Its files are gone by then; its values stay."""
     sandbox: Sandbox
@@ -70,11 +71,12 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
     async with temporary_folder("evener-task-") as folder:
         task = await _unpacked(context.blobs, spec.task, folder, spec.harness.sandbox)
         has_bundle = await asyncio.to_thread(bundle.is_dir)
-        wanted = structs.replace(task.sandbox, mounts=(Mount(source=str(bundle), place=str(bundle)),) if has_bundle else ())
+        place = f"{BUNDLES}/{bundle.name}"
+        wanted = structs.replace(task.sandbox, mounts=(Mount(source=str(bundle), place=place),) if has_bundle else ())
         sandbox = await stack.enter_async_context(backend.open(name, wanted))
         if task.environment is not None:
             await sandbox.bring(task.environment, sandbox.workdir)
-    return PreparedLaunch(harness=harness, bundle=bundle, task=task, sandbox=sandbox)
+    return PreparedLaunch(harness=harness, bundle=Path(sandbox.inside(place)), task=task, sandbox=sandbox)
 
 
 async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path, backend: str) -> Task:

@@ -11,6 +11,7 @@ import pytest
 from evener.harnesses import npm, pip
 from evener.harnesses.install import locked
 from evener.harnesses.port import bundle_of
+from evener.harnesses.python_tree import TOOLS_LOCK
 from evener.harnesses.registry import BUNDLED, harness, names
 
 MODULES = {name: import_module(f"evener.harnesses.{name}") for name in names()}
@@ -32,7 +33,7 @@ def requirements(lock: Path) -> list[str]:
 def test_every_harness_that_is_brought_is_locked() -> None:
     """There are no other locks."""
     assert {name for name in names() if harness(name).package} == PACKAGES.keys()
-    assert {*NPM.values(), *(lock for package in PIP.values() for lock in package.locks)} == set(LOCKS)
+    assert {*NPM.values(), *(lock for package in PIP.values() for lock in package.locks), TOOLS_LOCK} == set(LOCKS)
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from evener.harnesses import npm
 from evener.harnesses.install import locked
@@ -69,14 +70,57 @@ async def test_an_installation_that_fails_leaves_no_bundle(programs: Path, tmp_p
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_installed_bundle_is_not_installed_again(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where npm is gone."""
+    program(programs, "npm", 'mkdir "$3/node_modules"')
     wanted = package(tmp_path)
-    bundle = tmp_path / f"a-{wanted.locked}"
-    bundle.mkdir()
+    bundle = await wanted.install(tmp_path / "cache", "a")
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert await wanted.install(tmp_path, "a") == bundle
+    assert await wanted.install(tmp_path / "cache", "a") == bundle
+
+
+@pytest.mark.parametrize("change", ["content", "new", "removed", "link", "permission"])
+async def test_a_bundle_that_has_changed_is_installed_again(programs: Path, tmp_path: Path, change: str) -> None:
+    """Whatever changed: it runs in every sandbox."""
+    program(programs, "npm", 'mkdir "$3/node_modules" && echo 1 > "$3/node_modules/a" && ln -s a "$3/node_modules/b"')
+    wanted = package(tmp_path)
+    folder = await wanted.install(tmp_path / "cache", "a") / "node_modules"
+    match change:
+        case "content":
+            (folder / "a").write_text("2\n")
+        case "new":
+            (folder / "c").touch()
+        case "removed":
+            (folder / "a").unlink()
+        case "link":
+            (folder / "b").unlink()
+            (folder / "b").symlink_to("c")
+        case _:
+            (folder / "a").chmod(0o755)
+
+    with capture_logs() as logs:
+        await wanted.install(tmp_path / "cache", "a")
+
+    assert [line["event"] for line in logs] == ["bundle_changed"]
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
+    assert (folder / "b").read_text() == "1\n"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.parent.name]
+
+
+async def test_a_bundle_is_readable_by_every_user(programs: Path, tmp_path: Path) -> None:
+    """Programs in a sandbox are somebody else."""
+    program(programs, "npm", 'umask 077; mkdir "$3/node_modules" && echo > "$3/node_modules/a" && chmod 700 "$3/node_modules/a"')
+
+    bundle = await package(tmp_path).install(tmp_path / "cache", "a")
+
+    for path, mode in (
+        (bundle, 0o555),
+        (bundle / "node_modules", 0o555),
+        (bundle / "node_modules/a", 0o555),
+        (bundle / "package.json", 0o444),
+    ):
+        assert path.stat().st_mode & mode == mode
 
 
 async def test_a_bundle_from_before_there_were_locks_is_not_taken_for_a_locked_one(programs: Path, tmp_path: Path) -> None:
@@ -134,20 +178,16 @@ async def test_a_package_for_another_machine_is_not_missed(programs: Path, tmp_p
 
 
 @BRINGS
-@pytest.mark.parametrize("made", ["before", "now"])
-async def test_a_bundle_that_the_node_in_path_cannot_run_gets_its_own(programs: Path, tmp_path: Path, made: str) -> None:
-    """Also one that was made when a newer Node was in PATH."""
+async def test_a_bundle_that_needs_node_gets_its_own(programs: Path, tmp_path: Path) -> None:
+    """Whatever is in PATH: an image has none. All bundles share its bytes."""
     node = f"node_modules/{npm.NODES[platform.machine()]}/bin"
     program(programs, "npm", f'case "$3" in */.node-*) mkdir -p "$3/{node}" && echo > "$3/{node}/node";; esac')
-    wanted = package(tmp_path, node=(22, 19))
-    if made == "before":
-        program(programs, "node", "echo v24.1.0")
-        assert npm.node_of(await wanted.install(tmp_path / "cache", "a")) == "node"
-    program(programs, "node", "echo v22.18.0")
+    program(programs, "node", "echo v99.1.0")
 
-    bundle = await wanted.install(tmp_path / "cache", "a")
+    bundle = await package(tmp_path, node=(22, 19)).install(tmp_path / "cache", "a")
 
     assert npm.node_of(bundle) == str(bundle / npm.NODE_FOLDER / node / "node")
+    assert (bundle / npm.NODE_FOLDER / node / "node").samefile(tmp_path / "cache" / npm.NODE_FOLDER / node / "node")
 
 
 async def test_a_node_that_is_too_old_is_told_where_none_can_be_brought(

