@@ -47,6 +47,16 @@ async def test_harnesses_from_npm_bring_their_node(tmp_path: Path, name: str, do
 
 
 @BY_NPM
+async def test_harnesses_work_in_namespaces(tmp_path: Path) -> None:
+    """Pi in `bubblewrap`: no daemon, no trust."""
+    spec = HarnessSpec(name="pi", sandbox="bubblewrap")
+    probe = harness("pi").probe
+    assert probe is not None
+
+    assert_linear(await run_check(script(probe), run_request_of(spec, Streaming.BUFFERED), (), tmp_path / "state"))
+
+
+@BY_NPM
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["claude_code", "gemini_cli", "qwen_code"])
 async def test_further_harnesses_from_npm_bring_their_node(tmp_path: Path, name: str, docker_host: str) -> None:

@@ -64,9 +64,7 @@ async def installed(bundle: Path) -> bool:
     if await asyncio.to_thread(is_sealed, bundle):
         return True
     log.warning("bundle_changed", bundle=str(bundle), mend="it is installed again")
-    aside = bundle.with_name(f".{bundle.name}-{token_hex(8)}")
-    await asyncio.to_thread(bundle.rename, aside)
-    await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+    await asyncio.to_thread(_remove, bundle)
     return False
 
 
@@ -104,6 +102,13 @@ def _digest(bundle: Path) -> str:
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def _remove(bundle: Path) -> None:
+    """Remove a bundle: at once from its place, then its files."""
+    aside = bundle.with_name(f".{bundle.name}-{token_hex(8)}")
+    bundle.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _become(bundle: Path, made: Path) -> None:

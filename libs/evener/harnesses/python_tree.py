@@ -32,6 +32,7 @@ LEFT_OUT: Final = shutil.ignore_patterns(
 C_LIBRARY: Final = re.compile(r"^(?:ld-linux.*|lib(?:c|m|dl|pthread|rt|util|resolv|anl|mvec)\.so.*)$")
 """Matches the libraries that come with the C library. They are the image's own."""
 FOUND: Final = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
+_told: Final = msgspec.json.Decoder(tuple[str, str, str])
 
 
 def brings_python() -> bool:
@@ -45,7 +46,7 @@ async def bring_python(python: str, made: Path) -> None:
     if code != 0:
         msg = f"{python} does not say where its files are: {said.strip()[-300:]}"
         raise HarnessMissing(msg)
-    executable, library, version = msgspec.json.decode(said, type=tuple[str, str, str])
+    executable, library, version = _told.decode(said)
     tools = made.with_name("tools")
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes")
     code, said = await run(str(made / "bin" / "python"), *pip, "--target", str(tools), "-r", str(TOOLS_LOCK))

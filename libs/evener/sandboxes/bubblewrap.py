@@ -4,7 +4,7 @@ The programs of this machine (`/usr`) are there, read-only, and of `/etc` what t
 which programs find as their root, so that places are where a container has them. The network has a loopback with the relay on it, and
 nothing else. A user who is not root gets this by user namespaces; root needs none, and runs each sandbox as another user id.
 
-What it cannot give: images, a task's own user, a limit of memory or of the bytes written, and a seccomp filter.
+What it cannot give: images, a task's own user, a seccomp filter, and a limit of what all processes of a sandbox use or write together.
 """
 
 import asyncio
@@ -218,7 +218,10 @@ class BubblewrapSandbox(LocalSandbox):
         for mount in self._spec.mounts:
             argv += ["--ro-bind", mount.source, mount.place]
         argv += ["--chdir", self.workdir, "--"]
-        argv += ["prlimit", f"--nproc={self._spec.limits.pids or self._config.pids}", "--core=0", "--"]
+        limits = self._spec.limits
+        memory = limits.memory_bytes or self._config.memory_bytes
+        argv += ["prlimit", f"--nproc={limits.pids or self._config.pids}", f"--data={memory}", "--core=0"]
+        argv += [*([] if limits.disk_bytes is None else [f"--fsize={limits.disk_bytes}"]), "--"]
         argv += ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all"]
         if root:
             argv += ["--bounding-set=-all", "--clear-groups", "--reuid", str(self._user), "--regid", str(self._user)]
@@ -283,7 +286,7 @@ async def open_bubblewrap(root: Path, config: BubblewrapConfig, timings: LocalTi
 
 
 def lacks(spec: SandboxSpec) -> tuple[str, ...]:
-    """Return what namespaces alone cannot give, in words. Limits of memory and disk are not enforced, as in `local`."""
+    """Return what namespaces alone cannot give, in words. Limits of memory and disk hold for each process and file."""
     wanted = {"an image of its own": spec.image is not None, "a user of its own": spec.user is not None}
     return tuple(want for want, is_wanted in wanted.items() if is_wanted)
 

@@ -37,6 +37,8 @@ class DockerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class BubblewrapConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The backend `bubblewrap`."""
 
+    memory_bytes: Annotated[int, Meta(ge=6 << 20)] = 4 << 30
+    """The memory of a program's own data, of each process, in a sandbox whose task asks for none."""
     pids: Annotated[int, Meta(ge=16)] = 1024
     """The processes and threads of a sandbox."""
     private_hosts: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ and has the daemon's seccomp profile. When its program ends, the whole container
 """
 
 import asyncio
-import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,6 +24,7 @@ from evener.sandboxes.hold import held
 from evener.sandboxes.port import ANY_SANDBOX
 
 REMOVE_CONTAINER_SECONDS: Final = 30.0
+LISTENING_SECONDS: Final = 2.0
 log = structlog.get_logger()
 
 
@@ -36,6 +37,8 @@ class DockerSandboxes:
         self._config = config
         self._trouble = ""
         self._has_quotas = True
+        self._reaping = asyncio.Lock()
+        self._reaped = False
         self._images = DockerImages(docker, config.build_network)
 
     def trouble(self) -> str:
@@ -43,6 +46,7 @@ class DockerSandboxes:
 
     @asynccontextmanager
     async def open(self, name: str, spec: SandboxSpec = ANY_SANDBOX) -> AsyncIterator[DockerSandbox]:
+        await self.reap()
         image = await self._images.get(spec.image or self._config.image)
         created = await self._created(container_of(image, spec, self._config, self._owner), container_name(self._owner, name))
         sandbox = DockerSandbox(self._docker, created, image, spec, self._config)
@@ -53,7 +57,13 @@ class DockerSandboxes:
             await asyncio.shield(self._close(sandbox, name))
 
     async def reap(self) -> None:
-        """Remove the containers that an earlier process of this folder left."""
+        """Remove the containers that an earlier process of this folder left. It is done once, before anything is opened."""
+        async with self._reaping:
+            if not self._reaped:
+                await self._reap()
+                self._reaped = True
+
+    async def _reap(self) -> None:
         filters = msgspec.json.encode({"label": [f"{LABEL}={self._owner}"]}).decode()
         left = await self._docker.get("/containers/json", all="true", filters=filters)
         for container in left:
@@ -63,13 +73,18 @@ class DockerSandboxes:
     async def watch(self) -> None:
         """Keep knowing whether the daemon answers."""
         while True:
-            try:
-                async with asyncio.timeout(REMOVE_CONTAINER_SECONDS):
-                    await self._docker.get("/version")
-                self._trouble = ""
-            except (DockerError, TimeoutError) as cause:
-                self._trouble = str(cause.args[0]) if cause.args else f"the Docker daemon at {self._docker.host} does not answer"
             await asyncio.sleep(5 if self._trouble else 15)
+            await self.look()
+
+    async def look(self) -> None:
+        """Find out whether the daemon answers, and remove what an earlier process left."""
+        try:
+            async with asyncio.timeout(REMOVE_CONTAINER_SECONDS):
+                await self.reap()
+                await self._docker.get("/version")
+            self._trouble = ""
+        except (DockerError, TimeoutError) as cause:
+            self._trouble = str(cause.args[0]) if cause.args else f"the Docker daemon at {self._docker.host} does not answer"
 
     async def _created(self, wanted: dict[str, Any], name: str) -> str:
         """Return the id of a new container.
@@ -98,22 +113,27 @@ class DockerSandboxes:
 
 
 def is_wanted(config: DockerConfig | None) -> bool:
-    """Return whether this process has the backend: it is configured, or the daemon's usual socket can be used."""
-    return config is not None or os.access(DockerConfig().host.removeprefix(UNIX), os.W_OK)
+    """Return whether this process has the backend: it is configured, or a daemon listens at the usual socket. Blocks."""
+    if config is not None:
+        return True
+    with socket.socket(socket.AF_UNIX) as tried:
+        tried.settimeout(LISTENING_SECONDS)
+        return tried.connect_ex(DockerConfig().host.removeprefix(UNIX)) == 0
 
 
 @asynccontextmanager
 async def open_docker_sandboxes(root: Path, config: DockerConfig) -> AsyncIterator[DockerSandboxes]:
     """Open the backend. The folder `root`, which it holds, names its containers: those of a dead process are removed.
 
-    Raises SandboxHeld if a living process has the folder, and SandboxError if the daemon does not answer.
+    If the daemon does not answer, that is its `trouble`, and it is asked again and again. Raises SandboxHeld if a living process has the
+    folder.
     """
     root = await asyncio.to_thread(root.resolve)
     async with AsyncExitStack() as stack:
         stack.enter_context(held(root))
         docker = await stack.enter_async_context(open_docker(config.host))
         sandboxes = DockerSandboxes(docker, str(root), config)
-        await sandboxes.reap()
+        await sandboxes.look()
         watching = asyncio.create_task(sandboxes.watch())
         stack.callback(watching.cancel)
         yield sandboxes

@@ -53,9 +53,14 @@ def lacks(backend: str, task: Task) -> tuple[str, ...]:
 
 
 def usable(backends: Mapping[str, Sandboxes]) -> dict[str, bool]:
-    """Return the conditions of readiness of backends: that one of them can open sandboxes, and each that cannot, with the reason."""
-    troubles = {name: backend.trouble() for name, backend in backends.items()}
-    return {"sandboxes": not all(troubles.values())} | {f"sandboxes {name}: {why}": False for name, why in troubles.items() if why}
+    """Return the condition of readiness that some backend can open sandboxes. If none can, the reason of each is a condition too."""
+    told = troubles(backends)
+    return {"sandboxes": True} if len(told) < len(backends) else {"sandboxes": False} | dict.fromkeys(told, False)
+
+
+def troubles(backends: Mapping[str, Sandboxes]) -> tuple[str, ...]:
+    """Return which backends cannot open sandboxes now, and why."""
+    return tuple(f"sandboxes {name}: {why}" for name, backend in backends.items() if (why := backend.trouble()))
 
 
 @asynccontextmanager

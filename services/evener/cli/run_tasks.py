@@ -10,7 +10,7 @@ from evener.cli.interrupts import BY_SIGNAL, leaving
 from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_summary import exit_code, summarize_run, tell_summary
 from evener.cli.run_warnings import RunWarnings
-from evener.cli.submission import Planned, RunRequest, plan, sandboxes_of, submit, trusting
+from evener.cli.submission import Planned, RunRequest, isolated, plan, sandboxes_of, submit, trusting
 from evener.client.client import Client
 from evener.proto.errors import EvenerError
 from evener.service.exits import complain, print_no_more
@@ -22,8 +22,8 @@ async def run_tasks(tasks: Path, run_request: RunRequest, *, sandbox: str | None
     brought = reached = submitted = False
 
     def up() -> tuple[str, ...]:
-        nonlocal brought
-        brought = True
+        nonlocal brought, planned
+        brought, planned = True, isolated(planned, trust_local=trust_local)
         return trusting(run_request, sandboxes_of(planned), trust_local=trust_local)
 
     with leaving() as asked:

@@ -16,7 +16,8 @@ from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.names import unknown
 from evener.proto.spec import Budgets, GroupOptions, HarnessSpec, Purpose, Sampling, Streaming, Target
 from evener.proto.tasks import TaskOptions, group_problem
-from evener.sandboxes.registry import BACKENDS, lacks
+from evener.sandboxes import bubblewrap
+from evener.sandboxes.registry import BACKENDS, BUBBLEWRAP, lacks
 from evener.service.exits import complain
 from evener.service.text_values import from_text
 from evener.tasks.directory import Task, find, load
@@ -52,6 +53,8 @@ class Planned(Struct, frozen=True, kw_only=True):
     task_id: str
     packed: Packed
     options: TaskOptions
+    chosen: bool = True
+    """Whether the run or the task named the sandbox."""
 
 
 def plan(folder: Path, run_request: RunRequest, sandbox: str | None = None) -> list[Planned]:
@@ -73,7 +76,8 @@ def plan(folder: Path, run_request: RunRequest, sandbox: str | None = None) -> l
         if task_id in planned:
             msg = f"two tasks in {folder} are called {task.name!r}: give one of them another name in its task.toml"
             raise TaskError(msg)
-        planned[task_id] = Planned(task_id=task_id, packed=pack(path), options=_options(run_request, task, backend))
+        options, chosen = _options(run_request, task, backend), (sandbox or task.backend) is not None
+        planned[task_id] = Planned(task_id=task_id, packed=pack(path), options=options, chosen=chosen)
     return list(planned.values())
 
 
@@ -128,14 +132,28 @@ def sandboxes_of(planned: Iterable[Planned]) -> set[str]:
     return {each.options.harness.sandbox for each in planned}
 
 
+def isolated(planned: Sequence[Planned], *, trust_local: bool) -> list[Planned]:
+    """Return the tasks for an `up` on this machine: where nobody named a sandbox, harnesses with tools get one that isolates them. Blocks.
+
+    With `trust_local`, and where `bubblewrap` does not work, they stay plain processes, which need trust.
+    """
+    if trust_local or not bubblewrap.works():
+        return list(planned)
+    return [each if each.chosen or not harness(each.options.harness.name).has_tools else _in(each, BUBBLEWRAP) for each in planned]
+
+
+def _in(planned: Planned, sandbox: str) -> Planned:
+    options = planned.options
+    return structs.replace(planned, options=structs.replace(options, harness=structs.replace(options.harness, sandbox=sandbox)))
+
+
 def trusting(run_request: RunRequest, sandboxes: Iterable[str], *, trust_local: bool) -> tuple[str, ...]:
     """Return the options of an `up` that is started for the run. If the run needs trust and has it, warn what that means.
 
     Raises Usage if the run needs trust and does not have it.
     """
     name = run_request.harness.name
-    isolated = all(BACKENDS[sandbox].isolates for sandbox in sandboxes)
-    if harness(name).has_tools and not isolated:
+    if harness(name).has_tools and not all(BACKENDS[sandbox].isolates for sandbox in sandboxes):
         danger = f"harness {name} has tools, and a `local` sandbox is a plain process: it runs what the model writes with your rights"
         if not trust_local:
             msg = f"{danger}. Choose another one (--sandbox docker), or give --trust-local if you trust the tasks and the model"

@@ -22,7 +22,7 @@ from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 from evener.runtime.faults import point
 from evener.runtime.tasks import Tasks
-from evener.sandboxes.registry import open_backends, usable
+from evener.sandboxes.registry import open_backends, troubles, usable
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog, checked, header
 from evener.service.lost import lost_session
@@ -163,6 +163,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
             name="evaluator",
             run=evaluator.run,
             ready=lambda: {"taking": not evaluator.heartbeat().stopping} | usable(sandboxes),
+            warnings=lambda: troubles(sandboxes),
             heartbeat=evaluator.heartbeat,
             drain=evaluator.drain,
         )

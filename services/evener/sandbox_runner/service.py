@@ -28,7 +28,7 @@ from evener.sandbox_runner.core import HeldAttempts
 from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.recordings import Recordings
 from evener.sandbox_runner.sessions import AttemptRun
-from evener.sandboxes.registry import open_backends, usable
+from evener.sandboxes.registry import open_backends, troubles, usable
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
 from evener.service.owners import Owners
@@ -181,6 +181,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
             routes=recordings.routes(),
             run=runner.run,
             ready=runner.ready,
+            warnings=lambda: troubles(sandboxes),
             heartbeat=runner.heartbeat,
             leases=runner.leases,
             drain=runner.drain,
