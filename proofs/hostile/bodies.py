@@ -74,6 +74,12 @@ def braces() -> bytes:
     return raw("tools", f'[{{"type":"function","function":{{"name":"f","parameters":{{"x":[{"{}," * (8 * MIB // 3)}{{}}]}}}}}}]')
 
 
+def arguments(members: str) -> bytes:
+    """Return a history with one call whose arguments, a text of JSON, have these members."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": f'{{"x": [{members}1]}}'}}
+    return fields(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
 def surrogates() -> bytes:
     """Return 8 MB of JSON with a lone surrogate as its first name."""
     return b'{"\\ud800":0,"model":"policy","messages":[' + b"0," * (4 * MIB) + b"0]}"
@@ -285,6 +291,9 @@ BODIES: Final = (
         lambda: b'{"model":"policy","messages":[{"role":"user","content":"' + b"\\u0041" * MIB + b'"}]}',
         refused=EITHER,
     ),
+    body("16 MB of numbers in the arguments of a call", lambda: arguments("1," * (8 * MIB))),
+    body("9 MB of {} in the arguments of a call", lambda: arguments("{}," * (3 * MIB))),
+    body("a model's name of 5 MB", lambda: fields(model="m" * 5 * MIB), refused=EITHER),
     body("8 MB of numbers", lambda: raw("metadata", "[" + "1e9," * (2 * MIB) + "0]"), refused=EITHER),
     body(
         "an image of rubbish",

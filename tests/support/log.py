@@ -5,14 +5,14 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from evener.blobs.claims import hydrate
 from evener.blobs.port import Blobs
 from evener.bus.port import LogReader, Record
-from evener.proto.codec import AnyEvent, decode
+from evener.proto.codec import AnyEvent
 from evener.proto.fleet import DeadLetter
 from evener.proto.tasks import TaskEnded, TaskSubmitted
 from evener.proto.topics import Topic
 from evener.proto.trajectories import GroupFailed, GroupMerged, TrajectoryBuilt, TrajectoryScored
+from evener.service.events import whole_event
 
 EventT = TypeVar("EventT")
 
@@ -75,7 +75,7 @@ async def read_log(bus: LogReader, blobs: Blobs) -> Log:
 
 async def _read(bus: LogReader, blobs: Blobs, topic: Topic) -> list[Read]:
     return [
-        Read(record, await hydrate(decode(record.value), blobs))
+        Read(record, await whole_event(record, blobs))
         for partition in range(bus.partitions_of(topic))
         async for record in bus.read(topic, partition, await bus.beginning(topic, partition))
         if record.value is not None

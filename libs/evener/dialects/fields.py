@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from evener.dialects.bodies import as_utf8, check_size, mended
+from evener.dialects.bodies import MAX_VALUES, as_utf8, check_size, mended, values_in
 from evener.dialects.canonical import RequestError, RequestHints
 from evener.proto.reasons import CallFailure
 
@@ -20,7 +21,13 @@ NO_JSON: Final = (json.JSONDecodeError, UnicodeError)
 NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors for a body that cannot be read as JSON."""
 
+FEW_VALUES: Final = 8
+"""So many commas and brackets are not looked at more closely."""
+
 Read = TypeVar("Read")
+
+_values_left: Final = ContextVar("values_left", default=MAX_VALUES)
+"""How many more JSON values the texts in the request that is being read may hold. They are inside strings, where `check_size` sees none."""
 
 
 class _StreamAndModel(Struct):
@@ -55,6 +62,7 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     """Return the fields of the JSON object in a request body, unparsed. Raises RequestError."""
+    _values_left.set(MAX_VALUES)
     try:
         plain = as_utf8(body)
         check_size(plain)
@@ -166,15 +174,28 @@ def as_number(value: Any, path: str, *, least: float, most: float) -> float:
 
 
 def as_arguments(value: Any, path: str) -> dict[str, Any] | str:
-    """Return the arguments of a tool call: the parsed object, or the text if it is not an object."""
+    """Return the arguments of a tool call: the parsed object, or the text if it is not an object.
+
+    Texts that hold too many values are refused before they are parsed: the parser would stop all threads, and its result fill the memory.
+    """
     if isinstance(value, dict):
         return value
     text = as_string(value, path)
+    left = _values_left.get() - _values_of(text)
+    if left < 0:
+        refuse(path, f"the arguments of all calls have more than {MAX_VALUES} JSON values; send fewer or smaller calls")
+    _values_left.set(left)
     try:
         parsed = read_json(text)
     except ValueError:
         return text
     return parsed if isinstance(parsed, dict) else text
+
+
+def _values_of(text: str) -> int:
+    """Return how many members the objects and lists in a JSON text have; of a few, at most how many."""
+    most = sum(map(text.count, ",[{"))
+    return most if most <= FEW_VALUES else values_in(text.encode(errors="surrogatepass"))
 
 
 def _kind(value: Any) -> str:

@@ -22,6 +22,8 @@ VALUE_BYTES: Final = 128
 """The largest weight of each value in it, without its characters."""
 LETTER_BYTES: Final = 4
 """The largest weight of a character. One uncommon character makes all characters of a text that wide."""
+TEXTS_OF_JSON: Final = (b'"arguments"', b'"input"')
+"""Fields whose text may be parsed too: an item with one is weighed as if its texts were JSON."""
 MAX_ITEM_BYTES: Final = 256 << 10
 """Larger items are not cached."""
 MAX_ITEMS: Final = 20_000
@@ -79,4 +81,5 @@ class Items(Generic[Parsed]):
 
 def _weight(raw: bytes) -> int:
     letter = 1 if raw.isascii() and b"\\u" not in raw else LETTER_BYTES
-    return PARSED_BYTES + (1 + letter) * len(raw) + VALUE_BYTES * (values_in(raw) + raw.count(b":"))
+    values = sum(map(raw.count, (b",", b"[", b"{"))) if any(name in raw for name in TEXTS_OF_JSON) else values_in(raw)
+    return PARSED_BYTES + (1 + letter) * len(raw) + VALUE_BYTES * (values + raw.count(b":"))

@@ -31,8 +31,8 @@ DISCONNECT_PATH: Final = "/calls/{request_id}/disconnect"
 """POST with the capability: the harness disconnected. Aborts the open call, or records that its answer was not delivered."""
 RETRY_HEADER: Final = re.compile(r"retry|attempt")
 SUB_AGENT_HEADER: Final = re.compile(r"sub-?agent|agent-(id|name)$")
-MARK_CHARACTERS: Final = 100
-MOST_MARKS: Final = 4
+MAX_MARK_CHARACTERS: Final = 100
+MAX_MARKS: Final = 4
 SERVE_PREFIX: Final = "/serve"
 """POST /serve/v1/chat/completions ...: a harness's request as the relay passes it on."""
 
@@ -80,8 +80,8 @@ def is_marked(headers: Mapping[str, str], name: str | None) -> bool:
 
 def marks_of(headers: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the headers whose names and values look as if a client marked a retry or a sub-agent by them: a few, in order."""
-    found = (name for name in headers if len(name) <= MARK_CHARACTERS and (RETRY_HEADER.search(name) or SUB_AGENT_HEADER.search(name)))
-    return tuple(sorted(name for name in found if is_marked(headers, name)))[:MOST_MARKS]
+    found = (name for name in headers if len(name) <= MAX_MARK_CHARACTERS and (RETRY_HEADER.search(name) or SUB_AGENT_HEADER.search(name)))
+    return tuple(sorted(name for name in found if is_marked(headers, name)))[:MAX_MARKS]
 
 
 AnyFrame = Admitted | Waiting | Delta | Answer

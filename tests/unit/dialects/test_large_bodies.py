@@ -3,14 +3,17 @@
 import json
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from evener.dialects.bodies import MAX_VALUES
 from evener.dialects.canonical import RequestError
-from evener.dialects.items import MAX_ITEMS, Items
+from evener.dialects.items import MAX_ITEM_BYTES, MAX_ITEMS, Items
+from evener.dialects.openai_chat_messages import parse_message
 from evener.dialects.registry import dialect_for
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -175,3 +178,54 @@ def test_an_absurd_number_of_items_is_refused_by_name(path: str, field: str, bod
         dialect.parse(path, json.dumps(body).encode())
     assert (refused.value.field, refused.value.status) == (field, 400)
     assert str(MAX_ITEMS) in refused.value.message
+
+
+def chat_call(arguments: str) -> Any:
+    return {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]}
+
+
+def responses_call(arguments: str) -> Any:
+    return {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "call"), [(CHAT, "messages", chat_call), (RESPONSES, "input", responses_call)], ids=["chat", "responses"]
+)
+@pytest.mark.parametrize("parts", [1, 30])
+def test_arguments_of_too_many_values_are_refused_before_they_are_parsed(
+    path: str, field: str, call: Callable[[str], Any], parts: int
+) -> None:
+    """16 MB of ones in a text stopped the gateway's loop for 1.4 s, and took 2.4 GB. Many such texts are no better than one."""
+    dialect = dialect_for(path)
+    assert dialect is not None
+
+    def body(values: int) -> bytes:
+        ones = [call(json.dumps({"x": f"part {part}", "y": [1] * (values // parts)})) for part in range(parts)]
+        return json.dumps({"model": "m", field: [*ones, {"role": "user", "content": "go on"}]}).encode()
+
+    with pytest.raises(RequestError, match=f"more than {MAX_VALUES} JSON values") as refused:
+        dialect.parse(path, body(MAX_VALUES))
+    assert (refused.value.field or "").startswith(f"{field}[{parts - 1}]")
+    assert dialect.parse(path, body(MAX_VALUES * 9 // 10)).messages
+
+
+def test_commas_in_the_texts_of_arguments_are_no_values() -> None:
+    """An agent writes a long table into a file."""
+    table = chat_call(json.dumps({"path": "table.csv", "content": "1,2,3\n" * MAX_VALUES}))
+    dialect = dialect_for(CHAT)
+    assert dialect is not None
+    assert dialect.parse(CHAT, json.dumps({"model": "m", "messages": [table, {"role": "user", "content": "go on"}]}).encode()).messages
+
+
+def test_what_was_parsed_out_of_a_text_is_counted_as_held() -> None:
+    """Or the caches would hold ten times as much as they may."""
+    items = Items(parse_message)
+    arguments = '{"x": [' + "{}," * (MAX_ITEM_BYTES // 4) + "{}]}"
+    raw = json.dumps([chat_call(arguments)]).encode()
+    tracemalloc.start()
+    try:
+        items.of(raw, "messages")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert MAX_ITEM_BYTES < held <= items._bytes

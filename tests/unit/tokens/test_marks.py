@@ -8,7 +8,7 @@ from tests.unit.tokens.test_conversations import AGENT, CALL, TOOLS, work
 
 from evener.harnesses.quirks_file import read_quirks
 from evener.proto.reasons import CallFailure
-from evener.proto.relay import MOST_MARKS, marks_of
+from evener.proto.relay import MAX_MARKS, marks_of
 from evener.proto.spec import Quirks
 from evener.tokens.digests import Message
 from evener.tokens.proposals import propose
@@ -155,5 +155,5 @@ def test_headers_that_may_be_marks_are_named_and_nothing_else() -> None:
     headers = {RETRY: "1", "x-openai-subagent": "review", "x-claude-code-agent-id": "a1", "user-agent": "x/1", "authorization": "x"}
     assert marks_of(headers) == ("x-claude-code-agent-id", "x-openai-subagent", RETRY)
     assert marks_of({RETRY: "0", SUB_AGENT: ""}) == ()
-    assert len(marks_of({f"x-retry-{number}": "1" for number in range(100)})) == MOST_MARKS
+    assert len(marks_of({f"x-retry-{number}": "1" for number in range(100)})) == MAX_MARKS
     assert marks_of({"x-retry-" + "x" * 1000: "1"}) == ()
