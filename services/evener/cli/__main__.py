@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "Uses the running `evener up`, or starts one for the duration of the command. Exits with 0 if every group was delivered, 1 if "
     "one was not, 3 if one has nothing to train.\n\n"
     "Ctrl-C leaves the run; the same command with its --run-id continues it.",
+    "eval": "Evaluate harnesses on tasks: pass@1 and pass@k with intervals, as a table and a picture.",
     "tasks": "Import, list and validate tasks.",
     "cancel": "End a run.\n\nIts sessions are ended. A group fails if too few of its sessions had finished; delivered groups stay.",
     "record": "Record a program's model calls, or open a session for one.\n\n"
