@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import os
-import sys
-from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Final
 
 from tests.support.audited import breaches
+from tests.support.commands import evener
 from tests.support.engines import smollm
 from tests.support.together import submit, together
 from tests.support.waiting import until
@@ -25,14 +23,6 @@ from evener.service.auth import TOKEN_FILE
 SAMPLES: Final = 2
 SECONDS: Final = 600.0
 """What the test waits for anything. A sweep that found a blob that was still read begins again after a minute."""
-
-
-async def evener(url: str, token: str, *words: str) -> tuple[int | None, str, str]:
-    """Run a command at a running Evener; return its exit code, and what it wrote."""
-    environ = {**os.environ, "EVENER_URL": url, "EVENER_OPERATOR_TOKEN": token}
-    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "evener.cli", *words, stdout=PIPE, stderr=PIPE, env=environ)
-    out, errors = await running.communicate()
-    return running.returncode, out.decode(), errors.decode()
 
 
 async def merged(client: Client, run_id: str) -> None:

@@ -8,9 +8,9 @@ from evener.formats.pass_at_k import Evaluation
 
 PICTURE_WIDTH: Final = 760
 LABEL_WIDTH: Final = 250
-RIGHT: Final = 24
-TOP: Final = 46
-BOTTOM: Final = 34
+MARGIN_RIGHT: Final = 24
+HEAD_HEIGHT: Final = 46
+FOOT_HEIGHT: Final = 34
 K_HEIGHT: Final = 18
 GAP: Final = 14
 SERIES: Final = ("#2563eb", "#d97706", "#059669", "#db2777")
@@ -25,10 +25,10 @@ text { fill: currentColor; } .dim { opacity: .65; } .grid { stroke: currentColor
 def picture(title: str, evaluations: Sequence[Evaluation]) -> str:
     """Return the SVG."""
     heights = [GAP + K_HEIGHT * max(1, len(one.pass_at)) for one in evaluations]
-    height = TOP + sum(heights) + BOTTOM
+    height = HEAD_HEIGHT + sum(heights) + FOOT_HEIGHT
     ks = sorted({k for one in evaluations for k in one.pass_at})
     drawn = [*_axis(height), *_legend(ks)]
-    top = float(TOP)
+    top = float(HEAD_HEIGHT)
     for one, tall in zip(evaluations, heights, strict=True):
         drawn += _line(one, top, tall, ks)
         top += tall
@@ -42,13 +42,13 @@ def picture(title: str, evaluations: Sequence[Evaluation]) -> str:
 def _axis(height: int) -> Iterator[str]:
     for tenth in range(0, 11, 2):
         x = _x(tenth / 10)
-        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM + 4}"/>'
+        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{HEAD_HEIGHT}" y2="{height - FOOT_HEIGHT + 4}"/>'
         yield f'<text class="dim" x="{x:.1f}" y="{height - 12}" text-anchor="middle">{tenth * 10} %</text>'
 
 
 def _legend(ks: Sequence[int]) -> Iterator[str]:
     for number, k in enumerate(reversed(ks)):
-        x = PICTURE_WIDTH - RIGHT - 84 * number
+        x = PICTURE_WIDTH - MARGIN_RIGHT - 84 * number
         yield f'<circle cx="{x - 62}" cy="20" r="5" fill="{_colour(ks, k)}"/><text x="{x}" y="24" text-anchor="end">pass@{k}</text>'
 
 
@@ -66,7 +66,7 @@ def _line(one: Evaluation, top: float, tall: float, ks: Sequence[int]) -> Iterat
 
 
 def _x(share: float) -> float:
-    return LABEL_WIDTH + share * (PICTURE_WIDTH - LABEL_WIDTH - RIGHT)
+    return LABEL_WIDTH + share * (PICTURE_WIDTH - LABEL_WIDTH - MARGIN_RIGHT)
 
 
 def _colour(ks: Sequence[int], k: int) -> str:

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "report": "Write a run as one HTML page.\n\n"
     "The page is self-contained: groups, time lines, a table of all sessions, and the tokens of as many as fit.",
     "rebuild": "Rebuild stored sessions and compare them with the record.",
+    "regrade": "Grade stored sessions again, with corrected tests or another grader.",
     "audit": "Check what Evener promises from its log.",
     "groups": "Export what trainers get.",
     "engine": "Serve an engine, or let one join a running Evener.",

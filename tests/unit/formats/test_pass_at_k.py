@@ -67,7 +67,8 @@ def test_sessions_without_a_reward_count_nowhere() -> None:
     found = evaluation("pi", "set", scores, (3, 1))
 
     assert (found.tasks, found.sessions, found.graded) == (3, 9, 5)
-    assert (found.pass_at[1].value, found.pass_at[1].tasks) == (pytest.approx((1 / 2 + 2 / 3) / 2), 2)
+    assert found.pass_at[1].value == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert found.pass_at[1].tasks == 2
     assert (found.pass_at[3].value, found.pass_at[3].tasks) == (1.0, 1)
     assert found.mean_reward == pytest.approx((0.5 + 2.5 / 3) / 2)
     assert evaluation("pi", "set", scores, (1,), solved_at=0.5).pass_at[1].value == 0.75
