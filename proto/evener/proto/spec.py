@@ -190,7 +190,7 @@ class HarnessSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     options: dict[str, str] = {}
     """The harness's own options, which its folder lists."""
     sandbox: str = "local"
-    """The sandbox backend: `docker`, `local` (a plain process), or `none` if somebody else runs the process."""
+    """A sandbox backend of docs/sandboxes.md, or `none` if somebody else runs the process."""
     quirks: Quirks | None = None
     """Quirks given with the run, which replace those that the harness's folder declares. None: the folder's hold."""
 
