@@ -293,6 +293,13 @@ BODIES: Final = (
     ),
     body("16 MB of numbers in the arguments of a call", lambda: arguments("1," * (8 * MIB))),
     body("9 MB of {} in the arguments of a call", lambda: arguments("{}," * (3 * MIB))),
+    body(
+        "5,000 system messages",
+        lambda: fields(
+            messages=[*({"role": "system", "content": f"{number}"} for number in range(5000)), {"role": "user", "content": "x"}]
+        ),
+        refused=EITHER,
+    ),
     body("a model's name of 5 MB", lambda: fields(model="m" * 5 * MIB), refused=EITHER),
     body("8 MB of numbers", lambda: raw("metadata", "[" + "1e9," * (2 * MIB) + "0]"), refused=EITHER),
     body(

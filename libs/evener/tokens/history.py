@@ -35,13 +35,13 @@ class Match(Struct, frozen=True, kw_only=True):
 class Node:
     """A node of the tree of histories: it stands for one history."""
 
-    __slots__ = ("after", "answers", "candidates", "head", "holder", "start", "turns", "whole_head")
+    __slots__ = ("_opening", "after", "answers", "candidates", "holder", "start", "turns", "whole_head")
 
     def __init__(self, start: Digest = b"") -> None:
         self.start = start
         """The digest of the tools and options."""
-        self.head: OpeningDigests = ()
-        """The messages up to and including the first user message."""
+        self._opening: tuple[Any, Digest] | None = None
+        """The last message of the head, after those before it: a history of many messages before the first user message shares them."""
         self.whole_head = False
         """Whether there is a user message."""
         self.turns = 0
@@ -55,11 +55,20 @@ class Node:
         self.candidates: dict[tuple[Digest, str | None], list[SegmentRef]] = {}
         """The answers that a message may be, by its digest and key."""
 
+    @property
+    def head(self) -> OpeningDigests:
+        """The messages up to and including the first user message."""
+        found, rest = list[Digest](), self._opening
+        while rest is not None:
+            rest, digest = rest
+            found.append(digest)
+        return tuple(reversed(found))
+
     def then(self, digest: Digest, role: str) -> "Node":
         """Return the node of the history with one more message."""
         if (node := self.after.get(digest)) is None:
             node = self.after[digest] = Node(self.start)
-            node.head = self.head if self.whole_head else (*self.head, digest)
+            node._opening = self._opening if self.whole_head else (self._opening, digest)
             node.whole_head = self.whole_head or role == "user"
             node.turns = self.turns + (role == "assistant")
         return node

@@ -22,6 +22,8 @@ from evener.tokens.session import SessionLog
 CALL_EVENTS: Final = (CallOpened, CallClosed, CallFailed, CallUndelivered)
 SHORT_MESSAGES_BYTES: Final = 256 << 10
 """Messages of this size are indexed in two or three milliseconds. Larger ones are left to the thread that places the next call."""
+SHORT_MESSAGES: Final = 500
+"""So are more messages than these, however short."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,4 +169,7 @@ class SessionRuntime:
 
 
 def _is_long(event: AnyEvent) -> bool:
-    return isinstance(event, CallOpened) and len(inline(event.messages)) > SHORT_MESSAGES_BYTES
+    if not isinstance(event, CallOpened):
+        return False
+    known = 0 if event.history_base is None else event.history_base.count
+    return len(inline(event.messages)) > SHORT_MESSAGES_BYTES or event.message_count - known > SHORT_MESSAGES

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from functools import partial
 
+import pytest
 from msgspec import structs
 from tests.support.loop import turns
 from tests.support.world import World, user
@@ -11,7 +12,8 @@ from tests.support.world import World, user
 from evener.proto.arrays import inline
 from evener.proto.codec import decode
 from evener.proto.spec import PolicyOptions, Quirks
-from evener.provider_gateway.session import SHORT_MESSAGES_BYTES, SessionRuntime
+from evener.provider_gateway.session import SHORT_MESSAGES, SHORT_MESSAGES_BYTES, SessionRuntime
+from evener.tokens.digests import Message
 from evener.tokens.place import place
 
 LONG = "word " * 200
@@ -67,16 +69,21 @@ def test_texts_read_at_a_take_over_are_not_kept_after_the_first_call() -> None:
     assert played.text_bytes < len(LONG)
 
 
-async def test_long_messages_are_taken_in_by_the_thread_that_places_the_next_call() -> None:
+@pytest.mark.parametrize(
+    "talk",
+    [[user("words " * (SHORT_MESSAGES_BYTES // 5))], [user("w")] * (SHORT_MESSAGES + 1)],
+    ids=["long", "many"],
+)
+async def test_long_messages_are_taken_in_by_the_thread_that_places_the_next_call(talk: list[Message]) -> None:
     """They are decoded and hashed again: the loop goes on meanwhile."""
     played, threads = Played(turns=1), list[threading.Thread]()
     played.fold()
-    first = len(played.world.log)
-    played.talk = [user("words " * (SHORT_MESSAGES_BYTES // 5))]
+    first, before = len(played.world.log), played.text_bytes
+    played.talk = list(talk)
     played.talk += [played.world.ask(played.talk, "b"), user(LONG)]
     for offset, record in list(enumerate(played.world.log))[first:]:
         played.runtime.fold([(decode(record), offset)], 100.0)
-    assert played.text_bytes > SHORT_MESSAGES_BYTES
+    assert played.text_bytes > before + SHORT_MESSAGES
 
     def look() -> bool:
         threads.append(threading.current_thread())
@@ -84,7 +91,7 @@ async def test_long_messages_are_taken_in_by_the_thread_that_places_the_next_cal
 
     assert await played.runtime.look(look)
     assert [thread is threading.main_thread() for thread in threads] == [False]
-    assert played.text_bytes < SHORT_MESSAGES_BYTES
+    assert played.text_bytes < before + SHORT_MESSAGES
 
 
 async def test_session_is_looked_at_by_one_thread_at_a_time_and_changes_come_between() -> None:

@@ -1,5 +1,6 @@
 """A walk that goes on from the last one reads what a walk from the start would read."""
 
+import tracemalloc
 from typing import Any
 
 from hypothesis import given, settings
@@ -59,3 +60,19 @@ def read(harness: Harness, talk: list[dict[str, Any]], *, afresh: bool = False) 
     reading = history.read(talk, harness.tools, PolicyOptions())
     history._walked = walked
     return list(reading.messages), reading.deepest, reading.known, reading.known_count, reading.answered, reading.cuts
+
+
+def test_messages_before_the_first_user_message_are_held_once() -> None:
+    """Each held all before it: ten thousand of them stopped the gateway's loop for a second, and took half a gigabyte."""
+    count = 6000
+    world = World()
+    world.odd_glue = True  # no render of each history
+    placed, opened = world.open([*({"role": "system", "content": f"{number}"} for number in range(count)), user("a")])
+    tracemalloc.start()
+    try:
+        world.close(placed, opened, ["the end"])
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < count * count
+    assert world.session.forest.calls["c1"].answered
