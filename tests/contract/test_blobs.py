@@ -218,7 +218,7 @@ class TestMemoryBlobs(BlobsContract):
         del tmp_path
         return open_blobs("memory://")
 
-    async def test_loop_goes_on_while_a_large_object_is_hashed(self, blobs: Blobs) -> None:
+    async def test_loop_continues_while_a_large_object_is_hashed(self, blobs: Blobs) -> None:
         """A task of 50 MB took 50 ms for each look."""
         threads = CountingThreads()
         asyncio.get_running_loop().set_default_executor(threads)

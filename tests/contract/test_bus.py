@@ -108,7 +108,7 @@ class BusContract(abc.ABC):
         assert bus.partitions_of(Topic.POLICIES) == 1
         assert {bus.partition_of(CALLS, f"task.{number}") for number in range(64)} == {0, 1, 2, 3}
 
-    async def test_commit_tells_where_each_record_stands(self, bus: Bus) -> None:
+    async def test_commit_returns_the_position_of_each_record(self, bus: Bus) -> None:
         """A capability names the offset of SessionStarted."""
         producer = await bus.producer("gateway-0")
         positions = await producer.commit([record(b"a"), record(b"b", partition=1), record(b"c")])
@@ -237,7 +237,7 @@ class BusContract(abc.ABC):
         await take_over(bus)
         assert await values(bus) == [b"0", b"1"]
 
-    async def test_many_commits_at_once_are_each_told_of_their_own(self, bus: Bus) -> None:
+    async def test_many_commits_at_once_each_return_their_own_positions(self, bus: Bus) -> None:
         """Commits share a transaction; each gets the positions of its own records."""
         producer = await bus.producer("gateway-0")
         numbers = range(300)

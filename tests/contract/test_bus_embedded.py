@@ -168,7 +168,7 @@ async def test_file_that_may_not_grow_refuses_commits_and_loses_none(tmp_path: P
 
 
 @pytest.mark.parametrize("free", [0, 8192, 16384, 32768, 65536])
-async def test_disk_without_space_is_told_when_it_is_opened(small_disk: Path, free: int) -> None:
+async def test_disk_without_space_is_reported_when_it_is_opened(small_disk: Path, free: int) -> None:
     """In words: SQLite's are `disk I/O error` for some of these."""
     with pytest.raises(OSError, match="No space"):
         (small_disk / "ballast").write_bytes(bytes(2 * DISK_BYTES))

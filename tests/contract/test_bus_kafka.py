@@ -195,7 +195,7 @@ def stopped(process: int) -> bool:
     return set(states) == {"T"}
 
 
-async def test_silent_broker_fails_calls_in_time_and_the_holder_goes_on_afterwards(
+async def test_silent_broker_fails_calls_in_time_and_the_holder_continues_afterwards(
     kafka_servers: str,
 ) -> None:
     """Log down: callers are told that nothing was committed, which stays true, and nobody has to take over."""

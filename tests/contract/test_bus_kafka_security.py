@@ -136,13 +136,13 @@ async def test_keys_of_the_configuration_connect_services_and_trainers(broker: S
         assert [group async for group in groups] == []
 
 
-async def test_wrong_password_is_told_as_such(broker: Secured) -> None:
+async def test_wrong_password_is_reported_as_such(broker: Secured) -> None:
     """Not as a broker that is away, for which an operator would look in vain."""
     with pytest.raises(LoginRefused, match=r"refuses the login: .*invalid credentials"):
         await opened(broker.logins, login(broker, "SCRAM-SHA-512", "scram256"))
 
 
-async def test_authority_that_did_not_sign_the_brokers_certificate_is_told(broker: Secured, tmp_path: Path) -> None:
+async def test_authority_that_did_not_sign_the_brokers_certificate_is_reported(broker: Secured, tmp_path: Path) -> None:
     """Neither is a broker trusted that somebody else certified, nor is the reason lost."""
     foreign = Authority(tmp_path, "foreign")
     security = structs.replace(login(broker, "PLAIN", "plain"), ca_file=foreign.ca_file)
@@ -151,13 +151,13 @@ async def test_authority_that_did_not_sign_the_brokers_certificate_is_told(broke
         await opened(broker.logins, security)
 
 
-async def test_tls_to_a_listener_in_the_clear_is_told(broker: Secured) -> None:
+async def test_tls_to_a_listener_in_the_clear_is_reported(broker: Secured) -> None:
     """The usual mistake after a cluster's move to TLS: the old port."""
     with pytest.raises(LoginRefused, match=r"no TLS with the broker|ends the connection"):
         await opened(broker.plaintext, login(broker, "PLAIN", "plain"))
 
 
-async def test_connection_in_the_clear_to_a_listener_of_tls_is_told(broker: Secured) -> None:
+async def test_connection_in_the_clear_to_a_listener_of_tls_is_reported(broker: Secured) -> None:
     """The other way round: the broker hangs up, and the message names the keys to set."""
     with pytest.raises(LoginRefused, match=r"ends the connection before it answers. .*kafka_tls"):
         await opened(broker.logins, KafkaSecurity())

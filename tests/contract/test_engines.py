@@ -76,7 +76,7 @@ class EngineContract:
         async with aclosing(engine.generate(self.request(prompt, **changes))) as chunks:
             return await whole(chunks)
 
-    async def test_facts_are_told(self, engine: Engine) -> None:
+    async def test_facts_are_reported(self, engine: Engine) -> None:
         """The gateway learns the context length and the version from the engine itself."""
         facts = await engine.facts()
         assert (facts.version, facts.reports_versions) == (0, self.reports_versions)
@@ -161,7 +161,7 @@ class EngineContract:
         with pytest.raises(EngineError, match="400"):
             await whole(engine.generate(request([5, 10_000_000])))
 
-    async def test_the_most_likely_ids_are_told(self, engine: Engine) -> None:
+    async def test_the_most_likely_ids_are_reported(self, engine: Engine) -> None:
         """What the check at start stands on."""
         sampled, top = await engine.top_logprobs(np.asarray(await engine.tokenize(PROMPT), np.int32), GREEDY, 8)
         assert len(top) == 8
@@ -343,7 +343,7 @@ class TestVllmEngine(EngineContract):
     async def test_versions_follow_an_update_inside_an_answer(self, vllm: RunningVllm, engine: Engine, prompt: Prompt) -> None:
         await follows_an_update(vllm.url, engine, prompt)
 
-    async def test_answer_that_a_pause_ends_goes_on_from_its_ids(self, vllm: RunningVllm, engine: Engine, prompt: Prompt) -> None:
+    async def test_answer_that_a_pause_ends_continues_from_its_ids(self, vllm: RunningVllm, engine: Engine, prompt: Prompt) -> None:
         await goes_on_after_a_pause(vllm.url, engine, prompt)
 
 
@@ -381,7 +381,7 @@ class TestVersions:
 class TestPauses:
     """On the scripted engine; real vLLM has the same test above."""
 
-    async def test_answer_that_a_pause_ends_goes_on_from_its_ids(self, play: Play) -> None:
+    async def test_answer_that_a_pause_ends_continues_from_its_ids(self, play: Play) -> None:
         server = await play(Script(), tokens_per_second=100)
         engine = VllmEngine(server.url)
         try:

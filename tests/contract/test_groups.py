@@ -225,7 +225,7 @@ class GroupsContract(abc.ABC):
         assert sorted(line[:15] for line in logged) == ["group a failed:", "group b failed:"]
         assert "2 ungraded (the grader gave no reward)" in caplog.text
 
-    async def test_a_group_without_a_token_to_train_is_told(
+    async def test_a_group_without_a_token_to_train_is_reported(
         self, bus: Bus, source: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It comes, for its place in the log; a trainer that learns nothing knows why."""

@@ -144,7 +144,9 @@ async def test_member_that_is_killed_leaves_its_partitions_to_the_others_alone(b
         assert len(came) == 2
 
 
-async def test_member_that_is_killed_and_back_at_once_has_what_it_had(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
+async def test_member_that_is_killed_and_comes_back_at_once_gets_its_partitions_back(
+    bus: KafkaBus, kafka_servers: str, prefix: str
+) -> None:
     """It has a name: the group does not notice, and nobody divides anew."""
     async with AsyncExitStack() as programs, bus.join("gateways", CALLS, "a") as a:
         killed = await programs.enter_async_context(program(kafka_servers, prefix, "b"))
@@ -162,7 +164,7 @@ async def test_member_that_is_killed_and_back_at_once_has_what_it_had(bus: Kafka
         next_one.cancel()
 
 
-async def test_member_keeps_its_assignment_while_the_group_divides_anew(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
+async def test_member_keeps_its_assignment_while_the_group_rebalances(bus: KafkaBus, kafka_servers: str, prefix: str) -> None:
     """aiokafka takes everything from everybody at each join; nothing of that is lost until the next assignment is known."""
     async with bus.join("gateways", CALLS, "a") as a, AsyncExitStack() as programs:
         await divided([a])

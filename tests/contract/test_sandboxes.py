@@ -218,7 +218,7 @@ class SandboxesContract(abc.ABC):
 
         assert said == (0, "file\n1\nother\ntree\n")
 
-    async def test_folder_that_was_made_anew_is_empty_elsewhere_too(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+    async def test_folder_that_was_made_again_is_empty_elsewhere_too(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
         """The old files of a folder do not come back in the sandbox that grades."""
         given = tmp_path / "given"
         (given / "tree").mkdir(parents=True)

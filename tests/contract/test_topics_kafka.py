@@ -112,7 +112,7 @@ async def test_topic_that_was_altered_is_refused_until_its_old_number_is_configu
         assert bus.partitions_of(Topic.SESSIONS) == 4
 
 
-async def test_process_that_runs_while_a_topic_is_altered_goes_on_with_the_old_number(kafka_servers: str, prefix: str) -> None:
+async def test_process_that_runs_while_a_topic_is_altered_continues_with_the_old_number(kafka_servers: str, prefix: str) -> None:
     """It notices and says so, and neither its records nor its group ever use a new partition."""
     registry = CollectorRegistry()
     async with open_kafka(kafka_servers, FEW, 2, prefix) as bus:

@@ -72,7 +72,7 @@ class WeightContract:
         assert not whole.done()
         assert len((await whole).ids) > 1
 
-    async def test_weights_are_what_was_loaded_last(self, url: str, control: WeightControl, folders: Sequence[Path]) -> None:
+    async def test_weights_are_those_loaded_last(self, url: str, control: WeightControl, folders: Sequence[Path]) -> None:
         """Loaded twice they are the same, and the first ones come back."""
         seen = [await scored(url)]
         for folder in (str(folders[0]), str(folders[1]), str(folders[0]), await control.origin()):
@@ -96,7 +96,7 @@ class WeightContract:
         assert len((await waiting).ids) == 3
         assert await control.paused() is False
 
-    async def test_the_label_is_told_and_reported(self, control: WeightControl) -> None:
+    async def test_the_label_is_set_and_reported(self, control: WeightControl) -> None:
         assert await control.label() == "default"
         await control.relabel("policy@12")
         assert await control.label() == "policy@12"

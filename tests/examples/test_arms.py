@@ -105,7 +105,7 @@ async def test_an_evaluation_that_does_not_end_says_so(bench: Bench) -> None:
         await ended(bench.client, "before", bench.held_out, seconds=0.3)
 
 
-async def test_who_is_told_again_gets_the_task_once_more_and_the_calls_for_it(bench: Bench, others: OtherServices) -> None:
+async def test_repeated_task_is_sent_once_more_with_the_calls_for_it(bench: Bench, others: OtherServices) -> None:
     await Feed(bench, Arm(name="arm", harness="script", kinds=("write",), steps=1, groups=1, samples=1, again=2)).submit(1)
     async with others.beating(capacity=1):
         (given,) = await others.dispatched(1)

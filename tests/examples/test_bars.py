@@ -19,7 +19,7 @@ def missed(said: Said) -> list[str]:
     return [bar.name for bar in bars(said, figures(said)) if not bar.met]
 
 
-def test_a_run_in_which_everything_holds_is_told_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_which_everything_holds_is_reported_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "learn").mkdir()
 
     assert leave(tmp_path / "learn", run())

@@ -156,7 +156,7 @@ async def test_what_nothing_can_be_learnt_from_is_passed_over_and_long_rows_are_
     assert len(await ground.published()) == 2
 
 
-async def test_after_a_roll_back_the_groups_are_trained_anew_under_the_next_number(ground: Ground, play: Play) -> None:
+async def test_after_a_roll_back_the_groups_are_trained_again_under_the_next_number(ground: Ground, play: Play) -> None:
     """The trainer ends with the reason, and puts the refused weights aside; its next start goes on from those before."""
     engine = await play(Script())
     await join(ground.context, engine.url)
@@ -179,7 +179,7 @@ async def test_after_a_roll_back_the_groups_are_trained_anew_under_the_next_numb
     assert [event.version for event in await ground.published()] == [1, 3]
 
 
-async def test_a_step_whose_number_somebody_else_passed_is_put_aside_and_its_groups_are_trained_anew(
+async def test_a_step_whose_number_somebody_else_passed_is_put_aside_and_its_groups_are_trained_again(
     ground: Ground, play: Play, tmp_path: Path
 ) -> None:
     """It can never be published: who tried it at each start would be stuck for good."""

@@ -105,7 +105,7 @@ def fail() -> None:
     raise ZeroDivisionError
 
 
-async def test_what_was_sampled_is_in_the_books_if_the_record_of_an_aborted_answer_fails(tmp_path: Path) -> None:
+async def test_sampled_tokens_are_in_the_accounting_if_the_record_of_an_aborted_answer_fails(tmp_path: Path) -> None:
     """A bug met while the harness leaves is recorded and logged as any other."""
     async with gateway(tmp_path, SCRIPT) as hand:
         hand.engine.play(Script(default=Rule(say=EIGHT, wait=(Wait(before=3),))))

@@ -426,7 +426,7 @@ async def client(context: ServiceContext, config: Config) -> AsyncIterator[aioht
         yield http
 
 
-async def test_score_of_a_session_is_told_with_its_evidence_and_what_became_of_it(tmp_path: Path, config: Config) -> None:
+async def test_score_of_a_session_is_reported_with_its_evidence_and_what_became_of_it(tmp_path: Path, config: Config) -> None:
     """Before its group ends, and after; the first score counts. Of a session that is not there nothing is known."""
     evidence = (Artifact(name="test-stdout.txt", blob=BlobRef(digest="0" * 64, size=4)),)
     sessions = tuple(msgspec.structs.replace(one, evidence=evidence, tries=2) for one in group((1.0, None, 0.0), name="one"))

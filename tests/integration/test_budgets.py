@@ -66,7 +66,7 @@ async def test_calls_at_once_are_as_many_as_the_budget_says(hand: Hand) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_call_beyond_a_budget_is_told_before_any_headers(hand: Hand, *, stream: bool) -> None:
+async def test_call_beyond_a_budget_is_reported_before_any_headers(hand: Hand, *, stream: bool) -> None:
     """A status and a body, also where a stream was asked for."""
     capability = await hand.start("s1", budgets=Budgets(calls=1))
     await hand.say(capability, HELLO)

@@ -66,7 +66,7 @@ async def test_prompt_with_other_ids_is_a_new_root_never_a_splice(hand: Hand) ->
     assert trajectory.accounting.excluded == {}
 
 
-async def test_answer_that_the_engine_breaks_off_goes_on_from_the_ids_that_it_reported(hand: Hand) -> None:
+async def test_answer_that_the_engine_breaks_off_continues_from_the_ids_that_it_reported(hand: Hand) -> None:
     """Rendered again, the beginning of an answer could be other ids: it is given them, and renders nothing."""
     capability = await hand.start("s1")
     said = await hand.say(capability, [{"role": "user", "content": "break off"}], tools=TOOLS)

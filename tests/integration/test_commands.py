@@ -82,7 +82,7 @@ def test_run_shows_progress_and_the_same_run_again_changes_nothing(shell: Shell)
     assert again == first
 
 
-def test_run_with_nothing_to_train_is_told_before_and_after_and_by_its_exit_code(shell: Shell) -> None:
+def test_run_with_nothing_to_train_is_reported_before_and_after_and_by_its_exit_code(shell: Shell) -> None:
     """The embedded engine's logprobs are those of temperature 1."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--sampling.temperature", "0.7", "--sampling.max-tokens", "8")
     before, after = [line for line in shell.run(*words, code=3).splitlines() if "can be trained" in line]
@@ -91,7 +91,7 @@ def test_run_with_nothing_to_train_is_told_before_and_after_and_by_its_exit_code
     assert "merged, but nothing of it can be trained: all sampled tokens are excluded: constrained" in after
 
 
-def test_prompt_that_does_not_fit_is_told_with_its_numbers(shell: Shell, tmp_path: Path) -> None:
+def test_prompt_that_does_not_fit_is_reported_with_its_numbers(shell: Shell, tmp_path: Path) -> None:
     """When the first session ends by it, and in `show`; a run that sampled nothing is no success."""
     (tmp_path / "instruction.md").write_text("word " * 6000)
     (tmp_path / "task.toml").write_text('[metadata.evener]\ngrader = "answer"\nexpected = "word"\n')
@@ -207,7 +207,7 @@ def test_recording_without_a_program_stays_open_until_ctrl_c(shell: Shell) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_left_run_goes_on_and_the_same_command_shows_it_again(shell: Shell, number: signal.Signals) -> None:
+def test_left_run_continues_and_the_same_command_shows_it_again(shell: Shell, number: signal.Signals) -> None:
     """Ctrl-C ends the waiting, and nothing else: the same sessions come to their end."""
     run_id = f"left-{number.name}"
     words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", run_id, "--sampling.max-tokens", "24")
@@ -226,7 +226,7 @@ def test_left_run_goes_on_and_the_same_command_shows_it_again(shell: Shell, numb
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_run_with_its_own_services_stops_where_it_is_and_goes_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_run_with_its_own_services_stops_where_it_is_and_continues(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """Whoever leaves it takes the services along, also with the terminal; the next start does the rest."""
     shell = Shell(tmp_path)
     words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", "left", "--sampling.max-tokens", "32")
@@ -319,7 +319,7 @@ def test_report_of_any_run_lists_its_sessions(shell: Shell, tmp_path: Path) -> N
     assert f"there is no folder {tmp_path}/nosuch" in nowhere
 
 
-def test_unknown_session_is_told(shell: Shell) -> None:
+def test_unknown_session_is_reported(shell: Shell) -> None:
     """By the one who looked for it."""
     assert "no session 'nothing.0' in the log" in shell.run("show", "nothing.0", code=1)
 

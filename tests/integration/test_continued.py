@@ -79,7 +79,7 @@ async def swap_weights(hand: Hand, times: int) -> None:
     hand.engine.go(times=None)
 
 
-async def test_answer_that_the_engine_breaks_off_goes_on_from_its_exact_ids(hand: Hand) -> None:
+async def test_answer_that_the_engine_breaks_off_continues_from_its_exact_ids(hand: Hand) -> None:
     """A weight update that aborts. Each piece is given the context and what was sampled; it is one answer, and trained whole."""
     capability = await hand.start("s1")
     assert (await hand.say(capability, asking("break off")))["content"] == EIGHT
@@ -114,7 +114,7 @@ async def test_answers_that_no_time_between_two_pauses_is_enough_for_come_throug
     assert trajectory.accounting.delivered == trajectory.accounting.sampled == len(versions)
 
 
-async def test_answers_of_one_call_go_on_each_from_its_own_ids(hand: Hand) -> None:
+async def test_answers_of_one_call_continue_each_from_its_own_ids(hand: Hand) -> None:
     capability = await hand.start("s1", sampling=Sampling())
     asked = asyncio.create_task(hand.ask(capability, asking("in steps"), n=2))
     await hand.engine.waiting(count=2)

@@ -154,7 +154,7 @@ async def test_two_that_replay_at_the_same_time_append_each_record_once(context:
     assert await records(context) == {f"a.{number}": 2 for number in range(8)}
 
 
-async def test_what_is_no_longer_in_the_log_is_said(context: ServiceContext, client: Client) -> None:
+async def test_record_that_is_no_longer_in_the_log_is_reported_as_such(context: ServiceContext, client: Client) -> None:
     """A position where nothing stands, a partition that is not there, and a letter whose bytes are lost with the blob store."""
     position = await given_up(context, "a.0", "reconstructor")
     done = (await client.replay(["sessions/0@4711", "sessions/7@0", "nothing/0@0", position])).replays

@@ -107,7 +107,7 @@ async def test_evaluator_that_can_open_no_sandbox_is_not_ready(tmp_path: Path, c
         (tmp_path / "away").rename(root)
 
 
-async def test_grading_goes_on_from_the_committed_offset(tmp_path: Path, config: Config) -> None:
+async def test_grading_continues_from_the_committed_offset(tmp_path: Path, config: Config) -> None:
     """A second evaluator repeats nothing that was committed."""
     async with open_parts(tmp_path) as context:
         await write(context, built(index=0))

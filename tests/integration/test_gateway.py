@@ -185,7 +185,7 @@ async def test_engine_failure_is_ours_and_ends_the_attempt_to_be_run_again(hand:
     assert (await hand.until("s1", SessionSealed)).termination_reason is TerminationReason.FINISHED
 
 
-async def test_engine_that_comes_back_is_not_noticed_and_one_that_does_not_is_told(hand: Hand) -> None:
+async def test_engine_that_comes_back_is_not_noticed_and_one_that_does_not_is_reported(hand: Hand) -> None:
     """The relay alone hears of the first tries (503 without a body); the last is an error in the dialect's shape."""
     capability = await hand.start("s1")
     request_id = new_request_id()
@@ -373,7 +373,7 @@ async def test_budget_ends_the_session_with_its_reason(hand: Hand) -> None:
     assert (await hand.until("s1", SessionSealed)).termination_reason is TerminationReason.CALL_BUDGET
 
 
-async def test_context_overflow_is_told_in_the_dialect_and_ends_the_session(tmp_path: Path) -> None:
+async def test_context_overflow_is_reported_in_the_dialect_and_ends_the_session(tmp_path: Path) -> None:
     """The prompt does not fit: 400 with OpenAI's code; a long max_tokens alone is lowered."""
     async with gateway(tmp_path, SCRIPT, context=64) as hand:
         capability = await hand.start("s1", sampling=Sampling())
@@ -491,7 +491,7 @@ async def test_seal_does_not_wait_for_the_prompts_of_other_sessions(hand: Hand) 
         await asyncio.gather(*prompts)
 
 
-async def test_other_sessions_go_on_while_a_long_answer_is_parsed(hand: Hand, hold_thread: HoldThread) -> None:
+async def test_other_sessions_continue_while_a_long_answer_is_parsed(hand: Hand, hold_thread: HoldThread) -> None:
     """An answer of ten thousand tokens took the loop a tenth of a second."""
     closing = hold_thread("gateway.closing")
     capability, other = await hand.start("s1", sampling=Sampling()), await hand.start("s2")
@@ -503,7 +503,7 @@ async def test_other_sessions_go_on_while_a_long_answer_is_parsed(hand: Hand, ho
     assert (await asking)["content"] == LENGTHY
 
 
-async def test_other_sessions_go_on_while_the_rows_of_one_are_cut(hand: Hand, hold_thread: HoldThread) -> None:
+async def test_other_sessions_continue_while_the_rows_of_one_are_cut(hand: Hand, hold_thread: HoldThread) -> None:
     """A session of many long roots took the loop a tenth of a second, and more."""
     cutting = hold_thread("gateway.cutting")
     capability, other = await hand.start("s1"), await hand.start("s2")

@@ -99,7 +99,7 @@ async def test_attempt_whose_call_was_refused_is_sealed_as_refused_by_name_and_n
     assert seal.detail.startswith("stop: stop strings are not supported")
 
 
-async def test_bug_before_a_call_begins_is_told_in_the_dialect_counted_and_logged_once(tmp_path: Path) -> None:
+async def test_bug_before_a_call_begins_is_reported_in_the_dialect_counted_and_logged_once(tmp_path: Path) -> None:
     """The relay sent such a request again and again, and nobody learned why."""
 
     def fail() -> None:

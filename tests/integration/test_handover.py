@@ -25,7 +25,7 @@ async def world(tmp_path: Path, kafka_servers: str) -> AsyncIterator[Gateways]:
         yield opened
 
 
-async def test_gateway_that_joins_is_given_its_share_when_the_open_calls_of_it_have_ended(world: Gateways) -> None:
+async def test_gateway_that_joins_gets_its_share_when_the_open_calls_there_have_ended(world: Gateways) -> None:
     """Nothing is sampled twice, nothing is sent again; new calls of what moves wait for the new owner, and all others go on."""
     await world.start("a")
     await world.serve("a")
@@ -151,7 +151,7 @@ async def test_gateway_that_was_frozen_does_not_disturb_who_took_over_and_gets_a
         assert await world.ask(session, "again").text() == "Hello."
 
 
-async def test_gateway_that_is_killed_and_started_again_goes_on(world: Gateways) -> None:
+async def test_gateway_that_is_killed_and_started_again_continues(world: Gateways) -> None:
     """Whether or not the group noticed before it came back."""
     await world.start("a", "b")
     await world.serve("a", "b")

@@ -1,7 +1,6 @@
 """Streaming `live`, at the gateway: text leaves as it is sampled, what lets a harness act after the commit."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import Hand, gateway
 from tests.support.held import Hold
 from tests.support.loop import turns
+from tests.support.server_sent_events import values_in
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.ids import new_request_id
@@ -47,8 +47,7 @@ def body(text: str) -> dict[str, Any]:
 
 def texts(data: bytes) -> str:
     """The text in some stream events."""
-    events = [json.loads(line.removeprefix(b"data: ")) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
-    return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+    return "".join(choice["delta"].get("content") or "" for event in values_in(data) for choice in event["choices"])
 
 
 async def test_each_token_waits_until_the_delta_of_the_one_before_was_received(hand: Hand) -> None:

@@ -162,7 +162,7 @@ async def test_id_of_another_teams_task_is_taken(at: Deployment) -> None:
         await submitted(at, "bob", "hers")
 
 
-async def test_what_a_role_lacks_is_refused_with_the_role_that_it_needs(at: Deployment) -> None:
+async def test_request_beyond_a_role_is_refused_with_the_role_that_it_needs(at: Deployment) -> None:
     """A viewer submits nothing, a user publishes nothing, a trainer joins no engine."""
     async with at.client("vic") as viewer, at.client("bob") as user, at.client("tom") as trainer:
         assert await viewer.fleet()

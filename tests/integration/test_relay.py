@@ -36,6 +36,7 @@ from tests.support.frames_gateway import (
     silence,
     told,
 )
+from tests.support.server_sent_events import DONE, events_from, events_in
 from tests.support.waiting import eventually
 from yarl import URL
 
@@ -84,13 +85,11 @@ class Harness:
             return content
 
     async def events(self, **fields: Any) -> list[dict[str, Any]]:
-        """Ask for a stream, and return its events; the last is None for [DONE]."""
+        """Ask for a stream, and return its events; [DONE] is an empty one."""
         async with self.post({**BODY, "stream": True, **fields}) as response:
             assert response.status == 200, await response.text()
             assert response.content_type == "text/event-stream"
-            lines = (await response.read()).decode().split("\n\n")
-        data = [line.removeprefix("data: ") for line in lines if line]
-        return [{} if line == "[DONE]" else msgspec.json.decode(line) for line in data]
+            return [{} if event.data == DONE else event.value() for event in events_in(await response.read())]
 
 
 @asynccontextmanager
@@ -155,7 +154,7 @@ async def test_the_key_may_come_in_any_dialects_header(gateway: FramesGateway, h
 
 
 @pytest.mark.parametrize("header", [{"x-none": "x"}, {"authorization": "Bearer its-own"}])
-async def test_the_key_may_stand_in_the_base_url(gateway: FramesGateway, header: dict[str, str]) -> None:
+async def test_the_key_may_be_in_the_base_url(gateway: FramesGateway, header: dict[str, str]) -> None:
     """For a harness that sends no key, or one that is not ours to choose; the gateway sees neither."""
     async with harness(gateway) as agent:
         async with agent.post(path=f"/s/{NONCE}/v1/chat/completions?beta=true", headers=header) as response:
@@ -256,7 +255,7 @@ async def test_a_frozen_owner_is_left_when_fleet_names_another(gateway: FramesGa
         assert heir.seen[0].request_id == gateway.seen[0].request_id
 
 
-async def test_a_request_that_a_gateway_could_not_serve_is_told_with_the_exit(gateway: FramesGateway) -> None:
+async def test_a_request_that_a_gateway_could_not_serve_is_reported_with_the_exit(gateway: FramesGateway) -> None:
     """Its log cannot be written, so that nothing but the relay knows of it: the harness did not fail by itself."""
     gateway.script = [refuse(503, "the log cannot be written"), reply("hello")]
     async with harness(gateway) as agent:
@@ -362,14 +361,13 @@ async def test_a_stream_opens_at_admission_and_is_kept_alive(gateway: FramesGate
     gateway.script = [held("hello", go)]
     async with harness(gateway) as agent, agent.post({**BODY, "stream": True}) as response:
         assert response.status == 200
-        lines = []
-        async for line in response.content:
-            lines += [line.decode().removeprefix("data: ")] if line.strip() else []
-            if len(lines) == 6:
+        events = []
+        async for event in events_from(response.content):
+            events.append(event)
+            if len(events) == 6:
                 go.set()
-    events = [{} if line == "[DONE]\n" else msgspec.json.decode(line) for line in lines]
 
-    chunks = [event for event in events if event]
+    chunks = [event.value() for event in events if event.data != DONE]
     deltas = [event["choices"][0]["delta"] for event in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert deltas[1:-2] == [{}] * (len(deltas) - 3)
@@ -385,9 +383,9 @@ async def test_nothing_follows_the_end_of_an_answer_that_is_read_slowly(gateway:
     """Harmless events stop where the answer begins: after the end one would be harmful, and between its halves too."""
     gateway.script = [reply("x" * LARGE)]
     async with harness(gateway, keep_alive_seconds=0.001) as agent, agent.post({**BODY, "stream": True}) as response:
-        *_, text, finish, done = (await response.read()).decode().removesuffix("\n\n").split("\n\n")
+        *_, text, finish, done = [event.data for event in events_in(await response.read())]
 
-    assert ("x" * LARGE in text, '"finish_reason":"stop"' in finish, done) == (True, True, "data: [DONE]")
+    assert ("x" * LARGE in text, '"finish_reason":"stop"' in finish, done) == (True, True, DONE)
 
 
 async def test_errors_reach_the_harness_in_the_form_that_still_fits(gateway: FramesGateway) -> None:
@@ -566,7 +564,7 @@ async def test_a_header_that_is_no_text_is_refused_and_can_be_reported(gateway: 
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(failed), type=Failures) == failed
 
 
-async def test_what_is_no_model_call_is_answered_here(gateway: FramesGateway) -> None:
+async def test_request_that_is_no_model_call_is_answered_by_the_relay(gateway: FramesGateway) -> None:
     """The list of models, Claude's sign of life, everything else."""
     async with harness(gateway) as agent:
         async with agent.http.get(f"{agent.url}/v1/models") as response:

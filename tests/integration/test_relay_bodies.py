@@ -78,7 +78,7 @@ async def test_body_of_a_request_that_is_refused_by_its_head_is_not_asked_for(
     assert gateway.seen == []
 
 
-async def test_loop_goes_on_while_a_large_body_is_joined() -> None:
+async def test_loop_continues_while_a_large_body_is_joined() -> None:
     """Other harnesses of the machine do not wait for it."""
 
     async def handle(request: web.Request) -> web.Response:

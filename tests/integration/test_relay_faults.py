@@ -71,7 +71,7 @@ async def test_the_owner_that_fleet_names_is_asked_after_one_that_does_not_know_
         assert await asking == "hello"
 
 
-async def test_gateway_that_never_knows_the_session_is_reported_as_ours_with_what_it_said(gateway: FramesGateway) -> None:
+async def test_gateway_that_never_knows_the_session_is_reported_as_eveners_fault_with_its_message(gateway: FramesGateway) -> None:
     """After the limit the harness is told to try again later, and the attempt is run again."""
     gateway.script = [told(401, "capability with a wrong signature")]
     async with harness(gateway, admission_seconds=2.0) as agent, agent.post() as response:
@@ -161,7 +161,7 @@ def told_at_exit(agent: Harness, code: int) -> Exit:
     return left
 
 
-async def test_an_answer_beside_a_request_that_was_not_served_says_nothing_of_it(gateway: FramesGateway) -> None:
+async def test_an_answer_beside_a_request_that_was_not_served_does_not_excuse_it(gateway: FramesGateway) -> None:
     """The harness may end for the one without the other, with any exit code. What it asks for afterwards shows that it went on."""
     go = asyncio.Event()
     gateway.script = [held("a title", go), refuse(503, "the log cannot be written"), reply("hello")]
@@ -306,7 +306,7 @@ async def test_request_that_is_refused_before_it_is_parsed_is_reported(gateway: 
         assert await agent.text() == "hello"
 
 
-async def test_what_is_no_http_is_nobodys_request(gateway: FramesGateway) -> None:
+async def test_bytes_that_are_not_http_belong_to_no_request(gateway: FramesGateway) -> None:
     """The agent looks at the ports of its machine."""
     async with harness(gateway) as agent:
         await raw(agent.url, bytes.fromhex("16030100a5010000a10303") + bytes(200))

@@ -177,7 +177,9 @@ def said(path: str, text: str, *, times: int = 1) -> dict[str, Any]:
         (GOOGLE, None, "exceeds the maximum number of tokens allowed (256)"),
     ],
 )
-async def test_prompt_that_does_not_fit_is_told_by_the_dialects_own_names(tmp_path: Path, path: str, field: str | None, told: str) -> None:
+async def test_prompt_that_does_not_fit_is_reported_by_the_dialects_own_names(
+    tmp_path: Path, path: str, field: str | None, told: str
+) -> None:
     async with gateway(tmp_path, SCRIPT, context=256) as hand:
         status, body = await posted(hand, await hand.start("s1"), path, said(path, "word " * 500))
         error = json.loads(body)["error"]

@@ -9,6 +9,7 @@ import pytest
 from tests.integration.test_gateway import rebuilt
 from tests.support.gateway import Hand, gateway
 from tests.support.held import Hold
+from tests.support.server_sent_events import events_in
 
 from evener.engines.scripted import Rule, Script, Wait
 from evener.proto.ids import new_request_id
@@ -126,7 +127,7 @@ async def test_marked_retry_that_leaves_before_its_twin_is_answered_was_not_deli
     assert not any(isinstance(event, CallDelivered) for event in await hand.log("s1"))
 
 
-async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it(hand: Hand) -> None:
+async def test_marked_retry_of_an_aborted_call_is_sampled_again_and_supersedes_it(hand: Hand) -> None:
     """The first connection broke in mid-answer."""
     capability = await hand.start("s1", quirks=QUIRKS)
     request_id = new_request_id()
@@ -143,7 +144,7 @@ async def test_marked_retry_of_an_aborted_call_is_sampled_anew_and_supersedes_it
     assert len(trajectory.rows) == 1
 
 
-async def test_sub_agent_is_told_by_its_header_where_its_prompt_is_the_same(hand: Hand) -> None:
+async def test_sub_agent_is_recognised_by_its_header_where_its_prompt_is_the_same(hand: Hand) -> None:
     """Codex sends one prompt for all its agents; a conversation without the header is no sub-agent's."""
     capability = await hand.start("s1", quirks=Quirks(sub_agent_header="x-openai-subagent"))
     system = {"role": "system", "content": "You are an agent."}
@@ -167,9 +168,7 @@ async def test_error_of_a_shared_call_has_the_form_of_each_request(hand: Hand, s
     assert len(hand.engine.ledger) == 1
     assert [answer.status for answer in answers] == [503, 503]
     for answer, stream in zip(answers, streams, strict=True):
-        begin = b"data: " if stream else b""
-        assert answer.body.startswith(begin)
-        told = msgspec.json.decode(answer.body.removeprefix(begin).partition(b"\n\n")[0])
+        told = events_in(answer.body)[0].value() if stream else msgspec.json.decode(answer.body)
         assert "service unavailable" in told["error"]["message"]
 
 

@@ -429,7 +429,7 @@ HOSTILE: Final[dict[str, tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-async def test_whatever_tree_an_agent_leaves_its_exit_is_told_with_what_was_not_kept(kind: str) -> None:
+async def test_whatever_tree_an_agent_leaves_its_exit_is_reported_with_what_was_not_kept(kind: str) -> None:
     """It is the agent's doing: its session is not run again, and the runner goes on, also after a restart."""
     script, reason = HOSTILE[kind]
     harness = HarnessSpec(

@@ -132,7 +132,7 @@ async def test_scheduler_that_dies_between_commit_and_answer_has_taken_the_task(
 
 
 @pytest.mark.parametrize("where", ["scheduler.dispatched", "scheduler.task_ended"])
-async def test_next_scheduler_goes_on_where_the_last_one_died(bus: Bus, others: OtherServices, tmp_path: Path, where: str) -> None:
+async def test_next_scheduler_continues_where_the_last_one_died(bus: Bus, others: OtherServices, tmp_path: Path, where: str) -> None:
     """Right after a commit, before anything that follows from it: nothing is dispatched or told twice."""
     arm(f"cancel@{where}")
     async with scheduler(bus, tmp_path) as client:
@@ -154,7 +154,7 @@ async def test_next_scheduler_goes_on_where_the_last_one_died(bus: Bus, others: 
     assert len(await others.read(Topic.TASKS, TaskEnded)) == 1
 
 
-async def test_fenced_scheduler_writes_nothing_more_and_goes_on_where_the_other_stopped(
+async def test_fenced_scheduler_writes_nothing_more_and_continues_where_the_other_stopped(
     bus: Bus, others: OtherServices, tmp_path: Path
 ) -> None:
     """Somebody else took its transactional id: it refuses what it cannot commit, then takes over again, for it is still assigned."""
@@ -304,7 +304,7 @@ async def test_cancelled_task_tells_runner_and_owners_and_ends_with_its_group(bu
     assert again.outcome is TaskOutcome.CANCELLED
 
 
-async def test_give_up_is_told_again_until_the_seal_is_read(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
+async def test_give_up_is_reported_again_until_the_seal_is_read(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
     """The first scheduler may have died before it told anybody."""
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=1)
@@ -345,7 +345,7 @@ async def test_hard_deadline_gives_up(bus: Bus, others: OtherServices, tmp_path:
 
 
 @pytest.mark.parametrize("bad", [RUBBISH, MISSING], ids=["rubbish", "missing"])
-async def test_bad_record_goes_to_the_dead_letters_and_the_stream_goes_on(
+async def test_bad_record_goes_to_the_dead_letters_and_the_stream_continues(
     bus: Bus, others: OtherServices, tmp_path: Path, bad: tuple[bytes, tuple[Header, ...]]
 ) -> None:
     async with scheduler(bus, tmp_path) as client:
@@ -478,7 +478,7 @@ async def test_task_that_needs_an_image_is_refused_in_a_local_sandbox(bus: Bus, 
             await client.submit(options(), task=packed.ref)
 
 
-async def test_wrong_token_and_absent_evener_are_told_apart(bus: Bus, tmp_path: Path) -> None:
+async def test_wrong_token_and_absent_evener_are_distinguished(bus: Bus, tmp_path: Path) -> None:
     """Each with its own way to mend it."""
     async with scheduler(bus, tmp_path) as client, Client(client._connection.url, "wrong") as stranger:
         with pytest.raises(TokenRefused, match="operator-token"):
@@ -501,7 +501,7 @@ async def test_client_that_knows_several_schedulers_asks_until_one_answers(bus: 
                 await client.tasks()
 
 
-async def test_every_endpoint_wants_the_token(bus: Bus, tmp_path: Path) -> None:
+async def test_every_endpoint_needs_the_token(bus: Bus, tmp_path: Path) -> None:
     async with scheduler(bus, tmp_path) as client, aiohttp.ClientSession(client._connection.url) as stranger:
         for method, path in [("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/events"), ("PUT", "/blobs/x"), ("POST", "/engines")]:
             async with stranger.request(method, path) as response:

@@ -129,7 +129,7 @@ async def test_an_answer_cut_in_its_thinking_is_whole_on_the_wire(tmp_path: Path
         assert getattr(thinking, "signature", "")
 
 
-async def test_a_bad_field_a_wrong_key_and_an_unknown_path_are_told_by_their_types(tmp_path: Path) -> None:
+async def test_a_bad_field_a_wrong_key_and_an_unknown_path_are_reported_by_their_types(tmp_path: Path) -> None:
     async with served(tmp_path, SCRIPT) as opened, official(opened, retries=2) as client:
         with pytest.raises(anthropic.BadRequestError, match=r"tool_choice\.type"):
             await client.messages.create(model="policy", max_tokens=9, messages=HI, tools=TOOLS, tool_choice={"type": "any"})
@@ -151,14 +151,14 @@ async def test_a_spent_budget_ends_the_harness_at_once(tmp_path: Path, *, stream
         assert (await opened.sealed(code=1)).termination_reason is TerminationReason.CALL_BUDGET
 
 
-async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_clients_know(tmp_path: Path) -> None:
+async def test_a_prompt_beyond_the_context_is_reported_in_the_words_that_clients_know(tmp_path: Path) -> None:
     """Before any header: 400 also where a stream was asked for."""
     async with served(tmp_path, SCRIPT, context=64) as opened, official(opened) as client:
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 64 maximum"):
             await asked(client, [{"role": "user", "content": "word " * 100}])
 
 
-async def test_an_engine_that_fails_under_a_stream_is_told_in_it(tmp_path: Path) -> None:
+async def test_an_engine_that_fails_under_a_stream_is_reported_in_it(tmp_path: Path) -> None:
     """The headers are out: the client raises from the stream, and does not take it for a lost connection."""
     async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
         with pytest.raises(anthropic.APIStatusError, match="service unavailable"):

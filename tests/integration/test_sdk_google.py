@@ -151,7 +151,7 @@ async def test_usage_and_count_are_true(tmp_path: Path) -> None:
         assert usage.candidates_token_count == len(entry.sampled_ids)
 
 
-async def test_a_bad_field_and_a_wrong_key_are_told_by_their_status(tmp_path: Path) -> None:
+async def test_a_bad_field_and_a_wrong_key_are_reported_by_their_status(tmp_path: Path) -> None:
     async with served(tmp_path, SCRIPT) as opened, official(opened, attempts=3) as client:
         config = types.GenerateContentConfig(response_mime_type="application/json")
         with pytest.raises(errors.ClientError, match="responseMimeType") as bad:
@@ -174,14 +174,14 @@ async def test_a_spent_budget_ends_the_harness_at_once(tmp_path: Path, *, stream
         assert (await opened.sealed(code=1)).termination_reason is TerminationReason.CALL_BUDGET
 
 
-async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_clients_know(tmp_path: Path) -> None:
+async def test_a_prompt_beyond_the_context_is_reported_in_the_words_that_clients_know(tmp_path: Path) -> None:
     """Before any header: 400 also where a stream was asked for."""
     async with served(tmp_path, SCRIPT, context=64) as opened, official(opened) as client:
         with pytest.raises(errors.ClientError, match=r"input token count \(\d+\) exceeds the maximum number of tokens allowed \(64\)"):
             await asked(client, "word " * 100)
 
 
-async def test_an_engine_that_fails_under_a_stream_is_told_in_it(tmp_path: Path) -> None:
+async def test_an_engine_that_fails_under_a_stream_is_reported_in_it(tmp_path: Path) -> None:
     """The headers are out: the client raises from the stream, and does not take it for a lost connection."""
     async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
         with pytest.raises(errors.ServerError, match="service unavailable"):

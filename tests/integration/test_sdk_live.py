@@ -91,7 +91,9 @@ async def test_each_word_waits_until_the_client_has_the_one_before(tmp_path: Pat
     ("ask", "error"),
     [(chat, openai.APIError), (responses, openai.APIError), (anthropic_messages, anthropic.APIStatusError), (google, errors.ServerError)],
 )
-async def test_an_answer_that_is_lost_half_way_is_told_by_an_error_of_the_client(tmp_path: Path, ask: Ask, error: type[Exception]) -> None:
+async def test_an_answer_that_is_lost_half_way_is_reported_by_an_error_of_the_client(
+    tmp_path: Path, ask: Ask, error: type[Exception]
+) -> None:
     """Not sampled again: the client has seen a part of it."""
     received: list[Streamed] = []
 

@@ -134,7 +134,7 @@ async def test_usage_is_true_in_both(tmp_path: Path) -> None:
         assert responses.output_text == chat.choices[0].message.content == "Hello there."
 
 
-async def test_a_bad_field_and_a_wrong_key_are_told_by_their_types(tmp_path: Path) -> None:
+async def test_a_bad_field_and_a_wrong_key_are_reported_by_their_types(tmp_path: Path) -> None:
     """Without a retry: the default client would try again on anything that could pass."""
     async with served(tmp_path, SCRIPT) as opened, official(opened, retries=2) as client:
         with pytest.raises(openai.BadRequestError) as bad:
@@ -174,7 +174,7 @@ async def stream_of(client: AsyncOpenAI, api: str, text: str) -> Any:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_a_prompt_beyond_the_context_is_told_by_its_code(tmp_path: Path, api: str) -> None:
+async def test_a_prompt_beyond_the_context_is_reported_by_its_code(tmp_path: Path, api: str) -> None:
     """Before any header: 400 also where a stream was asked for."""
     async with served(tmp_path, SCRIPT, context=64) as opened, official(opened) as client:
         with pytest.raises(openai.BadRequestError) as overflow:
@@ -183,7 +183,7 @@ async def test_a_prompt_beyond_the_context_is_told_by_its_code(tmp_path: Path, a
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_an_engine_that_fails_under_a_stream_is_told_in_it(tmp_path: Path, api: str) -> None:
+async def test_an_engine_that_fails_under_a_stream_is_reported_in_it(tmp_path: Path, api: str) -> None:
     """The headers are out: the client raises from the stream, and does not take it for a lost connection."""
     async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
         with pytest.raises(openai.APIError) as told:

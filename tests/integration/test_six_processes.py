@@ -83,7 +83,7 @@ COUNTED: Final = {
 ENDED_SECONDS: Final = 180.0
 
 
-async def test_demo_runs_as_six_processes_on_kafka_and_goes_on_after_stops(
+async def test_demo_runs_as_six_processes_on_kafka_and_continues_after_stops(
     kafka_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New topics, a stop between tasks, a stop with open calls: every session is delivered once, right against the engine's ledger."""

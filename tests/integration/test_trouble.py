@@ -101,7 +101,7 @@ async def test_number_that_no_client_can_hold_does_not_stop_a_session(tmp_path: 
         assert opened[1].placement.parent is not None
 
 
-async def test_crash_in_placing_stands_in_the_log_as_ours(tmp_path: Path) -> None:
+async def test_crash_in_placing_is_recorded_as_a_fault_of_evener(tmp_path: Path) -> None:
     """A session whose last call we broke must not be graded as if the agent had stopped there."""
     template = tmp_path / "crashes.jinja"
     template.write_text(CRASHES + (files("evener.templates") / "bundled/chatml_tools.jinja").read_text())

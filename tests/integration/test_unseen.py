@@ -143,7 +143,7 @@ async def test_first_call_after_an_engine_died_is_not_noticed_either(tmp_path: P
             assert (await asking)[0] == 200
 
 
-async def test_engine_that_stays_away_is_told(tmp_path: Path) -> None:
+async def test_engine_that_stays_away_is_reported(tmp_path: Path) -> None:
     """Once the time is up: with the engine's own silence in the log, for the attempt to be run again."""
     config, timings = Config(policies=(POLICY,), transparent_retry_seconds=1.0), GatewayTimings(engine_probe=600.0)
     async with gateway(tmp_path, SLOWLY, config=config, timings=timings) as hand:
@@ -189,7 +189,7 @@ async def test_engine_that_refused_a_call_is_asked_after_the_others(hand: Hand) 
         assert (await hand.ask(capability, HI)).status == 200
 
 
-async def test_request_that_every_engine_fails_of_is_told_after_some_tries(hand: Hand) -> None:
+async def test_request_that_every_engine_fails_of_is_reported_after_some_tries(hand: Hand) -> None:
     """The engine is well otherwise: the request may be what breaks it."""
     hand.engine.play(Script(rules=(Rule(match="poison", fail=500),), default=Rule(say="Hello.")))
     capability, request_id = await hand.start("s1"), new_request_id()
@@ -199,7 +199,7 @@ async def test_request_that_every_engine_fails_of_is_told_after_some_tries(hand:
     assert (await hand.ask(capability, HI)).status == 200
 
 
-async def test_log_that_cannot_be_written_is_told_after_a_while_however_many_tries_there_were(tmp_path: Path) -> None:
+async def test_log_that_cannot_be_written_is_reported_after_a_while_however_many_tries_there_were(tmp_path: Path) -> None:
     """Nothing is answered from memory; when it can be written again the call goes through."""
     async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), transparent_retry_seconds=6.0)) as hand:
         capability, request_ids = await hand.start("s1"), [new_request_id(), new_request_id()]
@@ -401,7 +401,7 @@ async def test_harness_that_leaves_in_the_moment_of_the_commit_has_one_closed_ca
     assert kinds == [CallOpened, CallClosed, CallUndelivered]
 
 
-async def test_finished_answer_stands_when_its_engine_cannot_say_any_more_which_weights_it_has(tmp_path: Path) -> None:
+async def test_finished_answer_remains_when_its_engine_can_no_longer_name_its_weights(tmp_path: Path) -> None:
     """On the chat path versions come from the engine itself, asked before and after: then they are unknown."""
     script = Script(rules=(Rule(match="wait", say="one two three", wait=(Wait(before=2),)),), default=Rule(say="Hello."))
     async with gateway(tmp_path, script) as hand, wire_to(hand.engine.url) as wire:

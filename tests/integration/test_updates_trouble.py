@@ -113,7 +113,7 @@ async def test_the_folder_that_an_engine_was_started_with_is_no_version(tmp_path
         assert (await publish(http, copy, 1))[0] == 201
 
 
-async def test_no_folder_is_loaded_that_is_not_what_it_was(tmp_path: Path, play: Play, folders: list[Path]) -> None:
+async def test_a_folder_that_has_changed_is_not_loaded(tmp_path: Path, play: Play, folders: list[Path]) -> None:
     """Neither to bring an engine to the version before, nor to bring it back there."""
     engine, loaded = await play(Script()), list[str]()
 
@@ -300,7 +300,7 @@ async def test_two_versions_at_once_come_one_after_the_other(tmp_path: Path, pla
         assert await scored(engine.url) == pytest.approx(known)
 
 
-async def test_a_policy_that_nobody_knows_is_refused_by_name(tmp_path: Path, folders: list[Path]) -> None:
+async def test_an_unknown_policy_is_refused_by_name(tmp_path: Path, folders: list[Path]) -> None:
     """A typing mistake would publish to nobody, for good. One that a gateway serves may be without an engine now: there is a warning."""
     async with bridge(tmp_path / "state") as (parts, http):
         await serve(parts, "policy", "critic")

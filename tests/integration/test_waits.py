@@ -274,7 +274,9 @@ async def test_wait_for_an_engine_is_not_the_agents_time(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("stream", "mode"), [(False, "keep"), (True, "keep"), (True, "abort")])
-async def test_pause_of_the_engine_is_not_the_agents_time_and_is_told_while_it_lasts(tmp_path: Path, *, stream: bool, mode: str) -> None:
+async def test_pause_of_the_engine_is_not_the_agents_time_and_is_reported_while_it_lasts(
+    tmp_path: Path, *, stream: bool, mode: str
+) -> None:
     """New weights are loaded in mid-answer, which stays or is ended: the agent's clock stands, so that a long update ends nobody."""
     async with served(tmp_path, SCRIPT) as session:
         control = VllmWeights(session.hand.engine.url)

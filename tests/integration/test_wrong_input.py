@@ -147,7 +147,7 @@ def test_engine_that_is_down_is_named_and_waited_for(shell: Shell, tmp_path: Pat
     assert "Traceback" not in errors
 
 
-def test_run_whose_services_go_away_says_how_it_goes_on(shell: Shell, tmp_path: Path) -> None:
+def test_run_whose_services_go_away_says_how_it_continues(shell: Shell, tmp_path: Path) -> None:
     """Its name may be one that was drawn for it."""
     with shell.up("--engine", "none"):
         running = shell.start("run", str(task(tmp_path / "t")), "--harness", "script", "--samples", "1")
@@ -250,7 +250,7 @@ def test_full_disk_stops_nothing_for_good(disk: Path, tmp_path: Path) -> None:
     assert again[0] == 0, again[2]
 
 
-def test_start_on_a_full_disk_is_told(disk: Path, tmp_path: Path) -> None:
+def test_start_on_a_full_disk_is_reported(disk: Path, tmp_path: Path) -> None:
     """Also by a command that starts one, whose log has no room either."""
     shell = Shell(disk)
     shell.state.mkdir()
@@ -301,7 +301,7 @@ def test_full_disk_under_a_command_with_its_own_up(disk: Path, tmp_path: Path) -
     assert "never retrieved" not in (shell.state / "up.log").read_text()
 
 
-def test_disk_that_stays_full_under_a_command_with_its_own_up_is_told_once(disk: Path, tmp_path: Path) -> None:
+def test_disk_that_stays_full_under_a_command_with_its_own_up_is_reported_once(disk: Path, tmp_path: Path) -> None:
     """In one line that names it, in some seconds, and not once for each service after minutes."""
     shell = Shell(disk)
     running = shell.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
@@ -316,7 +316,7 @@ def test_disk_that_stays_full_under_a_command_with_its_own_up_is_told_once(disk:
     assert told[0].startswith(f"evener: the disk of {shell.state} is full. Make room and run the command again")
 
 
-def test_end_on_a_full_disk_is_told_as_such(disk: Path, tmp_path: Path) -> None:
+def test_end_on_a_full_disk_is_reported_as_such(disk: Path, tmp_path: Path) -> None:
     """Whatever the log lost, and wherever it was cut."""
     shell = Shell(disk)
     running = shell.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
@@ -330,7 +330,7 @@ def test_end_on_a_full_disk_is_told_as_such(disk: Path, tmp_path: Path) -> None:
     assert f"has ended: the disk of {shell.state} is full" in errors.splitlines()[-1]
 
 
-def test_start_on_a_disk_that_is_soon_full_is_told(disk: Path, tmp_path: Path) -> None:
+def test_start_on_a_disk_that_is_soon_full_is_reported(disk: Path, tmp_path: Path) -> None:
     """The bus opens, and then no service can begin: nobody waits minutes for that."""
     shell = Shell(disk)
     shell.state.mkdir()

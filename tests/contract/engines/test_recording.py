@@ -11,6 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
+from tests.support.server_sent_events import DONE, events_in
 
 from evener.engines.answers import join
 from evener.engines.port import Chunk, ContextOverflow, GenerateRequest
@@ -54,9 +55,7 @@ def bodies(text: str, kind: str) -> list[Any]:
     """Return the JSON bodies in an answer: one, or one per event."""
     if "event-stream" not in kind:
         return [json.loads(text)] if text else []
-    assert text.endswith("\n\n")
-    data = [event.removeprefix("data: ") for event in text.removesuffix("\n\n").split("\n\n")]
-    return [each if each == "[DONE]" else json.loads(each) for each in data]
+    return [DONE if event.data == DONE else event.value() for event in events_in(text.encode())]
 
 
 @pytest.mark.parametrize("name", sorted(RECORDING.keys() - NOT_SCRIPTED))

@@ -68,7 +68,7 @@ def test_pieces_of_an_answer_are_one_answer() -> None:
     assert unbooked([end], [*pieces, entry(more, f"{OPENED.call_id}-1")]) == ({}, 2 * more)
 
 
-def test_what_a_gateway_had_read_that_is_gone_nobody_knows() -> None:
+def test_reads_of_a_gateway_that_is_gone_are_unknown() -> None:
     """The next owner of its partition could only say that the call has no answer."""
     assert unbooked([call_failed(OPENED, CallFailure.OWNER_LOST)], [entry(500)]) == ({}, 500)
 

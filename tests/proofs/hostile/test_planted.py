@@ -87,7 +87,7 @@ def test_an_answer_in_no_shape_is_noticed(status: int, said: bytes) -> None:
         CHAT.check(Answered(status=status, headers={}, body=said), refused=None)
 
 
-def test_what_other_processes_took_is_no_stop_of_ours(tmp_path: Path) -> None:
+def test_time_that_other_processes_took_is_no_stop_of_the_loop(tmp_path: Path) -> None:
     """The loop's thread was ready and had no core."""
     stop = Stop(at=1.0, ms=80, starved_ms=60, loop_cpu_ms=1, process_cpu_ms=1, where="")
     lines = '{"at": 1.0, "ms": 80, "starved_ms": 60, "loop_cpu_ms": 1, "process_cpu_ms": 1, "where": ""}\n'

@@ -195,7 +195,7 @@ async def test_object_of_a_store_that_is_away_is_waited_for(store: Outage) -> No
     assert await reading == b"there"
 
 
-async def test_a_store_that_hangs_is_told_as_one_that_is_away() -> None:
+async def test_a_store_that_hangs_is_reported_as_one_that_is_away() -> None:
     """A request without an answer would keep whoever waits for it waiting for ever."""
 
     class Hanging:

@@ -94,7 +94,7 @@ def test_a_trainer_that_differs_is_told_where_and_how(trainer: Sequence[float], 
         proven(canary(trainer), scores(AFTER), tied=tied)
 
 
-def test_a_wrong_label_is_told_before_anything_else() -> None:
+def test_a_wrong_label_is_reported_before_anything_else() -> None:
     with pytest.raises(CanaryFailed, match="expected 2, and saw 1 in its answers"):
         proven(canary(), scores(BEFORE, version=1))
 

@@ -88,7 +88,9 @@ async def test_policy_of_another_bridge_is_left_alone(context: ServiceContext, t
     assert (left.policies.newest("theirs"), left.policies.pending("theirs") is not None) == (None, True)
 
 
-async def test_version_whose_weights_are_gone_is_told_once_however_often_it_is_looked_at(context: ServiceContext, tmp_path: Path) -> None:
+async def test_version_whose_weights_are_gone_is_reported_once_however_often_it_is_looked_at(
+    context: ServiceContext, tmp_path: Path
+) -> None:
     """It stays staged, and holds up no other policy."""
     left, folder = Left(context, lambda _: True), save_weights(tmp_path / "weights", 1)
     await left.stage("gone", tmp_path / "nowhere", "d")

@@ -136,7 +136,7 @@ def test_an_answer_that_nobody_waits_for_is_a_bug() -> None:
         advance(advance(begun, done), done)
 
 
-def test_an_update_that_has_ended_does_not_go_on() -> None:
+def test_an_update_that_has_ended_does_not_continue() -> None:
     refused = advance(begin(["e1"]), [EngineAnswered(engine_id="e1", answer=AnswerKind.WRONG)])
     with pytest.raises(KeyError):
         advance(refused)

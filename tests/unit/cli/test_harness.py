@@ -55,7 +55,7 @@ GOOD = Figures(
         ({"written": False}, "it did not write all files"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(found: dict[str, Any], trouble: str | None) -> None:
+def test_what_is_wrong_is_reported_in_a_line(found: dict[str, Any], trouble: str | None) -> None:
     """Tokens of side calls need no row."""
     assert structs.replace(GOOD, **found).trouble == trouble
 
@@ -81,7 +81,7 @@ def harness_command(folder: Path, *words: str) -> "subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-m", "evener.cli", "harness", *words], capture_output=True, text=True, env=environ, check=False)
 
 
-def test_installing_tells_what_it_does_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+def test_installing_tells_what_it_does_and_continues_after_a_failure(tmp_path: Path) -> None:
     """One line on stderr for each that failed, and exit code 1."""
     ended = harness_command(tmp_path, "install", "codex", "gemini_cli", "script")
 

@@ -76,7 +76,7 @@ def test_exit_code_tells_failed_groups_and_groups_with_nothing_to_train(views: l
     assert exit_code(views) == code
 
 
-def test_groups_with_nothing_to_train_are_told_once_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups_with_nothing_to_train_are_reported_once_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     tell_troubles([view("a", CONSTRAINED), view("b", CONSTRAINED), view("c"), view("d", Accounting())])
 
     told = capsys.readouterr().err.splitlines()
@@ -88,7 +88,7 @@ def test_groups_with_nothing_to_train_are_told_once_with_the_reason(capsys: pyte
     assert told[1] == "evener: task run.d merged, but nothing of it can be trained: no token was sampled"
 
 
-def test_context_that_was_too_short_for_all_sessions_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_context_that_was_too_short_for_all_sessions_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     tell_troubles(
         [
             view("a", ends={TerminationReason.CONTEXT_OVERFLOW: 2}),
@@ -185,7 +185,7 @@ def test_control_characters_of_an_agent_do_nothing_to_a_terminal(capsys: pytest.
         (Sampling(temperature=0.0), [engine(any_temperature=True)], "They are at any --sampling.temperature above 0, without top-p"),
     ],
 )
-def test_settings_that_no_engine_is_exact_for_are_told_beforehand(
+def test_settings_that_no_engine_is_exact_for_are_reported_beforehand(
     sampling: Sampling, engines: list[ServedEngine], told: str | None
 ) -> None:
     warning = untrainable(sampling, engines)
@@ -203,7 +203,7 @@ def test_settings_that_no_engine_is_exact_for_are_told_beforehand(
         (HarnessSpec(name="script", options={"tools": "0"}), False),
     ],
 )
-def test_tools_that_a_template_does_not_render_are_told_beforehand(spec: HarnessSpec, told: bool) -> None:  # noqa: FBT001
+def test_tools_that_a_template_does_not_render_are_reported_beforehand(spec: HarnessSpec, told: bool) -> None:  # noqa: FBT001
     """A policy that never sees its tools earns no reward by calling them. Those that need no trust are tools, too."""
     run_request = RunRequest(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
 
@@ -223,7 +223,7 @@ def test_tools_that_a_template_does_not_render_are_told_beforehand(spec: Harness
         (HarnessSpec(name="command"), 64, None),
     ],
 )
-def test_first_prompt_that_no_engine_holds_is_told_beforehand(spec: HarnessSpec, context: int, told: str | None) -> None:
+def test_first_prompt_that_no_engine_holds_is_reported_beforehand(spec: HarnessSpec, context: int, told: str | None) -> None:
     """Each of its sessions would end by `context_overflow`."""
     run_request = RunRequest(run_id="run", harness=spec, samples=2, purpose=Purpose.TRAIN)
     short = structs.replace(engine(), context_length=context)

@@ -148,7 +148,7 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["up", "--bus", "redis://x", "--port", "0"], "bus redis://x is neither embedded:FOLDER nor kafka://HOST:PORT"),
     ],
 )
-def test_wrong_words_are_told_in_one_line_with_code_2(words: list[str], told: str, tmp_path: Path) -> None:
+def test_wrong_words_are_reported_in_one_line_with_code_2(words: list[str], told: str, tmp_path: Path) -> None:
     """What is wrong, and how to mend it; never a traceback."""
     ended = evener(*words, state=tmp_path)
     last = ended.stderr.splitlines()[-1]
@@ -172,7 +172,7 @@ def test_wrong_words_are_told_in_one_line_with_code_2(words: list[str], told: st
         ),
     ],
 )
-def test_wrong_task_is_told_before_anything_is_started(files: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_wrong_task_is_reported_before_anything_is_started(files: dict[str, str], told: str, tmp_path: Path) -> None:
     """Nothing to run, so nothing runs."""
     tasks = tmp_path / "tasks"
     tasks.mkdir()
@@ -204,7 +204,7 @@ def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
     assert "Traceback" in ended.stderr
 
 
-def test_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_state_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """The disk's own words, in one line."""
     (tmp_path / "evener").write_text("a file")
     ended = evener("up", "--port", "0", state=tmp_path)
@@ -237,7 +237,7 @@ def test_doctor_asks_for_node_as_the_harness_does(tmp_path: Path) -> None:
     assert check["mend"] == "install Node.js 22.19 or later, with npm"
 
 
-def test_dead_evener_is_told(tmp_path: Path) -> None:
+def test_dead_evener_is_reported(tmp_path: Path) -> None:
     """The URL that was given does not answer."""
     environ = os.environ | {"EVENER_URL": "http://127.0.0.1:9", "EVENER_OPERATOR_TOKEN": "t", "XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "evener.cli", "show", "x.0"]
@@ -247,7 +247,7 @@ def test_dead_evener_is_told(tmp_path: Path) -> None:
     assert ended.stderr.startswith("evener: no evener is running at http://127.0.0.1:9. Start Evener with `evener up`")
 
 
-def test_url_that_is_none_is_told(tmp_path: Path) -> None:
+def test_url_that_is_none_is_reported(tmp_path: Path) -> None:
     """Before anything is asked."""
     environ = os.environ | {"EVENER_URL": "banana", "XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "evener.cli", "show", "x.0"]

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.server_sent_events import events_in
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
 from evener.dialects.anthropic_messages import AnthropicMessages
@@ -38,10 +39,9 @@ def assembled(body: bytes) -> Message:
     """What a client makes of a stream that it checks strictly: blocks open and close in order, nothing comes outside of one."""
     message: Message = {}
     is_open = ended = False
-    for event in body.decode().split("\n\n")[:-1]:
-        name, data = event.split("\n")
-        fields = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {fields['type']}"
+    for event in events_in(body):
+        fields = event.value()
+        assert event.type == fields["type"]
         assert not ended
         match fields["type"]:
             case "message_start":
@@ -186,7 +186,7 @@ def test_errors_have_the_official_shape(error: RequestError, kind: str) -> None:
         (None, "prompt is too long: 7 do not fit into 3 by far"),
     ],
 )
-def test_a_full_context_is_told_in_the_words_that_clients_know(overflow: Overflow | None, told: str) -> None:
+def test_a_full_context_is_reported_in_the_words_that_clients_know(overflow: Overflow | None, told: str) -> None:
     """With the numbers, where they are known: they are not guessed from a text."""
     refused = RequestError("7 do not fit into 3 by far", kind="context_length_exceeded", overflow=overflow)
     error = json.loads(MESSAGES.error(refused))["error"]

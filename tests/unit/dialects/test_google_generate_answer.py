@@ -10,6 +10,7 @@ from google import genai
 from google.genai import errors, types
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.server_sent_events import events_in
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
 from evener.dialects.canonical import CanonicalRequest, Overflow, RequestError
@@ -37,7 +38,7 @@ def asked(**more: Any) -> CanonicalRequest:
 
 def candidates(body: bytes) -> list[Message]:
     """The candidates of a stream, event by event."""
-    events = [json.loads(event.removeprefix("data: ")) for event in body.decode().split("\n\n")[:-1]]
+    events = [event.value() for event in events_in(body)]
     assert all(event["responseId"] == "a1" for event in events)
     assert ["usageMetadata" in event for event in events] == [False] * (len(events) - 1) + [True]
     return [candidate for event in events for candidate in event["candidates"]]
@@ -124,7 +125,7 @@ def test_errors_have_the_official_shape(error: RequestError, status: str) -> Non
     assert GOOGLE.stream_error(HEAD, error) == b"data: " + body + b"\n\n"
 
 
-def test_a_full_context_is_told_in_the_words_that_clients_know() -> None:
+def test_a_full_context_is_reported_in_the_words_that_clients_know() -> None:
     """With the numbers, where they are known: they are not guessed from a text."""
     for overflow, told in (
         (Overflow(asked=5000, limit=4096), "The input token count (5000) exceeds the maximum number of tokens allowed (4096)."),

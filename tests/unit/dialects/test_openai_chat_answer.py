@@ -9,6 +9,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.server_sent_events import DONE, events_in
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
 from evener.dialects.canonical import CanonicalRequest, RequestError
@@ -36,10 +37,10 @@ def asked(**more: Any) -> CanonicalRequest:
 
 def assembled(body: bytes) -> list[Message]:
     """What a client makes of a stream that it checks strictly: each choice opens with its role, nothing comes after its end."""
-    *events, done = [event.removeprefix("data: ") for event in body.decode().split("\n\n")[:-1]]
-    assert done == "[DONE]"
+    *events, done = events_in(body)
+    assert done.data == DONE
     choices: list[Message] = []
-    for choice in [json.loads(event)["choices"][0] for event in events]:
+    for choice in [event.value()["choices"][0] for event in events]:
         delta, index = choice["delta"], choice["index"]
         if index == len(choices):
             choices.append({"role": delta.pop("role"), "content": "", "tool_calls": [], "finish_reason": None})

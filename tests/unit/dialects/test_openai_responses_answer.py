@@ -9,6 +9,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.server_sent_events import events_in
 from tests.unit.dialects.arbitrary import HEAD
 
 from evener.dialects.canonical import NOTHING_STREAMED, AnswerChoice, CanonicalAnswer, CanonicalRequest, RequestError, Streamed, head_of
@@ -64,12 +65,9 @@ def stream(given: CanonicalAnswer) -> bytes:
 
 def events_of(body: bytes) -> list[dict[str, Any]]:
     """Return the events of a stream; each says its type twice."""
-    events = []
-    for block in body.decode().split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
+    events = events_in(body)
+    assert [event.type for event in events] == [event.value()["type"] for event in events]
+    return [event.value() for event in events]
 
 
 def whole(given: CanonicalAnswer) -> dict[str, Any]:

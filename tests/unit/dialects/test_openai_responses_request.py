@@ -260,7 +260,7 @@ def test_digests_are_those_of_the_messages(body: dict[str, Any]) -> None:
         assert request.digests == tuple(map(message_digest, request.messages))
 
 
-def test_requests_that_only_count_are_told_by_their_path() -> None:
+def test_requests_that_only_count_are_recognised_by_their_path() -> None:
     path = f"{COUNTING_PATH}?x=1"
     assert (RESPONSES.serves(path), RESPONSES.serves("/responses/"), RESPONSES.serves("/v1/responses/compact")) == (True, True, False)
     assert parse(LIKE_SDK, path).count_only
@@ -285,7 +285,7 @@ def result(name: str) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": name, "output": ""}
 
 
-def test_turns_without_our_ids_are_told_apart_by_their_place() -> None:
+def test_turns_without_our_ids_are_distinguished_by_their_place() -> None:
     """Reasoning opens a turn, a result ends one; ids of other providers are no keys."""
     thought = {
         "type": "reasoning",

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from tests.support.server_sent_events import values_in
 from tokenizers import Tokenizer
 
 from evener.engines.answers import whole
@@ -46,10 +47,10 @@ class Client:
     async def post(self, path: str, body: Any = None) -> Any:
         """Return the answer to a POST: JSON, the JSON of each event, or None without a body."""
         async with self._http.post(self._url + path, json=body) as response:
-            text = await response.text()
+            body = await response.read()
         if response.content_type == "text/event-stream":
-            return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n") if event and "[DONE]" not in event]
-        return json.loads(text) if text else None
+            return values_in(body)
+        return json.loads(body) if body else None
 
     async def get(self, path: str) -> Any:
         async with self._http.get(self._url + path) as response:

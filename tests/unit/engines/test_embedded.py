@@ -55,7 +55,7 @@ def test_it_dies_with_its_parent() -> None:
 
 
 @pytest.mark.engine
-async def test_its_death_is_told_with_its_last_words() -> None:
+async def test_its_death_is_reported_with_its_last_words() -> None:
     process = await start_embedded(None, context=512, parallel=1)
     os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(60):

@@ -22,7 +22,7 @@ WITH_IMAGE = msgspec.structs.replace(SHORT, images={"digest": ("image/png", b"pi
 
 @pytest.mark.parametrize("kind", [VllmEngine, VllmChatEngine])
 @pytest.mark.parametrize(("request_", "beside"), [(SHORT, False), (LONG, True), (WITH_IMAGE, True)])
-async def test_loop_goes_on_while_a_long_request_is_encoded(
+async def test_loop_continues_while_a_long_request_is_encoded(
     kind: type[VllmEngine | VllmChatEngine], request_: GenerateRequest, *, beside: bool
 ) -> None:
     """A call of 64 answers to a prompt of 60,000 ids stopped it for 40 ms and more; a short one waits for no thread."""

@@ -50,7 +50,7 @@ def test_a_full_context_ends_an_answer_by_length() -> None:
     assert cut(completion([4, 5], truncated=True), stop_ids=(), wanted=16) == ([4, 5], FinishReason.LENGTH)
 
 
-def test_a_full_block_goes_on() -> None:
+def test_a_full_block_continues() -> None:
     assert cut(completion([4, 5]), stop_ids=(), wanted=2) == ([4, 5], None)
 
 

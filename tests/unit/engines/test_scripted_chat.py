@@ -31,7 +31,7 @@ def joined(events: list[Any]) -> tuple[str, list[Any], list[int], str]:
     return text, calls, [id_ for choice in choices for id_ in choice.get("token_ids") or ()], choices[-1]["finish_reason"]
 
 
-async def test_tool_calls_are_told_as_such_whole_and_streamed(play: Play, client: Connect) -> None:
+async def test_tool_calls_are_reported_as_such_whole_and_streamed(play: Play, client: Connect) -> None:
     """No beginning of a call is streamed as text."""
     server = await play(CALLS)
     asking = client(server)

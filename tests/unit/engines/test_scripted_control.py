@@ -183,7 +183,7 @@ async def test_an_abort_after_some_tokens_is_an_answer(play: Play, client: Conne
     assert (len(answer.ids), answer.finish_reason) == (3, FinishReason.ABORTED)
 
 
-async def test_an_aborted_answer_goes_on_where_it_stopped_whoever_says_it(play: Play, client: Connect) -> None:
+async def test_an_aborted_answer_continues_where_it_stopped_whoever_says_it(play: Play, client: Connect) -> None:
     """Asked with its prompt and tokens; no rule is used up by that, and the answer after it is the next one of its conversation."""
     said = Rule(key="Go", steps=(Step(say="one two three four", fail="abort", after=2), Step(say="The next.")))
     asking = client(await play(Script(rules=(said,), default=Step(say="Nobody."))))

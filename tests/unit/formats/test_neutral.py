@@ -110,7 +110,7 @@ def test_parquet_holds_recordings_without_a_reward() -> None:
     assert pq.read_table(io.BytesIO(sink.getvalue()))["reward"].to_pylist() == [None, 0.0]
 
 
-def test_what_parquet_refuses_is_told_with_the_file(tmp_path: Path) -> None:
+def test_what_parquet_refuses_is_reported_with_the_file(tmp_path: Path) -> None:
     """In one line; and no half a file is left."""
     with pytest.raises(NotWritten, match=r"cannot write .*rows\.parquet: the rows cannot be written as Parquet: "):
         asyncio.run(write_groups(tmp_path / "rows.parquet", "parquet", [rewarded("much")]))

@@ -89,7 +89,7 @@ def grade(session):
     assert bench.evidence["test-stdout.txt"] == b"looking\n"
 
 
-async def test_file_that_raises_gives_no_reward_and_its_traceback_is_told(bench: AnyBench) -> None:
+async def test_file_that_raises_gives_no_reward_and_its_traceback_is_reported(bench: AnyBench) -> None:
     """The result file is missing: that is the test's to say, not ours to take as 0."""
     script = "def grade(session):\n    raise LookupError('no result')\n"
     with pytest.raises(GraderError, match=r"exited with 1 and returned nothing; its last lines: (?s:.*)LookupError: no result"):

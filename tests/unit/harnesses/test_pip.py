@@ -174,7 +174,7 @@ def test_openhands_gets_its_driver_and_its_limits() -> None:
         ("openclaw", b"Invalid config\n", "Invalid config"),
     ],
 )
-def test_a_failure_is_told_in_its_own_words(name: str, log: bytes, detail: str) -> None:
+def test_a_failure_is_reported_in_its_own_words(name: str, log: bytes, detail: str) -> None:
     """People read it in `evener show`."""
     meaning = harness(name).exit_meaning(1, log)
 

@@ -64,7 +64,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, told: 
         read_quirks(tmp_path / "mine.toml")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     """In one line."""
     with pytest.raises(HarnessError, match="No such file"):
         read_quirks(tmp_path / "none.toml")

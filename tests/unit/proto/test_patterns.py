@@ -13,7 +13,7 @@ TEXT = 60 * "a" + "!"
 
 
 @pytest.mark.parametrize("pattern", ["(", "*", "a{99999999999}", "(" * 1500, "["])
-def test_what_is_no_regular_expression_is_told(pattern: str) -> None:
+def test_what_is_no_regular_expression_is_reported(pattern: str) -> None:
     with pytest.raises(BadPattern, match=r"at position|recursion|repeat fewer"):
         text_pattern(pattern)
 

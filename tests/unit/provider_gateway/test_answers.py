@@ -38,7 +38,7 @@ class Unhurried(OpenAIChat):
         return super().answer(request, answer)
 
 
-async def test_loop_goes_on_while_a_long_answer_is_written() -> None:
+async def test_loop_continues_while_a_long_answer_is_written() -> None:
     """A hundred votes of thousands of words are megabytes of JSON."""
     world, dialect = World(), Unhurried()
     world.ask([user("hi")], "word " * SHORT_BYTES)
@@ -53,7 +53,7 @@ async def test_loop_goes_on_while_a_long_answer_is_written() -> None:
     assert msgspec.json.decode((await writing).body)["choices"][0]["message"]["content"].startswith("word word")
 
 
-async def test_bug_on_the_way_of_an_answer_is_told_in_the_dialect_and_logged() -> None:
+async def test_bug_on_the_way_of_an_answer_is_reported_in_the_dialect_and_logged() -> None:
     """After the headers of the gateway's response, an exception would only cut the connection."""
 
     async def frames() -> AsyncGenerator[AnyFrame, None]:

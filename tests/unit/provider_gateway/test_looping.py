@@ -57,7 +57,7 @@ def test_notes_of_the_harness_do_not_hide_a_loop(note: Message) -> None:
         {"role": "assistant", "content": "I think."},
     ],
 )
-def test_word_of_a_user_or_of_the_agent_begins_anew(word: Message) -> None:
+def test_word_of_a_user_or_of_the_agent_begins_again(word: Message) -> None:
     assert not looping([user("go"), *turn(1), word, *turn(2), *turn(3)], 3)
 
 

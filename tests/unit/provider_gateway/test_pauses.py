@@ -50,7 +50,7 @@ async def watched(server: ScriptedServer) -> AsyncIterator[tuple[Pauses, Control
         await pauses.aclose()
 
 
-async def test_pause_is_told_as_it_passes_and_counts_to_the_first_token_after_it(play: Play) -> None:
+async def test_pause_is_reported_as_it_passes_and_counts_to_the_first_token_after_it(play: Play) -> None:
     """To all that sample, each for as long as it has waited itself."""
     loop = asyncio.get_running_loop()
     async with watched(await play(Script())) as (pauses, control):

@@ -71,7 +71,7 @@ class Gateway:
         return await self.placer.place(self.session, request, Sample(1))
 
 
-async def test_loop_goes_on_while_a_call_is_rendered() -> None:
+async def test_loop_continues_while_a_call_is_rendered() -> None:
     gateway = Gateway()
     placing = asyncio.create_task(gateway.place("hello"))
     await eventually(gateway.renderer.began.is_set)
@@ -120,7 +120,7 @@ async def test_more_text_than_any_context_holds_is_refused_before_it_is_rendered
     assert not gateway.renderer.began.is_set()
 
 
-async def test_loop_goes_on_while_a_history_is_searched_for_circles() -> None:
+async def test_loop_continues_while_a_history_is_searched_for_circles() -> None:
     """Four million letters of notes took 400 ms."""
     readers: list[threading.Thread] = []
 

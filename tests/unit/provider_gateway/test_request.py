@@ -49,7 +49,7 @@ def body(role: str, length: int) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": role, "content": "x" * length}]}).encode()
 
 
-async def test_loop_goes_on_while_a_large_body_is_read() -> None:
+async def test_loop_continues_while_a_large_body_is_read() -> None:
     """Other sessions' calls do not wait for it."""
     dialect = Unhurried()
     reading = asyncio.create_task(read_request(dialect, PATH, [body("user", READ_AT_ONCE_BYTES)], HEADERS, Quirks()))

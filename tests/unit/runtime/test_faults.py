@@ -99,7 +99,7 @@ def test_kill_is_sigkill() -> None:
     assert ended.stdout == b"passed\n"
 
 
-def test_freeze_stops_the_process_until_it_is_told_to_go_on() -> None:
+def test_freeze_stops_the_process_until_sigcont() -> None:
     """A zombie in the making: others take over what it holds, and then it goes on."""
     passes = PASSES_THRICE.replace("kill@a.b#2", "freeze@a.b#2")
     with subprocess.Popen([sys.executable, "-c", passes], stdout=subprocess.PIPE, env=dict(os.environ)) as frozen:

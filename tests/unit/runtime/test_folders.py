@@ -11,7 +11,7 @@ from evener.runtime.folders import temporary_folder
 ROOT = Path(__file__).parents[3]
 
 
-async def test_folder_is_removed_while_the_loop_goes_on(tmp_path: Path) -> None:
+async def test_folder_is_removed_while_the_loop_continues(tmp_path: Path) -> None:
     """The removal of an ordinary task's 10,000 files stopped all sessions for a third of a second."""
     turns = count()
 

@@ -9,7 +9,7 @@ import pytest
 from evener.runtime.threads import LeftBehindThreads, Threads, to_its_end
 
 
-async def test_loop_goes_on_while_a_thread_works() -> None:
+async def test_loop_continues_while_a_thread_works() -> None:
     """The work is done elsewhere, and its result comes back."""
     threads, go_on = Threads("test", 1), threading.Event()
 

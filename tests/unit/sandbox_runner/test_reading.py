@@ -26,7 +26,7 @@ class Unhurried(OpenAIChat):
 
 
 @pytest.mark.parametrize("key", [b"text", b"\\ud800"])
-async def test_loop_goes_on_while_a_large_body_is_looked_at(key: bytes) -> None:
+async def test_loop_continues_while_a_large_body_is_looked_at(key: bytes) -> None:
     """Other harnesses' streams do not wait for it."""
     dialect = Unhurried()
     body = b'{"' + key + b'": "' + b"x" * PARSED_AT_ONCE_BYTES + b'", "stream": true, "model": "m"}'
@@ -38,7 +38,7 @@ async def test_loop_goes_on_while_a_large_body_is_looked_at(key: bytes) -> None:
     assert await reading == RequestHints(stream=True, model="m")
 
 
-async def test_loop_goes_on_while_a_large_body_is_recognised() -> None:
+async def test_loop_continues_while_a_large_body_is_recognised() -> None:
     """A retry of a request that was not served is known by its bytes, of which there may be 32 MB."""
     body = b"x" * (PARSED_AT_ONCE_BYTES + 1)
     call = RelayedCall(path=PATH, body=body, headers={"retry": "1"}, request_id="r1", capability="", partition=0)

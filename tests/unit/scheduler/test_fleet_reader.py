@@ -86,7 +86,7 @@ async def test_paused_process_takes_nobody_for_lost(reading: Reading) -> None:
     assert await reading.ticks(2) == [ATTEMPT]
 
 
-async def test_leases_begin_anew_at_a_take_over(reading: Reading) -> None:
+async def test_leases_begin_again_at_a_take_over(reading: Reading) -> None:
     """The time without a scheduler counts for nobody."""
     await reading.others.beat(running=[HELD])
     reading.time.now += 2 * CONFIG.lease_seconds

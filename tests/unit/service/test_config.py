@@ -111,7 +111,7 @@ def test_flags_of_one_process_with_several_services() -> None:
         (["--config", "/nowhere/evener.toml"], {}, "cannot read /nowhere/evener.toml: "),
     ],
 )
-def test_wrong_configuration_is_told_with_its_place(argv: list[str], environ: dict[str, str], told: str) -> None:
+def test_wrong_configuration_is_reported_with_its_place(argv: list[str], environ: dict[str, str], told: str) -> None:
     """The key, where it stands, and what was probably meant."""
     with pytest.raises(ConfigError, match=re.escape(told)):
         load_all({"scheduler": Config, "evaluator": Other}, argv, environ)
@@ -129,7 +129,7 @@ def test_wrong_configuration_is_told_with_its_place(argv: list[str], environ: di
         ("port = ", r"cannot read .*evener\.toml: "),
     ],
 )
-def test_wrong_file_is_told_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+def test_wrong_file_is_reported_with_its_place(tmp_path: Path, text: str, told: str) -> None:
     """A misspelt key never means a silent default."""
     file = tmp_path / "evener.toml"
     file.write_text(text)
@@ -215,7 +215,7 @@ def test_secret_is_read_from_the_file_that_it_names(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(("content", "told"), [(None, "cannot read the secret in .*: No such file"), ("\n", "is empty")])
-def test_secret_that_cannot_be_read_is_told_with_its_file(tmp_path: Path, content: str | None, told: str) -> None:
+def test_secret_that_cannot_be_read_is_reported_with_its_file(tmp_path: Path, content: str | None, told: str) -> None:
     """An empty or missing secret must not become a key that anybody could guess."""
     file = tmp_path / "key"
     if content is not None:

@@ -74,7 +74,7 @@ async def test_large_fields_travel_by_the_blob_store(context: ServiceContext, ev
     assert await events.event(record) == whole
 
 
-async def test_trace_context_goes_on_with_the_records(context: ServiceContext, events: EventLog) -> None:
+async def test_trace_context_continues_with_the_records(context: ServiceContext, events: EventLog) -> None:
     """A record carries the context of the span that wrote it, and a dead letter that of the record that was given up."""
     remote = propagate.extract({"traceparent": TRACEPARENT, "tracestate": "vendor=1"})
     await events.send(Topic.FLEET, "e", LEFT, trace=remote)

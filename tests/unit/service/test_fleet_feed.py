@@ -53,7 +53,7 @@ async def test_followers_of_a_process_share_one_reader(context: ServiceContext) 
     assert (old.key, old.heard_at, new.key, new.heard_at) == ("old", None, "new", 7.0)
 
 
-async def test_deleted_instance_is_told_once_and_is_not_known_any_more(context: ServiceContext) -> None:
+async def test_deleted_instance_is_reported_once_and_is_not_known_any_more(context: ServiceContext) -> None:
     async with aclosing(context.fleet.follow()) as batches:
         assert await anext(batches) == []
         await beat(context, "gone")

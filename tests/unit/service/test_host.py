@@ -180,7 +180,7 @@ def test_unknown_address_is_a_wrong_configuration(tmp_path: Path) -> None:
     assert "cannot listen on 192.0.2.1" in errors
 
 
-def test_bus_held_by_another_process_is_told_by_its_number(process: Process) -> None:
+def test_bus_held_by_another_process_is_reported_by_its_number(process: Process) -> None:
     """Two processes never write to one file."""
     until_ready(process.url)
     code, errors = Process(process.state).end()

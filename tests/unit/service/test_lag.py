@@ -16,7 +16,7 @@ from evener.service.telemetry import metrics
 READER = Reader("reconstructor")
 
 
-async def test_lag_is_told_by_topic_and_disappears_with_its_reader(tmp_path: Path) -> None:
+async def test_lag_is_reported_by_topic_and_disappears_with_its_reader(tmp_path: Path) -> None:
     """An instance has series of its own partitions only: what another took over is not shown twice."""
     async with open_parts(tmp_path) as context:
         lag, gate = LagWatch(context.bus, metrics(context.registry)), asyncio.Event()

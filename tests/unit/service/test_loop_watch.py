@@ -19,7 +19,7 @@ def scrape(registry: CollectorRegistry) -> dict[str, float]:
     return {name: float(value) for name, value in (line.split(" ") for line in lines if line[0] != "#" and "{" not in line)}
 
 
-async def test_longest_stop_since_the_last_scrape_is_told() -> None:
+async def test_longest_stop_since_the_last_scrape_is_reported() -> None:
     """A scrape before an input and one after it give the stop that the input caused."""
     registry = CollectorRegistry()
     with watch_loop(metrics(registry), TICK_SECONDS):

@@ -106,7 +106,7 @@ async def test_services_of_one_host_share_its_name(context: ServiceContext, tmp_
     assert await gateway.ended_by(runner, 4, within=0.5) is None
 
 
-async def test_earlier_process_of_the_same_name_goes_on(context: ServiceContext, tmp_path: Path) -> None:
+async def test_earlier_process_of_the_same_name_continues(context: ServiceContext, tmp_path: Path) -> None:
     earlier = Process(context, "b1", "local", await store(tmp_path / "blobs", "b1"))
     later = Process(context, "b2", "local", await store(tmp_path / "blobs", "b2"))
     assert await earlier.ended_by(later, 4, within=0.5) is None

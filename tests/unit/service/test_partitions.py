@@ -152,7 +152,7 @@ async def test_partition_that_is_handed_over_is_served_until_its_server_returns(
     assert begun == 2
 
 
-async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served_anew() -> None:
+async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served_again() -> None:
     """Its earlier task has ended by then."""
     begun = 0
 
@@ -181,7 +181,7 @@ async def test_partition_that_comes_back_after_it_was_fenced_elsewhere_is_served
     assert begun == 2
 
 
-async def test_fenced_member_takes_nothing_while_the_group_divides_anew() -> None:
+async def test_fenced_member_takes_nothing_while_the_group_rebalances() -> None:
     """Another may own the partition already, and must not be fenced by who owned it before."""
     begun = 0
 

@@ -157,7 +157,7 @@ async def test_service_whose_trouble_may_pass_is_never_given_up(context: Service
     running.cancel()
 
 
-async def test_one_trouble_of_several_services_is_told_once(context: ServiceContext) -> None:
+async def test_one_trouble_of_several_services_is_reported_once(context: ServiceContext) -> None:
     """A full disk stops them all, and is one thing to mend."""
     services = [supervised(Toy(for_ever), context) for _ in range(4)]
     for one, name, trouble in zip(services, "abcd", ("disk full", "disk full", "", "other"), strict=True):

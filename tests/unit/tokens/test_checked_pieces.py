@@ -67,7 +67,7 @@ def test_anything_else_is_a_fault(change: Callable[[Entry, Entry], object]) -> N
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_answers_of_the_same_ids_are_told_apart_by_their_versions(first: bool) -> None:  # noqa: FBT001 - the two cases
+def test_answers_of_the_same_ids_are_distinguished_by_their_versions(first: bool) -> None:  # noqa: FBT001 - the two cases
     """Two answers of one call, sampled by different weights: each row is compared with its own, whichever the engine ended first."""
     world = World()
     world.ask([user("hello")], "the very same")

@@ -85,7 +85,7 @@ def test_nothing_is_proposed_for_a_harness_that_keeps_its_history() -> None:
     assert propose(world.session) is None
 
 
-def test_call_without_tools_is_told_by_its_last_message_where_it_has_no_prompt_of_its_own() -> None:
+def test_call_without_tools_is_recognised_by_its_last_message_where_it_has_no_prompt_of_its_own() -> None:
     """Under the agent's own system prompt."""
     world = World()
     world.ask([AGENT[0], user("Give a short title to: the thing")], "A thing")

@@ -60,7 +60,7 @@ def test_refused_call_is_named_whatever_came_after_it(*, answered: bool) -> None
     )
 
 
-def test_fault_of_ours_is_told_with_the_end_that_it_makes() -> None:
+def test_fault_of_ours_is_reported_with_the_end_that_it_makes() -> None:
     told = failed(CallFailure.OVERLOADED, "no gateway admits the call now (http://g: status 401: wrong key)")
     found = attempt_end(left(World(), code=1, unanswered=CallFailure.OVERLOADED, failures=told), None)
     assert found == (TerminationReason.INFRASTRUCTURE, "its last words; no gateway admits the call now (http://g: status 401: wrong key)")
@@ -97,7 +97,7 @@ def test_harness_that_went_on_after_a_failed_call_failed_by_itself() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_agent_that_goes_on_after_its_sub_agent_failed_because_of_ours_is_trained(code: int) -> None:
+def test_agent_that_continues_after_its_sub_agent_failed_because_of_ours_is_trained(code: int) -> None:
     """It saw the failure as the result of a tool; what it did then was sampled in that context."""
     world = World()
     history = [user("Fix it.")]
