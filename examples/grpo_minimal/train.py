@@ -3,9 +3,9 @@
     python examples/grpo_minimal/train.py --url URL --token-file FILE --model FOLDER --out FOLDER --steps 15
 
 Needs torch and transformers, and `evener.client`, which needs neither. Each step is a folder OUT/step-N: weights as Hugging Face has
-them, optimizer, canary, and `step.json` with the position in the log. Killed anywhere and started again, it goes on after the last whole
-folder, with the next group: none is trained twice, none is left out. It prints a line of JSON for each step, and after a start the last
-one's again. A version that is refused for good is put aside, and ends it; started again, it trains those groups anew.
+them, optimizer, canary, and `step.json` with the position in the log. Killed at any point and started again, it continues after the last
+complete folder, with the next group: none is trained twice, none is left out. It prints a line of JSON for each step, and after a start the
+last one's again. A version that is refused for good is put aside, and ends the program; started again, it trains those groups again.
 """
 
 import argparse
@@ -54,7 +54,10 @@ def batch_of(groups: list[Group]) -> dict[str, torch.Tensor] | None:
 
 
 def temperature_of(row: RowArrays) -> float:
-    """Return what a row was sampled at. Ends the program where that was not the whole distribution: `logprobs_of` has no filters."""
+    """Return the temperature of a row.
+
+    Ends the program if the row was not sampled from the whole distribution: `logprobs_of` has no filters.
+    """
     how = row.event.sampling
     if how.temperature == 0 or how.top_p < 1 or how.top_k or how.min_p:
         sys.exit(f"only a temperature above 0 without top_p, top_k and min_p can be trained here, not {how}")
@@ -80,7 +83,7 @@ def loss_of(model: Any, batch: dict[str, torch.Tensor], clip: float) -> tuple[to
 
 
 def update(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], asked: argparse.Namespace, held: int) -> dict[str, Any]:
-    """Make an update of version `held`; return what was seen. Ends the program where the engine did not sample by these weights."""
+    """Make an update of version `held`; return its figures. Ends the program if the engine did not sample by these weights."""
     loss, seen = loss_of(model, batch, asked.clip)
     gaps, lags = (seen - batch["logprobs"][batch["loss_mask"]]).abs(), held - batch["versions"][batch["loss_mask"]]
     gap = gaps[lags == 0].max().item() if (lags == 0).any() else None  # older versions differ, and rightly
@@ -170,7 +173,7 @@ def train(evener: SyncClient, asked: argparse.Namespace) -> None:
 
 
 def said_of(group: Group) -> dict[str, Any]:
-    """Return where a group stands in the log, and its rewards."""
+    """Return the position of a group in the log, and its rewards."""
     rewards = [session.reward for session in group.sessions]
     return {"group_id": group.group_id, "partition": group.partition, "offset": group.offset, "rewards": rewards}
 
@@ -180,11 +183,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="of the running Evener")
     parser.add_argument("--token-file", type=Path, required=True, help="with the operator's token")
-    parser.add_argument("--model", type=Path, required=True, help="what the engines were started with; embeddings not tied")
+    parser.add_argument("--model", type=Path, required=True, help="the weights that the engines were started with; embeddings not tied")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--policy", default="policy")
     parser.add_argument("--run-id", help="train the groups of this run alone, until it is over")
-    parser.add_argument("--follow", action="store_true", help="do not end with the run: more tasks of it will be submitted")
+    parser.add_argument("--follow", action="store_true", help="do not end with the run: more of its tasks will be submitted")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--groups", type=int, default=8, help="in each step")
     parser.add_argument("--learning-rate", type=float, default=5e-4)

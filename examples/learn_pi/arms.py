@@ -22,14 +22,14 @@ SAMPLES: Final = 4
 LOOK_SECONDS: Final = 10.0
 """How long a step is waited for before each look whether groups have failed."""
 STEP_SECONDS: Final = 300.0
-"""What a step may take at most."""
+"""The time limit of a step, in seconds."""
 MAX_REPLACED: Final = 8
 """Groups of an arm that may fail."""
 LOST: Final = frozenset({TaskOutcome.FAILED, TaskOutcome.CANCELLED})
 
 
 class Arm(Struct, frozen=True, kw_only=True):
-    """One training: what is run, and how the trainer is told."""
+    """One training: its sessions, and the trainer's options."""
 
     name: str
     harness: str
@@ -39,14 +39,14 @@ class Arm(Struct, frozen=True, kw_only=True):
     """The number of groups of each kind in a step."""
     samples: int = SAMPLES
     again: int = 0
-    """So often the script harness is told the same once more, in a session of many calls."""
+    """The number of times that the script harness repeats the prompt, for a session of many calls."""
     ahead: int = 2
-    """Steps whose tasks are submitted before the trainer asks for them: rollouts go on while it trains and publishes."""
+    """Steps whose tasks are submitted before the trainer asks for them: rollouts continue while it trains and publishes."""
     learning_rate: float = 5e-4
 
 
 class Bench(Struct, frozen=True, kw_only=True):
-    """Where everything is."""
+    """The client and the folders of a run."""
 
     client: Client
     out: Path
@@ -59,7 +59,7 @@ class Bench(Struct, frozen=True, kw_only=True):
 
 
 class Feed:
-    """Submits the tasks of an arm; one whose group failed is told, and another takes its place."""
+    """Submits the tasks of an arm; a task whose group failed is reported, and another takes its place."""
 
     def __init__(self, bench: Bench, arm: Arm) -> None:
         self._bench = bench
@@ -101,7 +101,7 @@ class Feed:
 
 
 async def train(bench: Bench, arm: Arm) -> list[dict[str, Any]]:
-    """Run the trainer and feed it with sessions; return what it told of each step."""
+    """Run the trainer and feed it with sessions; return its report on each step."""
     options = {
         "url": bench.url,
         "token-file": bench.out / "state" / "operator-token",
@@ -136,7 +136,7 @@ async def waited(next_line: Callable[[], Awaitable[str]], feed: Feed, what: str,
         while not (await asyncio.wait({line}, timeout=min(LOOK_SECONDS, seconds)))[0]:
             await feed.replace_failed()
             if time.monotonic() - began >= seconds:
-                msg = f"{what} did not come in {seconds:.0f} s: the trainer waits for groups, or hangs; look at its log and at Evener's"
+                msg = f"{what} did not come in {seconds:.0f} s: the trainer waits for groups, or hangs; see its log and Evener's"
                 raise NotDone(msg)
         return line.result()
     finally:

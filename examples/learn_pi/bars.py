@@ -1,4 +1,4 @@
-"""What a run must show. `make learn` fails where one of these is missed."""
+"""The conditions of a run. `make learn` fails if one of them is missed."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,7 +18,7 @@ UNGRADED: Final = 0.05
 
 
 class Bar(Struct, frozen=True, kw_only=True):
-    """One of them."""
+    """One condition."""
 
     name: str
     value: str
@@ -29,7 +29,7 @@ class Bar(Struct, frozen=True, kw_only=True):
 
 
 def bars(said: Said, told: Said) -> list[Bar]:
-    """Return all of them for a run and its figures."""
+    """Return all conditions for a run and its figures."""
     return [*_gains(told), *_gaps(told), *_context(told), *_groups(told), *_graded(said, told)]
 
 

@@ -22,7 +22,7 @@ CHECKER: Final = "evener.audit.engine_ledger"
 SCORER: Final = Path(__file__).with_name("scored.py")
 TRAJECTORIES: Final = "trajectories.msgpack"
 AT_ONCE: Final = 8
-"""Requests."""
+"""The number of requests at a time."""
 
 
 async def check(client: Client, run: Path, arms: Iterable[str]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def sampled(trajectory: TrajectoryBuilt) -> int:
 
 
 def findings(said: str, status: int) -> dict[str, int]:
-    """Return what the checker found: its last line counts trajectories and faults. -1 where it did not get so far."""
+    """Return what the checker found: its last line counts trajectories and faults. -1 if it did not get so far."""
     words = (said.strip().splitlines() or [""])[-1].split()
     counted = len(words) == 4 and words[1::2] == ["trajectories,", "faults"]  # noqa: PLR2004 - "N trajectories, N faults"
     trajectories, faults = (int(words[0]), int(words[2])) if counted else (-1, -1)

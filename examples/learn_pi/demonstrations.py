@@ -1,4 +1,4 @@
-"""What the policy learns first: sessions of the real harnesses, recorded by Evener and written anew with other payloads.
+"""The policy's first lessons: sessions of the real harnesses, recorded by Evener and rewritten with other payloads.
 
 A scripted engine plays one right session of each kind. What Evener fed and sampled there, decoded, is the very text that the policy
 will see; only the payload, the working directory and the place of the installation are drawn again. Most demonstrations are then

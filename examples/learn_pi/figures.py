@@ -1,4 +1,4 @@
-"""From what a run told to its figures."""
+"""Computes a run's figures from its reports."""
 
 from collections.abc import Sequence
 from statistics import mean

@@ -16,7 +16,7 @@ from evener.proto.spec import Purpose
 
 SAMPLES: Final = 4
 END_SECONDS: Final = 900.0
-"""What the sessions of an evaluation may take at most."""
+"""The time limit of an evaluation's sessions, in seconds."""
 
 
 class HeldOut(Struct, frozen=True, kw_only=True):

@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def leave(out: Path, said: dict[str, Any]) -> bool:
-    """Write figures and report, say what was met, and return whether all of it was."""
+    """Write figures and report, print which conditions were met, and return whether all were."""
     told = figures(said)
     shown = bars(said, told)
     told["bars"] = {bar.name: bar.met for bar in shown}

@@ -1,4 +1,4 @@
-"""A pass-through before vLLM that writes down what was fed and sampled: the ledger with which `evener audit` compares rows.
+"""A proxy in front of vLLM that records which ids were fed and sampled: the ledger with which `evener audit` compares rows.
 
 It knows vLLM's wire format and nothing of Evener. A line of JSON for each request: request_id, fed_ids, sampled_ids, logprobs,
 versions (labels, one a token), aborted.
@@ -65,7 +65,7 @@ async def recording_proxy(upstream: str, ledger: Path) -> AsyncIterator[str]:
 
             app = web.Application(client_max_size=BODY_BYTES)
             app.router.add_route("*", "/{path:.*}", pass_on)
-            runner = web.AppRunner(app, handler_cancellation=True)  # who hangs up stops the sampling, here as there
+            runner = web.AppRunner(app, handler_cancellation=True)  # a client that disconnects stops the sampling, as without the proxy
             await runner.setup()
             try:
                 await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -27,7 +27,7 @@ Point = tuple[float, float]
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """What is drawn in one colour."""
+    """The points that are drawn in one colour."""
 
     name: str
     points: Sequence[Point]
@@ -119,7 +119,7 @@ def gaps(steps: Sequence[Said]) -> list[Point]:
 
 
 def page(said: Said, told: Said, shown: Sequence[Bar]) -> str:
-    """Return the whole page. `shown`: what had to hold."""
+    """Return the whole page. `shown`: the conditions."""
     first, second = said["arms"]["through-pi"], said["arms"]["through-script"]
     other = {"write": (told["second"]["before"], told["second"]["after"], told["second"]["control"])}
     parts = ("rollout", "train", "sync")

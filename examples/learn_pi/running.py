@@ -1,4 +1,4 @@
-"""Processes of this example, and tasks for them: `evener up`, vLLM, the trainer. Whatever is started ends with its block."""
+"""Processes of this example, and tasks for them: `evener up`, vLLM, the trainer. A process ends with the block that started it."""
 
 import asyncio
 import os
@@ -81,7 +81,7 @@ async def _line(process: Process, what: str) -> str:
 
 @asynccontextmanager
 async def evener_up(state: Path, *options: str) -> AsyncIterator[Client]:
-    """Run `evener up` on a state folder inside this block; yield a client of it once it is ready. Its log is STATE.log."""
+    """Run `evener up` on a state folder inside this block; yield its client once it is ready. Its log is STATE.log."""
     log = state.with_suffix(".log")
     (state / "evener.json").unlink(missing_ok=True)
     command = (sys.executable, "-m", "evener.cli", "up", "--state", str(state), "--port", "0", "--trust-local", *options)
@@ -119,9 +119,9 @@ async def submit_task(
     sampling: Sampling = SAMPLING,
     again: int = 0,
 ) -> TaskDetail:
-    """Submit a task directory under an id of our own: again and again to the same effect.
+    """Submit a task directory under a given id, so that repeating the submission changes nothing.
 
-    `again`: so often the script harness is told the same once more, in the same session.
+    `again`: the number of times that the script harness repeats the prompt in the same session.
     """
     task, packed = load(folder), pack(folder)
     turns = {"turns": "\n".join([(folder / "instruction.md").read_text().strip()] * again)} if again else {}

@@ -2,7 +2,7 @@
 
     python examples/learn_pi/scored.py TRAJECTORIES.msgpack VERSIONS.json        # needs torch and transformers
 
-VERSIONS is {version: folder}. Prints a line of JSON: tokens, versions, and the largest difference to what the engine told.
+VERSIONS is {version: folder}. Prints a line of JSON: tokens, versions, and the largest difference from the engine's logprobs.
 """
 
 import json
@@ -23,11 +23,11 @@ from evener.proto.codec import decode
 from evener.proto.trajectories import Row, TrajectoryBuilt
 
 AT_ONCE: Final = 16
-"""Rows."""
+"""The number of rows in a batch."""
 
 
 def rows_of(file: Path) -> Iterator[Row]:
-    """Yield the rows of trajectories, each of which stands after its length in four bytes."""
+    """Yield the rows of trajectories, each of which follows its length in four bytes."""
     frames = memoryview(file.read_bytes())
     while frames:
         size = int.from_bytes(frames[:4], "big")
@@ -38,7 +38,7 @@ def rows_of(file: Path) -> Iterator[Row]:
 
 
 def gaps(model: Any, rows: Sequence[Row], version: int) -> torch.Tensor:
-    """Return the difference of each token of this version in rows to what the engine told, as numbers above 0."""
+    """Return the absolute difference between each token's logprob and the engine's, for the tokens of this version in rows."""
     ids = pad_sequence([torch.tensor(int32s(row.ids), dtype=torch.long) for row in rows], batch_first=True)
     told = pad_sequence([torch.tensor(float32s(row.logprobs)) for row in rows], batch_first=True)[:, 1:]
     mine = pad_sequence([torch.tensor(int32s(row.versions) == version) for row in rows], batch_first=True)[:, 1:]

@@ -39,7 +39,7 @@ echo $reward > /logs/verifier/reward.txt
 
 
 class Payload(NamedTuple):
-    """What is to be written."""
+    """The text that has to be written."""
 
     name: str
     number: int

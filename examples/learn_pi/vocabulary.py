@@ -37,7 +37,7 @@ def train(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def largest_that_copies(texts: Sequence[str], contexts: Sequence[str], payloads: Sequence[str]) -> Tokenizer:
-    """Return the largest vocabulary in which a payload has the same tokens wherever it stands. Raises ValueError where none does.
+    """Return the largest vocabulary in which a payload has the same tokens in every context. Raises ValueError if there is none.
 
     `contexts` hold `{payload}`. A vocabulary that is too large swallows the words around a payload: then it cannot be copied.
     """

@@ -75,7 +75,7 @@ class Work(Struct, frozen=True, kw_only=True):
 
     @property
     def rule(self) -> Rule:
-        """What the engine says in this session, by its name in the prompt."""
+        """The engine's answers in this session, by its name in the prompt."""
         return Rule(match=f"{self.name}.", tail=0, steps=self.steps)
 
     @property

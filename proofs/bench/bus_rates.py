@@ -59,11 +59,11 @@ def call_event(number: int) -> CallClosed:
 
 
 CALLS: Final = tuple(call_event(number) for number in range(1000))
-"""What is written, again and again: making events is not measured."""
+"""The record that is written again and again: making events is not measured."""
 
 
 class BusFigures(Struct, frozen=True, kw_only=True):
-    """What one bus does with call events. Rates are events a second, through one process."""
+    """The rates of one bus with call events, in events a second, through one process."""
 
     event_bytes: int
     events_per_s: float
@@ -79,7 +79,7 @@ class BusFigures(Struct, frozen=True, kw_only=True):
 
 
 async def measure_rates(bus: Bus) -> BusFigures:
-    """Measure a bus that nobody else uses."""
+    """Measure a bus that no other program uses."""
     size = len(encode(CALLS[0]))
     if size not in EVENT_BYTES:
         msg = f"a call event has {size} bytes, not about 2 KB"

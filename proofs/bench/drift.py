@@ -41,7 +41,7 @@ SESSIONS, ANSWERS, MAX_TOKENS = 6, 6, 48
 """The number of sessions at each temperature, of answers in each session, and the most tokens of an answer."""
 SEED: Final = 7
 QUIRKS: Final = Quirks(tolerances=(Tolerance.NUMBERS_LOOSE,))
-"""What a client in JavaScript does to a history at the least."""
+"""The changes that any JavaScript client makes to a history."""
 ASKED: Final = (
     "Tell me about a naïve café owner in Zürich.",
     "List five numbers between 1000 and 99999, and say why.",
@@ -91,7 +91,7 @@ class Conversation(ChatSession):
         return self.parse(json.dumps({"model": "policy", "messages": self.messages, "tools": list(self.tools)}).encode())
 
     def answered(self, fed: Ids, ids: Ids, finish: FinishReason, following: str) -> None:
-        """Take what was sampled on `fed` for the last request; the harness goes on. Count what a new rendering makes of it."""
+        """Take the ids sampled on `fed` for the last request; the harness continues. Count how they change in a new rendering."""
         request = self.asks()
         message = self.commit(request, self.place_request(request), ids, finish)
         self.ledger[f"c{len(self.ledger) + 1}"] = fed, ids

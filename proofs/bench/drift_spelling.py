@@ -54,9 +54,9 @@ class Family(Struct, frozen=True):
 
     call: Callable[[Mapping[str, Any], Variant], str]
     opens: str = ""
-    """Before the text."""
+    """Stands before the text."""
     shuts: str = ""
-    """Between text and call."""
+    """Stands between text and call."""
     together: bool = True
     """An answer has a text and a call; otherwise they take turns."""
 

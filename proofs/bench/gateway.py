@@ -41,7 +41,7 @@ Figures = dict[str, Any]
 
 
 class Bench:
-    """What was measured so far."""
+    """The measurements so far."""
 
     def __init__(self, http: Http, folder: Path, policy: Policy, size: Size) -> None:
         self.http = http
@@ -119,7 +119,7 @@ class Bench:
 
     @contextmanager
     def _noted(self, what: str) -> Iterator[None]:
-        """Go on without what cannot be run here, and say so."""
+        """Skip a part that cannot run here, and say so."""
         try:
             yield
         except (Failed, Refused, TimeoutError, ExceptionGroup, OSError) as why:

@@ -1,4 +1,4 @@
-"""What the gateway bench aims at, and what it tells beside its table."""
+"""The aims of the gateway bench, and the lines that it prints beside its table."""
 
 import sys
 from typing import Any, Final
@@ -38,12 +38,12 @@ def _bar(value: float, *, most: float | None = None, least: float | None = None)
 
 
 def say(about: Figures) -> None:
-    """Print what stands in no table."""
+    """Print the figures that are in no table."""
     many, slow, ratio = about["sessions_2000"], about["slow_reader"], about["by_turn"]["ratio_60k"]
     lines = [
         f"{many['sessions']} calls open at once: {many['lost']} lost, {1024 * many['rss_mb_per_session']:.0f} KiB each",
         f"beside a reader that does not read: p50 {slow['beside_p50_ms']:.1f} ms, without it {slow['alone_p50_ms']:.1f} ms",
-        f"60k prompts: {ratio:.2f} times the CPU of 8k in a call that goes on",
+        f"60k prompts: {ratio:.2f} times the CPU of 8k in a call that extends another",
         *(f"{share:6.1%}  {way}: {part}" for way, parts in about["profile"].items() for part, share in parts.items()),
         *about["not_measured"].values(),
         *(f"{'met' if bar['met'] else 'MISSED':>6}  {name}: {bar['value']:.1f}" for name, bar in about["bars"].items()),

@@ -1,4 +1,4 @@
-"""What a bench of gateways sends: sessions of twenty turns whose histories grow, at a steady rate or one call after the other."""
+"""The load of a gateway bench: sessions of twenty turns whose histories grow, at a steady rate or one call after the other."""
 
 import asyncio
 import itertools
@@ -160,7 +160,7 @@ class Crowd:
                 await self._ask(agent)
 
     async def one(self) -> Taken:
-        """Let who has waited longest take a turn; if nobody waits, somebody new, as long as there is one."""
+        """Let the session that has waited longest take a turn; if none waits, begin a new one, as long as there is one."""
         new = next(self._agents, None) if self._idle.empty() else None
         agent = await self._idle.get() if new is None else new
         taken = await self._ask(agent)

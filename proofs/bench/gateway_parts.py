@@ -126,7 +126,7 @@ class GatewayAt:
         return msgspec.json.decode(await self._http.post(f"{self.url}/bench/commit", msgspec.json.encode(asked)), type=list[float])
 
     async def cost(self) -> Cost:
-        """Return what the process has cost so far."""
+        """Return the CPU time and memory that the process has used so far."""
         return msgspec.json.decode(await self._http.get(f"{self.url}/bench/cost"), type=Cost)
 
     async def committed(self) -> set[str]:

@@ -54,13 +54,13 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 
 class Peer:
-    """One that is running."""
+    """A peer that is running."""
 
     def __init__(self, name: str, version: str, pid: int, agents: Callable[[int], Iterator[Agent]]) -> None:
         self.name = name
         self.version = version
         self.agents = agents
-        """Harnesses of it, with prompts of so many tokens."""
+        """Returns its harnesses, with prompts of so many tokens."""
         self._pid = pid
 
     def cpu_seconds(self) -> float:

@@ -83,7 +83,7 @@ class Relays:
 
 @asynccontextmanager
 async def known_owners(before: str) -> AsyncIterator[Owners]:
-    """Yield who owns which partition: what the fleet of a bus tells, or one gateway everything."""
+    """Yield the owners of partitions: those in the fleet of a bus, or one gateway for all."""
     known = Owners()
     if not before.startswith(KAFKA):
         known.read([listing("g", before, *range(PARTITIONS))])

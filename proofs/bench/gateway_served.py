@@ -56,7 +56,7 @@ class Commits(Struct, frozen=True, kw_only=True):
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """What a relay gets to know of a session."""
+    """The fields of a session that a relay knows."""
 
     capability: str
     partition: int

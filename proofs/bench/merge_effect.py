@@ -66,7 +66,7 @@ CONDITIONS: Final = (
 
 
 class Cost(Struct, frozen=True):
-    """What a trainer would be given."""
+    """The rows and tokens that a trainer would get."""
 
     rows: int
     tokens: int

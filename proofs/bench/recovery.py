@@ -47,7 +47,7 @@ FREEZE_SECONDS: Final = 12.0
 """Twice the group's session time-out."""
 ARM_SECONDS: Final = 240.0
 PLANNED: Final = frozenset({"quiet", "join", "leave", "restart"})
-"""Nothing is sent again in these: none of them is a fault."""
+"""The arms without a fault: in them no request may be sent again."""
 PLANNED_OR_FROZEN: Final = frozenset({"join", "leave", "restart", "freeze"})
 """The arms over which the tokens sampled in vain are counted."""
 
@@ -65,7 +65,7 @@ QUICK: Final = Size(sessions=24, answer_tokens=80, quiet_seconds=3.0)
 
 
 class Arm(Struct, frozen=True, kw_only=True):
-    """What one disturbance did."""
+    """The effects of one disturbance."""
 
     name: str
     seconds: float

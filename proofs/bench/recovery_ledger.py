@@ -22,7 +22,7 @@ class Sampled(Struct, frozen=True, kw_only=True):
 
 
 class _Entry(Struct, frozen=True, kw_only=True):
-    """What is needed of a line of the ledger."""
+    """The fields that are needed of a line of the ledger."""
 
     request_id: str
     sampled_ids: tuple[int, ...]

@@ -36,7 +36,7 @@ class Noticed(Struct, frozen=True, kw_only=True):
     """A harness got an error, or an answer that was cut."""
 
     at: float
-    """By the monotonic clock."""
+    """The monotonic time."""
     what: str
 
 

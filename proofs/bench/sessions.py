@@ -34,7 +34,7 @@ TOOLS = [
     for name in ("read", "bash", "edit", "write")
 ]
 LOGPROB = -0.5
-"""That of every token: nothing here depends on it."""
+"""The logprob of every token: nothing here depends on it."""
 
 
 class ChatSession(OwnedSession):
@@ -50,7 +50,7 @@ class ChatSession(OwnedSession):
         return CHAT.parse("/v1/chat/completions", body)
 
     def place_request(self, request: CanonicalRequest) -> Placed:
-        """Return where it hangs."""
+        """Return the call that it extends."""
         return self.place(request.messages, request.tools, digests=request.digests)
 
     def commit(self, request: CanonicalRequest, placed: Placed, ids: Ids, finish: FinishReason = FinishReason.STOP) -> Message:

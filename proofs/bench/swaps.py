@@ -66,7 +66,7 @@ def case_of(streaming: Streaming, token_ms: float) -> Case:
 
 
 class Swaps(Struct):
-    """What was done to an engine."""
+    """The changes made to an engine."""
 
     count: int = 0
 

@@ -23,7 +23,7 @@ DISK_BYTES: Final = 128 * 1024 * 1024
 
 
 class Campaign(Struct, frozen=True, kw_only=True):
-    """What an arm strikes clusters with. The fields are those of `campaign`."""
+    """The strikes of an arm. The fields are those of `campaign`."""
 
     kinds: dict[str, Struck]
     at_once: int

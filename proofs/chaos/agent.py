@@ -45,7 +45,7 @@ def note(ledger: Path, kind: str, **fields: Any) -> None:
 def post(body: bytes) -> Message:
     """Send one request; return the answer's id, message and end."""
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-    with urllib.request.urlopen(urllib.request.Request(URL, body, headers)) as answer:  # noqa: S310 - it is told the URL
+    with urllib.request.urlopen(urllib.request.Request(URL, body, headers)) as answer:  # noqa: S310 - the URL is an argument
         if answer.headers["content-type"].startswith("text/event-stream"):
             return read_stream(answer)
         whole = json.load(answer)

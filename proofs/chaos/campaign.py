@@ -37,7 +37,7 @@ DOUBLED: Final = re.compile(r"\b[2-9]\d* (ends|times|seals)")
 
 
 class CampaignResult(Struct, frozen=True, kw_only=True):
-    """What a campaign was, and what it left."""
+    """A finished campaign: its strikes, and the audit of its log."""
 
     sessions: int
     struck: dict[str, int]
@@ -113,13 +113,13 @@ async def campaign(
 
 
 class Volley:
-    """The strikes of a campaign: those at one target fall one after the other, those at different ones beside each other."""
+    """The strikes of a campaign: strikes at one target follow each other, strikes at different targets overlap."""
 
     def __init__(self, struck: Cluster, kinds: Mapping[str, Struck], wanted: Mapping[str, int], drawn: random.Random) -> None:
         """`wanted`: how often each kind is to hit."""
         self.strikes: list[Strike] = []
         self._hits = set[Strike]()
-        """Of the strikes that were judged."""
+        """The hits among the strikes that were judged."""
         self._struck = struck
         self._kinds = kinds
         self._wanted = wanted

@@ -75,15 +75,15 @@ class Member:
         self.port = port
         self.url = f"http://127.0.0.1:{self.port}"
         self.clock = folder / f"{name}.clock"
-        """What its clock is ahead by, if the clock can be stepped."""
+        """The file that says by how much its clock is ahead, if the clock can be stepped."""
         self.environment = environment
         self.starts = 0
         self.wanted = False
-        """Whether it should run: what ended it did not mean to."""
+        """Whether it should run: if it ends then, it ended by itself."""
         self.ends: list[str] = []
         """The last words of its processes that ended by themselves."""
         self.program: Sequence[str] = ("-m", f"evener.{service}")
-        """The words after Python."""
+        """The arguments of Python."""
         self.words: tuple[str, ...] = ()
         """Further flags."""
         self._log = folder / f"{name}.log"
@@ -247,7 +247,7 @@ class Cluster:
 
     async def busy(self) -> None:
         """Wait until a call is being sampled."""
-        while not self.engine.sampling:  # noqa: ASYNC110 - the engine counts, and tells nobody
+        while not self.engine.sampling:  # noqa: ASYNC110 - the engine counts, and has no event
             await asyncio.sleep(POLL_SECONDS)
 
     async def ended(self, *, delivered: bool = True, seconds: float = ENDED_SECONDS) -> None:

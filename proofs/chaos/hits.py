@@ -30,7 +30,7 @@ class Span(Struct, frozen=True):
 
 
 class OpenWork:
-    """What was open, and where."""
+    """The work that was open, and where."""
 
     def __init__(self) -> None:
         self.requests: dict[str, list[Span]] = defaultdict(list)

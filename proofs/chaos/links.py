@@ -20,7 +20,7 @@ class State(StrEnum):
     SLOW = "slow"
     """Each chunk waits."""
     SILENT = "silent"
-    """Nothing passes, and nobody is told: a cable that was pulled."""
+    """Nothing passes, and neither side is told, as if a cable was pulled."""
     CUT = "cut"
     """Connections are closed, and new ones are closed at once."""
 

@@ -28,21 +28,21 @@ STARTING: Final = 1
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What a storm was, and what it left."""
+    """A finished storm: its strikes, and the audit of its log."""
 
     name: str
     kills: int
     starts: int
     """The number of times that harnesses were started."""
     calls: int
-    """Closed."""
+    """The number of closed calls."""
     failed_calls: int
     built_again: int
     scored_again: int
     answers: int
-    """That harnesses received."""
+    """The number of answers that harnesses received."""
     faults: tuple[str, ...]
-    """That the audit found."""
+    """The faults that the audit found."""
     seconds: float
 
 

@@ -89,7 +89,7 @@ class Noted(Struct, frozen=True, kw_only=True):
 
     @property
     def session_id(self) -> str:
-        """The session of whoever noted it."""
+        """The session that noted it."""
         return self.sandbox.rsplit("-", 2)[0]
 
 

@@ -6,4 +6,4 @@ class CannotCheck(Exception):
 
 
 class Wrong(Exception):
-    """What the proof looks for does not hold."""
+    """A condition of the proof does not hold."""

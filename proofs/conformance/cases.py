@@ -1,4 +1,4 @@
-"""The cases: what the scripted engine says in each, and what is done to the session meanwhile."""
+"""The cases: the scripted engine's answers in each, and the interference with the session meanwhile."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -47,7 +47,7 @@ ASKED: Final = (
     "Now summarize the events using the rules above",
     "Later messages are stored separately",
 )
-"""What requests for a summary end with."""
+"""The texts with which requests for a summary end."""
 SUMMARISE: Final = rf"(?s)^(?!.*{SAYS}).*(?:{'|'.join(ASKED)})|</untrusted-text><\|im_end\|>\n<\|im_start\|>assistant\n$"
 """Found at the end of such a request, and of no other."""
 
@@ -71,7 +71,8 @@ class Case(Struct, frozen=True, kw_only=True):
     where: Where = Where.ONE_PROCESS
     streaming: Streaming = Streaming.BUFFERED
     meddle: Literal["kill", "cancel", "drain"] | None = None
-    """What is done while an answer waits at the gate of this name: `kill` the gateway, `cancel` the task, `drain` the engine a while."""
+    """The interference while an answer waits at the gate of this name: `kill` the gateway, `cancel` the task, `drain` the engine a
+    while."""
     told: str = ""
     """A text that the main conversation must have been told."""
     watched: bool = False

@@ -1,4 +1,4 @@
-"""What a cell must show, and what it showed: one Struct for both, so that they are compared field by field."""
+"""The expected and the observed facts of a cell: one Struct for both, so that they are compared field by field."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     `first 7`, or `first 1(5 2), compaction 1`."""
     rows: int = 1
     cause: ExitCause | None = ExitCause.EXITED
-    """Why the CLI is gone. None: nobody reported its end."""
+    """Why the CLI is gone. None: its end was not reported."""
     exit_code: int | Open | None = 0
     """The CLI's own, as its folder judges it. None: it has none."""
     end: TerminationReason = TerminationReason.FINISHED
@@ -54,7 +54,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     refused: tuple[int, ...] = ()
     """Statuses that the proxy answered."""
     written: bool = True
-    """All files, as the script wanted them."""
+    """Whether all files are as the script wanted them."""
 
 
 class Exited(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What is done to a session while an answer of its engine waits at a gate."""
+"""Interferes with a session while an answer of its engine waits at a gate."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ from evener.client.views import EngineRequest
 from evener.proto.ids import session_of
 
 STOPPED_SECONDS: Final = 60.0
-"""After a cancellation the engine has stopped sampling, which waits at a gate and does not end by itself."""
+"""The time limit for the engine to stop sampling after a cancellation: its answer waits at a gate and does not end by itself."""
 MARKER: Final = "marker"
 """An engine of a policy that there is not."""
 GONE_SECONDS: Final = 60.0
-"""After its task's end all processes of the harness are gone: they are asked first, and killed after 2 s."""
+"""The time limit for all processes of the harness to end after their task: they are asked first, and killed after 2 s."""
 
 
 async def meddle(at: Site, case: Case, task_id: str) -> list[str]:
-    """Do what the case wants; return what went wrong."""
+    """Interfere as the case says; return what went wrong."""
     if case.meddle is None:
         return []
     await at.engine.waiting(case.meddle, seconds=case.limit_seconds)
@@ -44,7 +44,7 @@ async def _kill(at: Site) -> None:
     """End the gateway; return once the engine has seen that its client is gone, and another gateway is coming."""
     ended = len(at.engine.ledger)
     at.gateway.tell(at.kill)
-    while len(at.engine.ledger) == ended:  # noqa: ASYNC110 - the engine writes it down, and tells nobody
+    while len(at.engine.ledger) == ended:  # noqa: ASYNC110 - the engine writes it down, and has no event
         await asyncio.sleep(POLL_SECONDS)
     if at.kill is signal.SIGKILL:
         await at.gateway.start()
@@ -56,7 +56,7 @@ async def _drain(at: Site, task_id: str) -> None:
     await at.client.drain_engine(engine.engine_id)
     await _fleet_is_read(at)
     at.engine.go("drain", None)
-    while not refusals(at, task_id):  # noqa: ASYNC110 - the proxy writes them down, and tells nobody
+    while not refusals(at, task_id):  # noqa: ASYNC110 - the proxy writes them down, and has no event
         await asyncio.sleep(POLL_SECONDS)
     assert engine.kind is not None
     assert engine.url is not None
@@ -90,7 +90,7 @@ async def all_gone(task_id: str) -> list[str]:
     """Return what is wrong where processes of a task that has ended live on."""
     try:
         async with asyncio.timeout(GONE_SECONDS):
-            while _living(task_id):  # noqa: ASYNC110 - the kernel tells nobody
+            while _living(task_id):  # noqa: ASYNC110 - the kernel sends no event
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         return [f"{_living(task_id)} processes of the harness live on"]

@@ -1,4 +1,4 @@
-"""What the runs say: the printed matrix, outputs/conformance.json, and the table in docs/harnesses.md."""
+"""Publishes the results of runs: the printed matrix, outputs/conformance.json, and the table in docs/harnesses.md."""
 
 import re
 import time

@@ -17,7 +17,7 @@ from evener.proto.reasons import ExitCause, TerminationReason
 
 AGENT_TASK: Final = "Look around in the yard."
 HEARD: Final = "The yard is empty but for a red ball."
-"""What the sub-agent tells."""
+"""The sub-agent's report."""
 
 
 class SubAgent(Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Compaction(Struct, frozen=True, kw_only=True):
     words: int
     """The number of words in each long answer."""
     turns: int
-    """Long answers, at most six: each comes with a file."""
+    """The number of long answers, at most six: each comes with a file."""
 
 
 class SetUp(Struct, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ OPENCLAW: Final = SetUp(
         "refused": Facts(tree="first 1, rewritten 1, rewritten 2", rows=3, refused=(429, 503)),
         "overloaded": Facts(tree="first 2, rewritten 2", rows=2, refused=(503,)),
     },
-    notes=dict.fromkeys(("refused", "overloaded"), "it does not send the request again: it words its history anew"),
+    notes=dict.fromkeys(("refused", "overloaded"), "it does not send the same request again, because it rewrites its history"),
 )
 HERMES: Final = SetUp(
     name="hermes",

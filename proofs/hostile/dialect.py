@@ -14,7 +14,7 @@ BAD_REQUEST, TOO_LONG, SERVER_ERROR = 400, 500, 500
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """One of the four."""
+    """One of the four dialects."""
 
     name: str
     path: str
@@ -27,7 +27,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     answer: Callable[[Json], object]
     """Returns what was answered. Raises KeyError, TypeError, IndexError for another shape."""
     counting: str | None = None
-    """Where tokens are only counted."""
+    """The path at which tokens are only counted."""
 
     def check(self, answered: Answered, *, refused: bool | None) -> None:
         """Raise Unexpected unless it is an answer (`refused`: a refusal; None: either) in the dialect's shape."""

@@ -33,7 +33,7 @@ class Unexpected(Exception):
 
 
 class Input(Struct, frozen=True, kw_only=True, eq=False):
-    """One thing that is done to a running Evener."""
+    """One hostile act upon a running Evener."""
 
     kind: Kind
     name: str

@@ -134,7 +134,7 @@ class Site:
         self.state = folder / "state"
         self.stops = folder / STOPS
         self.patience = 1.0
-        """All limits of time are as many times longer."""
+        """All time limits are multiplied by this number."""
         self.tasks: list[str] = []
         """Ids of what was submitted and accepted."""
         self._numbers = count(1)
@@ -149,7 +149,7 @@ class Site:
 
     @property
     def token(self) -> str:
-        """The operator's."""
+        """The operator's token."""
         return (self.state / TOKEN_FILE).read_text().strip()
 
     async def start(self) -> None:

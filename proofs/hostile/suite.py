@@ -22,9 +22,9 @@ from evener.client.errors import ClientError
 
 CANARY_SECONDS: Final = 20.0
 RECOVERY_SECONDS: Final = 150.0
-"""After an input that hangs the suite waits for so long, so that the next one is judged by itself."""
+"""How long the suite waits after an input that hangs, so that the next one is judged by itself."""
 OVER_SECONDS: Final = 60.0
-"""What the tasks of inputs that died or hung get to end at the end of all."""
+"""The time that the tasks of inputs which died or hung get at the end of the suite."""
 TRIES: Final = 3
 """An input that stops the loop for too long is done again: on a shared machine the shortest of the longest stops is its own."""
 HOPELESS_MS: Final = 1000.0

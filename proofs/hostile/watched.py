@@ -67,7 +67,7 @@ class Watch:
                 self._seen = " < ".join(_places(sys._current_frames().get(self._thread)))
 
     def close(self) -> None:
-        """End `look`."""
+        """Make `look` return."""
         self._over.set()
 
     def _waited(self) -> float:

@@ -31,11 +31,11 @@ SIZES: Final = (1_000, 10_000, 100_000)
 SAMPLES: Final = 16
 RUNS: Final = 8
 QUEUED: Final = 1.25
-"""Sessions that are submitted at a time, as a multiple of the places: the queue is never empty."""
+"""Sessions that are submitted at a time, as a multiple of the slots: the queue is never empty."""
 PREPARE_SECONDS: Final = 1.0
-"""From a dispatch to the start of the harness."""
+"""The time from a dispatch to the start of the harness."""
 MERGE_SECONDS: Final = 0.2
-"""From the last seal to the merged group (`make bench-bus`)."""
+"""The time from the last seal to the merged group (`make bench-bus`)."""
 BEGINS, JOINS, DIES, ENDS = 1.0, 1.2, 1.5, 1.8
 """When the counting begins, a gateway joins, one is killed, and all ends, in mean lengths of a session: the first one fills the fleet."""
 
@@ -50,20 +50,20 @@ class Simulated(Struct, frozen=True, kw_only=True):
     calls_per_s: float
     sessions_per_s: float
     running_share: float
-    """The share of the places that held a session at the end."""
+    """The share of the slots that held a session at the end."""
     scheduler_share: float
     """The share of one core that the scheduler used, heartbeats included."""
     scheduler_wait_p99_s: float
-    """From an event to the commit of what follows from it."""
+    """The time from an event to the commit of its consequences."""
     gateway_share: float
     """The share of a core that a gateway used."""
     gateway_wait_p50_ms: float
     gateway_wait_p99_ms: float
-    """What a call waited for its gateway's thread, or for an owner."""
+    """The time that a call waited for its gateway's thread, or for an owner."""
     wasted_token_share: float
     moves: tuple[Moves, ...]
     fill_seconds: float
-    """Until all places held a session for the first time."""
+    """The time until all slots held a session for the first time."""
     real_seconds: float
 
 

@@ -20,7 +20,7 @@ SESSION_TIMEOUT_SECONDS: Final = 6.0
 TAKE_OVER_SECONDS: Final = 1.0
 """Fencing, reading the partition to its end, and telling the relays."""
 SPREAD: Final = (0.5, 1.5)
-"""By how much single times differ from their mean."""
+"""The range of single times, as multiples of their mean."""
 SEED: Final = 11
 
 
@@ -39,13 +39,13 @@ class Session(Struct, eq=False):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """What a change of the members cost."""
+    """The cost of a change of the members."""
 
     what: str
     needed: int
     made: int
     longest_wait_seconds: float
-    """Until the last of its partitions was served again."""
+    """The time until the last of its partitions was served again."""
 
 
 class FleetModel:

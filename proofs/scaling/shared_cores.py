@@ -14,12 +14,12 @@ from msgspec import Struct
 SEED: Final = 3
 BROKER_THREADS: Final = 4
 SPREAD: Final = (0.5, 1.5)
-"""By how much single pieces of work differ from their mean."""
+"""The range of single pieces of work, as multiples of their mean."""
 ROUNDING: Final = 1e-9
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """What one gateway's run told. CPU is in milliseconds a call."""
+    """The measurements of one gateway's run. CPU is in milliseconds a call."""
 
     cores: int
     client_ms: float
@@ -28,9 +28,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     engine_ms: float
     broker_ms: float
     behind_ms: float
-    """Of reconstructors, which work beside the calls."""
+    """The CPU of reconstructors, which work beside the calls."""
     waits_ms: float
-    """What a call waits for nobody's CPU: disks and timers of a commit."""
+    """The time that a call waits without using CPU: disks and timers of a commit."""
 
 
 class Process:

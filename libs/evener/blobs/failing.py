@@ -20,7 +20,7 @@ class _Failing(Struct):
     since: float
     """The monotonic time of its first failure."""
     last: float
-    """That of its last one."""
+    """The monotonic time of its last failure."""
     error: str
 
 

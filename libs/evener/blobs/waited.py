@@ -32,7 +32,7 @@ class BlobTimings(Struct, frozen=True, kw_only=True):
     missing: Backoff = Backoff(0.2, 1.6)
     """The pauses before a missing or damaged object is requested again: a shared folder may show a file late."""
     missing_tries: int = 5
-    """After this many requests the object counts as missing."""
+    """The number of requests after which the object counts as missing."""
     answer_seconds: float = 5.0
     """The limit for endpoints."""
     lost_seconds: float = 600.0

@@ -40,7 +40,7 @@ class FoundSettings(Struct, frozen=True, kw_only=True):
 
     all: dict[str, str]
     own: dict[str, str]
-    """Those that were made for the topic itself. The broker resets what an alteration does not name anew."""
+    """The settings made for the topic itself. The broker resets those that an alteration does not name again."""
 
 
 async def find_topics(admin: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, FoundTopic]:

@@ -51,7 +51,7 @@ class EngineLink(Struct, frozen=True):
     """How an engine is reached, besides its URL."""
 
     tls: ssl.SSLContext | None = None
-    """Whose certificates are trusted. None: those that the system trusts."""
+    """The authorities that are trusted. None: those that the system trusts."""
     api_key: str | None = None
     """The key that every request carries. None: none does."""
 

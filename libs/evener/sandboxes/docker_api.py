@@ -51,7 +51,7 @@ class Docker:
         await self._asked("PUT", at, params, data=body)
 
     async def delete(self, at: str, **params: str) -> None:
-        """Remove something."""
+        """Remove an object of the daemon."""
         await self._asked("DELETE", at, params)
 
     @asynccontextmanager

@@ -20,7 +20,7 @@ class Certificate:
     """The certificate and its key, as the configuration names them."""
 
     def __init__(self, certificate_file: str, key_file: str | None) -> None:
-        """Raises TlsFileUnusable."""
+        """Load the certificate. Raises TlsFileUnusable."""
         self._files = certificate_file, key_file
         self._seen = self._state_of_files()
         self.context: Final[ssl.SSLContext] = server_context(certificate_file, key_file)

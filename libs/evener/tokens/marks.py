@@ -29,10 +29,10 @@ Answers = Callable[[SegmentRef], Message]
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """The marks that calls show and nobody declares. None: they show none."""
+    """The undeclared marks that calls show. None: they show none."""
 
     because: tuple[str, ...] = ()
-    """One sentence for each."""
+    """A sentence for each mark."""
     retry_header: str | None = None
     sub_agent_header: str | None = None
     compacted: str | None = None

@@ -15,12 +15,12 @@ _CLASSES: Final = ((re.compile(r"\d+"), r"\d+"), (re.compile(r"[A-Za-z]+"), r"[A
 
 
 class TextDifference(Struct, frozen=True):
-    """Where two texts differ."""
+    """A place at which two texts differ."""
 
     pattern: str
     """The regular expression that cuts it, and nothing in which they agree."""
     words: tuple[str, ...]
-    """What it cuts in the two texts, each once."""
+    """The words that the pattern cuts from the two texts, each once."""
 
 
 def differences(one: str, other: str) -> tuple[TextDifference, ...]:

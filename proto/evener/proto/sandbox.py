@@ -39,7 +39,7 @@ class SandboxLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpus: float | None = None
     memory_bytes: int | None = None
     disk_bytes: int | None = None
-    """How much may be written."""
+    """The number of bytes that programs may write."""
     pids: int | None = None
     """The number of processes and threads."""
 
@@ -49,7 +49,7 @@ class Mount(Struct, frozen=True, kw_only=True):
 
     source: str
     place: str
-    """Where it is in the sandbox: below `/opt/evener`, of which nothing is part of a program's changes."""
+    """The path of the folder in the sandbox: below `/opt/evener`, which never counts as a program's change."""
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
