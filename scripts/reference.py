@@ -45,7 +45,7 @@ A key is given in a TOML file (`--config FILE`), in the environment, or as a fla
 of the scheduler: `lease_seconds = 30` in the table `[scheduler]`, `EVENER_SCHEDULER_LEASE_SECONDS=30`, or `--lease-seconds 30`
 (`--scheduler.lease-seconds 30` with `evener up`, which runs all services). A key that all share stands at the top of the file,
 in `EVENER_<KEY>`, or in a flag without a section. An unknown key is an error that names the nearest known one. `--help` shows all
-keys, `--print-config` what holds."""
+keys, `--print-config` their effective values."""
 
 METRICS_INTRO: Final = """\
 Every process serves these in Prometheus' format at `/metrics`, beside the standard `process_*` metrics. Each service changes its own;

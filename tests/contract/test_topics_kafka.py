@@ -250,7 +250,7 @@ async def test_commands_exit_with_1_while_something_differs(kafka_servers: str, 
         "wanted": "1 partitions, 1 replicas",
         "mend": None,
     }
-    done = 0, ["Topics and brokers are as Evener wants them."]
+    done = 0, ["Topics and brokers have the settings that Evener needs."]
     assert await evener("topics", "apply", *options) == done
     assert await evener("topics", "diff", *options) == done
 

@@ -22,7 +22,7 @@ async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
 
 
 async def test_calls_whose_tools_the_policy_never_saw_are_counted(hand: Hand) -> None:
-    """SmolLM2's own template leaves tools out without an error: the record of each such call and the books say so."""
+    """SmolLM2's own template leaves tools out without an error: the record of each such call and the accounting says so."""
     capability = await hand.start("s1")
     await hand.say(capability, [USER], tools=TOOLS)
     await hand.say(capability, [USER, {"role": "user", "content": "Again."}])

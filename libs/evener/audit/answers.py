@@ -46,7 +46,7 @@ def read_answers(path: Path) -> Iterator[ReceivedAnswer]:
             try:
                 noted = _lines.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as cause:
-                msg = f"line {number} of {path} is not one of a harness's ledger: {cause}"
+                msg = f"line {number} of {path} is not an entry of a harness's ledger: {cause}"
                 raise ConfigError(msg) from cause
             if noted.kind == ANSWERED:
                 yield ReceivedAnswer(answer_id=noted.answer_id, message=noted.message or {})

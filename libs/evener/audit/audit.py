@@ -74,7 +74,7 @@ class _Audit:
                 trimmed = trimmed or await snapshot.trimmed(topic, partition)
         if self._scope.whole and not trimmed:
             for group_id in groups.ended.keys() - tasks.known.keys():
-                self._findings.breach(Invariant.TASKS, group_id, "a group of no task", *groups.ended[group_id])
+                self._findings.breach(Invariant.TASKS, group_id, "a group that belongs to no task", *groups.ended[group_id])
         return AuditReport(
             tasks=len(tasks.known),
             sessions=self._seen,
@@ -151,7 +151,7 @@ class _Audit:
         at |= {name: seals[0] for name, seals in sessions.sealed.items()}
         for session_id, first in at.items():
             if not self._tasks.expects(session_id):
-                self._findings.breach(Invariant.TASKS, session_id, "a session of no task", first)
+                self._findings.breach(Invariant.TASKS, session_id, "a session that belongs to no task", first)
 
 
 def _as_read(session_id: str, offset: int, timestamp_ms: int, event: bytes) -> EventRecord:

@@ -61,7 +61,7 @@ def check_rebuilt(session: SessionLog, facts: BuiltFacts, source: str, findings:
     findings.count(Invariant.REBUILT)
     if facts.contents != {_rebuilt(session, facts)}:
         differ = f", which has {len(facts.contents)} versions" if len(facts.contents) > 1 else ""
-        what = f"built again from {source}, it is not what was written{differ}"
+        what = f"built again from {source}, it differs from the recorded one{differ}"
         findings.breach(Invariant.REBUILT, session.session_id, what, *facts.at, *at)
 
 

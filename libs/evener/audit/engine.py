@@ -38,7 +38,7 @@ class EngineLedgers(Mapping[str, Entries]):
                 try:
                     request_id = _lines.decode(line).request_id
                 except (msgspec.DecodeError, UnicodeDecodeError) as cause:
-                    msg = f"the line at byte {start} of {path} is not one of an engine's ledger: {cause}"
+                    msg = f"the line at byte {start} of {path} is not an entry of an engine's ledger: {cause}"
                     raise ConfigError(msg) from cause
                 self._offsets.setdefault(call_of(request_id), []).append((path, start))
 

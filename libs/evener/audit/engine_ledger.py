@@ -112,12 +112,12 @@ def check_trajectory(
             faults.append(f"{name} row {index}: masks train tokens outside any segment")
     excluded = sum(books.get("excluded", {}).values())
     if books.get("delivered", 0) != delivered:
-        faults.append(f"{name}: the books say {books.get('delivered', 0)} delivered, the rows hold {delivered}")
+        faults.append(f"{name}: the accounting says {books.get('delivered', 0)} delivered, the rows hold {delivered}")
     if books.get("sampled", 0) != delivered + excluded:
         faults.append(f"{name}: {delivered} delivered + {excluded} left out is not {books.get('sampled', 0)} sampled")
     told = {call["call_id"]: call.get("sampled_tokens", 0) for call in trajectory.get("calls", ())}
     if sum(told.values()) != books.get("sampled", 0):
-        faults.append(f"{name}: its calls sampled {sum(told.values())}, the books say {books.get('sampled', 0)}")
+        faults.append(f"{name}: its calls sampled {sum(told.values())}, the accounting says {books.get('sampled', 0)}")
     for call_id, tokens in told.items():
         in_ledger = sum(len(entry["sampled_ids"]) for entry in ledger.get(call_id, ()))
         if in_ledger < tokens:

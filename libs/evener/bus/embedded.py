@@ -167,7 +167,7 @@ class EmbeddedBus:
     async def join(self, group: str, topic: str, name: str) -> AsyncIterator[Membership]:
         del name
         if (group, topic) in self._members:
-            msg = f"group {group} of topic {topic} has a member already, and on the embedded bus one is all there can be"
+            msg = f"group {group} of topic {topic} has a member already; the embedded bus allows only one"
             raise BusError(msg)
         self._members.add((group, topic))
         try:

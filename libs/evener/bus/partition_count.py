@@ -35,7 +35,7 @@ def settled(
         raise ConfigError(msg)
     for name, there in partitioned.items():
         if there < agreed:
-            msg = f"topic {name} has {there} partitions, and this deployment {agreed}: it was made anew, without its records. {ANEW}"
+            msg = f"topic {name} has {there} partitions, and this deployment {agreed}: it was recreated without its records. {ANEW}"
             raise ConfigError(msg)
         if there > agreed and wanted is None:
             msg = f"topic {name} has {there} partitions now, and this deployment {agreed}: {MOVES}. {HOW_TO_GO_ON.format(agreed)}"

@@ -45,7 +45,7 @@ def parse_item(value: Any, path: str) -> MessageItem:
     elif role == "system":
         messages = [{"role": "system", "content": parse_text(content, at)}]
     else:
-        malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
+        malformed(f"{path}.role", f"{role!r} is not one of {', '.join(ROLES)}")
     return MessageItem(
         messages=tuple(messages),
         digests=tuple(message_digest(message) for message in messages),

@@ -48,7 +48,7 @@ def check_size(body: bytes) -> None:
         raise RequestError(msg)
     letters = sum(int(np.count_nonzero(one >= FIRST_OF_LETTER)) + int(np.count_nonzero(one == ESCAPE)) for one in slices)
     if letters > MAX_SLOW_CHARACTERS:
-        msg = f"the body has more than {MAX_SLOW_CHARACTERS} letters that are escaped or no ASCII; send less text"
+        msg = f"the body has more than {MAX_SLOW_CHARACTERS} characters that are escaped or not ASCII; send less text"
         raise RequestError(msg, kind="context_length_exceeded")
 
 

@@ -23,7 +23,7 @@ def read_image(media_type: Any, data: Any, *, type_path: str, data_path: str) ->
     """Return an image that was sent as base64 text. Raises RequestError."""
     kind = as_string(media_type, type_path)
     if not MEDIA_TYPE.fullmatch(kind):
-        refuse(type_path, f"{kind!r} is no type of an image; nothing else is served")
+        refuse(type_path, f"{kind!r} is not an image type; only images are served")
     try:
         content = _decoded(as_string(data, data_path))
     except (binascii.Error, ValueError):

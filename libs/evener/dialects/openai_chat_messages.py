@@ -44,7 +44,7 @@ def parse_message(value: Any, path: str) -> Parsed:
 def _message(sent: dict[str, Any], path: str, images: dict[str, Image]) -> Message:
     role = as_string(sent.get("role"), f"{path}.role")
     if role not in ROLES:
-        malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
+        malformed(f"{path}.role", f"{role!r} is not one of {', '.join(ROLES)}")
     message: Message = {"role": role, "content": _content(sent.get("content"), f"{path}.content", role, images)}
     if role == "assistant":
         _assistant(sent, message, path)

@@ -122,7 +122,7 @@ class _Turn:
 def _message(item: dict[str, Any], path: str) -> ItemPart:
     role = as_string(item.get("role"), f"{path}.role")
     if role not in ROLES:
-        malformed(f"{path}.role", f"{role!r} is none of {', '.join(ROLES)}")
+        malformed(f"{path}.role", f"{role!r} is not one of {', '.join(ROLES)}")
     content, images = _content(item.get("content"), f"{path}.content", with_images=role == "user")
     if role == "assistant":
         return _assistant(item, content=content)

@@ -73,7 +73,7 @@ def score_in(verdict: str) -> float:
     found = _SCORE.match(lines[-1].strip()) if lines else None
     score = float(found[1]) if found else -1.0
     if not 0 <= score <= 1:
-        msg = f"the judge's last line is no score from 0 to 1: {(lines[-1] if lines else '')[:200]!r}"
+        msg = f"the judge's last line is not a score from 0 to 1: {(lines[-1] if lines else '')[:200]!r}"
         raise GraderError(msg)
     return score
 
@@ -82,9 +82,9 @@ def _text(answer: bytes) -> str:
     try:
         choice, *_ = _completions.decode(answer).choices
     except (msgspec.DecodeError, ValueError) as cause:
-        msg = f"the judge's answer is no chat completion: {cause}"
+        msg = f"the judge's answer is not a chat completion: {cause}"
         raise GraderError(msg) from cause
     if choice.finish_reason == "length":
-        msg = f"the judge did not come to an end within {VERDICT_TOKENS} tokens"
+        msg = f"the judge did not finish within {VERDICT_TOKENS} tokens"
         raise GraderError(msg)
     return choice.message.content or ""

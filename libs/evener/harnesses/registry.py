@@ -70,7 +70,7 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> Harness:
         msg = f"{where} cannot be loaded: {cause!r}"
         raise HarnessError(msg) from cause
     if lacking := [needed for needed in HARNESS_MEMBERS if not hasattr(found, needed)]:
-        msg = f"{where} is no harness: it has no {', '.join(lacking)}"
+        msg = f"{where} is not a harness: it has no {', '.join(lacking)}"
         raise HarnessError(msg)
     if found.name != entry.name:
         msg = f"{where} calls itself {found.name!r}: its entry point must have that name"

@@ -153,7 +153,7 @@ class ForwardProxy:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [ipaddress.ip_address(each[4][0]) for each in found]
         if not (public := [each for each in addresses if reachable(each, self._private)]):
-            msg = f"{host} is no public address"
+            msg = f"{host} is not a public address"
             raise Refused(msg)
         return public[0]
 

@@ -169,7 +169,7 @@ def _stored(path: Path) -> str:
             Path(drawn).unlink()
     stored = path.read_text().strip()
     if not stored:
-        msg = f"{path} is empty: remove it, and a new secret is drawn"
+        msg = f"{path} is empty: remove it, and a new secret is generated"
         raise ConfigError(msg)
     return stored
 

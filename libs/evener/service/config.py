@@ -139,7 +139,7 @@ def secret_of(given: str | None) -> str | None:
         msg = f"cannot read the secret in {path}: {getattr(cause, 'strerror', None) or cause}"
         raise ConfigError(msg) from cause
     if not lines:
-        msg = f"{path} is empty, and a secret should be in it"
+        msg = f"{path} is empty, but should hold a secret"
         raise ConfigError(msg)
     return lines[0].strip()
 

@@ -31,9 +31,11 @@ NOT_KEYS: Final = frozenset({"EVENER_CONFIG", "EVENER_FAULTS", "EVENER_TOKEN", "
 """Variables that are no keys: the configuration file, injected faults, and where and with which token commands find a running Evener."""
 PARAMETERS: Final = Group("Options", sort_key=0)
 CONFIG_FILE_OPTION: Final = Annotated[
-    Path | None, Parameter(group=PARAMETERS, help="A TOML file of keys. None: what EVENER_CONFIG names, if anything.")
+    Path | None, Parameter(group=PARAMETERS, help="A TOML file of keys. None: the file that EVENER_CONFIG names, if any.")
 ]
-PRINT: Final = Annotated[bool, Parameter(group=PARAMETERS, negative="", help="Print what holds as TOML, without secrets, and exit.")]
+PRINT: Final = Annotated[
+    bool, Parameter(group=PARAMETERS, negative="", help="Print the effective configuration as TOML, without secrets, and exit.")
+]
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 Sections = Mapping[str, type[ServiceConfig]]

@@ -153,7 +153,7 @@ class Neighbours:
         if self._policies and (differs := next(filter(None, map(self._differs, beat.fingerprints)), "")):
             return NotShared(f"this process {differs} {other}")
         if beat.probe is not None and await self._lacks(beat.boot_id, beat.probe):
-            return NotShared(f"this process has another blob store than {other}: what that one wrote is not here")
+            return NotShared(f"this process has another blob store than {other}: blobs that it wrote are missing here")
         return None
 
     def _differs(self, theirs: PolicyFingerprint) -> str:

@@ -69,7 +69,7 @@ def bundled() -> Path:
 def find(path: Path) -> list[Path]:
     """Return `path` if it is a task, otherwise the tasks directly inside it, sorted by name. Raises TaskError if there are none."""
     if not path.is_dir():
-        msg = f"{path} is no directory"
+        msg = f"{path} is not a directory"
         raise TaskError(msg)
     if _is_task(path):
         return [path]
@@ -121,10 +121,10 @@ def leaves(root: Path, link: Path) -> bool:
 
 def _load(path: Path) -> Task:
     if not path.is_dir():
-        msg = "it is no directory"
+        msg = "it is not a directory"
         raise TaskError(msg)
     if not _is_task(path):
-        msg = f"it is no task: it has neither {INSTRUCTION} nor {MANIFEST}"
+        msg = f"it is not a task: it has neither {INSTRUCTION} nor {MANIFEST}"
         raise TaskError(msg)
     entries(path)
     read = manifest.parse(_text(path / MANIFEST)) if (path / MANIFEST).exists() else manifest.Manifest()

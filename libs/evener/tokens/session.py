@@ -159,7 +159,7 @@ class SessionLog:
                 self._inconsistent(f"call {event.call_id} opened twice, differently: the first counts")
             return False
         return (_whole(event.prompt_delta_ids) and self.forest.open(event, offset)) or self._inconsistent(
-            f"call {event.call_id} hangs on nothing known"
+            f"call {event.call_id} extends an unknown call"
         )
 
     def _close(self, event: CallClosed) -> bool:

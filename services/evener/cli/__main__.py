@@ -29,15 +29,15 @@ COMMANDS: Final = {
     "rebuild": "Rebuild stored sessions and compare them with the record.",
     "regrade": "Grade stored sessions again, with corrected tests or another grader.",
     "audit": "Check what Evener promises from its log.",
-    "groups": "Export what trainers get.",
+    "groups": "Export delivered groups.",
     "engine": "Serve an engine, or let one join a running Evener.",
     "harness": "List, install and check harnesses.",
-    "policy": "Publish weights of a policy, or show what was published.",
+    "policy": "Publish weights of a policy, or show its versions.",
     "principal": "Draw a token for somebody, and print the entry of the file of principals.\n\n"
     "The token is shown once, on stderr; the file holds its SHA-256: `evener principal ann --team search >> principals.toml`.",
-    "dead-letters": "List what services could not read, or append such records again.",
+    "dead-letters": "List records that services could not read, or replay them.",
     "lag": "Show how far each instance is behind what it reads.",
-    "topics": "Compare the topics of a Kafka with what Evener wants, or make them.",
+    "topics": "Compare Kafka's topics and brokers with what Evener needs, or apply the difference.",
     "doctor": "Show what is missing on this machine, and how to get it.",
 }
 """Command to help text, whose first line the list of commands shows. Each command is the function of that name in the module of that

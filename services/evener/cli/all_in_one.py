@@ -33,7 +33,7 @@ def run_together(configs: Mapping[str, ServiceConfig]) -> int:
     """Run until a signal; return the exit code."""
     own = cast("Config", configs["up"])
     if own.engine_kind not in ENGINES:
-        msg = f"--engine-kind {own.engine_kind!r} is none of {', '.join(ENGINES)}"
+        msg = f"--engine-kind {own.engine_kind!r} is not one of {', '.join(ENGINES)}"
         raise ConfigError(msg)
     check_model(own)
     wanted = [

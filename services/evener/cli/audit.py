@@ -47,7 +47,7 @@ async def audit(
     json
         Print one JSON object instead.
     config
-        TOML file of keys, as for services. None: what EVENER_CONFIG names, if anything.
+        TOML file of keys, as for services. None: the file that EVENER_CONFIG names, if any.
     bus
         URL of the bus. None: as configured.
     blobs

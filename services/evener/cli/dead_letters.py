@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-app = App(name="dead-letters", help="List what services could not read, or append such records again.", result_action="return_value")
+app = App(name="dead-letters", help="List records that services could not read, or replay them.", result_action="return_value")
 
 
 @app.command(name="list")

@@ -78,7 +78,7 @@ def format_of(file: Path, given: str | None) -> str:
     if kind in FORMATS:
         return kind
     if given:
-        msg = f"--format {given!r} is none of {', '.join(FORMATS)}"
+        msg = f"--format {given!r} is not one of {', '.join(FORMATS)}"
         raise Usage(msg)
     msg = f"cannot tell the format of {file.name}: call it {' or '.join(f'*.{name}' for name in FORMATS)}, or give --format"
     raise Usage(msg)

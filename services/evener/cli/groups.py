@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-app = App(name="groups", help="Export what trainers get.", result_action="return_value")
+app = App(name="groups", help="Export delivered groups.", result_action="return_value")
 
 
 @app.command

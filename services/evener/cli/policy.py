@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile
 from cyclopts.validators import Number
 
-app = App(name="policy", help="Publish weights of a policy, or show what was published.", result_action="return_value")
+app = App(name="policy", help="Publish weights of a policy, or show its versions.", result_action="return_value")
 
 
 @app.command

@@ -63,7 +63,7 @@ def plan(folder: Path, run_request: RunRequest, sandbox: str | None = None) -> l
     `sandbox`: the backend of all of them. None: each task's own, otherwise `local`.
     """
     if sandbox is not None and sandbox not in BACKENDS:
-        msg = f"--sandbox {sandbox!r} is none of {', '.join(BACKENDS)}"
+        msg = f"--sandbox {sandbox!r} is not one of {', '.join(BACKENDS)}"
         raise Usage(msg)
     planned: dict[str, Planned] = {}
     for path in find(folder):
@@ -122,7 +122,7 @@ def model_map(given: Iterable[str], policy: str) -> dict[str, Target]:
             case "refuse" if name and value:
                 targets[name] = Target(refuse=value)
             case _:
-                msg = f"--models {each!r} is none of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"
+                msg = f"--models {each!r} is not one of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"
                 raise Usage(msg)
     return targets
 

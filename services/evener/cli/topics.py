@@ -43,7 +43,7 @@ async def _told(config: ServiceConfig, work: "Callable[[Layout], Awaitable[list[
     async with open_layout(servers, prefix, config.partitions, config.days, config.kafka_security) as layout:
         left = await work(layout)
     if not left:
-        print("Topics and brokers are as Evener wants them.")
+        print("Topics and brokers have the settings that Evener needs.")
         return 0
     tell_each(
         left,
@@ -53,7 +53,9 @@ async def _told(config: ServiceConfig, work: "Callable[[Layout], Awaitable[list[
     return 1
 
 
-app = App(name="topics", help="Compare the topics of a Kafka with what Evener wants, or make them.", result_action="return_value")
+app = App(
+    name="topics", help="Compare Kafka's topics and brokers with what Evener needs, or apply the difference.", result_action="return_value"
+)
 for command, help_text, run in (("diff", DIFF_HELP, diff), ("apply", APPLY_HELP, apply)):
     subcommand = config_app(command, {"topics": ServiceConfig}, run)
     subcommand.help = help_text

@@ -37,7 +37,7 @@ def _tell_of_templates(policies: Mapping[str, Policy]) -> None:
         if not renderer.renders_tools:
             log.warning("tools_not_rendered", policy=name, template=renderer.template_name, mend='template = "chatml_tools"')
         elif policy.config.template is None and renderer.template_name != OWN:
-            log.info("template_replaced", policy=name, template=renderer.template_name, reason="the model's own renders no tools")
+            log.info("template_replaced", policy=name, template=renderer.template_name, reason="the model's own template renders no tools")
 
 
 @asynccontextmanager

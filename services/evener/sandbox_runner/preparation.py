@@ -65,7 +65,7 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
         raise NoStart(msg)
     backend = context.sandboxes.get(spec.harness.sandbox)
     if backend is None:
-        msg = f"this runner has no `{spec.harness.sandbox}` sandboxes: nothing is configured for them, and what they need is not here"
+        msg = f"this runner has no `{spec.harness.sandbox}` sandboxes: they are not configured, or the machine lacks what they need"
         raise NoStart(msg)
     bundle = await context.bundles.bundle(harness)
     async with temporary_folder("evener-task-") as folder:

@@ -62,7 +62,7 @@ def _inflated(body: bytes, encoding: str, max_bytes: int) -> bytes:
         try:
             plain += inflating.decompress(rest, max_bytes + 1 - len(plain))
         except zlib.error as cause:
-            malformed(HEADER, f"the body is not the {encoding} that it says: {cause}")
+            malformed(HEADER, f"the body is not valid {encoding}: {cause}")
         if len(plain) > max_bytes:
             raise _too_large(max_bytes)
         if not inflating.eof:

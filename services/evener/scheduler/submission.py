@@ -52,7 +52,7 @@ def parse(body: bytes, wanted: Converter[BodyT]) -> BodyT:
         what, field = _place(str(cause))
         raise SubmissionRefused(what, field) from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        msg = f"the body is no JSON: {cause}"
+        msg = f"the body is not JSON: {cause}"
         raise SubmissionRefused(msg) from cause
     if unknown := unknown_field(raw, value):
         msg = f"unknown field {unknown}"

@@ -51,7 +51,7 @@ def group_routes(secrets: Secrets, groups: GroupReader) -> Sequence[BaseRoute]:
         except Recoverable as away:
             return error_response(503, str(away), headers=RETRY_LATER)
         if event is None or not principal_of(request).sees(event.team):
-            message = f"group {group_id} has not ended, or so long ago that only GET /groups still has it (keep_ended_seconds)"
+            message = f"group {group_id} has not ended, or ended so long ago that only GET /groups still has it (keep_ended_seconds)"
             return error_response(404, message)
         packed = request.headers.get("accept") == MSGPACK
         return Response(encode(event), media_type=MSGPACK) if packed else json_response(event)

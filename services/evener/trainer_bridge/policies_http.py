@@ -49,7 +49,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, 
     async def publish(request: Request) -> Response:
         name = request.path_params["name"]
         if not TASK_ID_PATTERN.match(name):
-            return error_response(400, f"{name!r} is no name for a policy", "policy")
+            return error_response(400, f"{name!r} is not a name for a policy", "policy")
         body = await decoded(request, _bodies)
         path = str(await asyncio.to_thread(Path(body.path).resolve))  # a link may lead elsewhere later
         try:
@@ -71,7 +71,7 @@ def policy_routes(secrets: Secrets, policies: Policies, engines: PolicyEngines, 
         await policies.refresh()
         name = request.path_params["name"]
         if name not in {*policies.policies(), *engines.policies()}:
-            return error_response(404, f"nothing was published of a policy {name}, and no engine samples it")
+            return error_response(404, f"nothing was published for policy {name}, and no engine samples it")
         return json_response(_view(name, policies, engines))
 
     return (

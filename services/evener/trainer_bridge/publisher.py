@@ -57,7 +57,7 @@ class Publisher:
         the errors of a commit.
         """
         if not self._gate.owns(policy):
-            msg = f"policy {policy} is not this bridge's now"
+            msg = f"policy {policy} is not owned by this bridge now"
             raise PolicyNotOwned(msg)
         await self._engines.refresh()
         self._check_policy(policy)

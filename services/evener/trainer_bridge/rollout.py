@@ -168,7 +168,7 @@ class Rollout:
             await load(control, before)
             one.before = before
         elif await control.paused():
-            msg = f"it is paused in the middle of an update, and {before.location} is not what it was: start it again"
+            msg = f"it is paused in the middle of an update, and {before.location} has changed: start it again"
             raise EngineUnreachable(msg)
         one.canary = self._canary or await own_canary(control)
         one.scores = await scores(control, one.canary)
@@ -208,7 +208,7 @@ class Rollout:
         if there := await self._is_loadable(before):
             await load(one.control, before)
         elif await one.control.paused():
-            msg = f"it is paused, and {before.location} is not what it was"
+            msg = f"it is paused, and {before.location} has changed"
             raise CanaryFailed(msg)
         if not same(one.scores, await scores(one.control, one.canary), one.canary.tolerance if there else UNCHANGED):
             msg = "it was given the version before again, and does not score the canary as it did"

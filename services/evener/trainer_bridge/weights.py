@@ -119,12 +119,12 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         start = content.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1  # noqa: PLR2004 (the format's)
         if length > MAX_HEADER_BYTES:
-            msg = f"{file} is no safetensors file"
+            msg = f"{file} is not a safetensors file"
             raise WeightsRefused(msg)
         header = _headers.decode(content.read(length))
     tensors = {name: _tensors.decode(raw) for name, raw in header.items() if name != "__metadata__"}
     end = 8 + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if size != end:
-        msg = f"{file} has {size} bytes, its header tells of {end}: it was not written to its end"
+        msg = f"{file} has {size} bytes, its header tells of {end}: it is incomplete"
         raise WeightsRefused(msg)
     return {name: tensor.shape for name, tensor in tensors.items()}

@@ -77,7 +77,7 @@ async def test_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     ledger.write_text("no JSON\n")
     async with open_embedded(tmp_path / "bus") as bus:
         await written(bus, tmp_path)
-    for flag, says in (("--ledger", "is not one of a harness's ledger"), ("--engine-ledger", "is not one of an engine's ledger")):
+    for flag, says in (("--ledger", "is not an entry of a harness's ledger"), ("--engine-ledger", "is not an entry of an engine's ledger")):
         code, _, errors = evener("audit", "--state", str(tmp_path), flag, str(ledger))
         assert code == 2
         assert says in errors

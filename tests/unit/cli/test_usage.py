@@ -104,7 +104,7 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["harness", "install", "nosuch"], "unknown harness 'nosuch'"),
         (["harness", "install"], "name the harnesses to install (claude_code, codex, gemini_cli, "),
         (["groups", "export", "--out", "rows.jsonl", "--purpose", "evil"], "evil"),
-        (["groups", "export", "--out", "rows.txt", "--format", "csv"], "--format 'csv' is none of jsonl, parquet"),
+        (["groups", "export", "--out", "rows.txt", "--format", "csv"], "--format 'csv' is not one of jsonl, parquet"),
         (["groups", "export", "--out", "rows.txt"], "cannot tell the format of rows.txt: call it *.jsonl or *.parquet"),
         (["rebuild"], "name sessions, or give --since or --run"),
         (["rebuild", "a.0", "--since", "2h"], "sessions by name and --since or --run contradict each other"),
@@ -116,7 +116,7 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["up", "--prot", "1"], "Unknown option: --prot. Did you mean --port?"),
         (["up", "--scheduler.leases", "1"], "Unknown option: --scheduler.leases. Did you mean --scheduler.lease-seconds?"),
         (["up", "--log-level", "loud"], 'Invalid value "loud" for --log-level. Choose from: "debug", "info", "warning", "error"'),
-        (["up", "--engine-kind", "foo"], "--engine-kind 'foo' is none of embedded, scripted, vllm, vllm_chat"),
+        (["up", "--engine-kind", "foo"], "--engine-kind 'foo' is not one of embedded, scripted, vllm, vllm_chat"),
         (["up", "--partitions", "0"], "--partitions: Expected `int` >= 1"),
         (["up", "--engine", "banana"], "--engine 'banana' is not embedded, vllm, none or a base URL such as http://127.0.0.1:8000"),
         (

@@ -45,7 +45,7 @@ def test_an_installed_package_adds_a_harness(site: Path) -> None:
             "mine = added_harness:MISSING",
             r"'mine' of package added_harness \(added_harness:MISSING\) cannot be loaded: Attr",
         ),
-        ("mine = added_harness:NOTHING", "is no harness: it has no name, summary, .*exit_meaning"),
+        ("mine = added_harness:NOTHING", "is not a harness: it has no name, summary, .*exit_meaning"),
         ("yours = added_harness:HARNESS", "calls itself 'mine': its entry point must have that name"),
     ],
 )

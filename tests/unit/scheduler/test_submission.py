@@ -65,7 +65,7 @@ def test_number_that_no_record_can_hold_is_refused_by_its_field(field: str, valu
 @pytest.mark.parametrize("body", [b'{"options": "\xff"}', b"[" * 100_000, b'{"options":' * 100_000])
 def test_body_that_no_parser_reads_is_refused(body: bytes) -> None:
     """Bytes that are no UTF-8, and levels without end."""
-    with pytest.raises(SubmissionRefused, match="the body is no JSON"):
+    with pytest.raises(SubmissionRefused, match="the body is not JSON"):
         parse(body, SUBMISSIONS)
 
 

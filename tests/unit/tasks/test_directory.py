@@ -234,7 +234,7 @@ def test_folder_that_is_no_task_is_refused_for_that_first(tmp_path: Path) -> Non
     """Whatever else is wrong with it: it may be large."""
     (tmp_path / "deep" / "/".join("d" * MAX_TASK_DEPTH)).mkdir(parents=True)
 
-    assert f"task {tmp_path}: it is no task: it has neither instruction.md nor task.toml" in refused(tmp_path)
+    assert f"task {tmp_path}: it is not a task: it has neither instruction.md nor task.toml" in refused(tmp_path)
 
 
 def test_tasks_are_found_alone_and_in_a_folder(tmp_path: Path) -> None:

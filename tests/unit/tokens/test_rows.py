@@ -467,7 +467,7 @@ def test_row_carries_the_kind_of_its_root(second: list[Message], quirks: Quirks,
 
 
 def test_reasoning_that_the_harness_dropped_is_counted_as_reinstated() -> None:
-    """Its tokens stay in the context, and the books say how many."""
+    """Its tokens stay in the context, and the accounting says how many."""
     world = World(quirks=Quirks(tolerances=(Tolerance.REASONING_ABSENT,)))
     answer = world.ask([user("go")], "then in</think>the end")
     sent = {name: value for name, value in answer.items() if name != "reasoning"}
