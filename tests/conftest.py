@@ -111,7 +111,7 @@ def unused_tcp_port() -> int:
 
 @pytest.fixture(scope="session")
 def npm() -> None:
-    """Real CLIs come by npm: the tests of them fail without it, unless it is said that they are to be left out."""
+    """Real CLIs come by npm: their tests fail without it, unless an option leaves them out."""
     if shutil.which("npm") is None:
         if os.environ.get("WITHOUT_NPM") == "1":
             pytest.skip("NOT TESTED WITH REAL CLIS: npm is missing on this machine, and WITHOUT_NPM=1")

@@ -78,7 +78,7 @@ class BlobsContract(abc.ABC):
             await blobs.get(BlobRef(digest=ref.digest, size=4))
 
     async def test_object_is_removed_unless_it_was_put_a_moment_ago(self, blobs: Blobs) -> None:
-        """Put again after its removal, it is there again; to remove what is not there is no error."""
+        """An object that is put after its removal is there again; removing a missing object is no error."""
         ref = await blobs.put(b"ids")
         assert not await blobs.remove(ref.digest, unused_seconds=3600.0)
         assert await blobs.get(ref) == b"ids"
@@ -135,7 +135,7 @@ class TestLocalBlobs(BlobsContract):
         assert await blobs.get(ref) == b"task"
 
     async def test_object_whose_read_hangs_keeps_no_other_from_being_read(self, blobs: Blobs, tmp_path: Path) -> None:
-        """Each retry took another thread, until the process had none left. The retries wait for the first read, and have what it brings."""
+        """Each retry took another thread, until the process had none left. Now the retries wait for the first read, and get its result."""
         ref, other = await blobs.put(b"sampled"), await blobs.put(b"other")
         path = tmp_path / "blobs" / path_of(ref.digest)
         path.unlink()

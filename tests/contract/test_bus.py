@@ -1,4 +1,4 @@
-"""What every bus promises, on both of them."""
+"""The promises of every bus, tested on both."""
 
 import abc
 import asyncio
@@ -80,7 +80,7 @@ class BusContract(abc.ABC):
         assert before - 1 <= found.timestamp_ms / 1000 <= time.time() + 1
 
     async def test_record_time_rises_with_the_offset(self, bus: Bus) -> None:
-        """However a record was written: what was appended later is not earlier."""
+        """However a record was written, a later append is not earlier in the log."""
         producer = await bus.producer("gateway-0")
         for number in range(5):
             await bus.send([record(b"%d" % number)])
@@ -224,7 +224,7 @@ class BusContract(abc.ABC):
         await bus.send([record(bytes(MAX_RECORD_BYTES - 100))])
 
     async def test_commit_to_a_place_that_does_not_exist_writes_nothing(self, bus: Bus) -> None:
-        """A mistake of one caller is told to it, and its neighbours do not notice."""
+        """The caller that made a mistake gets the error, and its neighbours do not notice."""
         producer = await bus.producer("gateway-0")
         wrong = [record(b"x", topic=Topic.FLEET), record(b"x", partition=4)]
         commits = [producer.commit([record(b"with it"), one]) for one in wrong]
@@ -282,7 +282,7 @@ class BusContract(abc.ABC):
         assert await reading == [b"%d" % number for number in range(60)]
 
     async def test_following_starts_where_it_is_told(self, bus: Bus) -> None:
-        """A group goes on behind what it has finished."""
+        """A group continues after the last record that it has finished."""
         positions = await bus.send([record(b"%d" % number) for number in range(10)])
         assert await followed(bus.follow(CALLS, 0, positions[6].offset), 4) == [b"6", b"7", b"8", b"9"]
 

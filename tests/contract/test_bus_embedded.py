@@ -90,7 +90,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def fill(bus: EmbeddedBus) -> list[bytes]:
-    """Commit until the disk is full; return what was awaited."""
+    """Commit until the disk is full; return the records whose commits returned."""
     producer = await bus.producer("gateway-0")
     awaited: list[bytes] = []
     for number in range(1000):
@@ -105,7 +105,7 @@ async def fill(bus: EmbeddedBus) -> list[bytes]:
 
 
 def test_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
-    """Two writers would lose records: the second is told whom to stop."""
+    """Two writers would lose records: the error of the second names the process to stop."""
 
     async def second() -> None:
         async with open_embedded(tmp_path):
@@ -125,7 +125,7 @@ async def test_second_opener_in_the_same_process_is_refused(tmp_path: Path) -> N
 
 
 async def test_killed_process_loses_nothing_that_was_awaited(tmp_path: Path) -> None:
-    """kill -9 in the middle of commits: what was awaited is there, whole, and no commit is there in part."""
+    """kill -9 in the middle of commits: every commit that returned is there whole, and no commit is there in part."""
     with another_process(tmp_path, "commit") as process:
         assert process.stdout
         awaited = {process.stdout.readline().strip().encode() for _ in range(300)}

@@ -1,4 +1,4 @@
-"""TLS and logins, on a real broker: every way in works, and what is wrong is said in one line."""
+"""TLS and logins, on a real broker: every way to log in works, and every error is one line."""
 
 import base64
 import json
@@ -137,7 +137,7 @@ async def test_keys_of_the_configuration_connect_services_and_trainers(broker: S
 
 
 async def test_wrong_password_is_reported_as_such(broker: Secured) -> None:
-    """Not as a broker that is away, for which an operator would look in vain."""
+    """The error is not that of an unreachable broker, which would mislead an operator."""
     with pytest.raises(LoginRefused, match=r"refuses the login: .*invalid credentials"):
         await opened(broker.logins, login(broker, "SCRAM-SHA-512", "scram256"))
 

@@ -369,7 +369,7 @@ class TestVersions:
     """On the scripted engine; real vLLM has the same test above."""
 
     async def test_versions_follow_an_update_inside_an_answer(self, play: Play) -> None:
-        """Each token is counted to the weights it was sampled from, though they are told only at the end."""
+        """Each token is counted to the weights it was sampled from, though they are reported only at the end."""
         server = await play(Script(default=Rule(say="word " * 50, wait=(Wait(before=3),))))
         engine = VllmEngine(server.url)
         try:
@@ -411,7 +411,7 @@ async def follows_an_update(url: str, engine: Engine, prompt: Prompt, go_on: Cal
 
 
 async def goes_on_after_a_pause(url: str, engine: Engine, prompt: Prompt) -> None:
-    """End an answer by a pause as vLLM makes it by default. Asked to go on, the engine waits, and says what it would have said."""
+    """End an answer by a pause as vLLM makes it by default. Asked to continue, the engine waits, and gives the rest of its answer."""
     async with aclosing(engine.generate(request(prompt, sampling=GREEDY, max_tokens=300))) as chunks:
         undisturbed = await whole(chunks)
     async with aclosing(engine.generate(request(prompt, sampling=GREEDY, max_tokens=300))) as chunks:

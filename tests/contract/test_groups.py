@@ -89,7 +89,7 @@ def by_partition(groups: Sequence[Group]) -> dict[int, list[str]]:
 
 
 def test_a_run_without_a_group_to_train_ends_with_an_error() -> None:
-    """A trainer that was given an evaluation's name is told, and does not take nothing for all."""
+    """A trainer that was given an evaluation's name gets an error, and does not take an empty result for all groups."""
     with pytest.raises(NoGroupDelivered, match="none of its 1 groups is for training: their purpose is eval"):
         check_delivered("mine", [TaskEnd("a", Purpose.EVAL, TaskOutcome.KEPT, "")])
 
@@ -113,7 +113,7 @@ class GroupsContract(abc.ABC):
     async def test_reading_again_from_a_saved_position_gives_the_same_groups_in_the_order_of_the_log(
         self, bus: Bus, source: Any, tmp_path: Path
     ) -> None:
-        """Wherever a trainer stopped, what it took and what comes after it are all there is, once."""
+        """Wherever a trainer stopped, the groups that it took and those that come afterwards are all groups, each once."""
         names = [f"g{number}" for number in range(9)]
         await deliver(bus, tmp_path, *names)
         everything = await first(self.groups(source, tmp_path, follow=False), 100)
@@ -326,7 +326,7 @@ class TestOverHttp(GroupsContract):
         """The scheduler reads of the group's end itself."""
 
     async def test_a_bridge_that_comes_again_is_read_on_where_it_stopped(self, bus: Bus, tmp_path: Path) -> None:
-        """The trainer sees nothing of it."""
+        """The trainer does not notice."""
         async with scheduler(bus, tmp_path) as client:
             stream = aiter(Groups(client))
             async with following(bus, tmp_path):

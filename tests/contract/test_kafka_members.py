@@ -36,7 +36,7 @@ async def main(servers, prefix, name):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-"""A member that says what it is assigned. It joins when it is told to."""
+"""A member that reports its assignments. It joins on command."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class Program:
         self._process = process
 
     async def line(self) -> list[int]:
-        """Return what it is assigned next."""
+        """Return its next assignment."""
         assert self._process.stdout
         async with asyncio.timeout(SECONDS):
             return [int(word) for word in (await self._process.stdout.readline()).split()]
@@ -90,7 +90,7 @@ async def program(servers: str, prefix: str, name: str) -> AsyncIterator[Program
 
 
 async def divided(members: Iterable[Membership], *, count: int = COUNT) -> None:
-    """Wait until these members have so many partitions together, evenly, and none divides anew."""
+    """Wait until these members have so many partitions together, evenly, and none rebalances."""
     kept = list(members)
 
     async def are_divided() -> bool:
@@ -147,7 +147,7 @@ async def test_member_that_is_killed_leaves_its_partitions_to_the_others_alone(b
 async def test_member_that_is_killed_and_comes_back_at_once_gets_its_partitions_back(
     bus: KafkaBus, kafka_servers: str, prefix: str
 ) -> None:
-    """It has a name: the group does not notice, and nobody divides anew."""
+    """It has a name: the group does not notice, and does not rebalance."""
     async with AsyncExitStack() as programs, bus.join("gateways", CALLS, "a") as a:
         killed = await programs.enter_async_context(program(kafka_servers, prefix, "b"))
         back = await programs.enter_async_context(program(kafka_servers, prefix, "b"))

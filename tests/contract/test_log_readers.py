@@ -1,4 +1,4 @@
-"""One contract for who only reads the log, on both buses: it sees what is committed, beside whoever writes, and leaves nothing behind."""
+"""One contract for readers of the log, on both buses: they see what is committed, beside any writer, and leave nothing behind."""
 
 import abc
 import secrets

@@ -64,7 +64,7 @@ class WeightContract:
     async def test_answers_that_go_on_do_not_keep_the_engine_from_dropping_what_it_computed(
         self, url: str, control: WeightControl, folders: Sequence[Path]
     ) -> None:
-        """Also where nobody paused it: their context is prefilled anew by the weights that they go on with."""
+        """Also where nobody paused it: their context is prefilled again with the weights with which they continue."""
         begun = asyncio.Event()
         whole = asyncio.create_task(answer(url, 1, begun=begun))
         await begun.wait()
@@ -135,7 +135,7 @@ class TestVllmWeights(WeightContract):
     async def test_published_weights_score_as_the_trainer_says(
         self, url: str, control: WeightControl, folders: Sequence[Path], tmp_path: Path
     ) -> None:
-        """The trainer is transformers. One that scores at another temperature, or beside other ids, is told so."""
+        """The trainer is transformers. A trainer that scores at another temperature, or beside other ids, gets an error that says so."""
         assert not await control.paused()
         known, other = [await asyncio.to_thread(trained, folder) for folder in folders]
         hot = await asyncio.to_thread(trained, folders[1], 2.0)

@@ -1,4 +1,4 @@
-"""What is checked at the end of a run: what trainers get, all of it, by the program that knows nothing of Evener."""
+"""The check at the end of a run: the program that knows nothing of Evener reads everything that trainers get."""
 
 import json
 from pathlib import Path

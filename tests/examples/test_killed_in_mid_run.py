@@ -58,7 +58,7 @@ async def trainer(folder: Path, url: str, model: Path) -> Process:
 
 
 async def until_step(process: Process, number: int) -> list[dict[str, Any]]:
-    """Wait until it has told of a step; return what it told up to there."""
+    """Wait until it has reported a step; return its reports up to there."""
     assert process.stdout is not None
     told: list[dict[str, Any]] = []
     async with asyncio.timeout(SECONDS):
@@ -75,7 +75,7 @@ async def until_saved(folder: Path, number: int) -> None:
 
 
 async def kill(process: Process) -> list[dict[str, Any]]:
-    """Kill it; return what it told and nobody has read."""
+    """Kill it; return its unread reports."""
     process.kill()
     told, _ = await process.communicate()
     return [json.loads(line) for line in told.splitlines(keepends=True) if line.endswith(b"\n")]

@@ -61,7 +61,7 @@ def test_a_group_that_is_trained_twice_never_or_too_late_is_seen() -> None:
 
 
 def test_the_page_brings_everything_with_it() -> None:
-    """It loads nothing, its pictures are whole, and it says what was missed."""
+    """It loads nothing, its pictures are whole, and it names the missed conditions."""
     said = run()
     said["arms"]["through-pi"][0] |= {"tokens": 0, "gap": None}  # nothing could be learnt
     said["checked"]["faults"] = 1

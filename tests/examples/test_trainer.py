@@ -73,7 +73,7 @@ class Ground:
         return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environ)
 
     async def train(self, **options: Any) -> tuple[int, list[dict[str, Any]], str]:
-        """Run the trainer to its end; return its status, what it told of its steps, and its complaints."""
+        """Run the trainer to its end; return its status, its report on each step, and its errors."""
         process = await self.start(**options)
         async with asyncio.timeout(SECONDS):
             told, complaints = await process.communicate()

@@ -1,4 +1,4 @@
-"""An engine that renders the messages itself: what it reports decides where a call hangs, and `matched` says that we know it so."""
+"""An engine that renders the messages itself: the ids that it reports decide which call a new call extends, and `matched` says so."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ async def test_prompt_that_extends_the_path_is_matched(hand: Hand) -> None:
 
 
 async def test_prompt_with_other_ids_is_a_new_root_never_a_splice(hand: Hand) -> None:
-    """An oddly spelled call is rendered canonically by the engine: what it conditioned on is what is trained on."""
+    """An oddly spelled call is rendered canonically by the engine: the trained ids are those on which it conditioned."""
     await two_turns(hand, "oddly")
     trajectory = await rebuilt(hand, "s1")
     assert [row.root for row in trajectory.rows] == [RootReason.FIRST, RootReason.IDS_DIFFER]

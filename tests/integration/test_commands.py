@@ -44,7 +44,7 @@ class Shell:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environ)
 
     def run(self, *words: str, code: int = 0) -> str:
-        """Run a command to its end; return what it printed."""
+        """Run a command to its end; return its output."""
         process = self.start(*words)
         out, errors = process.communicate(timeout=300)
         assert process.returncode == code, errors
@@ -287,7 +287,7 @@ def test_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
 
 
 def test_cancelled_run_ends_and_keeps_what_was_delivered(shell: Shell, tmp_path: Path) -> None:
-    """By the run's name; one that is not there is told. Sessions that ended before are too few for a group."""
+    """By the run's name; an unknown run is an error. Sessions that ended before are too few for a group."""
     words = ("--samples", "32", "--group.min-usable", "32", "--run-id", "enough", "--sampling.max-tokens", "512")
     process = shell.start("run", str(TASK), "--harness", "script", *words)
     assert process.stdout
@@ -340,7 +340,7 @@ def test_demo_that_is_left_says_how_its_run_is_ended(tmp_path: Path) -> None:
 
 
 def test_demo_starts_what_it_needs_and_leaves_its_report(tmp_path: Path) -> None:
-    """From nothing to groups for trainers, by one command; nothing of it runs on."""
+    """From nothing to groups for trainers, by one command; no process of it is left."""
     shell = Shell(tmp_path / "state")
     out = tmp_path / "out"
     shell.run("demo", "--samples", "1", "--out", str(out))

@@ -1,4 +1,4 @@
-"""Dead letters on both buses: what is listed, and that each record is replayed once, whoever asks."""
+"""Dead letters on both buses: their list, and that each record is replayed once, whoever asks."""
 
 import asyncio
 import json
@@ -142,7 +142,7 @@ async def test_all_letters_of_a_query_are_replayed(context: ServiceContext, clie
 
 
 async def test_two_that_replay_at_the_same_time_append_each_record_once(context: ServiceContext, client: Client) -> None:
-    """From two processes: one fences the other, which is told to ask again."""
+    """From two processes: one fences the other, which gets an error that says to ask again."""
     positions = [await given_up(context, f"a.{number}", "reconstructor") for number in range(8)]
     other = DeadLetters(context.bus, context.answering_blobs())
     async with serving(dead_letter_routes(other, context.secrets)) as url, Client(url, OPERATOR) as second:
@@ -196,7 +196,7 @@ async def evener(*words: str) -> tuple[int | None, list[dict[str, Any]]]:
 
 
 async def test_wrong_requests_are_refused_in_one_line(client: Client) -> None:
-    """With what is wrong."""
+    """The refusal names the fault."""
     with pytest.raises(RequestRefused, match="name positions, or give a query"):
         await client.replay()
     with pytest.raises(RequestRefused, match=r"matching regex.*positions"):

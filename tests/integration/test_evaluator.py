@@ -177,7 +177,7 @@ async def test_grading_beyond_its_time_is_a_crash(tmp_path: Path, config: Config
 
 
 async def test_grader_that_crashes_leaves_its_traceback(tmp_path: Path, config: Config) -> None:
-    """A damaged artifact is a crash of the grader: what it met is in the evidence."""
+    """A damaged artifact makes the grader crash: the evidence has the error."""
     async with open_parts(tmp_path) as context:
         task = await task_of(context, tmp_path / "task", "exit 0")
         artifacts = tuple([Artifact(name=name, blob=await context.blobs.put(b"{")) for name in ("changes.tar", "removed.json")])

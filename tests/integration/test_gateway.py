@@ -1,4 +1,4 @@
-"""The gateway over real HTTP, on the embedded bus, with a scripted engine: what it commits, answers, refuses and seals."""
+"""The gateway over real HTTP, on the embedded bus, with a scripted engine: its commits, answers, refusals and seals."""
 
 import asyncio
 import json
@@ -230,7 +230,7 @@ async def test_call_that_has_waited_when_its_harness_finishes_makes_the_attempt_
 @A_MOMENT
 @pytest.mark.parametrize(("code", "reason"), [(0, TerminationReason.FINISHED), (1, TerminationReason.HARNESS_FAILED)])
 async def test_call_that_came_just_before_its_harness_ended_is_the_harnesss_own(hand: Hand, code: int, reason: TerminationReason) -> None:
-    """A harness that ends leaves what it did beside its work. Its agent has what it sampled."""
+    """A harness that ends abandons its side calls. Its agent keeps its own tokens."""
     waiting = await leave_a_call_in_the_queue(hand)
     await hand.exit("s1", code=code)
     assert (await hand.until("s1", SessionSealed)).termination_reason is reason
@@ -365,7 +365,7 @@ async def test_noise_whose_search_would_not_end_is_named(hand: Hand) -> None:
 
 
 async def test_budget_ends_the_session_with_its_reason(hand: Hand) -> None:
-    """The call after the last allowed one is told 400, whatever the harness's exit code says later."""
+    """The call after the last allowed one gets 400, whatever the harness's exit code says later."""
     capability = await hand.start("s1", budgets=Budgets(calls=1))
     await hand.say(capability, [{"role": "user", "content": "hi"}])
     assert (await hand.ask(capability, [{"role": "user", "content": "hi again"}])).status == 400

@@ -28,7 +28,7 @@ async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
 
 
 async def status(hand: Hand, capability: str) -> int:
-    """Ask, and return what is said without frames."""
+    """Ask, and return an answer that has no frames."""
     headers = {CAPABILITY: capability, REQUEST_ID: new_request_id()}
     async with hand.http.post(f"{hand.url}/serve/v1/chat/completions", json={"model": "m", "messages": HI}, headers=headers) as answer:
         return answer.status
@@ -55,7 +55,7 @@ async def test_session_whose_start_did_not_count_here_is_not_known(hand: Hand) -
 
 
 async def test_policy_that_this_gateway_does_not_have_is_not_told_to_the_harness(hand: Hand) -> None:
-    """The relay alone hears of it, and asks again."""
+    """Only the relay learns of the fault, and asks again."""
     capability = await hand.start("s1", models={"other": Target(policy="elsewhere")})
     answer = await hand.ask(capability, HI, model="other")
     assert (answer.status, answer.body, answer.failure) == (503, b"", None)

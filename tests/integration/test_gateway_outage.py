@@ -97,7 +97,7 @@ async def test_call_and_seal_wait_for_a_store_that_is_away(hand: Hand, store: Ou
 
 
 async def test_what_an_outage_takes_is_not_the_agents_time(hand: Hand, store: Outage) -> None:
-    """The relay hears of it as it passes, or the agent's clock would end a harness that waits for us."""
+    """The relay learns of the wait as it passes; otherwise the agent's clock would end a harness that waits for Evener."""
     capability = await hand.start("s1")
     store.away = True
     began, waited, last = time.monotonic(), 0.0, None

@@ -134,7 +134,7 @@ async def test_calls_of_a_killed_gateway_are_served_by_the_other(world: Gateways
 
 
 async def test_gateway_that_was_frozen_does_not_disturb_who_took_over_and_gets_a_share_again(world: Gateways) -> None:
-    """It still lists what it had when it wakes, with a lower epoch: nobody believes it, and it gives everything up."""
+    """When it wakes it still lists its old partitions, with a lower epoch: nobody believes it, and it gives them up."""
     await world.start("a", "b")
     frozen = min((await world.serve("a", "b"))["b"])
     sessions = await world.sessions()

@@ -42,7 +42,7 @@ async def use_chat_path(hand: Hand, *, vision: bool) -> None:
 
 
 async def test_image_is_placed_stored_once_and_kept_out_of_training(tmp_path: Path) -> None:
-    """Rows cannot carry images yet: what was sampled after one is counted under that reason."""
+    """Rows cannot carry images yet: tokens sampled after an image are counted under that reason."""
     async with gateway(tmp_path, SCRIPT, config=seeing(tmp_path)) as hand:
         await use_chat_path(hand, vision=True)
         capability = await hand.start("s1")

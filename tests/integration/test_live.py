@@ -138,7 +138,7 @@ async def test_session_that_ends_while_the_failure_of_its_call_waits_for_the_log
 
 
 async def test_resend_of_an_answered_call_has_the_whole_answer(hand: Hand) -> None:
-    """The record knows nothing of what had left before."""
+    """The record does not know what had left before."""
     capability = await hand.start("s1", streaming=Streaming.LIVE)
     request_id = new_request_id()
     first = [frame async for frame in hand.frames(capability, body("hi"), request_id)]

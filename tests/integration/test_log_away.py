@@ -47,7 +47,7 @@ async def deliveries(hand: Hand) -> list[str]:
 
 @pytest.mark.parametrize("streaming", list(Streaming))
 async def test_retry_of_an_answered_call_is_sent_again_until_the_log_is_back(tmp_path: Path, streaming: Streaming) -> None:
-    """Only its relay is told, in a whole response; then it gets what was answered, and nothing is sampled again."""
+    """Only its relay gets an error, in a whole response; then it gets the recorded answer, and nothing is sampled again."""
     async with gateway(tmp_path, SCRIPT) as hand:
         capability, retry = await hand.start("s1", quirks=QUIRKS, streaming=streaming), new_request_id()
         await hand.ask(capability, HELLO, stream=True)

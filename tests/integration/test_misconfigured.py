@@ -69,7 +69,7 @@ MISFITS: Final = {
         "this process has another template for policy 'policy' than of-provider_gateway-provider_gateway at http://",
     ),
 }
-"""What is wrong with a process: its service, its words, and what it says of itself."""
+"""A misconfigured process: its service, its arguments, and its own message."""
 
 
 async def test_no_session_pays_for_processes_that_are_configured_wrongly(kafka_servers: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real npm and pip with a registry of the test's own: what is not as the lock says does not become a bundle."""
+"""Real npm and pip with a registry of the test's own: a package that differs from the lock does not become a bundle."""
 
 import base64
 import hashlib
@@ -117,7 +117,7 @@ def wheel(folder: Path, content: str) -> str:
 @pytest.mark.cli
 @pytest.mark.slow
 async def test_pip_brings_what_the_lock_says_and_refuses_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From where the user's pip is told to look."""
+    """From the index that the user's pip is configured for."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     lock = tmp_path / "requirements.txt"

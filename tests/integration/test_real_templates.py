@@ -1,4 +1,4 @@
-"""Real tokenizers and chat templates: what was sampled is extended exactly, as docs/templates.md says, and nothing is forged."""
+"""Real tokenizers and chat templates: sampled ids are extended exactly, as docs/templates.md says, and no control token is forged."""
 
 import importlib.util
 import subprocess
@@ -129,7 +129,7 @@ def turns(family: Family) -> Iterator[tuple[Message, list[Message]]]:
 
 
 def test_path_and_what_follows_equal_the_whole_render_turn_by_turn(family: Family) -> None:
-    """One result and several at once: each prompt begins with all ids before it, and no id differs from rendering anew."""
+    """One result and several at once: each prompt begins with all ids before it, and no id differs from a new rendering."""
     renderer = family.open()
     messages = [{"role": "system", "content": "Be brief."}, user("Where are they?")]
     path = renderer.render(messages, TOOLS)

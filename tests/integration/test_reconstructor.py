@@ -1,4 +1,4 @@
-"""The reconstructor on the embedded bus: what it does when it starts again."""
+"""The reconstructor on the embedded bus: its behaviour when it starts again."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ async def reconstruct_until(context: ServiceContext, name: str) -> None:
 
 
 async def test_session_that_overlaps_an_earlier_seal_is_not_built_again_in_part(tmp_path: Path) -> None:
-    """A start anew reads from the first young seal on, and of `b` the seal alone; what was built before stays as it was."""
+    """A new start reads from the first young seal on, and of `b` the seal alone; what was built before stays as it was."""
     async with open_parts(tmp_path, partitions=1) as context:
         await give_up(context, "a")
         await give_up(context, "b")

@@ -1,4 +1,4 @@
-"""A recording at the gateway: nobody can run it again, so what it sampled is kept."""
+"""A recording at the gateway: it cannot be run again, so its tokens are kept."""
 
 from pathlib import Path
 

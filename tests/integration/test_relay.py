@@ -212,7 +212,7 @@ async def test_frames_may_come_byte_by_byte(gateway: FramesGateway, *, stream: b
 
 
 async def test_a_gateway_that_ends_after_any_byte_of_its_frames_is_asked_again(gateway: FramesGateway) -> None:
-    """What came of its answer is not taken for the whole of it."""
+    """The part of its answer that arrived is not taken for the whole."""
     at_once, ends = asyncio.Semaphore(20), dict[str, int]()
 
     async def once(talk: Talk) -> None:
@@ -482,7 +482,7 @@ async def test_a_call_that_is_cut_off_ends_its_wait() -> None:
 
 
 async def test_a_request_that_is_too_large_is_refused_in_the_dialect(gateway: FramesGateway) -> None:
-    """Nothing of it is kept in memory."""
+    """None of its bytes are kept in memory."""
     async with harness(gateway) as agent, agent.post({**BODY, "x": "x" * 5000}) as response:
         assert (response.status, "above 4096 bytes" in (await response.json())["error"]["message"]) == (413, True)
 

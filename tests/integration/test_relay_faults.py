@@ -1,4 +1,5 @@
-"""Whose fault it is that a request has no answer, as the relay reports it: what is ours is never told as the end of the session."""
+"""Whose fault it is that a request has no answer, as the relay reports it: a fault of Evener's is never reported as the end of the
+session."""
 
 import asyncio
 import gzip
@@ -155,7 +156,7 @@ async def test_harness_that_leaves_a_body_that_waits_for_room_may_have_left_for_
 
 
 def told_at_exit(agent: Harness, code: int) -> Exit:
-    """Return what is told if the harness exits now."""
+    """Return the relay's report if the harness exits now."""
     left = Exit(cause=ExitCause.EXITED, exit_code=code)
     left.tell(agent.report)
     return left
@@ -257,7 +258,7 @@ async def test_refusals_are_counted_by_reason_with_what_the_last_one_was_told(ga
 async def test_what_the_relay_itself_refuses_is_reported(
     gateway: FramesGateway, path: str, encoding: str, body: bytes, reason: CallFailure | None
 ) -> None:
-    """No gateway hears of it, and no call in the log stands for it."""
+    """No gateway learns of the request, and the log has no call for it."""
     async with harness(gateway) as agent:
         headers = {"authorization": f"Bearer {NONCE}", "content-encoding": encoding}
         async with agent.http.post(agent.url + path, data=body, headers=headers) as response:

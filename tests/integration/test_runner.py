@@ -425,7 +425,7 @@ HOSTILE: Final[dict[str, tuple[str, str]]] = {
     "itself": ('rm -rf "${HOME%/home/agent}"', "is gone. The program removed or moved its own sandbox"),
     "places": ("rm -rf ../logs ../app; mkfifo ../logs", "'logs': a pipe"),
 }
-"""What an agent leaves, and what is said of it."""
+"""Files that an agent leaves, and how the runner reports them."""
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -491,7 +491,7 @@ async def test_bug_that_a_tree_finds_in_us_costs_no_session(tmp_path: Path, monk
 
 
 async def test_bug_that_an_output_finds_in_us_costs_no_session(tmp_path: Path) -> None:
-    """Its exit is told with what was kept, and is no success that nobody saw."""
+    """Its exit is reported with the files that were kept, and is not taken for a success."""
     install(tmp_path, "unreadable_harness", "unreadable = unreadable_harness:HARNESS", UNREADABLE)
     with packages_in(tmp_path):
         async with bench(tmp_path) as b:

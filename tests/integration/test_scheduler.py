@@ -1,4 +1,4 @@
-"""The scheduler on the embedded bus: what it promises to clients, runners and the group's end."""
+"""The scheduler on the embedded bus: its promises to clients and runners, and how groups end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -72,7 +72,7 @@ def others(bus: Bus, tmp_path: Path) -> OtherServices:
 
 
 async def test_task_goes_from_submission_to_its_end(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
-    """Submitted, dispatched by capacity, started, sealed, merged: each is seen, and the end is told once."""
+    """Submitted, dispatched by capacity, started, sealed, merged: each is seen, and the end is reported once."""
     async with scheduler(bus, tmp_path) as client:
         await submit(client, samples=3)
         async with others.beating(capacity=2):
@@ -361,7 +361,7 @@ async def test_bad_record_goes_to_the_dead_letters_and_the_stream_continues(
 
 
 async def test_watcher_sees_changes_and_resumes_after_its_cursor(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
-    """Level-triggered: what it missed it is told as it is now, also by the next scheduler."""
+    """Level-triggered: it gets the present state of the tasks that it missed, also from the next scheduler."""
     async with scheduler(bus, tmp_path) as client:
         watching = client.watch("default")
         await submit(client, samples=1)

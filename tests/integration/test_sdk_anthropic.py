@@ -179,7 +179,7 @@ async def test_overload_before_the_stream_is_tried_again_by_the_client(tmp_path:
 
 
 async def test_a_client_that_closes_its_stream_stops_the_sampling(tmp_path: Path) -> None:
-    """At the engine; what was sampled is kept and not trained."""
+    """Sampling stops at the engine; the tokens so far are kept and not trained."""
     async with served(tmp_path, SCRIPT) as opened, official(opened) as client:
         messages: Any = [{"role": "user", "content": "at the gate"}]
         events = await client.messages.create(model="policy", max_tokens=200, messages=messages, stream=True)

@@ -1,4 +1,4 @@
-"""Engines that die, hang, break or come back: what a held call's harness notices of it, which is nothing, and when it is told."""
+"""Engines that die, hang, break or come back: a held call's harness notices nothing, unless the wait is too long."""
 
 import asyncio
 import json
@@ -104,7 +104,7 @@ async def post(opened: Served, messages: Sequence[Any], *, stream: bool) -> tupl
 
 
 async def test_engine_that_is_down_for_three_seconds_is_not_noticed(tmp_path: Path, unused_tcp_port: int) -> None:
-    """It dies under two calls, streamed and not, and comes back on its port; few tries are made of it."""
+    """It dies under two calls, streamed and not, and comes back on its port; the gateway tries it only a few times."""
     hanging = Script(rules=(Rule(match="here", say=EIGHT, fail="hang", after=3), *SLOWLY.rules), default=SLOWLY.default)
     async with served(tmp_path, SLOWLY) as opened, AsyncExitStack() as stack:
         async with engine(hanging, port=unused_tcp_port) as dying:
@@ -317,7 +317,7 @@ async def test_budget_of_calls_is_spent_to_the_last_one_where_they_wait_for_each
 
 
 async def test_call_beyond_a_full_queue_is_not_served(tmp_path: Path) -> None:
-    """The relay asks again; nothing of it stands in the log."""
+    """The relay asks again; the log has no record of it."""
     async with gateway(tmp_path, SLOWLY, config=Config(policies=(POLICY,), queue=0, admission_timeout_seconds=0.1)) as hand:
         await hand.limit(1)
         first, second = await hand.start("s1"), await hand.start("s2")

@@ -62,7 +62,7 @@ async def until_scored(url: str, known: list[float]) -> None:
 
 
 def loads(into: list[str]) -> Any:
-    """Note the folders that an engine is told to load."""
+    """Note the folders that an engine is asked to load."""
 
     def note(path: str, body: Any, answer: Any) -> Any:
         if answer is None and path == "/collective_rpc":
@@ -106,7 +106,7 @@ async def test_an_engine_that_says_it_has_the_version_has_to_prove_it(
 
 
 async def test_an_engine_that_shows_its_label_wrong_and_cannot_be_loaded_leaves(tmp_path: Path, play: Play, folders: list[Path]) -> None:
-    """Nobody knows what it samples by."""
+    """Nobody knows its weights."""
     first, late = await play(Script()), await play(Script())
     async with bridge(tmp_path / "state") as (parts, http):
         await join(parts, first.url, "first")

@@ -1,4 +1,4 @@
-"""What keeps a call waiting: full queues before anything is read, paused engines, tries in vain. None of it is the agent's time."""
+"""Waits of calls: full queues before anything is read, paused engines, failed tries. None of them is the agent's time."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ async def test_call_whose_body_would_be_too_much_memory_together_with_others_is_
 
 
 async def test_span_of_a_call_begins_where_the_call_waits_to_be_admitted(spans: Spans, tmp_path: Path) -> None:
-    """What it waits for with full queues is part of what it took."""
+    """The wait in full queues is part of its time."""
     async with gateway(tmp_path, SCRIPT, config=config()) as hand:
         await hand.limit(1)
         first, second = await hand.start("s1"), await hand.start("s2")

@@ -1,4 +1,4 @@
-"""The audit as tests want it: everything has ended, and what is wrong is lines."""
+"""The audit as tests use it: everything has ended, and breaches are lines of text."""
 
 from collections.abc import Collection, Iterable
 
@@ -12,7 +12,7 @@ from evener.bus.port import LogReader
 async def breaches(
     log: LogReader, blobs: Blobs, *, answers: Iterable[ReceivedAnswer] = (), engine: Collection[str] | None = None
 ) -> list[str]:
-    """Return what is wrong. `engine`: lines of the scripted engine's ledger (None: unknown)."""
+    """Return the breaches as lines. `engine`: lines of the scripted engine's ledger (None: unknown)."""
     ledger = None if engine is None else read_ledger(list(engine))
     found = await audit(log, blobs, answers=answers, engine=ledger, settled=True)
     return [str(breach) for breach in found.breaches]

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority of their own, and what it signs."""
+"""Certificates for tests: an authority of their own, and certificates that it signs."""
 
 import datetime as dt
 import ipaddress

@@ -25,7 +25,7 @@ PLAN: Final[tuple[Step, ...]] = (
 
 Log = list[bytes]
 Damage = tuple[str, str, Log]
-"""What was done, to which record, and what is left."""
+"""A damage to a record: its kind, the record, and the records that are left."""
 EventT = TypeVar("EventT")
 
 

@@ -1,4 +1,4 @@
-"""A gateway process as a relay sees it: real HTTP and real frames, the behaviour written by the test, what it received kept."""
+"""A gateway process as a relay sees it: real HTTP and real frames, its behaviour is written by the test, and its requests are kept."""
 
 import asyncio
 import time

@@ -175,7 +175,7 @@ class Hand(OtherServices):
         passed_on: Mapping[str, str] = {},
         **fields: Any,
     ) -> Answer:
-        """Ask and wait for the end of it."""
+        """Ask, and wait for the end of the call."""
         last: AnyFrame | None = None
         async for frame in self.frames(capability, {"model": "m", "messages": messages, **fields}, request_id, passed_on=passed_on):
             last = frame

@@ -154,7 +154,7 @@ class Harness:
         self.pending.append((talk[:], placed, opened))
 
     def end_live(self, talk: list[Message], number: int) -> None:
-        """One of them ends; its conversation goes on from there, beside the others."""
+        """One of them ends; its conversation continues from there, beside the others."""
         del talk
         if self.pending:
             history, placed, opened = self.pending.pop(number % len(self.pending))
@@ -268,7 +268,7 @@ class Harness:
             self.begin()
 
     def take_over(self, talk: list[Message], number: int) -> None:
-        """Another gateway reads the log, some of it twice, and goes on."""
+        """Another gateway reads the log, parts of it twice, and continues."""
         del talk
         session = folded(self.world.log, times=1 + number % 2)
         self.world.session = session

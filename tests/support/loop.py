@@ -6,7 +6,7 @@ import pytest
 
 
 async def turns() -> None:
-    """Let the loop turn so often that everything that can go on has gone on, what was sent over loopback within this process included."""
+    """Let the loop run until every task that can continue has done so, including data sent over loopback within this process."""
     for _ in range(100):
         await asyncio.sleep(0)
 

@@ -14,7 +14,7 @@ class Outage:
         self.away = False
         self.silent = False
         self.refused = 0
-        """What was asked of it while it was away."""
+        """The requests that it got while it was away."""
         self.met = asyncio.Event()
         """Set when that happens; for the test to clear."""
 

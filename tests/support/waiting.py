@@ -1,4 +1,4 @@
-"""Waits of tests: for what has no event of its own, as long as a busy machine may take."""
+"""Waits of tests for changes that have no event, for as long as a busy machine may take."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 SECONDS = 300.0
-"""What a test waits for anything, on the busiest machine."""
+"""The longest wait of a test, on the busiest machine."""
 LOOK_SECONDS = 0.02
 """The pause between two looks."""
 

@@ -90,7 +90,7 @@ class OwnedSession:
         return call_opened(self.session.session_id, placed, messages, tools, **told | given)
 
     def seal(self, exit_code: int = 0, **of_exit: Any) -> TrajectoryBuilt:
-        """End the session at its harness's exit, as its owner does; return what is built of it."""
+        """End the session at its harness's exit, as its owner does; return its trajectory."""
         session, attempt = self.session, self.session.attempt
         self.write(exited(session.session_id, attempt=attempt, at=200.0, start_id=f"s{attempt}", exit_code=exit_code, **of_exit))
         found = attempt_end(session, None)

@@ -28,7 +28,7 @@ NOT_SCRIPTED = {"generate_aborted", "chat_aborted"}
 OWN_WORDS = {"refused_without_ids", "refused_negative_id", "refused_not_json", "chat_without_messages", "update_without_version"}
 """pydantic's descriptions of a field; status, type and field are compared."""
 RENDERED = ("prompt_token_ids", "tokens")
-"""Ids of what was asked."""
+"""The ids of the prompts."""
 NAMED_ID = re.compile(r"(token_id:)?\d+")
 """A key that is an id."""
 

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it says."""
+"""The proxy treats a connection as it is set to."""
 
 import asyncio
 import os

@@ -9,7 +9,7 @@ from proofs.chaos.plants import PLANTS, PLANTS_ON_KAFKA
 
 
 async def test_audit_notices_planted_faults(tmp_path: Path) -> None:
-    """Each defence that is switched off costs what it was there to defend."""
+    """Each defence that is switched off breaks the promise that it defends."""
     runs = [run(tmp_path / str(number)) for number, (run, _) in enumerate(PLANTS.values())]
     found = dict(zip(PLANTS, await asyncio.gather(*runs), strict=True))
 

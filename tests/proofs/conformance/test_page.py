@@ -1,4 +1,4 @@
-"""What the conformance suite publishes, and what it does not: figures of other code, of failed cells, of cells that were not run."""
+"""The conformance suite publishes its figures, except figures of other code, of failed cells, of cells that were not run."""
 
 from pathlib import Path
 

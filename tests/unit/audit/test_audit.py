@@ -276,7 +276,7 @@ async def test_scope_chooses_tasks_and_what_became_of_them(tmp_path: Path, scope
 
 @pytest.mark.parametrize("records_gone", [False, True])
 async def test_deleted_run_is_no_breach(tmp_path: Path, records_gone: bool) -> None:  # noqa: FBT001 - the two cases
-    """Its blobs are gone; and of what the log still holds of it, nothing is checked."""
+    """Its blobs are gone, so its remaining records are not checked."""
     blobs = memory()
     story = await one_task(worked(), blobs)
     if records_gone:

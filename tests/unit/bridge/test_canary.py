@@ -1,4 +1,4 @@
-"""What a canary proves, and how what is wrong is named."""
+"""What a canary proves, and how it names faults."""
 
 import math
 from collections.abc import Sequence

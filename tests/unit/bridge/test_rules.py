@@ -103,7 +103,7 @@ def test_staleness_is_heeded_by_every_other_rule() -> None:
 
 
 def test_group_without_variance_is_dropped_with_its_rewards_reason_and_tokens() -> None:
-    """Nothing of it is silent: the record names the rule, the rewards, and every token."""
+    """The drop is not silent: the record names the rule, the rewards, and every token."""
     dropped = ended(group((0.5, 0.5, None, 0.5), drop_zero_variance=True))
 
     assert isinstance(dropped, GroupFailed)

@@ -1,4 +1,4 @@
-"""The bus's URL: what is wrong with it is said before anything is opened."""
+"""The bus's URL: its faults are reported before anything is opened."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an export writes, and what it says of what it leaves out."""
+"""The rows that an export writes, and its message about those that it omits."""
 
 from pathlib import Path
 

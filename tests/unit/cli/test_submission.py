@@ -1,4 +1,4 @@
-"""From the words of `evener run` to what is submitted."""
+"""How the arguments of `evener run` become a submission."""
 
 from pathlib import Path
 from typing import Any
