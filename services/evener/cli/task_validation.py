@@ -32,7 +32,7 @@ class Validated(Struct, frozen=True, kw_only=True):
 async def validate_tasks(folder: Path, sandbox: str | None, *, times: int, concurrency: int, trust_local: bool, json: bool) -> int:
     """Try all tasks, print a verdict for each as it comes; return the exit code. Raises TaskError, Usage, SandboxError."""
     if sandbox is not None and sandbox not in BACKENDS:
-        msg = f"--sandbox {sandbox!r} is none of {', '.join(BACKENDS)}"
+        msg = f"--sandbox {sandbox!r} is not one of {', '.join(BACKENDS)}"
         raise Usage(msg)
     paths = await asyncio.to_thread(find, folder)
     backends = [await asyncio.to_thread(_backend, path, sandbox) for path in paths]

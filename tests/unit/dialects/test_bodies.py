@@ -58,7 +58,7 @@ def test_more_letters_than_any_context_holds_are_refused_before_anything_is_pars
     """Harnesses shorten their histories when they read the kind of this error."""
     check_size(f'"{letter * MAX_SLOW_CHARACTERS}"'.encode())
 
-    with pytest.raises(RequestError, match=f"more than {MAX_SLOW_CHARACTERS} letters") as told:
+    with pytest.raises(RequestError, match=f"more than {MAX_SLOW_CHARACTERS} characters") as told:
         read_fields(f'"{letter * (MAX_SLOW_CHARACTERS + 1)}'.encode())  # no JSON: it was not parsed
     assert told.value.kind == "context_length_exceeded"
 

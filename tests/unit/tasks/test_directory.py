@@ -248,5 +248,5 @@ def test_tasks_are_found_alone_and_in_a_folder(tmp_path: Path) -> None:
 def test_folder_without_tasks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="holds no task"):
         find(tmp_path)
-    with pytest.raises(TaskError, match="is no directory"):
+    with pytest.raises(TaskError, match="is not a directory"):
         find(tmp_path / "absent")

@@ -152,7 +152,7 @@ def test_source_that_is_none_is_refused(tmp_path: Path) -> None:
             imported(wrong, tmp_path / "out")
     with pytest.raises(SourceUnreadable, match="did you mean 'swe-bench'"):
         importer_for("swebench")
-    with pytest.raises(SourceUnreadable, match="--match 'fuzzy' is none of"):
+    with pytest.raises(SourceUnreadable, match="--match 'fuzzy' is not one of"):
         imported(source, tmp_path / "out", match="fuzzy")
 
 

@@ -37,7 +37,7 @@ _BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
 def import_answers(source: str, options: ImportOptions) -> Iterator[TaskDraft | RefusedRow]:
     """Yield a task for each row. Raises SourceUnreadable."""
     if options.match is not None and options.match not in MATCHES_OF_ROWS:
-        msg = f"--match {options.match!r} is none of {', '.join(MATCHES_OF_ROWS)}"
+        msg = f"--match {options.match!r} is not one of {', '.join(MATCHES_OF_ROWS)}"
         raise SourceUnreadable(msg)
     prefix = Path(source).stem
     for number, row in enumerate(read_rows(source, options.split)):
