@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 from tests.support import builders
+from tests.support.answering import answering
 from tests.support.builders import built, spec
 from tests.support.outage import Outage
 from tests.support.service_context import MISSING, RUBBISH, open_parts, running_service
@@ -19,13 +20,14 @@ from evener.blobs.store import path_of
 from evener.bus.port import Header, Outgoing
 from evener.evaluator.config import Config
 from evener.evaluator.service import open_service
+from evener.graders.config import Endpoint
 from evener.proto.codec import AnyEvent, decode
 from evener.proto.fleet import DeadLetter
 from evener.proto.reasons import ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import Artifact
 from evener.proto.spec import GraderSpec, TaskRef
 from evener.proto.topics import HEADER_SESSION, Topic
-from evener.proto.trajectories import HarnessExit, TrajectoryBuilt, TrajectoryScored
+from evener.proto.trajectories import CallSummary, HarnessExit, TrajectoryBuilt, TrajectoryScored
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog, header
 from evener.tasks import pack
@@ -277,3 +279,25 @@ async def test_blob_that_stays_missing_leaves_the_session_ungraded_with_the_reas
             (score,) = await scores(context, 1)
     assert score.ungraded is not None
     assert score.ungraded.startswith(f"blob {task.archive.digest} is not in {tmp_path / 'blobs'}")
+
+
+async def test_verifier_that_fails_once_is_asked_again_and_one_that_always_fails_gives_no_reward(tmp_path: Path, config: Config) -> None:
+    """Rewards of calls go along; what was asked, answered and graded is kept by name, of each try."""
+    good, bad = ((503, "busy"), (200, {"reward": 0.5, "call_rewards": {"c1": 0.25}})), ((200, {"reward": None}),)
+    calls = (CallSummary(call_id="c1", attempt=1, opened_at=0.0),)
+    async with answering(*good) as verifier, answering(*bad) as broken, open_parts(tmp_path) as context:
+        endpoints = {"good": Endpoint(url=verifier.url), "broken": Endpoint(url=broken.url)}
+        for index, name in enumerate(endpoints):
+            await write(
+                context, built(index=index, given={"calls": calls}, grader=GraderSpec(name="http", options={"endpoint": name}, tries=2))
+            )
+        async with running(context, msgspec.structs.replace(config, endpoints=endpoints)):
+            first, second = sorted(await scores(context, 2), key=lambda score: score.trajectory.session_id)
+        kept = {artifact.name: await context.blobs.get(artifact.blob) for artifact in first.evidence}
+
+    assert (first.reward, first.call_rewards, first.tries) == (0.5, {"c1": 0.25}, 2)
+    assert {"inputs.json", "request.json", "response.json", "try-1/error.txt", "try-1/response.json"} <= set(kept)
+    assert kept["try-1/response.json"] == b"busy"
+    assert msgspec.json.decode(kept["inputs.json"])["grader"]["options"] == {"endpoint": "good"}
+    assert (second.reward, second.tries, len(broken.asked)) == (None, 2, 2)
+    assert second.ungraded == "no reward among the grader's numbers"

@@ -87,6 +87,17 @@ def test_answers_are_compared_as_the_user_says(
     pack(task.path)
 
 
+def test_row_of_nemo_gym_is_graded_by_its_resource_server(tmp_path: Path) -> None:
+    """It is sent whole; what the agent is told are the messages, in either form."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "input_text", "text": "2+2?"}]}]
+    given = {"responses_create_params": {"input": messages}, "agent_ref": {"name": "math"}, "expected_answer": "4", "uuid": "u-1"}
+    task = task_of(written(tmp_path / "rows.jsonl", given), tmp_path / "out", endpoint="math")
+
+    assert (task.instruction, task.path.name) == ("Be brief.\n\n2+2?", "u-1")
+    assert (task.grader.name, task.grader.options) == ("http", {"endpoint": "math", "body": "tests/row.json"})
+    assert json.loads((task.path / "tests/row.json").read_text()) == given
+
+
 def test_row_that_is_no_task_is_refused_and_the_others_are_imported(tmp_path: Path) -> None:
     """Each with its reason; nothing of it is left."""
     good = {"prompt": "?", "answer": "a", "id": "good"}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from evener.tasks.directory import ANSWER, INSTRUCTION, MANIFEST
 from evener.tasks.grader_table import MATCH_NAMES
@@ -13,7 +14,17 @@ from evener.tasks.imports.columns import ColumnMissing, first_of, name_of, toml
 from evener.tasks.imports.port import DataRow, ImportOptions, RefusedRow, SourceUnreadable, TaskDraft
 from evener.tasks.imports.read_rows import read_rows
 
-PROMPT_COLUMNS: Final = ("prompt", "question", "problem", "instruction", "query", "input", "messages", "conversations")
+PROMPT_COLUMNS: Final = (
+    "prompt",
+    "question",
+    "problem",
+    "instruction",
+    "query",
+    "input",
+    "messages",
+    "conversations",
+    "responses_create_params.input",
+)
 ANSWER_COLUMNS: Final = (
     "answer",
     "ground_truth",
@@ -48,6 +59,11 @@ def import_answers(source: str, options: ImportOptions) -> Iterator[TaskDraft | 
             yield RefusedRow(name=name, reason=str(cause))
 
 
+def import_nemo_gym(source: str, options: ImportOptions) -> Iterator[TaskDraft | RefusedRow]:
+    """Yield a task for each row of NeMo Gym, which its resource server grades. Raises SourceUnreadable."""
+    return import_answers(source, structs.replace(options, match=options.match or HTTP))
+
+
 def _files(row: DataRow, options: ImportOptions) -> dict[str, bytes]:
     _, prompt = first_of(row, options.prompt, PROMPT_COLUMNS)
     files = {INSTRUCTION: _instruction(prompt).encode(errors="replace")}
@@ -68,7 +84,7 @@ def _instruction(prompt: Any) -> str:
         text = prompt
     elif isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         said = [(message.get("role", message.get("from")), message.get("content", message.get("value"))) for message in prompt]
-        text = "\n\n".join(content for role, content in said if role not in {"assistant", "gpt"} and isinstance(content, str))
+        text = "\n\n".join(_content(content) for role, content in said if role not in {"assistant", "gpt"})
     else:
         msg = f"its prompt is a {type(prompt).__name__}, neither text nor messages"
         raise ColumnMissing(msg)
@@ -76,6 +92,13 @@ def _instruction(prompt: Any) -> str:
         msg = "its prompt is empty"
         raise ColumnMissing(msg)
     return text
+
+
+def _content(content: Any) -> str:
+    """Return the text of a message, which may be a list of parts."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
 
 
 def _texts(answer: Any) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Final
 from evener.proto.names import unknown
 from evener.tasks.directory import find
 from evener.tasks.errors import TaskError
-from evener.tasks.imports.answers import import_answers
+from evener.tasks.imports.answers import import_answers, import_nemo_gym
 from evener.tasks.imports.harbor import import_harbor
 from evener.tasks.imports.port import Importer, SourceUnreadable
 from evener.tasks.imports.read_rows import HUB, read_rows
@@ -16,7 +16,10 @@ from evener.tasks.imports.swe_dialects import SWE_DIALECTS
 
 HARBOR: Final = "harbor"
 ROWS: Final = "rows"
-IMPORTERS: Final[dict[str, Importer]] = {HARBOR: import_harbor, ROWS: import_answers, **SWE_IMPORTERS}
+NEMO_GYM: Final = "nemo-gym"
+NEMO_GYM_SIGN: Final = "responses_create_params"
+"""The column by which rows of NeMo Gym are known."""
+IMPORTERS: Final[dict[str, Importer]] = {HARBOR: import_harbor, ROWS: import_answers, NEMO_GYM: import_nemo_gym, **SWE_IMPORTERS}
 
 
 def importer_for(name: str) -> Importer:
@@ -36,6 +39,8 @@ def format_of_source(source: str, split: str | None = None) -> str:
         if path.is_dir() and _holds_tasks(path):
             return HARBOR
     columns = {column for row in islice(read_rows(source, split), 1) for column in row}
+    if NEMO_GYM_SIGN in columns:
+        return NEMO_GYM
     return next((name for name, dialect in SWE_DIALECTS.items() if columns >= set(dialect.signs)), ROWS)
 
 
