@@ -49,6 +49,25 @@ def test_siblings_share_their_session() -> None:
     ]
 
 
+def test_reward_of_a_call_reaches_its_sampled_tokens_in_every_format() -> None:
+    """By `call_rewards[call_of]`; a call without one has NaN, which is null in JSON."""
+    session = built(index=0, size=2)
+    _, second = session.rows[0].calls
+    event = merged((scored(session, call_rewards={second: 0.25}), scored(built(index=1, size=2))))
+    first, other = neutral_rows(event)
+
+    assert first["call_rewards"].dtype == np.float32
+    of_tokens = first["call_rewards"][first["call_of"][first["call_of"] >= 0]]
+    assert np.array_equal(of_tokens, [np.nan] * 6 + [0.25] * 4, equal_nan=True)
+    assert np.isnan(other["call_rewards"]).all()
+
+    written, lines = io.BytesIO(), io.BytesIO()
+    parquet.write([event], written)
+    jsonl.write([event], lines)
+    assert str(pq.read_table(written).column("call_rewards").to_pylist()[0]) == "[nan, 0.25]"
+    assert json.loads(lines.getvalue().splitlines()[0])["call_rewards"] == [None, 0.25]
+
+
 def test_session_cut_by_a_budget_is_marked_truncated() -> None:
     rows = neutral_rows(merged((scored(built(index=0, size=2, end=TerminationReason.TOKEN_BUDGET)), scored(built(index=1, size=2)))))
 
