@@ -76,7 +76,7 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: conformance swaps bench-bus bench-scale bench-recovery simulate bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile learn
+.PHONY: conformance swaps bench-bus bench-scale bench-recovery simulate bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile escape learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m proofs.bench.bus
 
@@ -109,6 +109,9 @@ swaps: $(READY) ## Swap weights every 2 s by pauses that end all answers, under 
 
 chaos: $(READY) ## Break everything many times, on Kafka and in one process, and audit what is left (ARMS=members,links HITS=20 SESSIONS=400 STORMS=20 ADD=1; Kafka, Go, root, libfaketime)
 	$(BIN)/python -m proofs.chaos --storms $(STORMS) --hits $(HITS) --sessions $(SESSIONS) $(if $(ARMS),--arms $(ARMS)) $(if $(ADD),--add)
+
+escape: $(READY) ## Try to get out of sandboxes of Docker and bubblewrap, and again with each defence switched off (3 minutes; ONLY=proxy; Docker, bubblewrap, root)
+	$(BIN)/python -m proofs.escape --only "$(ONLY)"
 
 hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives and answers, and that its accounting is right (10 minutes; ONLY=gzip KINDS=files,http)
 	$(BIN)/python -m proofs.hostile --only "$(ONLY)" --kinds "$(KINDS)"

@@ -4,7 +4,7 @@ The programs of this machine (`/usr`) are there, read-only, and of `/etc` what t
 which programs find as their root, so that places are where a container has them. The network has a loopback with the relay on it, and
 nothing else. A user who is not root gets this by user namespaces; root needs none, and runs each sandbox as another user id.
 
-What it cannot give: images, a task's own user, a seccomp filter, and a limit of what all processes of a sandbox use or write together.
+What it cannot give: images, a task's own user, and a limit of what all processes of a sandbox use or write together.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -32,6 +32,7 @@ from evener.sandboxes.local import LOCAL_TIMINGS, LocalSandbox, LocalSandboxes, 
 from evener.sandboxes.output_log import BoundedLog
 from evener.sandboxes.port import SIGNALLED, Program, ProgramMissing, SandboxError, SandboxLost
 from evener.sandboxes.spawn import Child, spawn
+from evener.sandboxes.syscall_filter import system_call_filter
 from evener.sandboxes.work import FileWork
 
 NEEDED_TOOLS: Final = ("bwrap", "nsenter", "setpriv", "prlimit")
@@ -140,11 +141,12 @@ class BubblewrapSandbox(LocalSandbox):
         with ExitStack() as ours, ExitStack() as theirs:
             output, printing = processes.pipe(ours, theirs)
             info, telling = processes.pipe(ours, theirs)
-            argv = [*self._wrapped(pid, telling.fileno()), *program.argv]
+            refusing = _filter(theirs)
+            argv = [*self._wrapped(pid, telling.fileno(), refusing), *program.argv]
             nothing = theirs.enter_context(FileIO(os.devnull))
             with processes.starting(program.argv, self._folder):
                 child = await spawn(
-                    argv, folder=self._folder, environment=environment, stdin=nothing, output=printing, passed=(telling.fileno(),)
+                    argv, folder=self._folder, environment=environment, stdin=nothing, output=printing, passed=(telling.fileno(), *refusing)
                 )
             theirs.close()
             with info:
@@ -203,8 +205,8 @@ class BubblewrapSandbox(LocalSandbox):
         mounted = any(path.startswith(f"{mount.place}/") for mount in self._spec.mounts)
         return mounted or os.path.lexists(self._path(path)) or path.startswith((*(f"{one}/" for one in (*SYSTEM_FOLDERS, *MERGED)),))
 
-    def _wrapped(self, holder: int, info: int) -> list[str]:
-        """Return the command before a program."""
+    def _wrapped(self, holder: int, info: int, refusing: Sequence[int]) -> list[str]:
+        """Return the command before a program. `refusing`: the open file of its filter of system calls, if there is one."""
         root = self._user is not None
         argv = ["nsenter", "--target", str(holder), "--net"]
         argv += ["--"] if root else ["--user", "--preserve-credentials", "--"]
@@ -217,6 +219,7 @@ class BubblewrapSandbox(LocalSandbox):
             argv += ["--ro-bind-try", place, place]
         for mount in self._spec.mounts:
             argv += ["--ro-bind", mount.source, mount.place]
+        argv += [word for number in refusing for word in ("--seccomp", str(number))]
         argv += ["--chdir", self.workdir, "--"]
         limits = self._spec.limits
         memory = limits.memory_bytes or self._config.memory_bytes
@@ -289,6 +292,17 @@ def lacks(spec: SandboxSpec) -> tuple[str, ...]:
     """Return what namespaces alone cannot give, in words. Limits of memory and disk hold for each process and file."""
     wanted = {"an image of its own": spec.image is not None, "a user of its own": spec.user is not None}
     return tuple(want for want, is_wanted in wanted.items() if is_wanted)
+
+
+def _filter(files: ExitStack) -> tuple[int, ...]:
+    """Open the filter of system calls, as a file that a program inherits."""
+    program = system_call_filter()
+    if program is None:
+        return ()
+    file = files.enter_context(FileIO(os.memfd_create("filter"), "r+"))
+    file.write(program)
+    file.seek(0)
+    return (file.fileno(),)
 
 
 def _give(folder: Path, user: int) -> None:

@@ -1,0 +1,152 @@
+"""The attempts."""
+
+from typing import Final
+
+from proofs.escape.attempt import ALL_RIGHTS, Attempt
+
+from evener.proto.sandbox import Network, NetworkMode, SandboxLimits
+
+HOST_NETWORK: Final = {"NetworkMode": "host"}
+HOST_PROCESSES: Final = {"PidMode": "host"}
+PUBLIC: Final = Network(mode=NetworkMode.PUBLIC)
+FORBIDDEN_HERE: Final = "it would change this machine"
+NO_PROXY: Final = "a plain process has no proxy"
+
+
+def proxied(name: str, host: str) -> Attempt:
+    """Return the attempt to reach this machine by the proxy of a public network."""
+    code = f"escaped(b'reached' in through_proxy('http://{host}:%s/' % HOST_PORT))"
+    return Attempt(name=name, code=code, network=PUBLIC, private_hosts=("127.0.0.0/8", "::1/128", "0.0.0.0/8"), plain=NO_PROXY)
+
+
+ATTEMPTS: Final = (
+    Attempt(name="host's service by loopback", code="connect('127.0.0.1', HOST_PORT); escaped()", loosened=HOST_NETWORK),
+    Attempt(name="host's service by another loopback address", code="connect('127.0.0.5', HOST_PORT); escaped()", loosened=HOST_NETWORK),
+    Attempt(name="host's service by its own address", code="connect(HOST_ADDRESS, HOST_PORT); escaped()", loosened=HOST_NETWORK),
+    Attempt(name="another session's relay", code="connect('127.0.0.1', OTHER_PORT); escaped()", loosened=HOST_NETWORK),
+    Attempt(
+        name="host's abstract Unix socket",
+        code="s = socket.socket(socket.AF_UNIX); s.connect('\\0' + ABSTRACT); escaped()",
+        loosened=HOST_NETWORK,
+    ),
+    Attempt(name="a datagram to the host", code="datagram('127.0.0.1', UDP_PORT); escaped()", loosened=HOST_NETWORK),
+    Attempt(
+        name="raw packets",
+        code="socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 768); escaped()",
+        loosened=ALL_RIGHTS,
+        as_root=True,
+    ),
+    proxied("host's loopback by the proxy", "127.0.0.1"),
+    proxied("host's loopback by the proxy, as a number", "2130706433"),
+    proxied("host's loopback by the proxy, by name", "localhost"),
+    proxied("host's loopback by the proxy, as any address", "0.0.0.0"),  # noqa: S104 - it is asked for, not bound
+    Attempt(
+        name="host's loopback by the proxy, by CONNECT",
+        code="escaped(b'200' in proxy_connect('127.0.0.1', HOST_PORT))",
+        network=PUBLIC,
+        private_hosts=("127.0.0.0/8",),
+        plain=NO_PROXY,
+    ),
+    Attempt(
+        name="a host's process in /proc",
+        code="escaped(b'sleep' in open('/proc/%s/cmdline' % HOST_PID, 'rb').read())",
+        loosened=HOST_PROCESSES,
+    ),
+    Attempt(
+        name="the environment of a host's process",
+        code="escaped(b'SECRET' in open('/proc/%s/environ' % HOST_PID, 'rb').read())",
+        loosened={**HOST_PROCESSES, **ALL_RIGHTS, "SecurityOpt": ["seccomp=unconfined", "apparmor=unconfined"]},
+        as_root=True,
+    ),
+    Attempt(
+        name="a signal to a host's process",
+        code="os.kill(int(HOST_PID), 0); escaped()",
+        loosened={**HOST_PROCESSES, **ALL_RIGHTS},
+        as_root=True,
+    ),
+    Attempt(
+        name="the files of a host's process by /proc",
+        code="escaped('secret' in open('/proc/%s/root%s' % (HOST_PID, SECRET)).read())",
+        loosened={**HOST_PROCESSES, **ALL_RIGHTS, "SecurityOpt": ["seccomp=unconfined", "apparmor=unconfined"]},
+        as_root=True,
+    ),
+    Attempt(name="a host's file", code="escaped('secret' in open(SECRET).read())", loosened={"Binds": ["{folder}:{folder}"]}),
+    Attempt(
+        name="writing a host's file", code="open(SECRET + '.new', 'w').write('x'); escaped()", loosened={"Binds": ["{folder}:{folder}"]}
+    ),
+    Attempt(
+        name="writing to the bundle",
+        code="open(BUNDLE + '/new', 'w').write('x'); escaped()",
+        loosened={"Mounts": [{"Type": "bind", "Source": "{bundle}", "Target": "/opt/evener/bundle", "ReadOnly": False}]},
+    ),
+    Attempt(
+        name="mounting the bundle anew",
+        code="call('mount', None, BUNDLE.encode(), None, 32 | 4096, None); escaped()",
+        loosened={**ALL_RIGHTS, "SecurityOpt": ["seccomp=unconfined", "apparmor=unconfined"]},
+        as_root=True,
+        plain=FORBIDDEN_HERE,
+    ),
+    Attempt(
+        name="the daemon's socket",
+        code="s = socket.socket(socket.AF_UNIX); s.connect(DOCKER_SOCKET); escaped()",
+        loosened={"Binds": ["{docker}:{docker}"], **ALL_RIGHTS},
+        as_root=True,
+    ),
+    Attempt(
+        name="mounting a file system",
+        code="os.makedirs(TMP + '/m'); m = b'%s/m' % TMP.encode(); call('mount', b'x', m, b'tmpfs', 0, None); call('umount', m); escaped()",
+        loosened={**ALL_RIGHTS, "SecurityOpt": ["seccomp=unconfined", "apparmor=unconfined"]},
+        as_root=True,
+    ),
+    Attempt(
+        name="a device of the host",
+        code="os.mknod(TMP + '/null', 0o20666, os.makedev(1, 3)); escaped()",
+        loosened=ALL_RIGHTS,
+        as_root=True,
+    ),
+    Attempt(name="a user namespace, with all rights in it", code="call('unshare', 0x10000000); escaped()", loosened=ALL_RIGHTS),
+    Attempt(
+        name="a process in a user namespace",
+        code="call('syscall', 56, 0x10000011, 0, 0, 0, 0); escaped()",
+        loosened=ALL_RIGHTS,
+    ),
+    Attempt(name="the keys of the kernel", code="call('syscall', 248, b'user', b'k', b'v', 1, -2); escaped()", loosened=ALL_RIGHTS),
+    Attempt(
+        name="the log of the kernel",
+        code="call('klogctl', 3, ctypes.create_string_buffer(99), 99); escaped()",
+        loosened=ALL_RIGHTS,
+        as_root=True,
+    ),
+    Attempt(name="io_uring", code="call('syscall', 425, 4, ctypes.create_string_buffer(120)); escaped()", kinds=("bubblewrap",)),
+    Attempt(name="the name of the machine", code="socket.sethostname(socket.gethostname()); escaped()", loosened=ALL_RIGHTS, as_root=True),
+    Attempt(
+        name="settings of the kernel",
+        code="t = open('/proc/sys/vm/swappiness').read(); open('/proc/sys/vm/swappiness', 'w').write(t); escaped()",
+        loosened={"Privileged": True},
+        as_root=True,
+    ),
+    Attempt(name="another user", code="os.setuid(12345); escaped(os.getuid() == 12345)", loosened=ALL_RIGHTS, as_root=True),
+    Attempt(
+        name="giving files away",
+        code="open(TMP + '/f', 'w').close(); os.chown(TMP + '/f', 7, 7); escaped()",
+        loosened=ALL_RIGHTS,
+        as_root=True,
+    ),
+    Attempt(
+        name="a set-uid program",
+        code="escaped(b'NoNewPrivs:\\t0' in open('/proc/self/status', 'rb').read())",
+        loosened={"SecurityOpt": []},
+    ),
+    Attempt(
+        name="the memory of others: no limit",
+        code="x = bytearray(300 << 20); escaped()",
+        limits=SandboxLimits(memory_bytes=64 << 20),
+        loosened={"Memory": 0, "MemorySwap": 0},
+    ),
+    Attempt(
+        name="a fork bomb",
+        code="import subprocess as p; a = [p.Popen(['sleep', '60']) for _ in range(150)]; escaped(len(a) == 150)",
+        limits=SandboxLimits(pids=60),
+        loosened={"PidsLimit": 0},
+    ),
+)
