@@ -125,6 +125,21 @@ ATTEMPTS: Final = (
         loosened={"Privileged": True},
         as_root=True,
     ),
+    Attempt(
+        name="what the kernel runs when a program crashes",
+        code="t = open('/proc/sys/kernel/core_pattern').read(); open('/proc/sys/kernel/core_pattern', 'w').write(t); escaped()",
+        loosened={"Privileged": True},
+        as_root=True,
+    ),
+    Attempt(
+        name="tracing a host's process",
+        code="call('ptrace', 0x4206, int(HOST_PID), 0, 0); escaped()",
+        loosened={**HOST_PROCESSES, **ALL_RIGHTS, "SecurityOpt": ["seccomp=unconfined", "apparmor=unconfined"]},
+        as_root=True,
+    ),
+    Attempt(name="going before all others", code="os.nice(-5); escaped()", loosened=ALL_RIGHTS, as_root=True),
+    Attempt(name="another root", code="os.chroot(TMP); escaped()", loosened=ALL_RIGHTS, as_root=True),
+    Attempt(name="other groups", code="os.setgroups([0, 7]); escaped(7 in os.getgroups())", loosened=ALL_RIGHTS, as_root=True),
     Attempt(name="another user", code="os.setuid(12345); escaped(os.getuid() == 12345)", loosened=ALL_RIGHTS, as_root=True),
     Attempt(
         name="giving files away",
