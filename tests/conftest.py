@@ -92,6 +92,14 @@ def _bytecode(shared_folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _brokers_compile_once() -> Iterator[None]:
+    """A broker lives for a minute or two: optimizing its code takes more time than it saves, half of all that the broker takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all workers of this run share."""

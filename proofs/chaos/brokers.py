@@ -86,15 +86,13 @@ class Broker:
 class Brokers:
     """One broker, or three with `min.insync.replicas=2`."""
 
-    def __init__(self, all_: Sequence[Broker], links: Mapping[str, Sequence[Link]]) -> None:
+    def __init__(self, all_: Sequence[Broker], links: Mapping[str, Sequence[Link]], servers: str = "") -> None:
+        """`servers`: the address of a broker that is not ours to strike, in place of `all_`."""
         self.all = all_
         self.links = links
         """The links between each client that has links of its own and all brokers."""
-
-    @property
-    def servers(self) -> str:
+        self.servers = servers or ",".join(broker.address for broker in all_)
         """The addresses of all, as the URL of a bus has them."""
-        return ",".join(broker.address for broker in self.all)
 
     def servers_of(self, client: str) -> str:
         """Return the addresses by which a client finds them over its own links."""

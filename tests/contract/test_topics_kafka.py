@@ -142,8 +142,10 @@ async def test_topics_are_looked_for_without_being_made(kafka_servers: str, pref
 
 async def test_topics_with_different_numbers_are_refused(kafka_servers: str, prefix: str) -> None:
     """Somebody made them by hand: the same key would stand in partitions of different numbers."""
+    numbers = {prefix + Topic.SESSIONS: 3, prefix + Topic.BRIDGE_STATE: 2}
     async with admin_of(kafka_servers) as admin:
-        await admin.create_topics([NewTopic(prefix + Topic.SESSIONS, 3, 1), NewTopic(prefix + Topic.BRIDGE_STATE, 2, 1)])
+        await admin.create_topics([NewTopic(name, count, 1) for name, count in numbers.items()])
+        await until(lambda: find_topics(admin, numbers), lambda found: found.keys() == numbers.keys())  # a leader may come later
     with pytest.raises(ConfigError, match=rf"topic {prefix}sessions has 3 partitions, and topic {prefix}state.bridge 2"):
         async with open_kafka(kafka_servers, FEW, None, prefix):
             pass

@@ -1,18 +1,22 @@
-"""The commands, as a user gives them, on the real model."""
+"""The commands, as a user gives them, on the real model; those that are interrupted on an engine whose answers wait."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from anyio.from_thread import start_blocking_portal
+from tests.support.engines import smollm
 from tests.support.waiting import block_until
 
+from evener.engines.scripted import Script, scripted_engine
+from evener.engines.scripted.script import GATE, Step, Wait
 from evener.proto.codec import decode
 from evener.proto.trajectories import TrajectoryBuilt
 
@@ -53,6 +57,24 @@ class Shell:
     def lines(self, *words: str) -> list[Any]:
         """Run a command; return its JSON lines."""
         return [json.loads(line) for line in self.run(*words).splitlines()]
+
+
+class SlowShell(Shell):
+    """Gives commands that start services of their own, on an engine whose answers wait."""
+
+    def __init__(self, state: Path, engine: str, go: Callable[[], None]) -> None:
+        super().__init__(state)
+        self.environ |= {"EVENER_UP_ENGINE": engine, "EVENER_UP_ENGINE_KIND": "scripted"}
+        self.go = go
+        """Lets all answers come."""
+
+
+@pytest.fixture
+def slow_shell(tmp_path: Path) -> Iterator[SlowShell]:
+    """Commands that cannot have ended before a test interrupts them."""
+    waits = Script(default=Step(say="It is 7.", wait=(Wait(before=1),)))
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(scripted_engine(waits, smollm())) as engine:
+        yield SlowShell(tmp_path / "state", engine.url, lambda: portal.call(engine.go, GATE, None))
 
 
 @pytest.fixture(scope="module")
@@ -226,55 +248,56 @@ def test_left_run_continues_and_the_same_command_shows_it_again(shell: Shell, nu
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_run_with_its_own_services_stops_where_it_is_and_continues(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_run_with_its_own_services_stops_where_it_is_and_continues(slow_shell: SlowShell, number: signal.Signals, code: int) -> None:
     """Whoever leaves it takes the services along, also with the terminal; the next start does the rest."""
-    shell = Shell(tmp_path)
+    shell = slow_shell
     words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", "left", "--sampling.max-tokens", "32")
     process = shell.start(*words)
     assert process.stdout
     process.stdout.readline()
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    assert process.stderr
+    told = process.stderr.readline()
+    shell.go()
+    process.communicate(timeout=120)
     assert process.returncode == code
-    assert "evener: run left is paused (Ctrl-C again: stop at once); the same command with --run-id left continues it" in errors
+    assert "evener: run left is paused (Ctrl-C again: stop at once); the same command with --run-id left continues it" in told
     assert not (shell.state / "evener.json").exists()
 
     assert shell.lines(*words)[-1]["outcomes"] == {"merged": 1}
 
 
-def test_run_whose_lines_nobody_reads_says_that_it_is_left(tmp_path: Path) -> None:
+def test_run_whose_lines_nobody_reads_says_that_it_is_left(slow_shell: SlowShell) -> None:
     """`evener run ... | head -1` would look as if the run had ended well."""
-    shell = Shell(tmp_path)
     words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "unread", "--sampling.max-tokens", "32")
-    with shell.start(*words) as process:
+    with slow_shell.start(*words) as process:
         assert process.stdout
         process.stdout.readline()
         process.stdout.close()
+        slow_shell.go()
         assert process.stderr
         errors = process.stderr.read()
     assert process.returncode == 141
     assert "run unread is left before its end; the same command with --run-id unread continues it" in errors
 
 
-def test_ctrl_c_before_anything_was_submitted_says_so(tmp_path: Path) -> None:
+def test_ctrl_c_before_anything_was_submitted_says_so(slow_shell: SlowShell) -> None:
     """While the services of the command's own start."""
-    shell = Shell(tmp_path)
-    process = shell.start("run", str(TASK), "--harness", "script")
-    block_until((shell.state / "up.log").exists, seconds=START_SECONDS)
+    process = slow_shell.start("run", str(TASK), "--harness", "script")
+    block_until((slow_shell.state / "up.log").exists, seconds=START_SECONDS)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
 
     assert (process.returncode, errors) == (130, "evener: interrupted before anything was submitted\n")
 
 
-def test_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
+def test_second_ctrl_c_ends_a_run_at_once(slow_shell: SlowShell) -> None:
     """And its services with it."""
-    shell = Shell(tmp_path)
-    process = shell.start("run", str(TASK), "--harness", "script", "--samples", "4", "--sampling.max-tokens", "512")
+    process = slow_shell.start("run", str(TASK), "--harness", "script", "--samples", "4", "--sampling.max-tokens", "512")
     assert process.stdout
     assert process.stderr
     process.stdout.readline()
-    pid = json.loads((shell.state / "evener.json").read_bytes())["pid"]
+    pid = json.loads((slow_shell.state / "evener.json").read_bytes())["pid"]
     os.kill(pid, signal.SIGSTOP)  # it cannot drain
     process.send_signal(signal.SIGINT)
     while "is paused" not in process.stderr.readline():
@@ -324,9 +347,10 @@ def test_unknown_session_is_reported(shell: Shell) -> None:
     assert "no session 'nothing.0' in the log" in shell.run("show", "nothing.0", code=1)
 
 
-def test_demo_that_is_left_says_how_its_run_is_ended(tmp_path: Path) -> None:
+def test_demo_that_is_left_says_how_its_run_is_ended(slow_shell: SlowShell, tmp_path: Path) -> None:
     """It went on with the next command, and nobody knew its name."""
-    shell = Shell(tmp_path / "state")
+    shell = slow_shell
+    shell.environ["EVENER_STOP_SECONDS"] = "1"  # no answer ever comes
     process = shell.start("demo", "--samples", "4", "--out", str(tmp_path / "out"))
     assert process.stdout is not None
     run = json.loads(process.stdout.readline())["run"]

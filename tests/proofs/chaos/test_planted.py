@@ -18,8 +18,8 @@ async def test_audit_notices_planted_faults(tmp_path: Path) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", PLANTS_ON_KAFKA)
-async def test_audit_notices_planted_faults_of_clusters(tmp_path: Path, name: str) -> None:
+async def test_audit_notices_planted_faults_of_clusters(tmp_path: Path, kafka_servers: str, name: str) -> None:
     """Transactional ids that fence nobody, and commits that count without their records."""
     run, says = PLANTS_ON_KAFKA[name]
-    found = await run(tmp_path)
+    found = await run(tmp_path, kafka_servers)
     assert [one for one in found if re.search(says, one)], found
