@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -44,6 +46,23 @@ try:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
+FORKS = """
+import gc, json, os, sys
+import evener.cli.all_in_one, evener.cli.demo_run, evener.cli.group_files, evener.cli.harness_check, evener.cli.run_tasks, evener.cli.up
+from evener.cli.__main__ import main
+
+gc.freeze()  # what forks share they need not copy
+for line in sys.stdin:
+    state, words = json.loads(line)
+    if pid := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        continue
+    for stream in (1, 2):
+        os.dup2(os.open(f"{state}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    os.environ["XDG_STATE_HOME"] = state
+    sys.argv[1:] = words
+    main()
+"""
 
 
 def evener(*words: str, state: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -54,6 +73,29 @@ def evener(*words: str, state: Path | None = None) -> "subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, "-m", "evener.cli", *words], capture_output=True, text=True, env=environ, check=False, timeout=60
     )
+
+
+class Evener(Protocol):
+    """Runs a command to its end, in a process of its own."""
+
+    def __call__(self, *words: str, state: Path) -> "subprocess.CompletedProcess[str]": ...
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Evener]:
+    """Commands in forks of one process, which has imported what they need: a second for all of them, not for each."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_")}
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as forks:
+
+        def run(*words: str, state: Path) -> "subprocess.CompletedProcess[str]":
+            assert forks.stdin
+            assert forks.stdout
+            print(json.dumps([str(state), words]), file=forks.stdin, flush=True)
+            code = int(forks.stdout.readline())
+            out, errors = (Path(f"{state}.{stream}").read_text() for stream in (1, 2))
+            return subprocess.CompletedProcess(words, code, out, errors)
+
+        yield run
 
 
 @pytest.mark.parametrize("words", HELPS)
@@ -148,9 +190,9 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["up", "--bus", "redis://x", "--port", "0"], "bus redis://x is neither embedded:FOLDER nor kafka://HOST:PORT"),
     ],
 )
-def test_wrong_words_are_reported_in_one_line_with_code_2(words: list[str], told: str, tmp_path: Path) -> None:
+def test_wrong_words_are_reported_in_one_line_with_code_2(forked: Evener, words: list[str], told: str, tmp_path: Path) -> None:
     """What is wrong, and how to mend it; never a traceback."""
-    ended = evener(*words, state=tmp_path)
+    ended = forked(*words, state=tmp_path)
     last = ended.stderr.splitlines()[-1]
 
     assert ended.returncode == 2, ended.stderr
@@ -172,14 +214,14 @@ def test_wrong_words_are_reported_in_one_line_with_code_2(words: list[str], told
         ),
     ],
 )
-def test_wrong_task_is_reported_before_anything_is_started(files: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_wrong_task_is_reported_before_anything_is_started(forked: Evener, files: dict[str, str], told: str, tmp_path: Path) -> None:
     """Nothing to run, so nothing runs."""
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     for name, text in files.items():
         (tasks / name).parent.mkdir(parents=True, exist_ok=True)
         (tasks / name).write_text(text)
-    ended = evener("run", str(tasks), "--harness", "script", state=tmp_path / "state")
+    ended = forked("run", str(tasks), "--harness", "script", state=tmp_path / "state")
 
     assert ended.returncode == 1
     assert told in ended.stderr
