@@ -63,7 +63,7 @@ async def publish(http: aiohttp.ClientSession, path: Path, version: int, **more:
         async with http.post("/policies/policy/versions", json=body) as answer:
             return answer.status, await answer.json()
 
-    return await until(posted, lambda said: said[0] != 503 or "not this bridge's" not in said[1]["error"]["message"])
+    return await until(posted, lambda said: said[0] != 503 or "not owned by this bridge" not in said[1]["error"]["message"])
 
 
 async def state(url: str) -> tuple[str, bool]:

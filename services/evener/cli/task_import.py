@@ -15,7 +15,7 @@ from evener.tasks.imports.port import ImportOptions, RefusedRow
 from evener.tasks.imports.registry import format_of_source, importer_for
 from evener.tasks.imports.writing import import_into
 
-MOST_REFUSALS: Final = 20
+MAX_REFUSALS: Final = 20
 """The number of refusals that are told one by one."""
 
 
@@ -46,15 +46,15 @@ def _imported(source: str, out: Path, kind: str | None, options: ImportOptions) 
     for each in _each(source, out, kind, options):
         if isinstance(each, RefusedRow):
             refused += 1
-            if refused <= MOST_REFUSALS:
+            if refused <= MAX_REFUSALS:
                 complain(f"{each.name} is not imported: {each.reason}")
             continue
         tasks += 1
         oracles += each.solution is not None
         for need in each.needs:
             needs[need] = needs.get(need, 0) + 1
-    if refused > MOST_REFUSALS:
-        complain(f"{refused - MOST_REFUSALS} more are not imported")
+    if refused > MAX_REFUSALS:
+        complain(f"{refused - MAX_REFUSALS} more are not imported")
     return Imported(folder=str(out), format=kind, tasks=tasks, with_oracle=oracles, needs=needs, refused=refused)
 
 
