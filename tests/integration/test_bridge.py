@@ -476,7 +476,7 @@ async def test_groups_are_listed_and_found_over_http(tmp_path: Path, config: Con
             assert msgspec.json.decode(await found.read(), type=GroupMerged).group_id == "one"
         async with http.get("/groups/none") as missing:
             assert missing.status == 404
-            assert "or so long ago that only GET /groups still has it" in await missing.text()
+            assert "or ended so long ago that only GET /groups still has it" in await missing.text()
         assert await status(http, "GET", "/groups?colour=red") == 400
         assert await status(http, "GET", "/groups", headers={"authorization": "Bearer wrong"}) == 401
 

@@ -131,7 +131,7 @@ def cut_off(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "has no *.safetensors"),
         (lambda folder: (folder / "config.json").unlink(), "No such file"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "is not a safetensors file"),
-        (cut_off, "not written to its end"),
+        (cut_off, "it is incomplete"),
         (lambda folder: save_weights(folder, 2, width=5), "changes the shape of embed, head"),
     ],
     ids=["no weights", "no config", "rubbish", "cut off", "another model"],
