@@ -39,6 +39,8 @@ class NpmPackage(Struct, frozen=True, kw_only=True):
     """The package-lock.json: version and hash of every dependency on every machine type, without the address of a registry."""
     node: tuple[int, int]
     """The oldest Node that runs the package. (0, 0): it needs none."""
+    completed_by: tuple[str, ...] = ()
+    """A script of the package with arguments, run once: it ends what the package's own scripts would have done. Bundles are read-only."""
     programs: str | None = None
     """A glob pattern of files in the package's folder that npm leaves without the execute permission."""
 
@@ -67,7 +69,17 @@ class NpmPackage(Struct, frozen=True, kw_only=True):
                 if self.node != (0, 0) and brings_node():
                     node = await _bring_node(cache)
                     await asyncio.to_thread(shutil.copytree, node, made / NODE_FOLDER, symlinks=True, copy_function=_link)
+                await self._complete(made)
         return bundle
+
+    async def _complete(self, made: Path) -> None:
+        if not self.completed_by:
+            return
+        script, *arguments = self.completed_by
+        code, output = await run(*self.program(made, script), *arguments)
+        if code != 0:
+            msg = f"{self.name}@{self.version} could not complete its installation: {output.strip()[-800:]}"
+            raise HarnessMissing(msg)
 
 
 def node_of(bundle: Path) -> str:

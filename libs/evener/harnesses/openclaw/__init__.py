@@ -23,7 +23,7 @@ from evener.proto.spec import Quirks, Tolerance
 from evener.sandboxes.port import HOME
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
-PACKAGE: Final = npm.NpmPackage(name="openclaw", version="2026.9.6", lock=LOCK, node=(24, 16))
+PACKAGE: Final = npm.NpmPackage(name="openclaw", version="2026.9.6", lock=LOCK, node=(24, 16), completed_by=("openclaw.mjs", "--version"))
 DIALECTS: Final = ("chat", "responses", "anthropic")
 PROVIDER: Final = "evener"
 CONFIG: Final = ".openclaw"
