@@ -74,6 +74,19 @@ def braces() -> bytes:
     return raw("tools", f'[{{"type":"function","function":{{"name":"f","parameters":{{"x":[{"{}," * (8 * MIB // 3)}{{}}]}}}}}}]')
 
 
+def long_integers(digits: int) -> bytes:
+    """Return ten MB of integers of so many digits in a tool's schema. They are many characters, and few values."""
+    numbers = ",".join(["9" * digits] * (10 * MIB // digits))
+    tool = f'{{"name":"f","input_schema":{{"type":"object","properties":{{"x":{{"enum":[{numbers}]}}}}}}}}'
+    return raw("tools", f"[{tool}]", ANTHROPIC)
+
+
+def response_arguments(members: str) -> bytes:
+    """Return the same as `arguments` in the form of OpenAI Responses."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": f'{{"x": [{members}1]}}'}
+    return fields(RESPONSES, input=[{"role": "user", "content": "x"}, call])
+
+
 def arguments(members: str) -> bytes:
     """Return a history with one call whose arguments, a text of JSON, have these members."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": f'{{"x": [{members}1]}}'}}
@@ -300,6 +313,11 @@ BODIES: Final = (
         ),
         refused=EITHER,
     ),
+    body("16 MB of numbers in the arguments of a call", lambda: response_arguments("1," * (8 * MIB)), dialect=RESPONSES),
+    body("10 MB of integers of 4,200 digits in a tool's schema", lambda: long_integers(4200), dialect=ANTHROPIC),
+    body("10 MB of integers of 1,000 digits in a tool's schema", lambda: long_integers(1000), dialect=ANTHROPIC),
+    body("four million letters without a blank", lambda: text("a" * 4_000_000), seconds=60),
+    body("four million accents", lambda: text("\u0301" * 3_900_000), seconds=60),
     body("a model's name of 5 MB", lambda: fields(model="m" * 5 * MIB), refused=EITHER),
     body("8 MB of numbers", lambda: raw("metadata", "[" + "1e9," * (2 * MIB) + "0]"), refused=EITHER),
     body(

@@ -12,6 +12,7 @@ from msgspec import Struct
 from evener.dialects.bodies import MAX_VALUES, as_utf8, check_size, mended, values_in
 from evener.dialects.canonical import RequestError, RequestHints
 from evener.proto.reasons import CallFailure
+from evener.tokens.integers import read_integer
 
 MAX_NESTING: Final = 100
 """The limit of nested objects and lists in a request."""
@@ -100,7 +101,7 @@ def read_hints(body: bytes) -> RequestHints:
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return a JSON value that can be passed on anywhere: finite numbers, bounded depth, no halves of surrogate pairs.
+    """Return a JSON value that can be passed on anywhere: finite and not too long numbers, bounded depth, no halves of surrogate pairs.
 
     Raises ValueError.
     """
@@ -235,4 +236,4 @@ def _not_json(constant: str) -> NoReturn:
     raise ValueError(msg)
 
 
-_json: Final = json.JSONDecoder(parse_constant=_not_json)
+_json: Final = json.JSONDecoder(parse_int=read_integer, parse_constant=_not_json)

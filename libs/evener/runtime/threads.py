@@ -34,10 +34,9 @@ class Threads:
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
+            done.add_done_callback(_retrieve)  # a further cancellation leaves before it is done
             if not job.cancel():
                 await to_its_end(asyncio.wait([done]))
-                if not done.cancelled():
-                    done.exception()  # it was retrieved, or the loop complains
             raise
 
     async def aclose(self, *, call_off: bool = False) -> None:
@@ -124,3 +123,9 @@ async def to_its_end(work: Awaitable[T]) -> T:
         if not task.cancelled():
             task.exception()  # it was retrieved, or the loop complains
         raise
+
+
+def _retrieve(done: "asyncio.Future[Any]") -> None:
+    """Take the error of work that nobody waits for, or the loop complains."""
+    if not done.cancelled():
+        done.exception()

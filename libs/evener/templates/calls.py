@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn, Protocol
 from msgspec import Struct
 
 from evener.tokens.digests import Message
+from evener.tokens.integers import read_integer
 
 Found = tuple[str, dict[str, Any]]
 """The name and arguments of a call."""
@@ -227,7 +228,7 @@ def _not_json(constant: str) -> NoReturn:
     raise ValueError(msg)
 
 
-_decoder: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_not_json)
+_decoder: Final = json.JSONDecoder(parse_float=_finite, parse_int=read_integer, parse_constant=_not_json)
 CALL_FORMATS: Final[Mapping[str, ToolCallFormat]] = {
     "hermes": Blocks(HERMES, _read_hermes),
     "functions": Blocks(HERMES, _FUNCTIONS.read),

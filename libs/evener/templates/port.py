@@ -1,7 +1,7 @@
 """The renderer port: messages to ids and back, for one policy. The gateway uses it and hands it to `evener.tokens`."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -15,6 +15,16 @@ from evener.tokens.digests import Message
 
 class TemplateError(EvenerError):
     """The policy's tokenizer or chat template cannot render this. The message names the place."""
+
+
+class PromptTooLong(TemplateError):
+    """The text is longer than any context. Send less of it."""
+
+    def __init__(self, message: str, *, tokens: int | None = None, limit: int | None = None) -> None:
+        """`tokens`: how many the text has, and `limit`: how many are served. None: they were not counted."""
+        super().__init__(message)
+        self.tokens: Final = tokens
+        self.limit: Final = limit
 
 
 class Bridge(Struct, frozen=True, eq=False):

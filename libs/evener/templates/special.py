@@ -16,7 +16,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from evener.templates.control import SEARCHED_CHARACTERS, ControlTokens
-from evener.templates.port import TemplateError
+from evener.templates.port import PromptTooLong, TemplateError
 
 PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 """The ranges that sentinels are taken from: characters without a meaning of their own."""
@@ -25,6 +25,8 @@ KEPT_CHARACTERS: Final = range(1_000, 200_000)
 """The length of a piece whose ids are cached: 50 MB in all at most."""
 MAX_IDS: Final = 1 << 20
 """The limit of ids in one text. A longer text is no prompt, and copying its ids would block all threads."""
+MAX_CHARACTERS: Final = 8 * MAX_IDS
+"""The limit of a rendered text: templates write escapes and blanks around what they are given, some of them for each value."""
 ENCODER_TEXTS: Final = (
     "plain words, 12345 and 3.14159\n",
     "don't we'll I'M\r\n\ttab   spaces \u00a0 no-break  ",
@@ -41,7 +43,10 @@ _raws: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class SplitEncoder:
-    """A tokenizer that parses special tokens only where the template wrote them. Raises TemplateError if it cannot."""
+    """A tokenizer that parses special tokens only where the template wrote them. Raises TemplateError if it cannot.
+
+    What is longer than any prompt raises PromptTooLong.
+    """
 
     def __init__(self, tokenizer: Tokenizer, markup: str) -> None:
         """`markup` is the template's source. Ordinary added tokens that it writes (`<tool_call>`) count as special too."""
@@ -81,6 +86,9 @@ class SplitEncoder:
 
         `again`: the long pieces of the text are expected to come again, as a harness's system message does; the newest are cached.
         """
+        if len(text) > MAX_CHARACTERS:
+            msg = f"the prompt has {len(text)} characters; at most {MAX_CHARACTERS} are served"
+            raise PromptTooLong(msg)
         ids: list[int] = []
         done = 0
         for begin, end, id_ in self._tokens.written(text):
@@ -129,14 +137,14 @@ class SplitEncoder:
 
 
 def ids_of(tokenizer: Tokenizer, text: str, max_ids: int = MAX_IDS) -> list[int]:
-    """Return the ids of a text. Raises TemplateError if they are too many.
+    """Return the ids of a text. Raises PromptTooLong if they are too many.
 
     Only the tokenizer's batch encoding lets other threads run meanwhile.
     """
     (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
     if len(encoded) > max_ids:
         msg = f"a text of {len(text)} characters has {len(encoded)} tokens; at most {max_ids} are served in one"
-        raise TemplateError(msg)
+        raise PromptTooLong(msg, tokens=len(encoded), limit=max_ids)
     ids: list[int] = encoded.ids
     return ids
 
@@ -163,3 +171,14 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from texts_in(item)
+
+
+def written_characters(value: Any) -> int:
+    """Return about how many characters a JSON-like value has as JSON without escapes and blanks."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if isinstance(value, dict):
+        return 2 + sum(len(key) + 4 + written_characters(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return 2 + sum(1 + written_characters(item) for item in value)
+    return len(str(value))

@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct, field, structs
 
 from evener.blobs.port import Blobs
-from evener.dialects.canonical import CanonicalRequest, RequestError, parts_of
+from evener.dialects.canonical import CanonicalRequest, Overflow, RequestError, parts_of
 from evener.proto.arrays import inline, int32s, pack_int32
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
@@ -23,13 +23,13 @@ from evener.proto.spec import SessionSpec, Target
 from evener.provider_gateway.core import STOP_STATUS, ParsedRequest, Sample, target_of, too_long, unsupported
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.session import SessionRuntime
-from evener.templates.port import TemplateError
-from evener.templates.special import texts_in
+from evener.templates.port import PromptTooLong, TemplateError
+from evener.templates.special import written_characters
 from evener.tokens.digests import Digest, Message, canonical_json
 from evener.tokens.place import Placed, nowhere, place
 
 MAX_PROMPT_CHARACTERS: Final = 4 << 20
-"""The limit of a call's messages and tools without images: a million tokens of prose."""
+"""The limit of a call's messages and tools as JSON without images: a million tokens of prose."""
 SHARED_TOOLS_BYTES: Final = 128 << 10
 TAG: Final = re.compile(r"\s*<([A-Za-z][\w-]*)(?:\s[^<>]*)?>")
 
@@ -176,7 +176,7 @@ def _shared(value: bytes) -> bytes:
 def _tokens_of(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Placed:
     """Return where a call stands in its session, and its prompt as ids. A request longer than any context is refused unrendered."""
     canonical = request.canonical
-    characters = sum(map(len, texts_in((canonical.messages, canonical.tools))))
+    characters = written_characters(canonical.messages) + written_characters(canonical.tools)
     if characters > MAX_PROMPT_CHARACTERS:
         message = f"the messages and tools have {characters} characters; at most {MAX_PROMPT_CHARACTERS} are served"
         raise too_long(request.dialect, message, None)
@@ -192,6 +192,9 @@ def _tokens_of(session: SessionRuntime, request: ParsedRequest, policy: Policy) 
             digests=canonical.digests,
             sub_agent=request.sub_agent,
         )
+    except PromptTooLong as cause:
+        overflow = None if cause.tokens is None or cause.limit is None else Overflow(asked=cause.tokens, limit=cause.limit)
+        raise too_long(request.dialect, str(cause.args[0]), overflow) from cause
     except (TemplateError, BadPattern, SlowPattern) as cause:
         raise RequestError(str(cause.args[0]), field=request.dialect.history, status=STOP_STATUS) from cause
 

@@ -13,6 +13,7 @@ from evener.dialects.bodies import MAX_SLOW_CHARACTERS, MAX_VALUES, as_utf8, che
 from evener.dialects.canonical import RequestError, RequestHints
 from evener.dialects.fields import read_fields, read_hints, read_json
 from evener.dialects.openai_chat import OpenAIChat
+from evener.tokens.integers import MAX_DIGITS
 
 PATH = "/v1/chat/completions"
 TEXTS = st.text(st.sampled_from('ab,[]{}:"\\/\né\u2122😀')) | st.text()
@@ -67,6 +68,18 @@ def test_as_many_values_as_are_served_are_parsed() -> None:
     body = b'{"a":[' + b",".join([b"{}"] * ((MAX_VALUES - 1) // 2)) + b"]}"
 
     assert list(read_fields(body)) == ["a"]
+
+
+def test_an_integer_of_absurd_length_is_refused_by_name() -> None:
+    """Seven thousand numbers of 4,200 digits took more than a second to read, and as long to write, in which no other thread runs."""
+    assert read_json("-" + "9" * (MAX_DIGITS - 1)) == 1 - 10 ** (MAX_DIGITS - 1)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": "@"}).replace(
+        '"@"', f"[{'9' * (MAX_DIGITS + 1)}]"
+    )
+
+    with pytest.raises(RequestError, match=f"more than {MAX_DIGITS} digits") as told:
+        OpenAIChat().parse(PATH, body.encode())
+    assert told.value.status == 400
 
 
 @given(ESCAPES.map("".join), st.integers(1, 40))

@@ -13,10 +13,11 @@ from tests.support.waiting import eventually
 from tests.support.world import World, user
 
 from evener.blobs.open import open_blobs
-from evener.dialects.canonical import CanonicalRequest, RequestError
+from evener.dialects.canonical import CanonicalRequest, Overflow, RequestError
 from evener.dialects.openai_chat import OpenAIChat
 from evener.proto.arrays import inline
 from evener.proto.codec import decode
+from evener.proto.reasons import CallFailure
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Budgets
 from evener.provider_gateway.core import ParsedRequest, Sample
@@ -24,6 +25,7 @@ from evener.provider_gateway.placement import MAX_PROMPT_CHARACTERS, PlacedCall,
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.session import SessionRuntime
 from evener.templates.config import PolicyConfig
+from evener.templates.port import PromptTooLong
 from evener.tokens.digests import Message
 from evener.tokens.forest import Ids
 
@@ -118,6 +120,36 @@ async def test_more_text_than_any_context_holds_is_refused_before_it_is_rendered
 
     assert refused.value.kind == "context_length_exceeded"
     assert not gateway.renderer.began.is_set()
+
+
+async def test_long_numbers_are_text_that_is_refused_too() -> None:
+    """A tool's schema allowed a thousand numbers of 4,200 digits: its characters were not counted, and writing it stopped all threads."""
+    gateway = Gateway()
+    call = {"id": "c", "name": "run", "arguments": {"numbers": [10**999] * (MAX_PROMPT_CHARACTERS // 1000)}}
+    with pytest.raises(RequestError, match=f"at most {MAX_PROMPT_CHARACTERS} are served") as refused:
+        await gateway.place_all((user("hello"), {"role": "assistant", "content": "", "tool_calls": [call]}))
+
+    assert refused.value.kind == "context_length_exceeded"
+    assert not gateway.renderer.began.is_set()
+
+
+@pytest.mark.parametrize("numbers", [{}, {"tokens": 9, "limit": 4}])
+async def test_text_that_only_the_renderer_finds_too_long_is_the_agents_too(
+    numbers: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a prompt of four million letters is too long for one text or for the context, the harness shortens its history."""
+    gateway = Gateway()
+
+    def refuse(*_: object) -> Ids:
+        msg = "too long by far"
+        raise PromptTooLong(msg, **numbers)
+
+    monkeypatch.setattr(gateway.renderer, "render", refuse)
+    with pytest.raises(RequestError, match="too long by far") as refused:
+        await gateway.place("hello")
+
+    assert (refused.value.kind, refused.value.reason) == ("context_length_exceeded", CallFailure.CONTEXT_OVERFLOW)
+    assert refused.value.overflow == (Overflow(asked=9, limit=4) if numbers else None)
 
 
 async def test_loop_continues_while_a_history_is_searched_for_circles() -> None:

@@ -1,8 +1,10 @@
 """Work in threads of its own."""
 
 import asyncio
+import gc
 import threading
 import weakref
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,30 @@ async def test_error_behind_a_cancelled_caller_is_not_complained_of() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await failing
+
+
+async def test_error_behind_a_caller_who_was_cancelled_twice_is_not_complained_of() -> None:
+    """A harness hangs up while its gateway stops."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+    threads, go_on = Threads("test", 1), threading.Event()
+
+    def work() -> None:
+        assert go_on.wait(60)
+        raise LookupError
+
+    working = asyncio.create_task(threads.run(work))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        working.cancel()
+        await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    del working
+    gc.collect()
+
+    assert complaints == []
 
 
 class Large:

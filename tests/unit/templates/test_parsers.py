@@ -10,6 +10,7 @@ from evener.templates import calls
 from evener.templates.calls import WholeJson
 from evener.templates.harmony import Harmony
 from evener.templates.parsers import AnswerParser, ParsedAnswer, Tagged
+from evener.tokens.integers import MAX_DIGITS
 
 PARSER = Tagged(calls=calls.CALL_FORMATS["hermes"], thinks=True)
 INSIDE = Tagged(calls=calls.CALL_FORMATS["functions"], thinks=True, thinking=True)
@@ -50,6 +51,7 @@ def test_call_alone_has_empty_content() -> None:
         '{"name": "f", "arguments": {}} trailing',
         '["f"]',
         "9" * 5000,
+        f'{{"name": "f", "arguments": {{"a": {"9" * (MAX_DIGITS + 1)}}}}}',
         "[" * 100_000,
         "",
     ],

@@ -1,17 +1,20 @@
 """Special tokens: parsed where the template wrote them, text everywhere else."""
 
+import json
 import threading
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from evener.templates import special
 from evener.templates.control import SEARCHED_CHARACTERS, ControlTokens
-from evener.templates.port import TemplateError
+from evener.templates.port import PromptTooLong, TemplateError
 from evener.templates.source import ModelSource
-from evener.templates.special import ENCODER_TEXTS, SplitEncoder, ids_of
+from evener.templates.special import ENCODER_TEXTS, MAX_CHARACTERS, SplitEncoder, ids_of, written_characters
 
 pytestmark = pytest.mark.engine
 
@@ -19,6 +22,11 @@ SPELLINGS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<file_sep>"]
 PARTS = st.sampled_from([*SPELLINGS, "<|im_", "end|>", "<", "|>", " ", "\n", "a", "7", "é", "😀", "\ue000", "\ue001"])
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\x04\x06\x13\x14\x16\x1d", max_codepoint=0x3FFFF)
 """Without the letters for whose bytes this vocabulary has no tokens: they do not survive in any case."""
+WORDS = st.text("ab", max_size=5)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(10**300) | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
+    lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner),
+)
 TEXTS = st.one_of(st.text(LETTERS), st.lists(PARTS, max_size=12).map("".join))
 
 
@@ -156,5 +164,22 @@ def test_text_of_more_ids_than_any_prompt_is_refused(source: ModelSource) -> Non
     """They are counted before they are copied."""
     assert len(ids_of(source.tokenizer, " a a a", 3)) == 3
 
-    with pytest.raises(TemplateError, match="has 4 tokens; at most 3 are served"):
+    with pytest.raises(PromptTooLong, match="has 4 tokens; at most 3 are served") as told:
         ids_of(source.tokenizer, " a a a a", 3)
+    assert (told.value.tokens, told.value.limit) == (4, 3)
+
+
+def test_text_longer_than_any_prompt_is_refused_before_it_is_encoded(encoder: SplitEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blanks and escapes are the template's own, and there may be a hundred for each value."""
+    monkeypatch.setattr(special, "ids_of", lambda *_: pytest.fail("it was encoded"))
+
+    with pytest.raises(PromptTooLong, match=f"at most {MAX_CHARACTERS} are served"):
+        encoder.encode("a" * (MAX_CHARACTERS + 1))
+
+
+@given(VALUES)
+def test_characters_are_counted_as_they_are_written(value: Any) -> None:
+    """Numbers and brackets too."""
+    written = json.dumps(value, separators=(",", ":"))
+
+    assert len(written) <= written_characters(value) <= len(written) + written.count("[") + written.count("{")
