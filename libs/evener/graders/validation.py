@@ -62,7 +62,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The first reason, in words. Empty: there is no fault."""
 
 
-def judge(oracle: tuple[Trial, ...], no_op: tuple[Trial, ...]) -> tuple[Fault, ...]:
+def faults_of(oracle: tuple[Trial, ...], no_op: tuple[Trial, ...]) -> tuple[Fault, ...]:
     """Return what is wrong with a task whose trials ended so."""
     found = {
         Fault.FLAKY: any(len({trial.reward for trial in trials}) > 1 for trials in (oracle, no_op)),
@@ -123,7 +123,7 @@ async def _trial(kind: str, place: Workplace, name: str) -> Trial:
 
 
 def _verdict(task: Task, backend: str, oracle: tuple[Trial, ...], no_op: tuple[Trial, ...]) -> Verdict:
-    faults = judge(oracle, no_op)
+    faults = faults_of(oracle, no_op)
     return Verdict(
         task=task.name,
         path=str(task.path),

@@ -95,5 +95,5 @@ def _same_reasoning(sampled: Any, sent: Any, tolerances: frozenset[Tolerance], o
     if ours == theirs:
         return True
     if not theirs:
-        return Tolerance.REASONING_ABSENT in tolerances and option is Reasoning.REINSTATE
+        return Tolerance.REASONING_ABSENT in tolerances and option is not Reasoning.AS_SENT
     return Tolerance.TEXT_TRIMMED in tolerances and ours.strip() == theirs.strip()

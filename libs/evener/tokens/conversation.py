@@ -29,14 +29,14 @@ def given_messages(forest: Forest, call: Call) -> list[Message]:
     pieces: list[list[Message]] = []
     at, most = call, call.opened.message_count
     while True:  # not by recursion: a history may follow as many others as it has turns
-        own, follows = own_messages(at), at.opened.history_base
+        own, base = own_messages(at), at.opened.history_base
         before = at.opened.message_count - len(own)
         pieces.append(own[: max(most - before, 0)])
-        if follows is None:
+        if base is None:
             return [message for piece in reversed(pieces) for message in piece]
-        if follows.choice is not None and most > follows.count:
-            pieces.append([_answer(forest, SegmentRef(call_id=follows.call_id, choice=follows.choice))])
-        at, most = forest.calls[follows.call_id], min(most, follows.count)
+        if base.choice is not None and most > base.count:
+            pieces.append([_answer(forest, SegmentRef(call_id=base.call_id, choice=base.choice))])
+        at, most = forest.calls[base.call_id], min(most, base.count)
 
 
 def own_messages(call: Call) -> list[Message]:

@@ -310,17 +310,17 @@ class History:
 
     def _begin(self, call: Call) -> tuple[Node, int]:
         """Return the node that a call's own messages follow, and the number of messages up to it."""
-        follows = call.opened.history_base
-        if follows is None:
+        base = call.opened.history_base
+        if base is None:
             tools: Any = msgspec.json.decode(inline(call.opened.tools)) if call.opened.tools is not None else ()
             start = start_digest(tools, call.opened.options)
             return self._starts.setdefault(start, Node(start)), 0
-        if follows.choice is not None:
-            segment = SegmentRef(call_id=follows.call_id, choice=follows.choice)
-            return self._after_answer.get(segment) or Node(), follows.count + 1
-        path = self._paths.get(follows.call_id, [])
-        own = follows.count - self._counts.get(follows.call_id, 0)
-        return (path[own] if 0 <= own < len(path) else Node()), follows.count  # else its record was damaged: it follows nothing known
+        if base.choice is not None:
+            segment = SegmentRef(call_id=base.call_id, choice=base.choice)
+            return self._after_answer.get(segment) or Node(), base.count + 1
+        path = self._paths.get(base.call_id, [])
+        own = base.count - self._counts.get(base.call_id, 0)
+        return (path[own] if 0 <= own < len(path) else Node()), base.count  # else its record was damaged: it follows nothing known
 
 
 def sampled_message(forest: Forest, segment: SegmentRef) -> Message:

@@ -105,8 +105,8 @@ class _Seen:
         """Yield, for each message taken for the harness's own, the tolerances under which it would be a sampled answer."""
         by_turn: dict[int, list[SegmentRef]] = {}
         for call in self._calls:
-            given, follows = self._given[call.call_id], call.opened.history_base
-            known = 0 if follows is None else follows.count + (follows.choice is not None)
+            given, base = self._given[call.call_id], call.opened.history_base
+            known = 0 if base is None else base.count + (base.choice is not None)
             for at in range(known, len(given)):
                 if given[at].get("role") == "assistant":
                     yield from self._needed(given[at], by_turn.get(_turns(given[:at]), ()))
@@ -142,11 +142,11 @@ class _Seen:
         return find_marks(self._calls, self._given, self._conversations, self._declared, self._answer)
 
     def _history(self, call: Call) -> list[Message]:
-        follows = call.opened.history_base
-        if follows is None:
+        base = call.opened.history_base
+        if base is None:
             return own_messages(call)
-        held = self._given[follows.call_id][: follows.count]
-        answer = [] if follows.choice is None else [self._answer(SegmentRef(call_id=follows.call_id, choice=follows.choice))]
+        held = self._given[base.call_id][: base.count]
+        answer = [] if base.choice is None else [self._answer(SegmentRef(call_id=base.call_id, choice=base.choice))]
         return [*held, *answer, *own_messages(call)]
 
     def _answer(self, segment: SegmentRef) -> Message:

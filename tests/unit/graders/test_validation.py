@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.planted_tasks import EXPECTED, plant
 
-from evener.graders.validation import Fault, Trial, Validator, Verdict, judge
+from evener.graders.validation import Fault, Trial, Validator, Verdict, faults_of
 from evener.sandboxes.local import open_local
 from evener.tasks.directory import bundled, find
 
@@ -74,4 +74,4 @@ async def test_sandbox_that_is_not_here_is_a_fault(validator: Validator) -> None
 )
 def test_faults_of_trials(oracle: tuple[float | None, ...], no_op: tuple[float | None, ...], faults: tuple[Fault, ...]) -> None:
     """A reward above 1 is wrong too: groups are compared with each other."""
-    assert judge(tuple(Trial(reward=x) for x in oracle), tuple(Trial(reward=x) for x in no_op)) == faults
+    assert faults_of(tuple(Trial(reward=x) for x in oracle), tuple(Trial(reward=x) for x in no_op)) == faults
