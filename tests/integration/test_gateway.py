@@ -386,6 +386,15 @@ async def test_context_overflow_is_reported_in_the_dialect_and_ends_the_session(
         assert (await hand.until("s1", SessionSealed)).termination_reason is TerminationReason.CONTEXT_OVERFLOW
 
 
+async def test_prompt_far_beyond_the_context_is_told_without_counting_all_of_it(tmp_path: Path) -> None:
+    """It is the agent's, not ours, and takes a second or two, however long it is."""
+    async with gateway(tmp_path, SCRIPT, context=64) as hand:
+        capability = await hand.start("s1", sampling=Sampling())
+        error = json.loads((await hand.ask(capability, [{"role": "user", "content": "7" * 900_000}])).body)["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 64 tokens; " in error["message"]
+
+
 async def test_several_answers_are_one_call_with_a_choice_each(hand: Hand) -> None:
     """n = 3: three choices, three rows."""
     capability = await hand.start("s1")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 
 class Interrupt:
@@ -36,7 +36,7 @@ class Interrupt:
 
 
 @asynccontextmanager
-async def ended_by(work: Coroutine[Any, Any, NoReturn]) -> AsyncIterator[None]:
+async def ended_by(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run `work` beside this block. The error that it raises ends the block; the end of the block cancels it."""
     with Interrupt() as block:
         working = asyncio.create_task(work)
@@ -48,6 +48,6 @@ async def ended_by(work: Coroutine[Any, Any, NoReturn]) -> AsyncIterator[None]:
             await asyncio.wait({working})
 
 
-def _end(block: Interrupt, done: asyncio.Task[NoReturn]) -> None:
+def _end(block: Interrupt, done: asyncio.Task[None]) -> None:
     if not done.cancelled() and isinstance(error := done.exception(), Exception):
         block.end(error)

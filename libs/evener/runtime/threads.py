@@ -6,11 +6,20 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_unwanted: Final[ContextVar[threading.Event | None]] = ContextVar("unwanted", default=None)
+"""Set once nobody waits any more for the work of this thread."""
+
+
+class Unwanted(Exception):
+    """Nobody waits for this work any more."""
 
 
 class Threads:
@@ -27,13 +36,15 @@ class Threads:
         """Return what `work` returns, or raise what it raises.
 
         A cancelled caller waits until work that has begun is done: a thread cannot be stopped, and its inputs must not change meanwhile.
-        Work that has no thread yet is not begun.
+        Long work asks with `check_wanted` whether to go on. Work that has no thread yet is not begun.
         """
-        job = self._pool.submit(work, *args, **kwargs)
+        unwanted = threading.Event()
+        job = self._pool.submit(_while_wanted, unwanted, partial(work, *args, **kwargs))
         done = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
+            unwanted.set()
             done.add_done_callback(_retrieve)  # a further cancellation leaves before it is done
             if not job.cancel():
                 await to_its_end(asyncio.wait([done]))
@@ -123,6 +134,21 @@ async def to_its_end(work: Awaitable[T]) -> T:
         if not task.cancelled():
             task.exception()  # it was retrieved, or the loop complains
         raise
+
+
+def check_wanted() -> None:
+    """Raise Unwanted if this is work in `Threads` whose caller was cancelled. Long work calls it between its steps."""
+    unwanted = _unwanted.get()
+    if unwanted is not None and unwanted.is_set():
+        raise Unwanted
+
+
+def _while_wanted(unwanted: threading.Event, work: Callable[[], T]) -> T:
+    before = _unwanted.set(unwanted)
+    try:
+        return work()
+    finally:
+        _unwanted.reset(before)
 
 
 def _retrieve(done: "asyncio.Future[Any]") -> None:

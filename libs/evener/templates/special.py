@@ -8,6 +8,8 @@ template's own. The pieces in between are encoded with special tokens turned off
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any, Final
@@ -15,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from tokenizers import Tokenizer
 
+from evener.runtime.threads import check_wanted
 from evener.templates.control import SEARCHED_CHARACTERS, ControlTokens
 from evener.templates.port import PromptTooLong, TemplateError
 
@@ -27,6 +30,12 @@ MAX_IDS: Final = 1 << 20
 """The limit of ids in one text. A longer text is no prompt, and copying its ids would block all threads."""
 MAX_CHARACTERS: Final = 8 * MAX_IDS
 """The limit of a rendered text: templates write escapes and blanks around what they are given, some of them for each value."""
+FAR: Final = 2
+"""A text with this many times the tokens of the longest context is given up before it is encoded whole."""
+LEAST_FAR: Final = 1 << 18
+"""So many tokens are encoded for any context, in a second or two, so that the harness is told the exact number."""
+COUNTED_CHARACTERS: Final = 1 << 16
+"""The number of characters whose tokens are counted at once, in a fraction of a second for any text."""
 ENCODER_TEXTS: Final = (
     "plain words, 12345 and 3.14159\n",
     "don't we'll I'M\r\n\ttab   spaces \u00a0 no-break  ",
@@ -38,7 +47,8 @@ ENCODER_TEXTS: Final = (
 )
 """Texts on which an encoding is compared with the tokenizer's own."""
 
-
+_context: Final = ContextVar("longest_context", default=MAX_IDS)
+"""The longest context, in tokens, of the engines that may get what is encoded."""
 _raws: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -92,14 +102,17 @@ class SplitEncoder:
         ids: list[int] = []
         done = 0
         for begin, end, id_ in self._tokens.written(text):
+            check_wanted()
             ids += self._plain(text[done:begin], sentinel, again=again)
             ids.append(id_)
+            _check_count(len(ids), text)
             done = end
         ids += self._plain(text[done:], sentinel, again=again)
         return ids
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a text in which nothing is special."""
+        check_length(self._splitting, text)
         return ids_of(self._splitting, text)
 
     def encode_parsed(self, text: str) -> list[int]:
@@ -134,6 +147,42 @@ class SplitEncoder:
             if id_ in self.encode(*self.guard(f"a{spelling}b")):
                 msg = f"this tokenizer cannot split {spelling!r} into ordinary tokens"
                 raise TemplateError(msg)
+
+
+@contextmanager
+def longest_context(tokens: int | None) -> Iterator[None]:
+    """Encode in this block for engines with contexts of at most so many tokens: much longer texts are given up. None: it is not known."""
+    before = _context.set(MAX_IDS if tokens is None else min(tokens, MAX_IDS))
+    try:
+        yield
+    finally:
+        _context.reset(before)
+
+
+def check_length(tokenizer: Tokenizer, text: str) -> None:
+    """Refuse a text that exceeds the context by far, without encoding all of it. Raises PromptTooLong.
+
+    Its slices are counted until they are too many. A cut word has a few tokens more than a whole one, never twice as many in all.
+    """
+    if len(text) <= _far():
+        return
+    count = 0
+    for low in range(0, len(text), COUNTED_CHARACTERS):
+        check_wanted()
+        (encoded,) = tokenizer.encode_batch_fast([text[low : low + COUNTED_CHARACTERS]], add_special_tokens=False)
+        count += len(encoded)
+        _check_count(count, text)
+
+
+def _check_count(count: int, text: str) -> None:
+    if count > _far():
+        limit = _context.get()
+        msg = f"this model's maximum context length is {limit} tokens; {len(text)} characters of the prompt have at least {count}"
+        raise PromptTooLong(msg, tokens=count, limit=limit)
+
+
+def _far() -> int:
+    return max(FAR * _context.get(), LEAST_FAR)
 
 
 def ids_of(tokenizer: Tokenizer, text: str, max_ids: int = MAX_IDS) -> list[int]:

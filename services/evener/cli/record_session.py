@@ -7,7 +7,7 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from msgspec import structs
 
@@ -17,7 +17,7 @@ from evener.cli.interrupts import on_signals
 from evener.cli.output import tell
 from evener.cli.record_summary import line, words
 from evener.client.client import Client
-from evener.client.errors import ClientError
+from evener.client.errors import ClientError, TokenRefused
 from evener.client.views import TaskView
 from evener.dialects.registry import UNSET
 from evener.harnesses.quirks_file import read_quirks
@@ -60,7 +60,7 @@ async def record_session(
         session_id = session_of(task_id, 0)
         recording = await client.recording(session_id)
         tell({"session": session_id, "base_url": recording.base_url, "key": recording.key})
-        async with ended_by(_beat(client, session_id)):
+        async with ended_by(keep_in_use(client, session_id)):
             code = await (_run(command, recording.environment) if command else _until_interrupted())
         await _exited(client, session_id, code, reward)
         task_view = await _ended(client, task_id)
@@ -109,14 +109,22 @@ async def _until_interrupted() -> int:
     return 0
 
 
-async def _beat(client: Client, session_id: str) -> NoReturn:
-    """Tell the runner that the session is in use, until cancelled."""
+async def keep_in_use(client: Client, session_id: str, beat_seconds: float = BEAT_SECONDS) -> None:
+    """Tell the runner that the session is in use, until cancelled or the token is refused. What is wrong is told once until it changes."""
+    told = ""
     while True:
+        problem = ""
         try:
             await client.recording_heartbeat(session_id)
+        except TokenRefused as error:
+            complain(f"session {session_id} ends soon, as nobody keeps it in use: {error}")
+            return
         except ClientError as error:
-            complain(str(error))
-        await asyncio.sleep(BEAT_SECONDS)
+            problem = str(error)
+        if problem and problem != told:
+            complain(problem)
+        told = problem
+        await asyncio.sleep(beat_seconds)
 
 
 async def _exited(client: Client, session_id: str, code: int, reward: float | None) -> None:

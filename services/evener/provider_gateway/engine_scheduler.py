@@ -94,6 +94,10 @@ class EngineScheduler:
         """The number of calls that wait for an engine."""
         return len(self._line)
 
+    def longest_context(self, target: Target) -> int | None:
+        """Return the longest context, in tokens, of the engines that serve the target. None: no engine is known."""
+        return max((engine.facts.context_length for engine in self.engines.values() if _fits(engine.joined, target)), default=None)
+
     async def admit(self, targets: frozenset[Target], seconds: float) -> AdmissionPermit | None:
         """Wait until a call that may go to these targets can be admitted. None: that took longer than `seconds`.
 

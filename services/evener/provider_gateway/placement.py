@@ -3,7 +3,7 @@
 import hashlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from evener.provider_gateway.core import STOP_STATUS, ParsedRequest, Sample, tar
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.session import SessionRuntime
 from evener.templates.port import PromptTooLong, TemplateError
-from evener.templates.special import written_characters
+from evener.templates.special import longest_context, written_characters
 from evener.tokens.digests import Digest, Message, canonical_json
 from evener.tokens.place import Placed, nowhere, place
 
@@ -61,13 +61,17 @@ class Placer(Struct, frozen=True, eq=False):
 
     policies: Mapping[str, Policy]
     blobs: Blobs
+    longest_context: Callable[[Target], int | None]
+    """The longest context of the engines that serve a target, in tokens. None: none is known."""
     _told: set[str] = field(default_factory=set)
     """Unknown policies, by run, of which the operator was warned."""
 
     async def place(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> PlacedCall:
         """Return the place and target of a call. New images are stored by then."""
         target, policy = self._aim(session, request)
-        placed = await session.look(_placed, session, request, sample, target=target, policy=policy, number=session.next_number())
+        context = self.longest_context(target)
+        number = session.next_number()
+        placed = await session.look(_placed, session, request, sample, target=target, policy=policy, context=context, number=number)
         if request.canonical.images:
             images = await self._store_images(request.canonical, placed.tokens)
             return structs.replace(placed, opened=structs.replace(placed.opened, images=images))
@@ -75,8 +79,8 @@ class Placer(Struct, frozen=True, eq=False):
 
     async def count(self, session: SessionRuntime, request: ParsedRequest) -> int:
         """Return the number of tokens in the prompt."""
-        _, policy = self._aim(session, request)
-        return len((await session.look(_tokens_of, session, request, policy)).context)
+        target, policy = self._aim(session, request)
+        return len((await session.look(_tokens_of, session, request, policy, self.longest_context(target))).context)
 
     def opened_nowhere(self, session: SessionRuntime, request: ParsedRequest, sample: Sample) -> CallOpened:
         """Return the opening of a call that could not be placed, for the record of its failure."""
@@ -103,9 +107,11 @@ class Placer(Struct, frozen=True, eq=False):
         return tuple([await self.blobs.put(image.data) for image in canonical.images if image.digest in named])
 
 
-def _placed(session: SessionRuntime, request: ParsedRequest, sample: Sample, *, target: Target, policy: Policy, number: int) -> PlacedCall:
+def _placed(
+    session: SessionRuntime, request: ParsedRequest, sample: Sample, *, target: Target, policy: Policy, context: int | None, number: int
+) -> PlacedCall:
     """Place a call, and create the record of it. Call it in a thread if the request is long."""
-    started, tokens = session.started, _tokens_of(session, request, policy)
+    started, tokens = session.started, _tokens_of(session, request, policy, context)
     opened = _opened(started, request, sample, tokens, target=target, policy=policy)
     if tokens.context is tokens.prompt_delta_ids:  # of a root: kept once, as long as the call is open
         ids = int32s(inline(opened.prompt_delta_ids))
@@ -173,7 +179,7 @@ def _shared(value: bytes) -> bytes:
     return value
 
 
-def _tokens_of(session: SessionRuntime, request: ParsedRequest, policy: Policy) -> Placed:
+def _tokens_of(session: SessionRuntime, request: ParsedRequest, policy: Policy, context: int | None) -> Placed:
     """Return where a call stands in its session, and its prompt as ids. A request longer than any context is refused unrendered."""
     canonical = request.canonical
     characters = written_characters(canonical.messages) + written_characters(canonical.tools)
@@ -181,17 +187,18 @@ def _tokens_of(session: SessionRuntime, request: ParsedRequest, policy: Policy) 
         message = f"the messages and tools have {characters} characters; at most {MAX_PROMPT_CHARACTERS} are served"
         raise too_long(request.dialect, message, None)
     try:
-        return place(
-            session.log.forest,
-            session.history,
-            canonical.messages,
-            canonical.tools,
-            renderer=policy.renderer,
-            options=policy.config.options,
-            quirks=session.quirks,
-            digests=canonical.digests,
-            sub_agent=request.sub_agent,
-        )
+        with longest_context(context):
+            return place(
+                session.log.forest,
+                session.history,
+                canonical.messages,
+                canonical.tools,
+                renderer=policy.renderer,
+                options=policy.config.options,
+                quirks=session.quirks,
+                digests=canonical.digests,
+                sub_agent=request.sub_agent,
+            )
     except PromptTooLong as cause:
         overflow = None if cause.tokens is None or cause.limit is None else Overflow(asked=cause.tokens, limit=cause.limit)
         raise too_long(request.dialect, str(cause.args[0]), overflow) from cause

@@ -87,7 +87,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Gate
     )
     services = CallServices(
         engines=scheduler,
-        placer=Placer(policies, blobs),
+        placer=Placer(policies, blobs, scheduler.longest_context),
         metrics=measured,
         timings=timings,
         disconnect_grace_seconds=config.disconnect_grace_seconds,

@@ -52,7 +52,7 @@ class Gateway:
         self.session = SessionRuntime("t.0")
         self.renderer = SlowRenderer()
         policy = Policy(config=PolicyConfig(name="policy", source="toy"), renderer=self.renderer)  # type: ignore[arg-type]
-        self.placer = Placer({"policy": policy}, open_blobs("memory://"))
+        self.placer = Placer({"policy": policy}, open_blobs("memory://"), lambda _: None)
         self.folded = 0
         self.apply()
 

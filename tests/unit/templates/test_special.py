@@ -1,5 +1,6 @@
 """Special tokens: parsed where the template wrote them, text everywhere else."""
 
+import asyncio
 import json
 import threading
 import time
@@ -10,11 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from evener.runtime.threads import Threads, Unwanted
 from evener.templates import special
 from evener.templates.control import SEARCHED_CHARACTERS, ControlTokens
 from evener.templates.port import PromptTooLong, TemplateError
 from evener.templates.source import ModelSource
-from evener.templates.special import ENCODER_TEXTS, MAX_CHARACTERS, SplitEncoder, ids_of, written_characters
+from evener.templates.special import (
+    ENCODER_TEXTS,
+    LEAST_FAR,
+    MAX_CHARACTERS,
+    MAX_IDS,
+    SplitEncoder,
+    ids_of,
+    longest_context,
+    written_characters,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -167,6 +178,47 @@ def test_text_of_more_ids_than_any_prompt_is_refused(source: ModelSource) -> Non
     with pytest.raises(PromptTooLong, match="has 4 tokens; at most 3 are served") as told:
         ids_of(source.tokenizer, " a a a a", 3)
     assert (told.value.tokens, told.value.limit) == (4, 3)
+
+
+def test_text_far_beyond_the_context_is_given_up_before_all_of_it_is_counted(encoder: SplitEncoder) -> None:
+    """Four million letters took a thread six seconds. A text that is a little too long is counted exactly."""
+    with longest_context(10):
+        assert len(encoder.encode("7" * 1000)) == 1000
+        with pytest.raises(PromptTooLong, match="maximum context length is 10 tokens") as told:
+            encoder.encode("7" * (2 * LEAST_FAR))
+    assert LEAST_FAR < (told.value.tokens or 0) < 2 * LEAST_FAR
+    assert len(encoder.encode("7" * (LEAST_FAR + 1))) == LEAST_FAR + 1
+
+
+def test_many_texts_far_beyond_the_context_are_given_up_too(encoder: SplitEncoder) -> None:
+    """A prompt is as long as all of its messages."""
+    text = "<|im_start|>" * (LEAST_FAR + 1)
+    with longest_context(10), pytest.raises(PromptTooLong):
+        encoder.encode(text)
+
+
+async def test_long_text_that_nobody_waits_for_is_encoded_no_further(source: ModelSource) -> None:
+    """The next call of its session would wait for it."""
+    begun, go_on, tokenizer = threading.Event(), threading.Event(), source.tokenizer
+
+    def count() -> None:
+        begun.set()
+        assert go_on.wait(60)
+        try:
+            special.check_length(tokenizer, "7" * (2 * MAX_IDS + 1))
+        except Unwanted:
+            ended.set()
+            raise
+
+    ended = threading.Event()
+    working = asyncio.create_task(Threads("test", 1).run(count))
+    await asyncio.to_thread(begun.wait, 60)
+    working.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert ended.is_set()
 
 
 def test_text_longer_than_any_prompt_is_refused_before_it_is_encoded(encoder: SplitEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
