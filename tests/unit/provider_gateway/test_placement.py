@@ -37,10 +37,13 @@ class SlowRenderer(ToyRenderer):
 
     def __init__(self) -> None:
         self.began, self.go_on = threading.Event(), threading.Event()
+        self.refusal: PromptTooLong | None = None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> Ids:
         self.began.set()
         assert self.go_on.wait(60), "the loop waits for a render"
+        if self.refusal is not None:
+            raise self.refusal
         return super().render(messages, tools)
 
 
@@ -135,16 +138,13 @@ async def test_long_numbers_are_text_that_is_refused_too() -> None:
 
 @pytest.mark.parametrize("numbers", [{}, {"tokens": 9, "limit": 4}])
 async def test_text_that_only_the_renderer_finds_too_long_is_the_agents_too(
-    numbers: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    numbers: dict[str, int],
 ) -> None:
     """Whether a prompt of four million letters is too long for one text or for the context, the harness shortens its history."""
     gateway = Gateway()
 
-    def refuse(*_: object) -> Ids:
-        msg = "too long by far"
-        raise PromptTooLong(msg, **numbers)
-
-    monkeypatch.setattr(gateway.renderer, "render", refuse)
+    gateway.renderer.refusal = PromptTooLong("too long by far", **numbers)
+    gateway.renderer.go_on.set()
     with pytest.raises(RequestError, match="too long by far") as refused:
         await gateway.place("hello")
 
