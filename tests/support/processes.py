@@ -86,6 +86,12 @@ class Program:
         assert self._process is not None
         return await self._process.wait()
 
+    async def kill(self) -> None:
+        """End it at once, if it was started, and wait until it is gone."""
+        self.tell(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.wait()
+
     async def readiness(self, http: aiohttp.ClientSession) -> tuple[int, dict[str, dict[str, bool]]]:
         """Return what /readyz says: the status, and the named conditions by service."""
         self.assert_running()
@@ -163,5 +169,4 @@ async def deployment(folder: Path, bus: str, *, partitions: int, policies: str, 
     try:
         yield six
     finally:
-        for program in six.programs.values():
-            program.tell(signal.SIGKILL)
+        await asyncio.gather(*(program.kill() for program in six.programs.values()))
