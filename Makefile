@@ -59,7 +59,7 @@ test-packages: ## Install what the tests in sandboxes need from Debian's or Ubun
 	@if ! { command -v dockerd && command -v bwrap && command -v iptables && command -v ip; } >/dev/null; then \
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends docker.io bubblewrap iptables iproute2; fi
 
-test: $(READY) ## Check style, types and imports, and run the tests beside that (9 minutes on 2 idle cores)
+test: $(READY) ## Check style, types and imports, and run the tests beside that (14 minutes on 2 idle cores)
 	$(MAKE) --no-print-directory --jobs=2 lint unit
 
 unit: $(READY) ## Run the tests alone (WORKERS=4 at a time)

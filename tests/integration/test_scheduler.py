@@ -408,7 +408,7 @@ async def test_blob_comes_back_as_it_was_put(bus: Bus, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "field", "said"),
     [
-        (b"{", None, "no JSON"),
+        (b"{", None, "not JSON"),
         (b"[]", None, "Expected `object`"),
         (b'{"options": {"grader": {"name": "none"}}}', "options", "harness"),
         (b'{"optoins": {}}', "optoins", "unknown field optoins"),
@@ -436,7 +436,7 @@ async def test_wrong_submission_is_refused_by_field(bus: Bus, tmp_path: Path, bo
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"grader": GraderSpec(name="judge")}, "options.grader.name"),
+        ({"grader": GraderSpec(name="nonsense")}, "options.grader.name"),
         ({"grader": GraderSpec(name="harbor")}, "options.grader.name"),
         ({"group": {"deliver_early_at": 3}}, "options.group.deliver_early_at"),
         ({"group": {"min_usable": 3}}, "options.group.min_usable"),

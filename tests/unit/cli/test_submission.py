@@ -115,5 +115,5 @@ def test_bad_group_option_is_named(key: str, value: str, says: str) -> None:
 
 @pytest.mark.parametrize("given", ["gpt-5", "gpt-5=", "=policy", "gpt-5=frozen", "gpt-5=frozen:", "gpt-5=policy:other", "gpt-5=other:x"])
 def test_model_map_that_says_nothing_is_refused_with_what_can_be_said(given: str) -> None:
-    with pytest.raises(Usage, match="none of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"):
+    with pytest.raises(Usage, match="not one of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"):
         model_map([given], "policy")
