@@ -75,7 +75,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a regular expression found in an input's name")
     parser.add_argument("--kinds", default="", help="with commas between them")
     options = parser.parse_args()
-    run = asyncio.run(run_all(chosen(options.only, options.kinds)))
+    inputs = chosen(options.only, options.kinds)
+    if not inputs:
+        parser.error("no input has such a name and kind")
+    run = asyncio.run(run_all(inputs))
     about = figures(run)
     report("hostile", "Hostile inputs, and what came of them", [row(one) for one in run.outcomes], **about)
     for name in ("inputs", "died", "hung", "longest_stop_ms", "lost", "stopped_too_long", "answered_or_ended_wrong", "ending"):

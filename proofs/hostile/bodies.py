@@ -315,7 +315,7 @@ BODIES: Final = (
     ),
     body("16 MB of numbers in the arguments of a call", lambda: response_arguments("1," * (8 * MIB)), dialect=RESPONSES),
     body("10 MB of integers of 4,200 digits in a tool's schema", lambda: long_integers(4200), dialect=ANTHROPIC),
-    body("10 MB of integers of 1,000 digits in a tool's schema", lambda: long_integers(1000), dialect=ANTHROPIC),
+    body("10 MB of integers of 100 digits in a tool's schema", lambda: long_integers(100), dialect=ANTHROPIC),
     body("four million letters without a blank", lambda: text("a" * 4_000_000), seconds=60),
     body("four million accents", lambda: text("\u0301" * 3_900_000), seconds=60),
     body("a model's name of 5 MB", lambda: fields(model="m" * 5 * MIB), refused=EITHER),

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-MAX_DIGITS: Final = 1000
+MAX_DIGITS: Final = 100
 """The limit of an integer's digits. Reading and writing one takes the square of its digits, in which no other thread runs.
 
 It is the same for sampled calls and for requests, so that every call that is sampled can be sent back.
