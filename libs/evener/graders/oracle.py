@@ -23,8 +23,8 @@ SOLVE_SECONDS: Final = 1800.0
 """The time limit of an oracle whose task has none for its agent."""
 
 
-class Workplace(Struct, frozen=True, kw_only=True, eq=False):
-    """A task, and where stand-ins work on it."""
+class PreparedTask(Struct, frozen=True, kw_only=True, eq=False):
+    """A packed task, and the sandboxes in which stand-ins work on it."""
 
     task: Task
     ref: TaskRef
@@ -58,17 +58,17 @@ def answer_of(task: Task) -> str | None:
     return options.get("expected") if task.grader.name == "answer" and options.get("match") != "regex" else None
 
 
-async def play(kind: str, place: Workplace, name: str) -> Played:
+async def play(kind: str, prepared: PreparedTask, name: str) -> Played:
     """Return the session of a stand-in, `ORACLE` or `NO_OP`; its artifacts are put into the blobs. Raises SandboxError, BlobError.
 
     `name` is unique among the open sandboxes.
     """
-    task = place.task
+    task = prepared.task
     solves = kind == ORACLE
     answer = await asyncio.to_thread(answer_of, task) if solves else None
     left, output, problem = None, b"", None
     if task.tests is not None or _is_solved_by_script(task):
-        async with place.sandboxes.open(name, task.sandbox) as sandbox:
+        async with prepared.sandboxes.open(name, task.sandbox) as sandbox:
             if task.environment is not None:
                 await sandbox.bring(task.environment, sandbox.workdir)
             await sandbox.settle()
@@ -76,9 +76,9 @@ async def play(kind: str, place: Workplace, name: str) -> Played:
                 output, problem = await _solve(task, task.solution, sandbox)
             changes = await sandbox.changes(ChangeLimits())
         kept = {CHANGES: changes.archive, REMOVED: json.dumps(changes.removed).encode()}
-        artifacts = tuple([Artifact(name=file, blob=await place.blobs.put(content)) for file, content in kept.items()])
+        artifacts = tuple([Artifact(name=file, blob=await prepared.blobs.put(content)) for file, content in kept.items()])
         left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
-    return Played(trajectory=_session(place, kind, answer, left), output=output, problem=problem)
+    return Played(trajectory=_session(prepared, kind, answer, left), output=output, problem=problem)
 
 
 async def _solve(task: Task, solution: Path, sandbox: Sandbox) -> tuple[bytes, str | None]:
@@ -100,7 +100,7 @@ def _is_solved_by_script(task: Task) -> bool:
     return task.solution is not None and (task.solution / SOLVE).is_file()
 
 
-def _session(place: Workplace, kind: str, answer: str | None, left: HarnessExit | None) -> TrajectoryBuilt:
+def _session(prepared: PreparedTask, kind: str, answer: str | None, left: HarnessExit | None) -> TrajectoryBuilt:
     spec = SessionSpec(
         run_id=kind,
         task_id=kind,
@@ -108,10 +108,10 @@ def _session(place: Workplace, kind: str, answer: str | None, left: HarnessExit 
         group_size=1,
         index=0,
         purpose=Purpose.EVAL,
-        task=place.ref,
-        harness=HarnessSpec(name=kind, sandbox=place.backend),
+        task=prepared.ref,
+        harness=HarnessSpec(name=kind, sandbox=prepared.backend),
         policy=kind,
-        grader=place.task.grader,
+        grader=prepared.task.grader,
     )
     return TrajectoryBuilt(
         session_id=kind,

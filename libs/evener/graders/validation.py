@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError
-from evener.graders.oracle import NO_OP, ORACLE, Workplace, has_oracle, play
+from evener.graders.oracle import NO_OP, ORACLE, PreparedTask, has_oracle, play
 from evener.graders.port import GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.graders.task_tests import OUTPUT, last_lines
@@ -94,26 +94,28 @@ class Validator:
                 return Verdict(task=task.name, path=str(path), faults=(Fault.UNREADABLE,), detail=said)
             blobs = open_blobs("memory://")
             await blobs.put(packed.data)
-            place = Workplace(task=task, ref=packed.ref, backend=backend, sandboxes=self._sandboxes[backend], blobs=blobs)
+            prepared = PreparedTask(task=task, ref=packed.ref, backend=backend, sandboxes=self._sandboxes[backend], blobs=blobs)
             kinds = {ORACLE: await asyncio.to_thread(has_oracle, task), NO_OP: True}
             trials = {
-                kind: tuple([await _trial(kind, place, f"validate-{number}-{kind}-{time}") for time in range(self._times if wanted else 0)])
+                kind: tuple(
+                    [await _trial(kind, prepared, f"validate-{number}-{kind}-{time}") for time in range(self._times if wanted else 0)]
+                )
                 for kind, wanted in kinds.items()
             }
             return _verdict(task, backend, trials[ORACLE], trials[NO_OP])
 
 
-async def _trial(kind: str, place: Workplace, name: str) -> Trial:
+async def _trial(kind: str, prepared: PreparedTask, name: str) -> Trial:
     try:
-        played = await play(kind, place, name)
+        played = await play(kind, prepared, name)
     except (SandboxError, BlobError) as error:
         return Trial(reward=None, detail=str(error))
-    context = GradingContext(trajectory=played.trajectory, blobs=place.blobs, sandboxes=place.sandboxes, name=f"{name}-grading")
+    context = GradingContext(trajectory=played.trajectory, blobs=prepared.blobs, sandboxes=prepared.sandboxes, name=f"{name}-grading")
     said = [played.problem]
     if played.problem and played.output:
         said.append(last_lines(played.output))
     try:
-        grade = await grader_for(place.task.grader.name)(context)
+        grade = await grader_for(prepared.task.grader.name)(context)
     except GraderError as error:
         return Trial(reward=None, detail=_joined(*said, error.what))
     except BlobError as error:
