@@ -49,7 +49,7 @@ class AnyBench:
         packed = pack(task)
         blobs = open_blobs("memory://")
         await blobs.put(packed.data)
-        kept = {"changes.tar": _tar(changed or {}), "removed.json": json.dumps([]).encode()}
+        kept = {"changes.tar": archive_of(changed or {}), "removed.json": json.dumps([]).encode()}
         left = HarnessExit(
             cause=ExitCause.EXITED, artifacts=tuple([Artifact(name=name, blob=await blobs.put(data)) for name, data in kept.items()])
         )
@@ -67,7 +67,8 @@ class AnyBench:
         return await grader_for(grader)(context)
 
 
-def _tar(files: Mapping[str, str]) -> bytes:
+def archive_of(files: Mapping[str, str]) -> bytes:
+    """Return a tar of files: name to text."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, text in files.items():

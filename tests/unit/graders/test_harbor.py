@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.builders import built
+from tests.support.grading import archive_of
 from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
@@ -54,7 +55,7 @@ class Bench:
         (task / "tests/test.sh").chmod(0o755)
         packed = pack.pack(task)
         await self._blobs.put(packed.data)
-        kept = {"changes.tar": archive or tar(changed or {}), "removed.json": json.dumps(removed).encode()} if lost is None else {}
+        kept = {"changes.tar": archive or archive_of(changed or {}), "removed.json": json.dumps(removed).encode()} if lost is None else {}
         kept["harness.log"] = b"done"
         exited = HarnessExit(
             cause=ExitCause.EXITED,
@@ -67,16 +68,6 @@ class Bench:
             trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading", evidence=self.evidence
         )
         return await harbor.grade(context)
-
-
-def tar(files: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return buffer.getvalue()
 
 
 @pytest.fixture
