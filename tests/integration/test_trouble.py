@@ -84,19 +84,16 @@ async def test_marked_retry_of_one_voter_does_not_take_the_others_answer(hand: H
     assert len((await rebuilt(hand, "s1")).rows) == 2
 
 
-async def test_number_that_no_client_can_hold_does_not_stop_a_session(tmp_path: Path) -> None:
-    """A weak policy writes a thousand ones; JavaScript makes Infinity of them, and prints null."""
-    ones = "1" * 400
-    script = Script(
-        rules=(Rule(match="result", say="Done."),),
-        default=Rule(say=f'<tool_call>\n{{"name": "run", "arguments": {{"n": {ones}}}}}\n</tool_call>'),
-    )
+async def test_sampled_call_with_a_number_that_no_client_can_hold_is_text_and_the_session_goes_on(tmp_path: Path) -> None:
+    """A weak policy writes four hundred ones, of which JavaScript would make Infinity, and send back null."""
+    call = f'<tool_call>\n{{"name": "run", "arguments": {{"n": {"1" * 400}}}}}\n</tool_call>'
+    script = Script(rules=(Rule(match="result", say="Done."),), default=Rule(say=call))
     async with gateway(tmp_path, script) as hand:
         capability = await hand.start("s1", quirks=Quirks(tolerances=(Tolerance.NUMBERS_LOOSE,)), sampling=Sampling())
-        called = await hand.say(capability, HELLO)
-        call = called["tool_calls"][0]
-        back = called | {"tool_calls": [call | {"function": call["function"] | {"arguments": '{"n": null}'}}]}
-        await hand.say(capability, [*HELLO, back, {"role": "tool", "tool_call_id": call["id"], "content": "result"}])
+        said = await hand.say(capability, HELLO)
+        assert "tool_calls" not in said
+        assert said["content"] == call
+        await hand.say(capability, [*HELLO, said, {"role": "user", "content": "result"}])
         opened = [event for event in await hand.log("s1") if isinstance(event, CallOpened)]
         assert opened[1].placement.parent is not None
 
