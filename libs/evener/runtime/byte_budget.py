@@ -4,16 +4,22 @@ import asyncio
 from collections import deque
 from typing import Final
 
+MAX_PER_ITERATION: Final = 8
+"""How many callers are let in at each iteration of the event loop: what hundreds do next, all in one, would stop it."""
+
 
 class ByteBudget:
     """A number of bytes that may be held together. A caller that wants more waits for its turn, in the order of arrival.
 
-    A single input that is larger than the whole budget is let in when nothing else is held.
+    A single input that is larger than the whole budget is let in when nothing else is held. Callers that come together are let in over
+    several iterations of the event loop.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit: Final = limit
         self._held = 0
+        self._let_in_now = 0
+        """How many callers were let in at this iteration of the event loop."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> "HeldBytes":
@@ -38,13 +44,23 @@ class ByteBudget:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._waiting and (self._held == 0 or self._held + self._waiting[0][0] <= self._limit):
+        while self._waiting and self._let_in_now < MAX_PER_ITERATION and self._fits(self._waiting[0][0]):
             size, turn = self._waiting.popleft()
             if turn.done():  # cancelled, and not yet gone
                 self._waiting.appendleft((size, turn))
                 return
             self._held += size
             turn.set_result(None)
+            if not self._let_in_now:
+                asyncio.get_running_loop().call_soon(self._next_iteration)
+            self._let_in_now += 1
+
+    def _fits(self, size: int) -> bool:
+        return self._held == 0 or self._held + size <= self._limit
+
+    def _next_iteration(self) -> None:
+        self._let_in_now = 0
+        self._let_in()
 
 
 class HeldBytes:

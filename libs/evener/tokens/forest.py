@@ -4,7 +4,8 @@ Segments are never split: branches begin between them. Ids are stored as deltas 
 """
 
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -115,6 +116,8 @@ class Forest:
 
     def __init__(self) -> None:
         self.calls: dict[str, Call] = {}
+        self._of_request: defaultdict[str, list[Call]] = defaultdict(list)
+        self._of_body: defaultdict[str, list[Call]] = defaultdict(list)
         self._superseded: set[str] = set()
         self._paths: dict[SegmentRef, Ids] = {}
         """The longest recent paths, cached so that a long context is not assembled again for each call."""
@@ -125,7 +128,9 @@ class Forest:
         """Add a call. Returns False if the call is known already, or if its parent or prefix is not known."""
         if opened.call_id in self.calls or not self._rooted(opened.placement):
             return False
-        self.calls[opened.call_id] = Call(opened, offset)
+        call = self.calls[opened.call_id] = Call(opened, offset)
+        self._of_request[opened.request_id].append(call)
+        self._of_body[opened.body_digest].append(call)
         if opened.retry_of is not None:
             self._superseded.add(opened.retry_of)
         return True
@@ -159,8 +164,18 @@ class Forest:
         call = self.calls.get(delivered.call_id)
         if call is None or call.closed is None:
             return False
-        call.requests.add(delivered.request_id)
+        if delivered.request_id not in call.requests:
+            call.requests.add(delivered.request_id)
+            self._of_request[delivered.request_id].append(call)
         return True
+
+    def of_request(self, request_id: str) -> Sequence[Call]:
+        """Return the calls that a request began or whose answer it gets, in the order in which the log says so."""
+        return self._of_request.get(request_id, ())
+
+    def of_body(self, body_digest: str) -> Sequence[Call]:
+        """Return the calls of equal requests, in the order of the log."""
+        return self._of_body.get(body_digest, ())
 
     def in_order(self) -> list[Call]:
         """Return all calls in the order of the log."""

@@ -81,8 +81,7 @@ def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, I
     transport retry of the harness with an equal body (marked as one, or nobody waits for its twin any more) gets its twin. Any other equal
     request is a new sample, unless the attempt's harness was told that a budget is spent.
     """
-    known = session.forest.in_order()
-    own = [call for call in known if request.request_id in call.requests]
+    own = session.forest.of_request(request.request_id)
     for call in own:
         if call.answered:
             return FromRecord(call)
@@ -97,12 +96,12 @@ def decide(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, I
 
 def is_kept(session: SessionLog, request_id: str, inflight: Mapping[str, InflightCall]) -> bool:
     """Return whether a request needs no new call: its call is in flight or was answered. A partition that moves serves no other."""
-    return request_id in inflight or any(request_id in call.requests and call.answered for call in session.forest.calls.values())
+    return request_id in inflight or any(call.answered for call in session.forest.of_request(request_id))
 
 
 def resent(session: SessionLog, request_id: str, inflight: Mapping[str, InflightCall]) -> bool:
     """Return whether a request was accepted before. It is then not held because others wait."""
-    return request_id in inflight or any(request_id in call.requests for call in session.forest.calls.values())
+    return request_id in inflight or bool(session.forest.of_request(request_id))
 
 
 def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, InflightCall]) -> Decision:
@@ -112,10 +111,7 @@ def _retry(session: SessionLog, request: ParsedRequest, inflight: Mapping[str, I
     the equal requests are votes with answers of their own.
     """
     joinable = [(key, call) for key, call in inflight.items() if call.body_digest == request.body_digest and not call.ended]
-    attempt = session.attempt
-    twins = [
-        call for call in session.forest.in_order() if call.opened.body_digest == request.body_digest and call.opened.attempt == attempt
-    ]
+    twins = [call for call in session.forest.of_body(request.body_digest) if call.opened.attempt == session.attempt]
     superseded = {call.opened.retry_of for call in twins}
     lost = [call for call in reversed(twins) if call.ended and not call.answered and call.call_id not in superseded]
     if request.repeats is not None:

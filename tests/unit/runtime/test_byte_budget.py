@@ -1,10 +1,11 @@
 """How many bytes a process holds together."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
-from evener.runtime.byte_budget import ByteBudget
+from evener.runtime.byte_budget import MAX_PER_ITERATION, ByteBudget
 
 
 async def turns() -> None:
@@ -59,3 +60,23 @@ async def test_who_leaves_the_queue_holds_nothing_and_lets_the_next_in() -> None
     with pytest.raises(asyncio.CancelledError):
         await next_one
     await late
+
+
+async def test_callers_that_come_together_are_let_in_over_several_iterations_of_the_loop() -> None:
+    """Each of two hundred requests does a part of a millisecond's work next: all of it at once stopped the loop for 70 ms."""
+    budget = ByteBudget(1000)
+    let_in = 0
+
+    async def come() -> None:
+        nonlocal let_in
+        await budget.take(1)
+        let_in += 1
+
+    coming = [asyncio.create_task(come()) for _ in range(100)]
+    seen = [0]
+    while seen[-1] < len(coming):
+        await asyncio.sleep(0)
+        seen.append(let_in)
+    assert max(after - before for before, after in pairwise(seen)) <= MAX_PER_ITERATION < len(coming) / 10
+    assert len(seen) < len(coming)
+    await asyncio.gather(*coming)
