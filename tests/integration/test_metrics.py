@@ -22,6 +22,7 @@ OPTIONS: Final = TaskOptions(
 )
 WHILE_IT_RUNS: Final = {
     "evener_sessions_waiting": 1,
+    "evener_runs_waiting": 1,
     "evener_sessions_running": 2,
     "evener_harnesses_running": 2,
     "evener_calls_open": 2,
@@ -31,6 +32,7 @@ WHILE_IT_RUNS: Final = {
 AFTER_IT: Final = {
     **dict.fromkeys(WHILE_IT_RUNS, 0),
     'evener_tasks_ended_total{outcome="merged"}': 1,
+    "evener_queue_seconds_count": 3,
     'evener_harness_exits_total{cause="exited"}': 3,
     "evener_prepare_seconds_count": 3,
     'evener_relay_requests_total{status="200"}': 3,

@@ -1,6 +1,7 @@
 """The scheduler on the embedded bus: its promises to clients and runners, and how groups end."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,27 @@ async def test_task_without_an_id_gets_one(bus: Bus, tmp_path: Path) -> None:
 
         assert [view.task_id for view in await client.tasks("default")] == [view.task_id for view in views]
         assert await client.tasks("other") == ()
+
+
+@pytest.mark.parametrize("priority", [0, 101])
+async def test_priority_out_of_its_range_is_refused(bus: Bus, tmp_path: Path, priority: int) -> None:
+    """A run that nothing would ever run, and one that nothing would run beside."""
+    async with scheduler(bus, tmp_path) as client:
+        await client.put_blob(PACKED.data)
+        with pytest.raises(RequestRefused, match="priority"):
+            await client.submit(structs.replace(options(), priority=priority), task=PACKED.ref)
+
+
+async def test_priority_of_a_run_gives_it_its_share_of_the_slots(bus: Bus, others: OtherServices, tmp_path: Path) -> None:
+    """Also for the scheduler that takes over: it is in the log."""
+    async with scheduler(bus, tmp_path) as client:
+        await submit(client, "low", samples=4, run_id="low")
+        await submit(client, "high", samples=4, run_id="high", priority=3)
+        assert (await client.task("high")).task.priority == 3
+    async with scheduler(bus, tmp_path), others.beating(capacity=4):
+        shares = Counter(event.spec.run_id for event in await others.dispatched(4))
+
+    assert shares == {"high": 3, "low": 1}
 
 
 async def test_scheduler_that_dies_between_commit_and_answer_has_taken_the_task(bus: Bus, others: OtherServices, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class TaskView(Struct, frozen=True, kw_only=True):
     """The name of the task. None: a recording without a task."""
     harness: str
     purpose: Purpose
+    priority: int = 1
     samples: int
     stages: dict[Stage, int]
     """The number of sessions by stage."""

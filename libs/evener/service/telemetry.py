@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 COMMIT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 BLOB_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+QUEUE_SECONDS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
 LOOP_STOP_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
@@ -50,6 +51,12 @@ class Metrics:
         self.admission_held = gauge("evener_admission_held", "Whether no session starts because a service lags behind: 1 or 0.", ["behind"])
         self.sessions_waiting = gauge("evener_sessions_waiting", "Sessions that wait for a runner.")
         self.sessions_running = gauge("evener_sessions_running", "Sessions that runners hold.")
+        self.runs_waiting = gauge("evener_runs_waiting", "Runs with sessions that wait for a runner.")
+        self.queue_seconds = histogram(
+            "evener_queue_seconds",
+            "Time from a task's submission to the first dispatch of each of its sessions.",
+            buckets=QUEUE_SECONDS,
+        )
         self.team_sessions = gauge("evener_team_sessions", "Sessions of a team: waiting for a runner, or running.", ["team", "stage"])
         self.team_tokens_sampled = counter("evener_team_tokens_sampled_total", "Tokens sampled in sessions that ended, by team.", ["team"])
         self.attempts_lost = counter(

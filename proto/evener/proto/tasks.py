@@ -24,6 +24,9 @@ class TaskOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """What a client submits with a task. An unknown key is refused by name."""
 
     run_id: str = "default"
+    priority: Annotated[int, Meta(ge=1, le=100)] = 1
+    """The run's share of the slots, relative to other runs that wait: 3 gets three times the slots of 1. The highest of its waiting tasks
+    counts."""
     samples: Annotated[int, Meta(ge=1, le=1024)] = 1
     """N: the number of sessions in the group."""
     group: GroupOptions = GroupOptions()

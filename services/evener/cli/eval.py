@@ -17,6 +17,7 @@ async def eval(  # noqa: A001 - the command's name
     k: list[int] | None = None,
     solved_at: float = 1.0,
     run_id: str | None = None,
+    priority: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 1,
     policy: str = "policy",
     option: dict[str, str] | None = None,
     sampling: dict[str, str] | None = None,
@@ -46,6 +47,8 @@ async def eval(  # noqa: A001 - the command's name
         The least reward that counts as solved.
     run_id
         Name of this evaluation. Each harness and set is a run called NAME.HARNESS.SET. Default: a new name.
+    priority
+        This evaluation's share of the runners while other runs wait too: 3 gets three times the sessions of 1.
     policy
         The policy that samples.
     option
@@ -81,6 +84,7 @@ async def eval(  # noqa: A001 - the command's name
     requests = [
         RunRequest(
             run_id=name,
+            priority=priority,
             harness=harness_spec(one, option or {}),
             samples=samples,
             purpose=Purpose.EVAL,

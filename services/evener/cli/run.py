@@ -20,6 +20,7 @@ async def run(
     samples: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 4,
     purpose: Purpose = Purpose.TRAIN,
     run_id: str | None = None,
+    priority: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 1,
     policy: str = "policy",
     option: dict[str, str] | None = None,
     quirks: ExistingFile | None = None,
@@ -48,6 +49,8 @@ async def run(
         What the groups are for. Only `train` reaches trainers.
     run_id
         Name of this run. The same command with the same name continues where it stopped. Default: a new name.
+    priority
+        This run's share of the runners while other runs wait too: 3 gets three times the sessions of 1.
     policy
         The policy that samples.
     option
@@ -82,6 +85,7 @@ async def run(
 
     run_request = RunRequest(
         run_id=run_name(run_id, "run"),
+        priority=priority,
         harness=harness_spec(harness, option or {}, quirks),
         samples=samples,
         purpose=purpose,

@@ -36,6 +36,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     """What to do with all tasks of a run: TaskOptions without the grader, which each task brings."""
 
     run_id: str
+    priority: int = 1
     harness: HarnessSpec
     samples: int
     purpose: Purpose

@@ -1,7 +1,9 @@
 """Decides which queued session goes to which runner: runs take turns, a run's tasks go in the order of submission, runners by free slots.
 
-Each free slot goes to the run that holds the fewest slots; among equals, to the run that came first. So a long queue of one run does not
-keep another from starting.
+Each free slot goes to the run that holds the fewest slots for its priority: a run of priority 3 gets three times the slots of a run of
+priority 1. Among equals, such as runs without a slot, it goes to the run with the longest wait since its last dispatch, times its
+priority. So a long queue of one run does not keep another from starting, a run of any priority starts some day, and a scheduler that takes
+over goes on in the same order: the log has all of it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -78,18 +80,26 @@ class FreeSlots:
 class Queue:
     """The waiting sessions of one run, in the order of their tasks."""
 
-    def __init__(self, tasks: Sequence[TaskState], held: int, now: float, *, only_begun: bool) -> None:
-        """`held`: the run's sessions that hold a slot. `now` is in Unix seconds.
+    def __init__(self, tasks: Sequence[TaskState], held: int, served_at: float, now: float, *, only_begun: bool) -> None:
+        """`held`: the run's sessions that hold a slot. `served_at`: its last dispatch. Times are in Unix seconds.
 
         `only_begun`: sessions without an earlier attempt wait.
         """
-        self.held = held
+        self._held = held
+        self._now = now
+        self._served_at = served_at
+        self._waits_since = max(served_at, tasks[0].submitted.submitted_at)
+        self._priority = max(task.submitted.options.priority for task in tasks)
         self._waiting = (
             (task, session.session_id, session.failed_on if now < _anywhere_at(session) else ())
             for task in tasks
             for session in task.sessions
             if session.stage is Stage.QUEUED and may_start_at(session) <= now and (session.attempt or not only_begun)
         )
+
+    def turn(self) -> tuple[float, float, int, float]:
+        """Return the run's place among the runs that wait for a slot: the least is next."""
+        return self._held / self._priority, (self._waits_since - self._now) * self._priority, -self._priority, self._served_at
 
     def take(self, slots: FreeSlots, allowance: Allowance) -> tuple[str, Heartbeat] | None:
         """Take a slot for the first session that can have one; return the session with its runner. None: no session can have one."""
@@ -98,7 +108,8 @@ class Queue:
                 continue
             if (runner := slots.take(failed_on=failed_on)) is not None:
                 allowance.take(task)
-                self.held += 1
+                self._held += 1
+                self._waits_since = self._served_at = self._now
                 return session_id, runner
         return None
 
@@ -115,7 +126,7 @@ def admit(
     quotas: QuotasOf = unlimited,
     spent: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, str] | None:
-    """Dispatch as many sessions of open tasks as possible. Each free slot goes to the run with the fewest. `now` is in Unix seconds.
+    """Dispatch as many sessions of open tasks as possible, runs in their turns. `now` is in Unix seconds.
 
     `open_tasks` are as the draft leaves them, before and after. `running`: what runners say that they hold. `only_begun`: no new
     sessions, only further attempts of those that had one. `spent`: the tokens of the last hour, by whom `quotas` name. Returns the reason
@@ -128,8 +139,9 @@ def admit(
     if not slots.any():
         return None
     allowance = Allowance(open_tasks.held_by_holder, quotas, spent)
-    queues = [Queue(tasks, open_tasks.held_by_run[run_id], now, only_begun=only_begun) for run_id, tasks in queued.items()]
-    turns = [(queue.held, number, queue) for number, queue in enumerate(queues)]
+    held, served = open_tasks.held_by_run, open_tasks.served_at
+    queues = [Queue(tasks, held[run_id], served.get(run_id, 0.0), now, only_begun=only_begun) for run_id, tasks in queued.items()]
+    turns = [(queue.turn(), number, queue) for number, queue in enumerate(queues)]
     heapify(turns)
     dispatched = set[str]()
     while turns and slots.any():
@@ -138,7 +150,7 @@ def admit(
             session_id, runner = taken
             draft.dispatch(session_id, runner.instance_id, lease_seconds=lease_seconds, boot_id=runner.boot_id)
             dispatched.add(session_id.rpartition(".")[0])
-            heappush(turns, (queue.held, number, queue))
+            heappush(turns, (queue.turn(), number, queue))
     open_tasks.update(draft.changed[task_id] for task_id in dispatched)
     return allowance.refused
 

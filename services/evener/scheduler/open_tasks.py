@@ -25,6 +25,8 @@ class OpenTasks:
         self.held_by_runner: Counter[str] = Counter()
         """The slots that our sessions take, by runner id."""
         self.held_by_run: Counter[str] = Counter()
+        self.served_at: dict[str, float] = {}
+        """The last dispatch of each run, in Unix seconds, also of runs whose tasks have all been closed."""
         self.held_by_holder: Counter[str] = Counter()
         """Sessions that hold a slot, by principal and by team."""
         self.held_by_team: Counter[str] = Counter()
@@ -51,6 +53,7 @@ class OpenTasks:
         """Replace the states of tasks by their present ones. A task that cannot change any more is dropped."""
         for task in tasks:
             task_id = task.submitted.task_id
+            self._note_served(task)
             if not is_open(task):
                 self.drop(task_id)
                 continue
@@ -73,6 +76,17 @@ class OpenTasks:
         if not run:
             del self._runs[task.submitted.options.run_id]
 
+    def forget(self, task_id: str, run_id: str) -> None:
+        """Forget a deleted task, and its run if nothing of that is open."""
+        self.drop(task_id)
+        if run_id not in self._runs:
+            self.served_at.pop(run_id, None)
+
+    @property
+    def waiting_runs(self) -> int:
+        """The number of runs with waiting sessions."""
+        return len(self._queued)
+
     def held(self) -> list[Running]:
         """Return the attempts that hold a slot."""
         return [Running(session_id=session_id, attempt=attempt) for session_id, attempt in self._held.items()]
@@ -81,6 +95,11 @@ class OpenTasks:
         """Return the tasks with waiting sessions, in their order, by run; the run that came first, first."""
         waiting = ((run_id, self._queued[run_id]) for run_id in self._runs if run_id in self._queued)
         return {run_id: [self._tasks[task_id] for _, task_id in tasks] for run_id, tasks in waiting}
+
+    def _note_served(self, task: TaskState) -> None:
+        run_id = task.submitted.options.run_id
+        if served := max((session.dispatched_at or 0.0 for session in task.sessions), default=0.0):
+            self.served_at[run_id] = max(served, self.served_at.get(run_id, 0.0))
 
     def _count(self, task: TaskState, sign: int) -> None:
         """Add a task to all counts (`sign` 1), or take it away (-1)."""

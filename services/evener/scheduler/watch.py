@@ -128,6 +128,7 @@ def view(state: TaskState, cursor: int, *, held: str, refused: str) -> TaskView:
         name=None if submitted.task is None else submitted.task.name,
         harness=submitted.options.harness.name,
         purpose=submitted.options.purpose,
+        priority=submitted.options.priority,
         samples=submitted.options.samples,
         stages=dict(Counter(session.stage for session in state.sessions)),
         ends=dict(Counter(session.termination_reason for session in state.sessions if session.termination_reason is not None)),

@@ -236,9 +236,9 @@ class TaskWriter:
             sampled = self._spending.note(self.tasks.get(task_id), state)
             self._metrics.team_tokens_sampled.labels(state.submitted.team).inc(sampled)
         self.tasks.update(draft.changed)
-        for task_id in draft.deleted:
+        for task_id, deleted in draft.deleted.items():
             self.tasks.pop(task_id, None)
-            self._open.drop(task_id)
+            self._open.forget(task_id, deleted.run_id)
         self.deleted.update(draft.deleted)
         for task_id in draft.forgotten:
             self.deleted.pop(task_id, None)
@@ -254,9 +254,12 @@ class TaskWriter:
             if isinstance(event, TaskEnded):
                 self._metrics.tasks_ended.labels(event.outcome).inc()
                 log.info("task_ended", task_id=event.task_id, outcome=event.outcome, reason=event.reason)
+            elif isinstance(event, SessionDispatched) and event.attempt == 1:
+                self._metrics.queue_seconds.observe(event.dispatched_at - self.tasks[event.spec.task_id].submitted.submitted_at)
         for attempt in draft.ended:
             if attempt.lost:
                 self._metrics.attempts_lost.labels(attempt.reason).inc()
+        self._metrics.runs_waiting.set(self._open.waiting_runs)
         self._metrics.sessions_waiting.set(self._open.waiting_by_team.total())
         self._metrics.sessions_running.set(self._open.held_by_team.total())
         show_teams(self._metrics, waiting=self._open.waiting_by_team, running=self._open.held_by_team)

@@ -63,6 +63,11 @@ def test_sandbox_that_a_task_names_is_kept(task: Path) -> None:
     assert sandboxes_of(isolated(plan(task, asked(harness=HarnessSpec(name="pi"))), trust_local=False)) == {"local"}
 
 
+def test_priority_of_a_run_is_that_of_its_tasks(task: Path) -> None:
+    """1 unless the run says otherwise."""
+    assert [each.options.priority for given in ({}, {"priority": 3}) for each in plan(task, asked(**given))] == [1, 3]
+
+
 def test_group_options_and_models_reach_every_task_of_a_run(task: Path) -> None:
     given = {"deliver-early-at": "3", "min-usable": "2", "max-staleness": "1", "drop-zero-variance": "true"}
     options = read(GroupOptions, given, "group")

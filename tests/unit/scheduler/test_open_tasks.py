@@ -73,3 +73,21 @@ def test_index_is_what_a_look_at_all_tasks_finds(changed: list[Change]) -> None:
         for run_id in dict.fromkeys(task.submitted.options.run_id for task in known.values())
         if any(task.submitted.options.run_id == run_id for task in waiting.values())
     }
+
+
+def test_last_dispatch_of_a_run_is_known_until_the_run_is_deleted() -> None:
+    """Also once all its tasks are closed: whose turn it is depends on it. What else of the run is open keeps it."""
+    index = OpenTasks([dispatched("a", 7.0, ended=True), dispatched("c", 5.0, ended=False), dispatched("b", 6.0, ended=True)])
+    assert index.served_at == {"one": 7.0, "two": 6.0}
+
+    index.forget("a", "one")
+    index.forget("b", "two")
+    assert index.served_at == {"one": 7.0}
+
+    index.forget("c", "one")
+    assert index.served_at == {}
+
+
+def dispatched(name: str, at: float, *, ended: bool) -> TaskState:
+    state = task(name, [Stage.SEALED] * SAMPLES, ["r1"] * SAMPLES, ended=ended)
+    return structs.replace(state, sessions=tuple(structs.replace(session, dispatched_at=at) for session in state.sessions))
