@@ -76,7 +76,7 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: conformance swaps bench-bus bench-scale bench-recovery simulate bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile escape learn
+.PHONY: conformance swaps bench-bus bench-scale bench-recovery simulate bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile escape containers learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m proofs.bench.bus
 
@@ -112,6 +112,9 @@ chaos: $(READY) ## Break everything many times, on Kafka and in one process, and
 
 escape: $(READY) ## Try to get out of sandboxes of Docker and bubblewrap, and again with each defence switched off (3 minutes; ONLY=proxy; Docker, bubblewrap, root)
 	$(BIN)/python -m proofs.escape --only "$(ONLY)"
+
+containers: $(READY) ## Run every real CLI in containers, beside plain processes; tasks with a Dockerfile; a repository task (8 minutes; ONLY=pi,codex; Docker, npm, Python 3.12, root)
+	$(BIN)/python -m proofs.containers --only "$(ONLY)"
 
 hostile: $(READY) ## Send every kind of hostile input to one running Evener, and see that it lives and answers, and that its accounting is right (10 minutes; ONLY=gzip KINDS=files,http)
 	$(BIN)/python -m proofs.hostile --only "$(ONLY)" --kinds "$(KINDS)"

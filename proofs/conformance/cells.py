@@ -27,19 +27,20 @@ from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling
 from evener.proto.trajectories import RowKind
 
 
-async def run(at: Site, setup: SetUp, case: Case) -> tuple[Seen, list[str]]:
+async def run(at: Site, setup: SetUp, case: Case, sandbox: str = "local") -> tuple[Seen, list[str]]:
     """Return what became of a session of this set-up in this case, and what is wrong beside that. Raises TimeoutError, NotCheckedError."""
     if case.watched:
         possible()
     began = len(at.engine.ledger)
     at.engine.play(case.script(setup))
     run_request = _wish(setup, case)
-    (task,) = planned = await asyncio.to_thread(plan, _task(at.folder / run_request.run_id, files_of(case, setup)), run_request)
+    task_folder = _task(at.folder / run_request.run_id, files_of(case, setup))
+    (task,) = planned = await asyncio.to_thread(plan, task_folder, run_request, sandbox)
     try:
         async with asyncio.timeout(case.limit_seconds):
             await submit(at.client, planned)
             wrong = await meddle(at, case, task.task_id)
-            view = await _ended(at.client, run_request.run_id)
+            view = await ended(at.client, run_request.run_id)
             wrong += await all_gone(task.task_id)
             exited = await exit_of(at, task.task_id)
             session = await at.client.session(session_of(task.task_id, 0))
@@ -79,7 +80,8 @@ def _task(folder: Path, files: Sequence[str]) -> Path:
     return folder
 
 
-async def _ended(client: Client, run_id: str) -> TaskView:
+async def ended(client: Client, run_id: str) -> TaskView:
+    """Return the first task of a run that has ended."""
     return await anext(view async for view in client.watch(run_id) if view.outcome is not None)
 
 

@@ -12,7 +12,7 @@ from evener.client.session_views import CallView, SessionView
 from evener.client.views import TaskView
 from evener.proto.reasons import ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import Fidelity
-from evener.proto.trajectories import TrajectoryBuilt
+from evener.proto.trajectories import Row, TrajectoryBuilt
 
 
 class Open(Enum):
@@ -81,6 +81,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """What the independent checker finds between rows and the engine's ledger."""
     seconds: float
     """How long the CLI ran."""
+    rows: tuple[Row, ...] = ()
+    """What a trainer is given."""
 
     def differs(self, wanted: Facts) -> tuple[str, ...]:
         """Return what is not as it should be; empty: all is."""
@@ -122,6 +124,7 @@ def seen(
         detail=built.detail or (built.exit.detail if built.exit else ""),
         unlike=unlike,
         seconds=built.exit.wall_seconds if built.exit else 0.0,
+        rows=built.rows,
     )
 
 

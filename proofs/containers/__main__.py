@@ -1,0 +1,89 @@
+"""`python -m proofs.containers [--only A,B]`: real harnesses in containers of Docker; figures to outputs/containers.json.
+
+- families: the linear case of the conformance suite with every set-up of every harness, in `docker` and in `local`: the same rows.
+- dockerfile: Pi and Codex on a task with a Dockerfile.
+- repository: a task in the shape of SWE-bench; one policy solves it, one breaks another test, one rewrites the tests.
+
+It starts a Docker daemon of its own (`scripts/dockerd.py`), which needs root, and installs the harnesses that are missing.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from proofs.conformance.code import digest
+from proofs.conformance.setups import SETUPS
+from proofs.conformance.sites import Site
+from proofs.containers.dockerfile import dockerfile_task, shell_calls
+from proofs.containers.families import compared
+from proofs.containers.repository import POLICIES, calls_of, repository_task
+from proofs.containers.site import Ended, containers, solved
+from proofs.figures import Row, report
+from scripts.dockerd import daemon
+
+from evener.cli.harness_bundles import cache
+from evener.engines.embedded import default_weights
+from evener.harnesses.registry import harness
+from evener.proto.reasons import TerminationReason
+from evener.templates.gguf import load_tokenizer
+
+WITH_DOCKERFILE: Final = ("pi", "codex")
+ON_REPOSITORY: Final = ("script", "pi", "codex")
+
+
+async def prove(only: str, folder: Path, docker_host: str) -> list[Row]:
+    """Return a row for each session, or each pair of them."""
+    wanted = {name for name in only.split(",") if name}
+    tokenizer = await asyncio.to_thread(load_tokenizer, default_weights())
+    rows = []
+    async with containers(folder, tokenizer, docker_host) as at:
+        async for row in _proved(at, wanted or {setup.harness for setup in SETUPS.values()}, folder, docker_host):
+            print(f"{row['arm']}, {row['name']}: {row['wrong'] or 'passed'}", file=sys.stderr)  # noqa: T201 - for whoever runs it
+            rows.append(row)
+    return rows
+
+
+async def _proved(at: Site, harnesses: set[str], folder: Path, docker_host: str) -> AsyncIterator[Row]:
+    for setup in (setup for setup in SETUPS.values() if setup.harness in harnesses):
+        both = await compared(at, setup)
+        yield _row("families", setup.name, both.wrong, both.calls, both.rows)
+    for name in harnesses.intersection(WITH_DOCKERFILE):
+        await harness(name).install(cache())
+        task = await asyncio.to_thread(dockerfile_task, folder / f"plant-{name}")
+        yield _ended("dockerfile", name, await solved(at, task, name, shell_calls(name)), {"reward": 1.0})
+    task = await asyncio.to_thread(repository_task, folder / "repository", docker_host)
+    for name in harnesses.intersection(ON_REPOSITORY):
+        for policy in POLICIES:
+            made = await solved(at, task, name, calls_of(name, policy.files))
+            yield _ended("repository", f"{name} {policy.name}", made, policy.rewards)
+
+
+def _ended(arm: str, name: str, ended: Ended, rewards: dict[str, float]) -> Row:
+    wrong = [] if ended.rewards == rewards else [f"the rewards are {ended.rewards}, not {rewards}"]
+    if ended.end is not TerminationReason.FINISHED or ended.rows != 1:
+        wrong.append(f"it ended as {ended.end} with {ended.rows} rows: {ended.detail}")
+    return _row(arm, name, wrong, ended.calls, ended.rows)
+
+
+def _row(arm: str, name: str, wrong: Sequence[str], calls: int, rows: int) -> Row:
+    return {"arm": arm, "name": name, "calls": calls, "rows": rows, "wrong": "; ".join(wrong)}
+
+
+def main() -> int:
+    """Return the exit status: 1 if something was not as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m proofs.containers")
+    parser.add_argument("--only", default="", help="harnesses, with commas between")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, daemon() as (_, address):
+        rows = asyncio.run(prove(options.only, Path(folder), address))
+    failed = [row for row in rows if row["wrong"]]
+    report("containers", "Real harnesses in containers", rows, sessions=len(rows), failed=len(failed), code=digest())
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
