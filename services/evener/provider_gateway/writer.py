@@ -19,6 +19,7 @@ from evener.service.events import EventLog
 from evener.service.telemetry import Metrics
 
 BATCH_BYTES: Final = 4 << 20
+CRASHED: Final = "the writer of the partition crashed"
 
 log = structlog.get_logger()
 
@@ -56,6 +57,8 @@ class PartitionWriter:
         """Entries whose large fields are being moved to the blob store. Others do not wait for them."""
         self._closed: BusError | None = None
         """Why nothing is committed any more."""
+        self._crashed: Exception | None = None
+        """The bug that kept committed events out of their session: only an owner that reads the log again knows them."""
         self._task = asyncio.create_task(self._run(), name=f"writer of {producer.transactional_id}")
 
     def commit(
@@ -109,21 +112,25 @@ class PartitionWriter:
     async def _run(self) -> None:
         batch: list[Entry] = []
         try:
-            while self._queue or self._closed is None:
-                if self._queue:
-                    batch = self._take()
-                    await self._commit(batch)
-                    batch = []  # or the last one would stay in memory
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
+            while batch := await self._next_batch():
+                await self._commit(batch)
+                batch = []  # or it would stay in memory
         except BaseException:  # nobody may wait for a writer that crashed
-            self._closed = self._closed or NotCommitted("the writer of the partition crashed")
+            self._closed = self._closed or NotCommitted(CRASHED)
             self._fail([entry for entry in (*batch, *self._queue) if not entry.committed.done()], self._closed)
             raise
 
+    async def _next_batch(self) -> list[Entry]:
+        """Wait for entries and take a batch, empty when the writer is closed. Raises the bug of a session that cannot take events in."""
+        while not self._queue and self._closed is None and self._crashed is None:
+            self._wake.clear()
+            await self._wake.wait()
+        if self._crashed is not None:
+            raise self._crashed
+        return self._take()
+
     def _take(self) -> list[Entry]:
-        """Take a batch off the queue, at least one entry."""
+        """Take a batch off the queue, at least one entry if there is any."""
         size = count = 0
         for entry in self._queue:
             size += entry.size
@@ -154,7 +161,18 @@ class PartitionWriter:
             self._metrics.commit_seconds.observe(time.perf_counter() - began)
             offsets = iter([position.offset for position in positions])
             for entry in batch:
-                entry.session.change(partial(_fold, entry, [(event, next(offsets)) for event in entry.events]))
+                entry.session.change(partial(self._fold, entry, [(event, next(offsets)) for event in entry.events]))
+
+    def _fold(self, entry: Entry, events: Sequence[tuple[AnyEvent, int]]) -> None:
+        try:
+            entry.session.fold(events, time.time())
+        except Exception as error:  # noqa: BLE001 - the writer raises it, also where a reader's call folds
+            self._crashed = error
+            self._wake.set()
+            self._fail([entry], NotCommitted(CRASHED))
+        else:
+            if not entry.committed.done():
+                entry.committed.set_result(None)
 
     async def _offload(self, entry: Entry) -> None:
         session_id = entry.session.session_id
@@ -186,9 +204,3 @@ class PartitionWriter:
             if not entry.committed.done():
                 entry.committed.set_exception(error)
                 entry.committed.exception()  # its caller may be gone
-
-
-def _fold(entry: Entry, events: Sequence[tuple[AnyEvent, int]]) -> None:
-    entry.session.fold(events, time.time())
-    if not entry.committed.done():
-        entry.committed.set_result(None)
