@@ -7,10 +7,11 @@ Every line names the service and the instance that it is about, and within a spa
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import structlog
 from opentelemetry import trace
@@ -19,6 +20,10 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+REPEAT_SECONDS: Final = 30.0
+MAX_REPEATING: Final = 1000
+"""How many different lines are remembered: some libraries write ids into their messages."""
 
 
 class LogStream:
@@ -36,6 +41,37 @@ class LogStream:
         """Flush the stream. Its errors are ignored."""
         with suppress(OSError):
             self._stream.flush()
+
+
+class RepeatFilter(logging.Filter):
+    """Lets through one of the equal lines of a library in `seconds`; the next one tells how many were left out.
+
+    While a broker is away, its clients log a line for each of their tries, thousands in a minute. Lines are equal if they differ only in
+    what is filled in. Lines with a traceback all pass.
+    """
+
+    def __init__(self, seconds: float = REPEAT_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._clock = clock
+        self._passed: dict[tuple[str, int, str], tuple[float, int]] = {}
+        """When a line of this logger, level and message passed, and how many were left out since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line is logged."""
+        if record.exc_info:
+            return True
+        line, now = (record.name, record.levelno, str(record.msg)), self._clock()
+        passed_at, left_out = self._passed.get(line, (float("-inf"), 0))
+        if now - passed_at < self._seconds:
+            self._passed[line] = passed_at, left_out + 1
+            return False
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out} more like it since the last one)", ()
+        if len(self._passed) >= MAX_REPEATING:
+            self._passed.clear()
+        self._passed[line] = now, 0
+        return True
 
 
 class RouteOf(BaseRoute):
@@ -80,6 +116,7 @@ def set_up_logs(level: str, *, service: str, instance: str) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)
+    handler.addFilter(RepeatFilter())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers]

@@ -19,7 +19,7 @@ from structlog.contextvars import bound_contextvars
 from tests.support.service_context import serving
 
 from evener.service.exits import complain
-from evener.service.logs import RouteOf, set_up_logs
+from evener.service.logs import RepeatFilter, RouteOf, set_up_logs
 
 FULL = Path("/dev/full")
 
@@ -119,3 +119,32 @@ async def test_lines_of_a_request_name_the_service_that_answers(capsys: pytest.C
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
     assert [line["service"] for line in lines if line["event"] == "asked"] == ["scheduler"]
+
+
+def test_line_that_a_library_repeats_is_logged_once_in_a_while_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A broker that was away for a minute filled the log with thousands of lines that said so."""
+    now = 0.0
+    library = logging.getLogger("library")
+    caplog.handler.addFilter(RepeatFilter(30.0, lambda: now))
+    for node in range(500):
+        library.warning("cannot connect to %s", node)
+    library.warning("another line")
+    library.error("cannot connect to %s", "a node of another level")
+    for _ in range(2):
+        try:
+            _fail("")
+        except ValueError:
+            library.exception("a bug")
+    now = 31.0
+    library.warning("cannot connect to %s", 7)
+    library.warning("another line")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot connect to 0",
+        "another line",
+        "cannot connect to a node of another level",
+        "a bug",
+        "a bug",
+        "cannot connect to 7 (499 more like it since the last one)",
+        "another line",
+    ]
