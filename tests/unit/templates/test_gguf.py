@@ -14,7 +14,7 @@ from evener.templates.source import ModelSource
 
 pytestmark = pytest.mark.engine
 
-HEADER = b"GGUF\x03\x00\x00\x00" + bytes(8) + b"\x02" + bytes(7)
+HEADER = b"GGUF\x03\x00\x00\x00" + bytes(8) + b"\x03" + bytes(7)
 ENTRIES = (
     b"\x01"
     + bytes(7)
@@ -31,6 +31,19 @@ ENTRIES = (
     + b"\x02"
     + bytes(7)
     + bytes(8)
+    + b"\x01"
+    + bytes(7)
+    + b"c"
+    + b"\x09\x00\x00\x00"
+    + b"\x08\x00\x00\x00"
+    + b"\x02"
+    + bytes(7)
+    + b"\x01"
+    + bytes(7)
+    + b"x"
+    + b"\x02"
+    + bytes(7)
+    + b"yz"
 )
 
 
@@ -53,6 +66,13 @@ def test_model_brings_its_template_and_its_special_tokens(source: ModelSource) -
 def test_digits_are_single_tokens(source: ModelSource) -> None:
     """The pre-tokenizer that its engine uses, which the file names but does not describe."""
     assert source.tokenizer.encode("1234", add_special_tokens=False).tokens == ["1", "2", "3", "4"]
+
+
+def test_whole_file_is_read(tmp_path: Path) -> None:
+    """The one that the next test damages."""
+    (tmp_path / "whole.gguf").write_bytes(HEADER + ENTRIES)
+
+    assert gguf.read_metadata(tmp_path / "whole.gguf") == {"a": "hi", "b": [0, 0], "c": ["x", "yz"]}
 
 
 @given(st.integers(0, len(HEADER + ENTRIES)), st.binary(max_size=24))
