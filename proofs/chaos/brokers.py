@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from proofs.chaos.links import Link, link
-from scripts.kafka import JAVA_OPTIONS, die_with_parent, fetch_broker, free_ports, properties
+from scripts.kafka import die_with_parent, free_ports, java, properties
 
 START_SECONDS: Final = 600.0
 POLL_SECONDS: Final = 0.1
@@ -142,8 +142,7 @@ def _listeners(port: int, controller: int, behind: Mapping[str, int], told: Mapp
 
 
 async def _java(*words: str) -> list[str]:
-    jars = await asyncio.to_thread(fetch_broker)
-    return ["java", *JAVA_OPTIONS, "-cp", f"{jars}/*", *words]
+    return [*await asyncio.to_thread(java), *words]
 
 
 def _changed(told: str, settings: Mapping[str, object]) -> str:
