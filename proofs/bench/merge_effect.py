@@ -38,7 +38,7 @@ from evener.proto.sessions import Fidelity
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Sampling, Strategy
 from evener.proto.tasks import TaskOptions
 from evener.proto.trajectories import TrajectoryBuilt
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 from evener.tasks.pack import pack
 from evener.templates.gguf import load_tokenizer
 from evener.tokens.kept import unpack

@@ -30,7 +30,7 @@ from evener.client.client import Client
 from evener.client.errors import ClientError
 from evener.client.views import EngineRequest
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 from evener.templates.gguf import load_tokenizer, package_file
 
 SCHEDULER: Final = "scheduler"

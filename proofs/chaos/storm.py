@@ -19,7 +19,7 @@ from evener.blobs.open import open_blobs
 from evener.bus.read_only import open_reader
 from evener.client.client import Client
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 from evener.templates.gguf import load_tokenizer, package_file
 
 PLANTED: Final = str(Path(__file__).with_name("planted.py"))

@@ -18,7 +18,7 @@ from evener.cli.harness_check import CHECK_POLICY, CONTEXT_TOKENS
 from evener.client.client import Client
 from evener.client.views import EngineRequest
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 HOST: Final = "proofs.conformance.host"
 NO_QUEUE: Final = (

@@ -32,7 +32,7 @@ from evener.engines.scripted import Rule, Script, ScriptedServer, ToolCall, scri
 from evener.proto.ids import session_of
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Sampling, Streaming
 from evener.proto.tasks import TaskOptions, TaskOutcome
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 from evener.tasks.pack import pack
 from evener.templates.gguf import load_tokenizer, package_file
 

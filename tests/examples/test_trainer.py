@@ -32,10 +32,10 @@ from evener.proto.fleet import PolicyPublished
 from evener.proto.reasons import ExclusionReason
 from evener.proto.topics import Topic
 from evener.proto.trajectories import Accounting, TrajectoryScored
-from evener.service.auth import TOKEN_FILE
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
 from evener.service.listener import Mounts, address_of, bind, listen
+from evener.service.state_folder import TOKEN_FILE
 from evener.trainer_bridge.config import Config
 from evener.trainer_bridge.service import open_service
 

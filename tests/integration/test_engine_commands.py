@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from evener.client.client import Client
 from evener.engines.llama import LlamaEngine
 from evener.engines.scripted import Script, scripted_engine
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 
 async def evener(*words: str, **environ: str) -> Process:

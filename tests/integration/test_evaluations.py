@@ -14,7 +14,7 @@ from evener.client.client import Client
 from evener.engines.scripted import Rule, Script, scripted_engine
 from evener.proto.spec import Purpose
 from evener.proto.topics import Topic
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 
 def task(folder: Path, name: str, expected: str) -> Path:

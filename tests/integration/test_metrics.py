@@ -14,7 +14,7 @@ from evener.client.client import Client
 from evener.engines.scripted import Rule, Script, scripted_engine
 from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
 from evener.proto.tasks import TaskOptions
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 SCRIPT: Final = Script(default=Rule(say="one two three four five six seven eight nine ten", wait="each"))
 OPTIONS: Final = TaskOptions(

@@ -22,7 +22,7 @@ from evener.client.client import Client
 from evener.engines.scripted import Rule, Script, scripted_engine
 from evener.proto.spec import GraderSpec, GroupOptions, HarnessSpec, Sampling
 from evener.proto.tasks import TaskOptions
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = ("proto", "libs", "services")

@@ -29,9 +29,9 @@ from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
 from evener.proto.tasks import TaskEnded, TaskOptions, TaskOutcome
 from evener.proto.topics import HEADER_TYPE, Topic
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt, TrajectoryScored
-from evener.service.auth import TOKEN_FILE
 from evener.service.context import ServiceContext
 from evener.service.events import header
+from evener.service.state_folder import TOKEN_FILE
 from evener.tasks.pack import pack
 
 TASK: Final = Path(importlib.import_module("evener.tasks.pack").__file__ or "").parent / "bundled" / "ten-words"

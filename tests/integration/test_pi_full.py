@@ -29,7 +29,7 @@ from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, Samplin
 from evener.proto.tasks import TaskOptions
 from evener.proto.trajectories import GroupMerged, TrajectoryBuilt
 from evener.sandbox_runner.config import Config
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 from evener.tasks.pack import pack
 
 pytestmark = [pytest.mark.pi, pytest.mark.usefixtures("npm")]

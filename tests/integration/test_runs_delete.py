@@ -18,7 +18,7 @@ from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOptions, TaskOutcome
 from evener.proto.trajectories import GroupMerged
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 SAMPLES: Final = 2
 SECONDS: Final = 600.0

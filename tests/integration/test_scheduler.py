@@ -39,9 +39,9 @@ from evener.runtime.faults import arm
 from evener.scheduler.config import Config
 from evener.scheduler.fleet_reader import FleetReader
 from evener.scheduler.service import open_service
-from evener.service.auth import TOKEN_FILE
 from evener.service.events import header
 from evener.service.fleet_feed import FleetFeed
+from evener.service.state_folder import TOKEN_FILE
 from evener.service.tracing import context_of
 from evener.tasks.directory import bundled, find
 from evener.tasks.pack import pack

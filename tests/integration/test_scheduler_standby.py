@@ -23,7 +23,7 @@ from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import GraderSpec, HarnessSpec
 from evener.proto.tasks import TaskOptions, TaskSubmitted
 from evener.proto.topics import Topic
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 from evener.tasks.directory import bundled, find
 from evener.tasks.pack import pack
 

@@ -26,10 +26,10 @@ from evener.engines.scripted import Rule, Script, ScriptedServer, scripted_engin
 from evener.proto.spec import GraderSpec, HarnessSpec, Sampling
 from evener.proto.tasks import TaskOptions, TaskOutcome
 from evener.runtime.tls import TlsFileUnusable, client_context
-from evener.service.auth import TOKEN_FILE
 from evener.service.certificate import Certificate
 from evener.service.config import ServiceConfig
 from evener.service.listener import Mounts, bind, listen
+from evener.service.state_folder import TOKEN_FILE
 
 API_KEY = "engine-key"
 SCRIPT = Script(default=Rule(say="one two three four five six seven eight nine ten"))

@@ -14,7 +14,7 @@ from evener.client.groups import Groups
 from evener.engines.scripted import Rule, Script, scripted_engine
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Sampling
 from evener.proto.tasks import TaskOptions, TaskOutcome
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 SCRIPT = Script(default=Rule(say="one two three four five six seven eight nine ten"))
 OPTIONS = TaskOptions(

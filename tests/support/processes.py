@@ -18,7 +18,7 @@ import pytest
 from tests.support.waiting import eventually, until
 
 from evener.client.client import Client
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 SERVICES: Final = ("scheduler", "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
 START_SECONDS: Final = 120.0

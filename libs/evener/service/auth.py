@@ -22,10 +22,10 @@ from evener.proto.errors import ConfigError, EvenerError
 from evener.service.http import BodyRefused, error_response
 from evener.service.loopback import is_loopback
 from evener.service.principals import OPERATOR, Principal, Principals, Role
+from evener.service.state_folder import TOKEN_FILE
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-TOKEN_FILE: Final = "operator-token"
 KEY_FILE: Final = "capability-key"
 NO_PRINCIPALS: Final = Principals(None)
 

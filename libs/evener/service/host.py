@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 import uvloop
-from msgspec import Struct, structs
+from msgspec import structs
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.routing import BaseRoute
 
@@ -42,6 +42,7 @@ from evener.service.measured_blobs import MeasuredBlobs
 from evener.service.neighbours import Neighbours
 from evener.service.renewal import renew_offsets
 from evener.service.service_links import service_links
+from evener.service.state_folder import STATE_FILE, RunningUp
 from evener.service.store import Store
 from evener.service.supervisor import Supervisor, Wanted, not_open
 from evener.service.telemetry import metrics
@@ -49,19 +50,11 @@ from evener.service.tracing import set_up_traces
 
 CLOSE_SECONDS: Final = 15.0
 """The limit of closing after the drain. Then the process exits at once, with 1."""
-STATE_FILE: Final = "evener.json"
 
 log = structlog.get_logger()
 
 Beside = Callable[[ServiceContext], AbstractAsyncContextManager[object]]
 """A context that is open as long as the services are, such as an embedded engine."""
-
-
-class RunningUp(Struct, frozen=True, kw_only=True):
-    """The content of the state file, by which commands find the running `evener up`."""
-
-    url: str
-    pid: int
 
 
 def run_process(config: ServiceConfig, wanted: Sequence[Wanted], *, beside: Sequence[Beside] = (), state_file: bool = False) -> int:

@@ -20,10 +20,9 @@ from evener.proto.errors import ConfigError, EvenerError
 from evener.runtime.disk import is_full
 from evener.runtime.interrupt import ended_by
 from evener.runtime.tls import client_context
-from evener.service.auth import TOKEN_FILE
 from evener.service.config import default_state, secret_of
 from evener.service.exits import complain
-from evener.service.host import STATE_FILE, RunningUp
+from evener.service.state_folder import STATE_FILE, TOKEN_FILE, RunningUp
 
 SERVICES_START_SECONDS: Final = 180.0
 SERVICES_STOP_SECONDS: Final = 40.0

@@ -15,6 +15,7 @@ from evener.harnesses.npm import brings_node
 from evener.harnesses.registry import names
 
 HEAVY = ("numpy", "aiohttp", "tokenizers", "starlette", "uvicorn", "aiokafka", "obstore", "pyarrow", "jinja2", "opentelemetry")
+SERVING = ("starlette", "uvicorn", "opentelemetry", "prometheus_client", "structlog", "obstore")
 HELPS = (
     "--help",
     "up --help",
@@ -280,13 +281,16 @@ def test_doctor_asks_for_node_as_the_harness_does(tmp_path: Path) -> None:
 
 
 def test_dead_evener_is_reported(tmp_path: Path) -> None:
-    """The URL that was given does not answer."""
+    """The URL that was given does not answer. A command that only asks imports nothing that serves."""
     environ = os.environ | {"EVENER_URL": "http://127.0.0.1:9", "EVENER_OPERATOR_TOKEN": "t", "XDG_STATE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "evener.cli", "show", "x.0"]
+    command = [sys.executable, "-c", TELLS_IMPORTS, "show", "x.0"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    imported = ended.stderr.split()
 
     assert ended.returncode == 1
     assert ended.stderr.startswith("evener: no evener is running at http://127.0.0.1:9. Start Evener with `evener up`")
+    assert "aiohttp" in imported
+    assert [name for name in SERVING if name in imported] == []
 
 
 def test_url_that_is_none_is_reported(tmp_path: Path) -> None:

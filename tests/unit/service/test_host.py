@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from tests.support.waiting import block_until
 
-from evener.service.host import STATE_FILE, RunningUp
+from evener.service.state_folder import STATE_FILE, RunningUp
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("toy_program.py")
