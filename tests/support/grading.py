@@ -21,7 +21,7 @@ from evener.sandboxes.local import LocalSandboxes, open_local
 from evener.tasks.pack import pack
 
 
-class AnyBench:
+class GradingBench:
     """Grades a session that gave an answer and left files."""
 
     def __init__(self, folder: Path, sandboxes: LocalSandboxes) -> None:
@@ -38,20 +38,30 @@ class AnyBench:
         answer: str | None = "4",
         files: Mapping[str, str] | None = None,
         changed: Mapping[str, str] | None = None,
+        archive: bytes | None = None,
+        removed: Sequence[str] = (),
+        lost: str | None = None,
         allowed: Allowed | None = None,
     ) -> Grade:
-        """Return the grade. `files` are of the task; `evidence` is then what the grading left."""
+        """Return the grade. `files` are of the task; `evidence` is then what the grading left.
+
+        The agent left the files `changed`, or an archive of them; or none, because they were lost for a reason.
+        """
         task = self._folder / "task"
         written = {"instruction.md": "What is 2 + 2?", "task.toml": '[metadata.evener]\nexpected = "4"\n', **(files or {})}
         for name, text in written.items():
             (task / name).parent.mkdir(parents=True, exist_ok=True)
             (task / name).write_text(text)
+            (task / name).chmod(0o755 if name.endswith(".sh") else 0o644)
         packed = pack(task)
         blobs = open_blobs("memory://")
         await blobs.put(packed.data)
-        kept = {"changes.tar": archive_of(changed or {}), "removed.json": json.dumps([]).encode()}
+        kept = {"changes.tar": archive or archive_of(changed or {}), "removed.json": json.dumps(removed).encode()} if lost is None else {}
+        kept["harness.log"] = b"done"
         left = HarnessExit(
-            cause=ExitCause.EXITED, artifacts=tuple([Artifact(name=name, blob=await blobs.put(data)) for name, data in kept.items()])
+            cause=ExitCause.EXITED,
+            detail=lost or "",
+            artifacts=tuple([Artifact(name=name, blob=await blobs.put(data)) for name, data in kept.items()]),
         )
         calls = tuple(CallSummary(call_id=f"c{n}", attempt=1, sampled_tokens=3, opened_at=float(n)) for n in (1, 2))
         spec = GraderSpec(name=grader, options=dict(options or {}), parts=tuple(parts))
@@ -79,7 +89,7 @@ def archive_of(files: Mapping[str, str]) -> bytes:
 
 
 @asynccontextmanager
-async def open_bench(folder: Path) -> AsyncIterator[AnyBench]:
+async def open_bench(folder: Path) -> AsyncIterator[GradingBench]:
     """Yield a bench that keeps its files in a folder."""
     async with open_local(folder / "grading") as sandboxes:
-        yield AnyBench(folder, sandboxes)
+        yield GradingBench(folder, sandboxes)

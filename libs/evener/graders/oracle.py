@@ -35,7 +35,7 @@ class PreparedTask(Struct, frozen=True, kw_only=True, eq=False):
     blobs: Blobs
 
 
-class Played(Struct, frozen=True, kw_only=True):
+class StandInWork(Struct, frozen=True, kw_only=True):
     """The files and the message that a stand-in left."""
 
     trajectory: TrajectoryBuilt
@@ -58,7 +58,7 @@ def answer_of(task: Task) -> str | None:
     return options.get("expected") if task.grader.name == "answer" and options.get("match") != "regex" else None
 
 
-async def play(kind: str, prepared: PreparedTask, name: str) -> Played:
+async def stand_in_session(kind: str, prepared: PreparedTask, name: str) -> StandInWork:
     """Return the session of a stand-in, `ORACLE` or `NO_OP`; its artifacts are put into the blobs. Raises SandboxError, BlobError.
 
     `name` is unique among the open sandboxes.
@@ -78,7 +78,7 @@ async def play(kind: str, prepared: PreparedTask, name: str) -> Played:
         kept = {CHANGES: changes.archive, REMOVED: json.dumps(changes.removed).encode()}
         artifacts = tuple([Artifact(name=file, blob=await prepared.blobs.put(content)) for file, content in kept.items()])
         left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
-    return Played(trajectory=_session(prepared, kind, answer, left), output=output, problem=problem)
+    return StandInWork(trajectory=_session(prepared, kind, answer, left), output=output, problem=problem)
 
 
 async def _solve(task: Task, solution: Path, sandbox: Sandbox) -> tuple[bytes, str | None]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError
-from evener.graders.oracle import NO_OP, ORACLE, PreparedTask, has_oracle, play
+from evener.graders.oracle import NO_OP, ORACLE, PreparedTask, has_oracle, stand_in_session
 from evener.graders.port import GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.graders.task_tests import OUTPUT, last_lines
@@ -107,13 +107,13 @@ class Validator:
 
 async def _trial(kind: str, prepared: PreparedTask, name: str) -> Trial:
     try:
-        played = await play(kind, prepared, name)
+        work = await stand_in_session(kind, prepared, name)
     except (SandboxError, BlobError) as error:
         return Trial(reward=None, detail=str(error))
-    context = GradingContext(trajectory=played.trajectory, blobs=prepared.blobs, sandboxes=prepared.sandboxes, name=f"{name}-grading")
-    said = [played.problem]
-    if played.problem and played.output:
-        said.append(last_lines(played.output))
+    context = GradingContext(trajectory=work.trajectory, blobs=prepared.blobs, sandboxes=prepared.sandboxes, name=f"{name}-grading")
+    said = [work.problem]
+    if work.problem and work.output:
+        said.append(last_lines(work.output))
     try:
         grade = await grader_for(prepared.task.grader.name)(context)
     except GraderError as error:

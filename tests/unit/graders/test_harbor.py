@@ -6,106 +6,66 @@ import json
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.builders import built
-from tests.support.grading import archive_of
+from tests.support.grading import GradingBench, open_bench
 from tests.support.waiting import eventually
 
 from evener.blobs.open import open_blobs
-from evener.blobs.port import Blobs
 from evener.graders import harbor
 from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext
-from evener.proto.reasons import ExitCause
-from evener.proto.sessions import Artifact
-from evener.proto.trajectories import HarnessExit
-from evener.sandboxes.local import LocalSandboxes, open_local
-from evener.tasks import pack
-
-
-class Bench:
-    """A place to grade: makes a task of a test script, and grades what an agent left."""
-
-    def __init__(self, folder: Path, blobs: Blobs, sandboxes: LocalSandboxes) -> None:
-        self._folder = folder
-        self._blobs = blobs
-        self._sandboxes = sandboxes
-        self.evidence: dict[str, bytes] = {}
-
-    async def grade(
-        self,
-        script: str,
-        *,
-        changed: dict[str, str] | None = None,
-        archive: bytes | None = None,
-        removed: tuple[str, ...] = (),
-        lost: str | None = None,
-    ) -> Grade:
-        """Grade a session that left these changes; or none, because they were lost for a reason. `evidence` is then what it left."""
-        task = self._folder / "task"
-        for name, text in {
-            "instruction.md": "Write the answer.",
-            "task.toml": "[verifier]\ntimeout_sec = 60.0\n",
-            "environment/given.txt": "given\n",
-            "tests/test.sh": f"#!/bin/sh\n{script}\n",
-            "tests/helper.sh": "echo helped\n",
-        }.items():
-            (task / name).parent.mkdir(parents=True, exist_ok=True)
-            (task / name).write_text(text)
-        (task / "tests/test.sh").chmod(0o755)
-        packed = pack.pack(task)
-        await self._blobs.put(packed.data)
-        kept = {"changes.tar": archive or archive_of(changed or {}), "removed.json": json.dumps(removed).encode()} if lost is None else {}
-        kept["harness.log"] = b"done"
-        exited = HarnessExit(
-            cause=ExitCause.EXITED,
-            exit_code=0,
-            detail=lost or "",
-            artifacts=tuple([Artifact(name=name, blob=await self._blobs.put(data)) for name, data in kept.items()]),
-        )
-        trajectory = built(given={"exit": exited}, task=packed.ref)
-        context = GradingContext(
-            trajectory=trajectory, blobs=self._blobs, sandboxes=self._sandboxes, name="grading", evidence=self.evidence
-        )
-        return await harbor.grade(context)
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_local(tmp_path / "grading") as sandboxes:
-        yield Bench(tmp_path, open_blobs("memory://"), sandboxes)
+async def bench(tmp_path: Path) -> AsyncIterator[GradingBench]:
+    async with open_bench(tmp_path) as opened:
+        yield opened
 
 
-async def test_tests_see_the_task_with_what_the_agent_changed(bench: Bench) -> None:
+async def grade(bench: GradingBench, script: str, **left: Any) -> Grade:
+    """Grade what an agent left by a test script."""
+    files = {
+        "instruction.md": "Write the answer.",
+        "task.toml": "[verifier]\ntimeout_sec = 60.0\n",
+        "environment/given.txt": "given\n",
+        "tests/test.sh": f"#!/bin/sh\n{script}\n",
+        "tests/helper.sh": "echo helped\n",
+    }
+    return await bench.grade("harbor", files=files, **left)
+
+
+async def test_tests_see_the_task_with_what_the_agent_changed(bench: GradingBench) -> None:
     """The given file is there anew, the agent's is added, the tests' own files came with them."""
     script = """
     sh /tests/helper.sh
     [ "$(cat given.txt)" = given ] && [ "$(cat answer.txt)" = 42 ] && echo 1.0 > /logs/verifier/reward.txt
     """
-    grade = await bench.grade(script, changed={"app/answer.txt": "42"})
+    got = await grade(bench, script, changed={"app/answer.txt": "42"})
 
-    assert (grade.reward, grade.rewards) == (1.0, {"reward": 1.0})
+    assert (got.reward, got.rewards) == (1.0, {"reward": 1.0})
     assert b"helped" in bench.evidence["test-stdout.txt"]
 
 
-async def test_removed_files_are_gone(bench: Bench) -> None:
+async def test_removed_files_are_gone(bench: GradingBench) -> None:
     script = "[ -e given.txt ] && echo 0 > /logs/verifier/reward.txt || echo 1 > /logs/verifier/reward.txt"
 
-    assert (await bench.grade(script, removed=("app/given.txt",))).reward == 1.0
-    assert (await bench.grade(script)).reward == 0.0
+    assert (await grade(bench, script, removed=("app/given.txt",))).reward == 1.0
+    assert (await grade(bench, script)).reward == 0.0
 
 
-async def test_json_is_read_before_text_and_its_mean_is_the_reward(bench: Bench) -> None:
+async def test_json_is_read_before_text_and_its_mean_is_the_reward(bench: GradingBench) -> None:
     both = 'echo \'{"style": 0.5, "speed": 1}\' > /logs/verifier/reward.json; echo 0 > /logs/verifier/reward.txt'
     named = 'echo \'{"style": 0.5, "reward": 1}\' > /logs/verifier/reward.json'
 
-    assert (await bench.grade(both)).reward == 0.75
-    assert (await bench.grade(named)).rewards == {"style": 0.5, "reward": 1.0}
-    assert (await bench.grade(named)).reward == 1.0
+    assert (await grade(bench, both)).reward == 0.75
+    assert (await grade(bench, named)).rewards == {"style": 0.5, "reward": 1.0}
+    assert (await grade(bench, named)).reward == 1.0
 
 
-async def test_exit_status_of_the_tests_means_nothing(bench: Bench) -> None:
-    assert (await bench.grade("echo 1 > /logs/verifier/reward.txt; exit 3")).reward == 1.0
+async def test_exit_status_of_the_tests_means_nothing(bench: GradingBench) -> None:
+    assert (await grade(bench, "echo 1 > /logs/verifier/reward.txt; exit 3")).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -122,10 +82,10 @@ async def test_exit_status_of_the_tests_means_nothing(bench: Bench) -> None:
         ": > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt",
     ],
 )
-async def test_reward_that_is_missing_or_unreadable_is_an_error_and_not_zero(bench: Bench, script: str) -> None:
+async def test_reward_that_is_missing_or_unreadable_is_an_error_and_not_zero(bench: GradingBench, script: str) -> None:
     """The tests' output is kept and its end is told, so that somebody can mend them."""
     with pytest.raises(GraderError, match=r"its last lines: first\ntried\. "):
-        await bench.grade(f"echo first; echo tried; {script}")
+        await grade(bench, f"echo first; echo tried; {script}")
     assert b"tried" in bench.evidence["test-stdout.txt"]
 
 
@@ -140,16 +100,16 @@ async def test_reward_that_is_missing_or_unreadable_is_an_error_and_not_zero(ben
         ("rm -r /logs/verifier; ln -s /tmp /logs/verifier", "is not read"),
     ],
 )
-async def test_reward_that_is_no_plain_small_file_is_an_error_that_says_so(bench: Bench, script: str, reason: str) -> None:
+async def test_reward_that_is_no_plain_small_file_is_an_error_that_says_so(bench: GradingBench, script: str, reason: str) -> None:
     """Reading it would wait for ever, fill the memory, or show a file of ours."""
     with pytest.raises(GraderError, match=reason):
-        await bench.grade(script)
+        await grade(bench, script)
 
 
-async def test_output_is_kept_of_tests_that_were_called_off(bench: Bench, tmp_path: Path) -> None:
+async def test_output_is_kept_of_tests_that_were_called_off(bench: GradingBench, tmp_path: Path) -> None:
     """The evaluator's own time limit cancels a grading."""
     begun = tmp_path / "begun"
-    task = asyncio.ensure_future(bench.grade(f"echo half; touch {begun}; sleep 600"))
+    task = asyncio.ensure_future(grade(bench, f"echo half; touch {begun}; sleep 600"))
     await eventually(begun.exists)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -159,10 +119,10 @@ async def test_output_is_kept_of_tests_that_were_called_off(bench: Bench, tmp_pa
     assert json.loads(bench.evidence["grading.json"]).keys() == {"exit_code", "timed_out", "seconds", "unread"}
 
 
-async def test_last_lines_of_the_tests_are_cut(bench: Bench) -> None:
+async def test_last_lines_of_the_tests_are_cut(bench: GradingBench) -> None:
     """A reason is read by people; all of the output is in the evidence."""
     with pytest.raises(GraderError) as raised:
-        await bench.grade("yes line | head -n 3000000; echo the end; exit 4")
+        await grade(bench, "yes line | head -n 3000000; echo the end; exit 4")
 
     told = raised.value.what
     assert told.startswith(
@@ -173,7 +133,7 @@ async def test_last_lines_of_the_tests_are_cut(bench: Bench) -> None:
     assert len(bench.evidence["test-stdout.txt"]) < 1.1 * 2**20
 
 
-async def test_agent_cannot_lead_the_verifiers_files_elsewhere(bench: Bench) -> None:
+async def test_agent_cannot_lead_the_verifiers_files_elsewhere(bench: GradingBench) -> None:
     """A link in the place of `/logs` would let it write its own reward."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as opened:
@@ -181,42 +141,42 @@ async def test_agent_cannot_lead_the_verifiers_files_elsewhere(bench: Bench) -> 
         link.type, link.linkname = tarfile.SYMTYPE, "app/mine"
         opened.addfile(link)
         opened.addfile(tarfile.TarInfo("app/mine/verifier/reward.txt"))
-    grade = await bench.grade("[ -L /logs ] && exit 1; echo 0 > /logs/verifier/reward.txt", archive=archive.getvalue())
+    got = await grade(bench, "[ -L /logs ] && exit 1; echo 0 > /logs/verifier/reward.txt", archive=archive.getvalue())
 
-    assert grade.reward == 0.0
+    assert got.reward == 0.0
 
 
-async def test_agent_that_removes_the_places_of_its_sandbox_is_graded(bench: Bench) -> None:
+async def test_agent_that_removes_the_places_of_its_sandbox_is_graded(bench: GradingBench) -> None:
     """`rm -rf` of everything is its own doing."""
     removed = ("app", "app/given.txt", "logs", "logs/agent", "logs/artifacts")
-    assert (await bench.grade("[ -e given.txt ] || echo 0 > /logs/verifier/reward.txt", removed=removed)).reward == 0.0
+    assert (await grade(bench, "[ -e given.txt ] || echo 0 > /logs/verifier/reward.txt", removed=removed)).reward == 0.0
 
 
-async def test_verifier_may_leave_what_it_likes(bench: Bench) -> None:
+async def test_verifier_may_leave_what_it_likes(bench: GradingBench) -> None:
     """Deep folders, a process without a mark that holds its output open, gigabytes of output."""
     deep = "python3 -c \"import os\nfor _ in range(1100): os.mkdir('d'); os.chdir('d')\""
     script = f"{deep}; env -i setsid sleep 1000 & yes | head -c 100000000; echo 1 > /logs/verifier/reward.txt"
 
-    assert (await bench.grade(script)).reward == 1.0
+    assert (await grade(bench, script)).reward == 1.0
 
 
-async def test_names_that_are_no_utf8_are_removed_too(bench: Bench) -> None:
-    assert (await bench.grade("echo 1 > /logs/verifier/reward.txt", removed=("app/\udcff",))).reward == 1.0
+async def test_names_that_are_no_utf8_are_removed_too(bench: GradingBench) -> None:
+    assert (await grade(bench, "echo 1 > /logs/verifier/reward.txt", removed=("app/\udcff",))).reward == 1.0
 
 
-async def test_reward_that_the_agent_wrote_itself_is_not_believed(bench: Bench) -> None:
+async def test_reward_that_the_agent_wrote_itself_is_not_believed(bench: GradingBench) -> None:
     """Files in the verifier's places never come from the agent."""
     with pytest.raises(GraderError):
-        await bench.grade("exit 1", changed={"logs/verifier/reward.txt": "1.0"})
+        await grade(bench, "exit 1", changed={"logs/verifier/reward.txt": "1.0"})
 
 
-async def test_session_without_a_task_is_refused(bench: Bench) -> None:
-    context = GradingContext(trajectory=built(), blobs=bench._blobs, sandboxes=bench._sandboxes, name="grading")
+async def test_session_without_a_task_is_refused(bench: GradingBench) -> None:
+    context = GradingContext(trajectory=built(), blobs=open_blobs("memory://"), sandboxes=bench._sandboxes, name="grading")
     with pytest.raises(GraderRefused, match="recording"):
         await harbor.grade(context)
 
 
-async def test_session_whose_changes_were_not_kept_is_refused_and_not_zero(bench: Bench) -> None:
+async def test_session_whose_changes_were_not_kept_is_refused_and_not_zero(bench: GradingBench) -> None:
     """The tests would see an environment in which nobody worked."""
     with pytest.raises(GraderRefused, match="changed files were not kept: too large"):
-        await bench.grade("echo 0 > /logs/verifier/reward.txt", lost="changed files were not kept: too large")
+        await grade(bench, "echo 0 > /logs/verifier/reward.txt", lost="changed files were not kept: too large")

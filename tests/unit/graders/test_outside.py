@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.answering import answering
-from tests.support.grading import AnyBench, open_bench
+from tests.support.grading import GradingBench, open_bench
 
 from evener.graders.config import Endpoint
 from evener.graders.judge import score_in
@@ -17,7 +17,7 @@ RUBRIC = {"endpoint": "there", "rubric": "Right numbers are good.", "reference":
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[AnyBench]:
+async def bench(tmp_path: Path) -> AsyncIterator[GradingBench]:
     async with open_bench(tmp_path) as opened:
         yield opened
 
@@ -30,7 +30,7 @@ def said(text: str | None, finish: str = "stop") -> dict[str, Any]:
     return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]}
 
 
-async def test_verifier_gets_the_row_of_the_task_and_the_answer_as_a_response(bench: AnyBench) -> None:
+async def test_verifier_gets_the_row_of_the_task_and_the_answer_as_a_response(bench: GradingBench) -> None:
     """The form that NeMo Gym's `/verify` takes; its other fields come back and are ignored."""
     row = json.dumps({"responses_create_params": {"input": []}, "expected_answer": "4"})
     async with answering((200, {"reward": 0.25, "rewards": {"form": 1.0}, "call_rewards": {"c2": -1}, "uuid": "x"})) as server:
@@ -62,7 +62,7 @@ async def test_verifier_gets_the_row_of_the_task_and_the_answer_as_a_response(be
         ((200, {"reward": 1, "call_rewards": {"c9": 1}}), GraderError),
     ],
 )
-async def test_verifier_that_fails_gives_no_reward(bench: AnyBench, answer: tuple[int, Any], error: type[GraderError]) -> None:
+async def test_verifier_that_fails_gives_no_reward(bench: GradingBench, answer: tuple[int, Any], error: type[GraderError]) -> None:
     """Never 0; what another try may mend is tried again."""
     async with answering(answer) as server:
         with pytest.raises(GraderError) as raised:
@@ -71,7 +71,7 @@ async def test_verifier_that_fails_gives_no_reward(bench: AnyBench, answer: tupl
     assert type(raised.value) is error
 
 
-async def test_task_cannot_choose_where_graders_ask(bench: AnyBench) -> None:
+async def test_task_cannot_choose_where_graders_ask(bench: GradingBench) -> None:
     """Only the operator's endpoints are asked: a task could name the metadata service of a cloud."""
     async with answering((200, {"reward": 1})) as server:
         for options in ({"endpoint": server.url}, {"endpoint": "elsewhere"}, {}):
@@ -81,13 +81,13 @@ async def test_task_cannot_choose_where_graders_ask(bench: AnyBench) -> None:
     assert server.asked == []
 
 
-async def test_verifier_that_is_away_or_slow_gives_no_reward(bench: AnyBench) -> None:
+async def test_verifier_that_is_away_or_slow_gives_no_reward(bench: GradingBench) -> None:
     """A refused connection says where."""
     with pytest.raises(GraderError, match=r"127\.0\.0\.1:9/"):
         await bench.grade("http", {"endpoint": "there"}, allowed=there("http://127.0.0.1:9/"))
 
 
-async def test_judge_is_asked_with_rubric_task_reference_and_answer(bench: AnyBench, tmp_path: Path) -> None:
+async def test_judge_is_asked_with_rubric_task_reference_and_answer(bench: GradingBench, tmp_path: Path) -> None:
     """And with the operator's key, which no task sees."""
     (tmp_path / "key").write_text("sesame\n")
     async with answering((200, said("It is right.\n\n**SCORE: 0.75**"))) as server:
@@ -101,11 +101,11 @@ async def test_judge_is_asked_with_rubric_task_reference_and_answer(bench: AnyBe
     assert server.headers[0]["Authorization"] == "Bearer sesame"
     assert (asked["model"], asked["temperature"]) == ("judge-1", 0)
     assert all(part in prompt for part in ("Right numbers are good.", "What is 2 + 2?", "Reference answer:", "It is 4.\nSCORE: 1"))
-    assert bench.evidence["verdict.txt"] == b"It is right.\n\n**SCORE: 0.75**"
+    assert bench.evidence["judgement.txt"] == b"It is right.\n\n**SCORE: 0.75**"
 
 
 @pytest.mark.parametrize(
-    "verdict",
+    "judgement",
     [
         said("I cannot judge this."),
         said("SCORE: 7"),
@@ -119,14 +119,14 @@ async def test_judge_is_asked_with_rubric_task_reference_and_answer(bench: AnyBe
         "SCORE: 1",
     ],
 )
-async def test_judge_without_a_verdict_gives_no_reward(bench: AnyBench, verdict: Any) -> None:
+async def test_judge_without_a_judgement_gives_no_reward(bench: GradingBench, judgement: Any) -> None:
     """Never a number that nobody gave."""
-    async with answering((200, verdict)) as server:
+    async with answering((200, judgement)) as server:
         with pytest.raises(GraderError):
             await bench.grade("judge", RUBRIC, allowed=there(server.url))
 
 
-async def test_no_answer_is_worth_nothing_and_no_judge_is_asked(bench: AnyBench) -> None:
+async def test_no_answer_is_worth_nothing_and_no_judge_is_asked(bench: GradingBench) -> None:
     """As with the grader `answer`."""
     async with answering((200, said("SCORE: 1"))) as server:
         grade = await bench.grade("judge", RUBRIC, answer=None, allowed=there(server.url))

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.grading import AnyBench, open_bench
+from tests.support.grading import GradingBench, open_bench
 
 from evener.graders.port import Allowed, GraderError, GraderRefused
 from evener.proto.spec import GraderPart
@@ -32,7 +32,7 @@ not_a_function = 4
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[AnyBench]:
+async def bench(tmp_path: Path) -> AsyncIterator[GradingBench]:
     async with open_bench(tmp_path) as opened:
         yield opened
 
@@ -45,7 +45,7 @@ def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Allowed:
     return Allowed(modules=(MODULE,))
 
 
-async def test_function_grades_what_the_session_was(bench: AnyBench, allowed: Allowed) -> None:
+async def test_function_grades_what_the_session_was(bench: GradingBench, allowed: Allowed) -> None:
     """A plain one in a thread, an asynchronous one on the loop; rewards of calls go along."""
     grade = await bench.grade("python", {"function": MODULE}, allowed=allowed)
     later = await bench.grade("python", {"function": f"{MODULE}:later"}, allowed=allowed)
@@ -67,14 +67,14 @@ async def test_function_grades_what_the_session_was(bench: AnyBench, allowed: Al
     ],
 )
 async def test_function_that_gives_no_number_gives_no_reward(
-    bench: AnyBench, allowed: Allowed, function: str, error: type[Exception]
+    bench: GradingBench, allowed: Allowed, function: str, error: type[Exception]
 ) -> None:
     """Nor is a module imported that the operator has not allowed."""
     with pytest.raises(error):
         await bench.grade("python", {"function": function}, allowed=allowed)
 
 
-async def test_file_of_the_task_grades_in_a_sandbox_with_the_changes_of_the_agent(bench: AnyBench) -> None:
+async def test_file_of_the_task_grades_in_a_sandbox_with_the_changes_of_the_agent(bench: GradingBench) -> None:
     """It imports its neighbours' data by relative paths, and never runs in the evaluator."""
     script = """
 import os, pathlib
@@ -89,7 +89,7 @@ def grade(session):
     assert bench.evidence["test-stdout.txt"] == b"looking\n"
 
 
-async def test_file_that_raises_gives_no_reward_and_its_traceback_is_reported(bench: AnyBench) -> None:
+async def test_file_that_raises_gives_no_reward_and_its_traceback_is_reported(bench: GradingBench) -> None:
     """The result file is missing: that is the test's to say, not ours to take as 0."""
     script = "def grade(session):\n    raise LookupError('no result')\n"
     with pytest.raises(GraderError, match=r"exited with 1 and returned nothing; its last lines: (?s:.*)LookupError: no result"):
@@ -97,7 +97,7 @@ async def test_file_that_raises_gives_no_reward_and_its_traceback_is_reported(be
 
 
 @pytest.mark.parametrize("options", [{"file": "missing.py"}, {"file": "../task.toml"}, {}, {"file": "a", "function": "b"}])
-async def test_wrong_options_are_refused(bench: AnyBench, options: dict[str, str]) -> None:
+async def test_wrong_options_are_refused(bench: GradingBench, options: dict[str, str]) -> None:
     with pytest.raises(GraderRefused):
         await bench.grade("python", options)
 
@@ -106,7 +106,7 @@ def part(name: str, reward: str, weight: float) -> GraderPart:
     return GraderPart(name=name, grader="fixed", options={"reward": reward}, weight=weight)
 
 
-async def test_parts_are_weighed_and_kept_by_name(bench: AnyBench, allowed: Allowed) -> None:
+async def test_parts_are_weighed_and_kept_by_name(bench: GradingBench, allowed: Allowed) -> None:
     """Rewards of calls are weighed like rewards, evidence has the name of its part."""
     later = GraderPart(name="steps", grader="python", options={"function": f"{MODULE}:later"}, weight=1)
     script = GraderPart(name="tests", grader="harbor", weight=2)
@@ -118,7 +118,7 @@ async def test_parts_are_weighed_and_kept_by_name(bench: AnyBench, allowed: Allo
     assert bench.evidence["tests/test-stdout.txt"] == b"ran\n"
 
 
-async def test_part_without_a_reward_leaves_all_without_one(bench: AnyBench) -> None:
+async def test_part_without_a_reward_leaves_all_without_one(bench: GradingBench) -> None:
     """It must not count as 0. The part is named, and the evidence of all of them is kept."""
     with pytest.raises(GraderError, match="part 'unsure' gave no reward: no grader"):
         await bench.grade("weighted", parts=(part("given", "1", 1), GraderPart(name="unsure", grader="none")))

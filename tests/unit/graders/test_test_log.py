@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.grading import AnyBench, open_bench
+from tests.support.grading import GradingBench, open_bench
 
 from evener.graders.port import GraderError, GraderRefused
 from evener.graders.test_log import parsed
@@ -35,7 +35,7 @@ test_known (calc.tests.Adding) ... expected failure
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[AnyBench]:
+async def bench(tmp_path: Path) -> AsyncIterator[GradingBench]:
     async with open_bench(tmp_path) as opened:
         yield opened
 
@@ -75,7 +75,7 @@ def test_unittest_is_read() -> None:
     }
 
 
-async def test_all_tests_of_both_lists_must_pass(bench: AnyBench) -> None:
+async def test_all_tests_of_both_lists_must_pass(bench: GradingBench) -> None:
     """The state of each is evidence, and the shares are kept beside the reward."""
     both = files("PASSED a::one\nPASSED a::two", ("a::one",), ("a::two",))
     broken = files("PASSED a::one\nFAILED a::two - x", ("a::one",), ("a::two", "a::gone"))
@@ -87,7 +87,7 @@ async def test_all_tests_of_both_lists_must_pass(bench: AnyBench) -> None:
     assert json.loads(bench.evidence["tests.json"])["pass_to_pass"] == {"a::two": "failed", "a::gone": "missing"}
 
 
-async def test_tests_that_did_not_run_give_no_reward(bench: AnyBench) -> None:
+async def test_tests_that_did_not_run_give_no_reward(bench: GradingBench) -> None:
     """A patch that does not apply, a container without pytest: not the agent's fault."""
     broken = files("", ("a::one",)) | {"tests/test.sh": "#!/bin/sh\necho error: patch failed >&2\nexit 1\n"}
     with pytest.raises(GraderError, match=r"exited with 1 and did not print (?s:.*)patch failed"):
@@ -102,6 +102,6 @@ async def test_tests_that_did_not_run_give_no_reward(bench: AnyBench) -> None:
         ({"fail_to_pass": "a"}, "Expected `array`"),
     ],
 )
-async def test_wrong_lists_are_refused(bench: AnyBench, wanted: dict[str, object], said: str) -> None:
+async def test_wrong_lists_are_refused(bench: GradingBench, wanted: dict[str, object], said: str) -> None:
     with pytest.raises(GraderRefused, match=said):
         await bench.grade("test_log", {"expected": "expected.json"}, files=files("") | {"tests/expected.json": json.dumps(wanted)})
