@@ -91,12 +91,12 @@ def test_tasks_are_graded_by_their_tests(tmp_path: Path, kind: str, found: str |
     """By the script, as Harbor runs it; nothing of the directory's name tells what is asked."""
     payload = payloads()[1][0]
     task = load(make_task(tmp_path, "t-1", kind, payload))
-    assert task.tests is not None
+    assert task.verification.has_script
     work = tmp_path / "work"
     work.mkdir()
     if found is not None:
         (work / "out.txt").write_text(found.format(payload=payload))
-    script = (task.tests / "test.sh").read_text().replace("/logs/verifier", str(tmp_path / "logs"))
+    script = (task.verification.tests[0] / "test.sh").read_text().replace("/logs/verifier", str(tmp_path / "logs"))
     subprocess.run(("sh", "-c", script), cwd=work, check=True)
 
     assert float((tmp_path / "logs" / "reward.txt").read_text()) == reward

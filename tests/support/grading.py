@@ -41,11 +41,12 @@ class GradingBench:
         archive: bytes | None = None,
         removed: Sequence[str] = (),
         lost: str | None = None,
+        steps: Mapping[str, Mapping[str, str]] | None = None,
         allowed: Allowed | None = None,
     ) -> Grade:
         """Return the grade. `files` are of the task; `evidence` is then what the grading left.
 
-        The agent left the files `changed`, or an archive of them; or none, because they were lost for a reason.
+        The agent left the files `changed`, or an archive of them; or none, because they were lost for a reason; or files after each step.
         """
         task = self._folder / "task"
         written = {"instruction.md": "What is 2 + 2?", "task.toml": '[metadata.evener]\nexpected = "4"\n', **(files or {})}
@@ -57,6 +58,8 @@ class GradingBench:
         blobs = open_blobs("memory://")
         await blobs.put(packed.data)
         kept = {"changes.tar": archive or archive_of(changed or {}), "removed.json": json.dumps(removed).encode()} if lost is None else {}
+        if steps is not None:
+            kept = {f"steps/{step}/changes.tar": archive_of(files) for step, files in steps.items()}
         kept["harness.log"] = b"done"
         left = HarnessExit(
             cause=ExitCause.EXITED,

@@ -14,8 +14,10 @@ from evener.proto.reasons import ExitCause, TerminationReason
 from evener.proto.sessions import Artifact
 from evener.proto.spec import HarnessSpec, Purpose, SessionSpec, TaskRef
 from evener.proto.trajectories import HarnessExit, TrajectoryBuilt
+from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import SOLUTION, ChangeLimits, Program, Sandbox, Sandboxes
-from evener.tasks.directory import ANSWER, SOLVE, Task
+from evener.sandboxes.staging import StepUnready, stage
+from evener.tasks.directory import ANSWER, SOLVE, STEP_FILES, Task
 
 ORACLE: Final = "oracle"
 NO_OP: Final = "no_op"
@@ -47,7 +49,7 @@ class StandInWork(Struct, frozen=True, kw_only=True):
 
 def has_oracle(task: Task) -> bool:
     """Return whether the solution of a task is known."""
-    return _is_solved_by_script(task) or answer_of(task) is not None
+    return any(map(_is_solved_by_script, task.steps or (task,))) or answer_of(task) is not None
 
 
 def answer_of(task: Task) -> str | None:
@@ -64,21 +66,41 @@ async def stand_in_session(kind: str, prepared: PreparedTask, name: str) -> Stan
     `name` is unique among the open sandboxes.
     """
     task = prepared.task
-    solves = kind == ORACLE
-    answer = await asyncio.to_thread(answer_of, task) if solves else None
-    left, output, problem = None, b"", None
-    if task.tests is not None or _is_solved_by_script(task):
+    answer = await asyncio.to_thread(answer_of, task) if kind == ORACLE else None
+    left, output, problems = None, b"", list[str]()
+    if task.steps or task.verification.has_script or _is_solved_by_script(task):
         async with prepared.sandboxes.open(name, task.sandbox) as sandbox:
             if task.environment is not None:
                 await sandbox.bring(task.environment, sandbox.workdir)
+            if task.healthcheck is not None:
+                await wait_until_healthy(sandbox, task.healthcheck)
             await sandbox.settle()
-            if solves and task.solution is not None and _is_solved_by_script(task):
-                output, problem = await _solve(task, task.solution, sandbox)
-            changes = await sandbox.changes(ChangeLimits())
-        kept = {CHANGES: changes.archive, REMOVED: json.dumps(changes.removed).encode()}
+            kept: dict[str, bytes] = {}
+            for step in task.steps or (task,):
+                if task.steps and (unready := await _unready(sandbox, step, is_first=not kept)) is not None:
+                    problems.append(unready)
+                    break
+                if kind == ORACLE and step.solution is not None and _is_solved_by_script(step):
+                    printed, problem = await _solve(step, step.solution, sandbox)
+                    output += printed
+                    problems += [problem] if problem else []
+                changes = await sandbox.changes(ChangeLimits())
+                prefix = STEP_FILES.format(step.name) if task.steps else ""
+                kept |= {f"{prefix}{CHANGES}": changes.archive, f"{prefix}{REMOVED}": json.dumps(changes.removed).encode()}
         artifacts = tuple([Artifact(name=file, blob=await prepared.blobs.put(content)) for file, content in kept.items()])
         left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
-    return StandInWork(trajectory=_session(prepared, kind, answer, left), output=output, problem=problem)
+    return StandInWork(trajectory=_session(prepared, kind, answer, left), output=output, problem="; ".join(problems) or None)
+
+
+async def _unready(sandbox: Sandbox, step: Task, *, is_first: bool) -> str | None:
+    """Return why a step cannot begin after what was done before it. None: it is staged."""
+    try:
+        await stage(sandbox, step)
+    except StepUnready as reason:
+        if is_first:
+            raise
+        return str(reason.args[0])
+    return None
 
 
 async def _solve(task: Task, solution: Path, sandbox: Sandbox) -> tuple[bytes, str | None]:

@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 import msgspec
 
 from evener.blobs.port import Blobs
 from evener.graders.port import GraderError, GraderRefused, GradingContext
-from evener.proto.spec import TaskRef
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.runtime.folders import temporary_folder
 from evener.sandboxes import grading
@@ -40,41 +40,51 @@ async def tested(context: GradingContext, read: Callable[[Task], T], change: Cal
 
     The files that they left are evidence also if the grading fails. Raises GraderError, GraderRefused, BlobError.
     """
+    async with task_of(context) as task:
+        found = await asyncio.to_thread(read, task)
+        return await run_tests(context, task, change), found
+
+
+@asynccontextmanager
+async def task_of(context: GradingContext) -> AsyncIterator[Task]:
+    """Yield the session's task with its files. Raises GraderError, GraderRefused, BlobError; within the block, TaskError is refused too."""
     ref = context.trajectory.spec.task
     if ref is None:
         msg = f"grader `{context.trajectory.spec.grader.name}` needs a task with tests; this session is a recording without one"
         raise GraderRefused(msg)
-    left = GradingOutcome()
-    try:
-        return left, await _run(context, ref, read, change, left)
-    except TaskError as cause:
-        raise GraderRefused(str(cause.args[0])) from cause
-    except SandboxError as cause:
-        raise GraderError(str(cause)) from cause
-    finally:
-        context.evidence.update(evidence_of(left))
+    async with temporary_folder("evener-grading-") as folder:
+        try:
+            yield await asyncio.to_thread(unpacked, await context.blobs.get(ref.archive), folder)
+        except TaskError as cause:
+            raise GraderRefused(str(cause.args[0])) from cause
 
 
-async def _run(
-    context: GradingContext, ref: TaskRef, read: Callable[[Task], T], change: Callable[[Grading], Grading], left: GradingOutcome
-) -> T:
+async def run_tests(context: GradingContext, task: Task, change: Callable[[Grading], Grading], step: str = "") -> GradingOutcome:
+    """Run the tests of a task or of one of its steps (`step`: its prefix of artifacts and evidence). Raises GraderError, BlobError."""
     if context.sandboxes is None:
         msg = f"this evaluator has no `{context.trajectory.spec.harness.sandbox}` sandboxes, in which the session ran"
         raise GraderRefused(msg)
-    async with temporary_folder("evener-grading-") as folder:
-        task = await asyncio.to_thread(unpacked, await context.blobs.get(ref.archive), folder)
-        found = await asyncio.to_thread(read, task)
-        work = Grading(
-            name=context.name,
-            files=task.environment,
-            tests=task.path / "tests",
-            changes=await _changes(context.trajectory, context.blobs),
-            sandbox=task.grading_sandbox,
-            environment=task.verifier_env,
-            seconds=task.verifier_seconds,
-        )
+    left, tests = GradingOutcome(), task.verification
+    work = Grading(
+        name=f"{context.name}{step.rstrip('/').replace('/', '-')}",
+        files=task.environment,
+        has_task_files=tests.has_task_files,
+        tests=tests.tests,
+        changes=await _changes(context.trajectory, context.blobs, step),
+        sandbox=tests.sandbox,
+        agent_sandbox=task.sandbox,
+        healthcheck=tests.healthcheck,
+        handover=tests.handover,
+        environment=tests.env,
+        seconds=tests.seconds,
+    )
+    try:
         await grading.grade(context.sandboxes, change(work), left)
-    return found
+    except SandboxError as cause:
+        raise GraderError(str(cause)) from cause
+    finally:
+        context.evidence.update({f"{step}{name}": content for name, content in evidence_of(left).items()})
+    return left
 
 
 def evidence_of(left: GradingOutcome) -> dict[str, bytes]:
@@ -97,14 +107,15 @@ def ending(left: GradingOutcome) -> str:
     return "ran out of time" if left.timed_out else f"exited with {left.exit_code}"
 
 
-async def _changes(trajectory: TrajectoryBuilt, blobs: Blobs) -> Changes | None:
+async def _changes(trajectory: TrajectoryBuilt, blobs: Blobs, step: str) -> Changes | None:
     """Return what the agent changed. None: no harness ran in a sandbox. Raises GraderRefused if the changes were not kept."""
     if trajectory.exit is None or not trajectory.exit.artifacts:
         return None
     refs = {artifact.name: artifact.blob for artifact in trajectory.exit.artifacts}
-    if CHANGES not in refs:
-        msg = f"the session left no {CHANGES} to test: {trajectory.exit.detail or 'no reason was given'}"
+    changes, removals = f"{step}{CHANGES}", f"{step}{REMOVED}"
+    if changes not in refs:
+        msg = f"the session left no {changes} to test: {trajectory.exit.detail or 'no reason was given'}"
         raise GraderRefused(msg)
-    archive = await blobs.get(refs[CHANGES])
-    removed = json.loads(await blobs.get(refs[REMOVED])) if REMOVED in refs else ()  # names need not be UTF-8
+    archive = await blobs.get(refs[changes])
+    removed = json.loads(await blobs.get(refs[removals])) if removals in refs else ()  # names need not be UTF-8
     return Changes(archive=archive, removed=tuple(removed))

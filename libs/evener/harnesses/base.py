@@ -7,6 +7,7 @@ from typing import Protocol
 from evener.harnesses.port import ExitMeaning, HarnessError, Probe
 from evener.harnesses.printed import last_line
 from evener.proto.spec import Quirks
+from evener.tasks.tables import Transport
 
 Option = tuple[str, ...] | int | None
 """What an option takes: one of these values, the first of which is the default; a number of tokens, at least so many; None: any text."""
@@ -18,6 +19,7 @@ class PlainHarness:
     name: str
     package: str | None = None
     has_tools = True
+    mcp_transports: tuple[Transport, ...] = ()
     probe: Probe | None = None
     quirks = Quirks()
     options: Mapping[str, Option] = {}

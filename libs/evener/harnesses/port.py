@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from evener.proto.errors import ConfigError, EvenerError
 from evener.proto.spec import Quirks
+from evener.tasks.tables import McpServer, Transport
 
 
 class HarnessError(ConfigError):
@@ -35,6 +36,8 @@ class LaunchContext(Struct, frozen=True, kw_only=True):
     home: str
     options: Mapping[str, str] = {}
     """The options of the HarnessSpec."""
+    mcp_servers: tuple[McpServer, ...] = ()
+    """The task's servers of tools. Only a harness that takes them gets any."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):
@@ -84,6 +87,8 @@ class Harness(Protocol):
     `google_generate`."""
     has_tools: bool
     """Whether the harness runs commands or writes outside its working directory, so that a `local` sandbox needs the user's trust."""
+    mcp_transports: tuple[Transport, ...]
+    """The MCP servers that the harness can be given, by transport."""
     quirks: Quirks
     probe: Probe | None
     """How to make the harness write a file. None: its tools are not known."""

@@ -1,17 +1,23 @@
 """Harbor's grading contract in a fresh sandbox: the task's files, the agent's changes, then the tests, then the reward that they write.
 
+A separate verifier gets the artifacts of the agent instead of its changes. They are taken from a fresh copy of the agent's sandbox with its
+changes, in which the collect hooks run first.
+
 The exit code of the tests is recorded and ignored. A missing reward is missing, not zero.
 """
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from evener.proto.sandbox import SandboxSpec
+from evener.sandboxes.handover import artifacts_of
+from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import TESTS, VERIFIER_LOGS, Changes, NotAFile, Process, Program, Sandbox, Sandboxes
+from evener.tasks.tables import Handover, Healthcheck
 
 
 class Grading(Struct, frozen=True, kw_only=True):
@@ -21,8 +27,8 @@ class Grading(Struct, frozen=True, kw_only=True):
     """The name of the sandbox, unique among the open ones of its backend."""
     files: Path | None
     """The task's own files, for the working directory. None: there are none."""
-    tests: Path
-    """The task's `tests` folder, which holds `script`."""
+    tests: Sequence[Path]
+    """The folders with the tests, later ones over earlier ones. They, or the image, hold `script`."""
     script: str = "test.sh"
     """The program to run, below the tests."""
     brought: Mapping[str, bytes] = {}
@@ -32,6 +38,13 @@ class Grading(Struct, frozen=True, kw_only=True):
     changes: Changes | None = None
     """What the agent changed. None: nothing."""
     sandbox: SandboxSpec = SandboxSpec()
+    has_task_files: bool = True
+    """Whether the verifier's sandbox begins with `files`."""
+    healthcheck: Healthcheck | None = None
+    handover: Handover | None = None
+    """What a separate verifier gets of the changes. None: all."""
+    agent_sandbox: SandboxSpec = SandboxSpec()
+    """The agent's sandbox, for a handover."""
     environment: Mapping[str, str] = {}
     """The environment variables of the verifier."""
     seconds: float = 600.0
@@ -60,13 +73,17 @@ class GradingOutcome(Struct, kw_only=True):
 async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome | None = None) -> GradingOutcome:
     """Run the tests on a fresh copy of the task with the changes applied. Raises SandboxError; `graded` then shows how far it got."""
     graded = graded or GradingOutcome()
+    changes = grading.changes if grading.handover is None else await _handed_over(sandboxes, grading, grading.handover)
     async with sandboxes.open(grading.name, grading.sandbox) as sandbox:
-        if grading.files is not None:
+        if grading.files is not None and grading.has_task_files:
             await sandbox.bring(grading.files, sandbox.workdir)
-        if grading.changes is not None:
-            await sandbox.apply(grading.changes)
-        await sandbox.bring(grading.tests, TESTS)
+        if changes is not None:
+            await sandbox.apply(changes)
+        for folder in grading.tests:
+            await sandbox.bring(folder, TESTS)
         await sandbox.write(grading.brought)
+        if grading.healthcheck is not None:
+            await wait_until_healthy(sandbox, grading.healthcheck)
         test = ("sh", "-c", 'chmod +x "$0" && "$0"', sandbox.inside(f"{TESTS}/{grading.script}"))
         process = await sandbox.start(Program(argv=test, environment=grading.environment, log_bytes=grading.log_bytes))
         began = time.monotonic()
@@ -77,6 +94,16 @@ async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome |
             graded.output, graded.seconds = process.log(), time.monotonic() - began
         await _read_rewards(sandbox, graded)
     return graded
+
+
+async def _handed_over(sandboxes: Sandboxes, grading: Grading, handover: Handover) -> Changes:
+    """Return the artifacts of an agent, from a copy of its sandbox."""
+    async with sandboxes.open(f"{grading.name}-agent", grading.agent_sandbox) as sandbox:
+        if grading.files is not None:
+            await sandbox.bring(grading.files, sandbox.workdir)
+        if grading.changes is not None:
+            await sandbox.apply(grading.changes)
+        return await artifacts_of(sandbox, handover)
 
 
 async def _read_rewards(sandbox: Sandbox, graded: GradingOutcome) -> None:

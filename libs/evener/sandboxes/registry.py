@@ -12,6 +12,7 @@ from evener.proto.sandbox import SandboxSpec
 from evener.sandboxes import bubblewrap, docker, local
 from evener.sandboxes.config import DockerConfig, SandboxesConfig
 from evener.sandboxes.port import Sandboxes
+from evener.sandboxes.tracked import tracked
 from evener.tasks.directory import Task
 
 LOCAL: Final = "local"
@@ -49,7 +50,11 @@ def lacks(backend: str, task: Task) -> tuple[str, ...]:
     """Return what a task needs that a backend (`none`: somebody else's) cannot give, in words."""
     if (known := BACKENDS.get(backend)) is None:
         return ()
-    return tuple(dict.fromkeys((*task.needs, *known.lacks(task.sandbox), *known.lacks(task.grading_sandbox))))
+    verified = [one.verification for one in task.steps or (task,)]
+    lacking = [*task.needs, *known.lacks(task.sandbox), *(lack for one in verified for lack in known.lacks(one.sandbox))]
+    places = [artifact.source for one in verified if one.handover is not None for artifact in one.handover.artifacts]
+    lacking += [f"the artifact {place}, which is not kept there" for place in places if not tracked(place.strip("/"))]
+    return tuple(dict.fromkeys(lacking))
 
 
 def usable(backends: Mapping[str, Sandboxes]) -> dict[str, bool]:

@@ -4,20 +4,25 @@ import os
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evener.proto.sandbox import ImageBuild, SandboxSpec
 from evener.proto.spec import GraderSpec
 from evener.tasks import manifest
 from evener.tasks.errors import TaskError
 from evener.tasks.grader_table import own_grader
+from evener.tasks.tables import Healthcheck, McpServer, RewardStrategy
+from evener.tasks.verification import DOCKERFILE, STEPS, Verification, verification
 
 INSTRUCTION: Final = "instruction.md"
 MANIFEST: Final = "task.toml"
-DOCKERFILE: Final = "Dockerfile"
 COMPOSE_FILES: Final = ("docker-compose.yaml", "docker-compose.yml")
+SOLUTION: Final = "solution"
 SOLVE: Final = "solve.sh"
 ANSWER: Final = "answer.txt"
+WORKDIR: Final = "workdir"
+STEP_FILES: Final = "steps/{}/"
+"""The prefix of what an agent left after a step of a name, and of the evidence of its tests."""
 IGNORED: Final = frozenset({"__pycache__", ".git", ".DS_Store"})
 """File names that are not part of a task."""
 
@@ -38,25 +43,32 @@ class Task(Struct, frozen=True, kw_only=True):
     """The instruction for the agent, without canary lines."""
     environment: Path | None
     """The folder whose files are copied into the agent's working directory. None: there are none, or the image is built with them."""
-    tests: Path | None
-    """The folder with `test.sh`, brought in after the agent has finished. None: the task is graded without a script."""
+    verification: Verification
+    """Its tests. A task that is graded without a script may have none."""
     solution: Path | None = None
     """The folder with the oracle: `solve.sh`, or the `answer.txt` of a task that is graded by its answer. None: the task has none."""
     solution_env: dict[str, str] = {}
     """The environment variables of the oracle."""
     sandbox: SandboxSpec
     """The requirements of the agent's sandbox."""
-    grading_sandbox: SandboxSpec
-    """The requirements of the tests' sandbox, which may have another user or network."""
     backend: str | None = None
     """The sandbox backend that the task asks for. None: any."""
     env: dict[str, str] = {}
     """The agent's environment variables."""
     agent_seconds: float | None
     """The agent's time limit. None: no limit."""
-    verifier_seconds: float
-    verifier_env: dict[str, str] = {}
     grader: GraderSpec
+    healthcheck: Healthcheck | None = None
+    """What must succeed in the agent's sandbox before the agent starts."""
+    mcp_servers: tuple[McpServer, ...] = ()
+    steps: tuple["Task", ...] = ()
+    """The steps on which the agent works one after the other, in one sandbox, each with its own instruction and tests. Empty: there is one,
+    the task itself."""
+    staged: Path | None = None
+    """Of a step: the folder that is copied into the working directory before it. Its `setup.sh` is run. None: there is none."""
+    min_reward: dict[str, float] = {}
+    """Of a step: the least rewards, by name, with which the next step counts."""
+    strategy: RewardStrategy = RewardStrategy.MEAN
     needs: tuple[str, ...] = ()
     """What the task needs that no sandbox gives yet, in words, such as GPUs. Empty: nothing."""
 
@@ -128,31 +140,67 @@ def _load(path: Path) -> Task:
         raise TaskError(msg)
     entries(path)
     read = manifest.parse(_text(path / MANIFEST)) if (path / MANIFEST).exists() else manifest.Manifest()
-    if read.steps:
-        msg = "it has several steps ([[steps]]), which are not supported"
-        raise TaskError(msg)
-    tests = path / "tests" if (path / "tests" / "test.sh").is_file() else None
-    solution = path / "solution"
     environment = path / "environment"
     image = read.environment.docker_image or _build(environment)
-    return Task(
+    verified = verification(path, read, None, image)
+    task = Task(
         name=read.task.name or path.resolve().name,
         path=path,
-        instruction=_instruction(path / INSTRUCTION),
+        instruction="" if read.steps else _instruction(path),
         environment=environment if environment.is_dir() and not isinstance(image, ImageBuild) else None,
-        tests=tests,
-        solution=solution if any((solution / name).is_file() for name in (SOLVE, ANSWER)) else None,
+        verification=verified,
+        solution=_solution(path / SOLUTION),
         solution_env=read.solution.env,
-        sandbox=manifest.sandbox(read, read.agent, image),
-        grading_sandbox=manifest.sandbox(read, read.verifier, image),
+        sandbox=manifest.sandbox(read.environment, read.agent, image),
         backend=None if read.metadata.evener is None else read.metadata.evener.sandbox,
         env=read.environment.env,
         agent_seconds=read.agent.timeout_sec,
-        verifier_seconds=read.verifier.timeout_sec,
-        verifier_env=read.verifier.env,
-        grader=_grader(read, tests),
+        grader=_grader(read, has_script=verified.has_script),
+        healthcheck=read.environment.healthcheck,
+        mcp_servers=read.environment.mcp_servers,
+        strategy=read.multi_step_reward_strategy,
         needs=(*_needs_of_files(path), *manifest.needs(read)),
     )
+    return _with_steps(task, read, image) if read.steps else task
+
+
+def _with_steps(task: Task, read: manifest.Manifest, image: str | ImageBuild | None) -> Task:
+    """Return a task of several steps. Its own instruction is that of the first, and its time that of all. Raises TaskError."""
+    names = [step.name.casefold() for step in read.steps]
+    if again := [name for name in names if names.count(name) > 1]:
+        msg = f"two of its steps are called {again[0]!r}"
+        raise TaskError(msg)
+    if task.grader.name != "harbor":
+        msg = f"it has several steps, which the grader `harbor` grades, not `{task.grader.name}`"
+        raise TaskError(msg)
+    steps = tuple(_step(task, read, step, image) for step in read.steps)
+    seconds = [step.agent_seconds for step in steps if step.agent_seconds is not None]
+    limit = sum(seconds) if len(seconds) == len(steps) else None
+    return structs.replace(task, instruction=steps[0].instruction, agent_seconds=limit, steps=steps)
+
+
+def _step(task: Task, read: manifest.Manifest, step: manifest.StepTable, image: str | ImageBuild | None) -> Task:
+    folder = task.path / STEPS / step.name
+    verified = verification(task.path, read, step, image)
+    if not verified.has_script:
+        msg = f"its step {step.name!r} has no tests/test.sh"
+        raise TaskError(msg)
+    least = step.min_reward
+    return structs.replace(
+        task,
+        name=step.name,
+        instruction=_instruction(task.path, f"{STEPS}/{step.name}/{INSTRUCTION}"),
+        verification=verified,
+        solution=_solution(folder / SOLUTION),
+        agent_seconds=step.agent.timeout_sec or task.agent_seconds,
+        healthcheck=step.healthcheck,
+        staged=folder / WORKDIR if (folder / WORKDIR).is_dir() else None,
+        min_reward=least if isinstance(least, dict) else {} if least is None else {"reward": least},
+    )
+
+
+def _solution(folder: Path) -> Path | None:
+    return folder if any((folder / name).is_file() for name in (SOLVE, ANSWER)) else None
 
 
 def _build(environment: Path) -> ImageBuild | None:
@@ -171,16 +219,16 @@ def _text(path: Path) -> str:
         raise TaskError(msg) from cause
 
 
-def _instruction(path: Path) -> str:
-    if not path.is_file():
-        msg = f"it has no {INSTRUCTION}"
+def _instruction(root: Path, name: str = INSTRUCTION) -> str:
+    if not (root / name).is_file():
+        msg = f"it has no {name}"
         raise TaskError(msg)
-    lines = _text(path).splitlines()
+    lines = _text(root / name).splitlines()
     while lines and (not lines[0].strip() or _is_canary(lines[0].strip())):
         del lines[0]
     text = "\n".join(lines).strip()
     if not text:
-        msg = f"{INSTRUCTION} is empty"
+        msg = f"{name} is empty"
         raise TaskError(msg)
     return text
 
@@ -189,10 +237,10 @@ def _is_canary(line: str) -> bool:
     return line.startswith(("#", "<!--", "//")) and "canary" in line.lower()
 
 
-def _grader(read: manifest.Manifest, tests: Path | None) -> GraderSpec:
+def _grader(read: manifest.Manifest, *, has_script: bool) -> GraderSpec:
     if (own := own_grader(read.metadata.evener)) is not None:
         return own
-    if tests is not None:
+    if has_script or read.steps:
         return GraderSpec(name="harbor")
     msg = "it has neither tests/test.sh nor a grader in [metadata.evener] of task.toml"
     raise TaskError(msg)
@@ -200,8 +248,9 @@ def _grader(read: manifest.Manifest, tests: Path | None) -> GraderSpec:
 
 def _needs_of_files(path: Path) -> tuple[str, ...]:
     services = [f"the services of environment/{name}" for name in COMPOSE_FILES if (path / "environment" / name).exists()]
-    image_files = (DOCKERFILE, *COMPOSE_FILES)
-    grading = ["an image of its own for grading"] if any((path / "tests" / name).exists() for name in image_files) else []
+    folders = [path, *(path / STEPS).glob("*")]
+    composed = any((folder / "tests" / name).exists() for folder in folders for name in COMPOSE_FILES)
+    grading = ["several services for grading"] if composed else []
     context = ["earlier context (trajectory.json)"] if (path / "trajectory.json").exists() else []
     return (*services, *grading, *context)
 

@@ -1,6 +1,7 @@
 """Reads task.toml (Harbor's schema 1.4): the keys that change what a task means. Other keys are accepted and ignored."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Final
 
@@ -12,6 +13,7 @@ from evener.proto.sandbox import ImageBuild, Network, NetworkMode, SandboxLimits
 from evener.proto.spec import Seconds
 from evener.tasks.errors import TaskError
 from evener.tasks.grader_table import OwnTable
+from evener.tasks.tables import MAIN_SERVICE, Artifact, CollectHook, Healthcheck, McpServer, RewardStrategy, VerifierMode
 
 MAX_MANIFEST_BYTES: Final = 256 * 1024
 MAX_DOTS: Final = 1000
@@ -50,20 +52,37 @@ class Environment(Struct, frozen=True):
     """Harbor's default is `public`. Here a task that declares nothing asks for nothing."""
     allowed_hosts: list[str] = []
     allow_internet: bool | None = None
-    mcp_servers: list[dict[str, object]] = []
-    healthcheck: dict[str, object] | None = None
+    mcp_servers: tuple[McpServer, ...] = ()
+    healthcheck: Healthcheck | None = None
 
 
 class Verifier(Struct, frozen=True):
     """The table `[verifier]`."""
 
-    timeout_sec: Seconds = 600.0
+    timeout_sec: Seconds | None = None
     env: dict[str, str] = {}
     user: str | int | None = None
     network_mode: NetworkMode | None = None
     allowed_hosts: list[str] | None = None
+    environment_mode: VerifierMode | None = None
     environment: Environment | None = None
-    collect: list[dict[str, object]] = []
+    collect: tuple[CollectHook, ...] = ()
+
+    @property
+    def mode(self) -> VerifierMode | None:
+        """Return the mode, which an environment of its own implies. None: it says nothing."""
+        return self.environment_mode or (None if self.environment is None else VerifierMode.SEPARATE)
+
+
+class StepTable(Struct, frozen=True):
+    """One of `[[steps]]`."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
+    agent: Agent = Agent()
+    verifier: Verifier = Verifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: tuple[str | Artifact, ...] = ()
 
 
 class Solution(Struct, frozen=True):
@@ -88,7 +107,9 @@ class Manifest(Struct, frozen=True):
     environment: Environment = Environment()
     metadata: Metadata = Metadata()
     solution: Solution = Solution()
-    steps: list[dict[str, object]] = []
+    artifacts: tuple[str | Artifact, ...] = ()
+    steps: tuple[StepTable, ...] = ()
+    multi_step_reward_strategy: RewardStrategy = RewardStrategy.MEAN
 
 
 _manifests: Final = Converter(Manifest)
@@ -118,9 +139,8 @@ def _check_size(text: str) -> None:
             raise TaskError(msg)
 
 
-def sandbox(manifest: Manifest, phase: Agent | Verifier, image: str | ImageBuild | None) -> SandboxSpec:
+def sandbox(place: Environment, phase: Agent | Verifier, image: str | ImageBuild | None) -> SandboxSpec:
     """Return the sandbox of the agent or of the verifier. Raises TaskError for a network policy that contradicts itself."""
-    place = manifest.environment
     return SandboxSpec(
         image=image,
         workdir=_workdir(place.workdir),
@@ -159,17 +179,31 @@ def _network(place: Environment, phase: Agent | Verifier) -> Network | None:
 
 def needs(manifest: Manifest) -> tuple[str, ...]:
     """Return what the task needs that no sandbox gives yet, in words."""
-    place, grading = manifest.environment, manifest.verifier
-    variables = (*place.env.values(), *grading.env.values(), *manifest.solution.env.values())
+    verifiers = [manifest.verifier, *(step.verifier for step in manifest.steps)]
+    places = [manifest.environment, *(verifier.environment for verifier in verifiers if verifier.environment is not None)]
+    artifacts = [*manifest.artifacts, *(one for step in manifest.steps for one in step.artifacts)]
+    services = [hook.service for verifier in verifiers for hook in verifier.collect]
+    services += [one.service for one in artifacts if isinstance(one, Artifact) and one.service is not None]
+    users = {step.agent.user for step in manifest.steps} - {None, manifest.agent.user}
     wanted = {
-        f"the operating system {place.os}": place.os != "linux",
-        f"{place.gpus} GPUs": place.gpus > 0,
-        "a TPU": place.tpu is not None,
-        "MCP servers": bool(place.mcp_servers),
-        "a health check": place.healthcheck is not None,
-        "a skills folder": place.skills_dir is not None,
-        "an image of its own for grading": grading.environment is not None,
-        "collect hooks": bool(grading.collect),
-        "variables of the host": any("${" in value for value in variables),
+        "an operating system other than linux": any(place.os != "linux" for place in places),
+        f"{max(place.gpus for place in places)} GPUs": any(place.gpus > 0 for place in places),
+        "a TPU": any(place.tpu is not None for place in places),
+        "a skills folder": any(place.skills_dir is not None for place in places),
+        "several services": any(service != MAIN_SERVICE for service in services),
+        "several users for its steps": bool(users),
+        "another network for a step": any(step.agent.network_mode is not None for step in manifest.steps),
+        "variables of the host": any("${" in value for value in _values(manifest, places, verifiers)),
     }
     return tuple(need for need, is_wanted in wanted.items() if is_wanted)
+
+
+def _values(manifest: Manifest, places: list[Environment], verifiers: list[Verifier]) -> Iterator[str]:
+    """Yield every value that Harbor would fill in from the variables of the host."""
+    yield from manifest.solution.env.values()
+    for verifier in verifiers:
+        yield from verifier.env.values()
+    for place in places:
+        yield from place.env.values()
+        for server in place.mcp_servers:
+            yield from (*server.headers.values(), *server.args, server.url or "", server.command or "")

@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from evener.blobs.port import Blobs
+from evener.harnesses.mcp import not_taken
 from evener.harnesses.port import Harness, HarnessError
 from evener.harnesses.registry import NO_HARNESS
 from evener.harnesses.registry import harness as harness_named
@@ -15,6 +16,7 @@ from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.runtime.folders import temporary_folder
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NoStart, allow
+from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import BUNDLES, Sandbox
 from evener.sandboxes.registry import lacks
 from evener.tasks.directory import Task
@@ -29,7 +31,7 @@ class PreparedLaunch(Struct, frozen=True, kw_only=True, eq=False):
     bundle: Path
     """Where programs in the sandbox find the harness's bundle."""
     task: Task
-    """The task. Its files are gone by then; its values stay."""
+    """The task. Its files are there until the attempt has ended."""
     sandbox: Sandbox
 
 
@@ -68,14 +70,18 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
         msg = f"this runner has no `{spec.harness.sandbox}` sandboxes: they are not configured, or the machine lacks what they need"
         raise NoStart(msg)
     bundle = await context.bundles.bundle(harness)
-    async with temporary_folder("evener-task-") as folder:
-        task = await _unpacked(context.blobs, spec.task, folder, spec.harness.sandbox)
-        has_bundle = await asyncio.to_thread(bundle.is_dir)
-        place = f"{BUNDLES}/{bundle.name}"
-        wanted = structs.replace(task.sandbox, mounts=(Mount(source=str(bundle), place=place),) if has_bundle else ())
-        sandbox = await stack.enter_async_context(backend.open(name, wanted))
-        if task.environment is not None:
-            await sandbox.bring(task.environment, sandbox.workdir)
+    folder = await stack.enter_async_context(temporary_folder("evener-task-"))
+    task = await _unpacked(context.blobs, spec.task, folder, spec.harness.sandbox)
+    if (problem := not_taken(harness, task.mcp_servers)) is not None:
+        raise NoStart(problem)
+    has_bundle = await asyncio.to_thread(bundle.is_dir)
+    place = f"{BUNDLES}/{bundle.name}"
+    wanted = structs.replace(task.sandbox, mounts=(Mount(source=str(bundle), place=place),) if has_bundle else ())
+    sandbox = await stack.enter_async_context(backend.open(name, wanted))
+    if task.environment is not None:
+        await sandbox.bring(task.environment, sandbox.workdir)
+    if task.healthcheck is not None:
+        await wait_until_healthy(sandbox, task.healthcheck)
     return PreparedLaunch(harness=harness, bundle=Path(sandbox.inside(place)), task=task, sandbox=sandbox)
 
 

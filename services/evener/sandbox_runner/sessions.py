@@ -32,8 +32,10 @@ from evener.sandbox_runner.core import NoStart, one_line, told_excluded
 from evener.sandbox_runner.preparation import PreparedLaunch, chosen, declared, prepare
 from evener.sandbox_runner.relay import Opening, Report, open_relay
 from evener.sandboxes.port import HOME, LOOPBACK, ChangesTooLarge, Program, Sandbox, SandboxError, SandboxRemoved, Unstartable
+from evener.sandboxes.staging import StepUnready, stage
 from evener.service.auth import Capability, seal_capability
 from evener.service.tracing import carrier, nanoseconds
+from evener.tasks.directory import STEP_FILES, Task
 from evener.tokens.session import NO_SANDBOX
 
 TICK_SECONDS: Final = 0.05
@@ -141,21 +143,44 @@ class AttemptRun:
         """Run the harness, or keep the recording open, behind an open relay."""
         clock, report = AgentClock(time.monotonic), Report()
         try:
-            with tracer.start_as_current_span("harness"):
-                found, output = await self._behind_relay(prepared, position, clock, report)
-            found.agent_seconds = clock.seconds()
-            found.tell(report)
-            if prepared is not None:
-                with tracer.start_as_current_span("collect"):
-                    await self._gather(found, prepared.sandbox, output)
+            steps = (None,) if prepared is None else prepared.task.steps or (prepared.task,)
+            found = Exit(cause=ExitCause.EXITED)
+            for step in steps:
+                try:
+                    found = await self._step(prepared, step, position, clock, report=report, earlier=found)
+                except StepUnready as reason:  # of what the agent did before: that counts
+                    if not found.artifacts:
+                        raise
+                    self._say(found, f"the further steps were left out: {reason.args[0]}")
+                    break
+                if not found.well:
+                    break
         except Unstartable as missing:
             return Exit(cause=ExitCause.NO_START, detail=one_line(str(missing)))
         except (BlobError, SandboxError, OSError) as lost:
             return Exit(cause=ExitCause.SANDBOX_LOST, detail=one_line(str(lost)), agent_seconds=clock.seconds())
         return found
 
+    async def _step(
+        self, prepared: PreparedLaunch | None, step: Task | None, position: Position, clock: AgentClock, *, report: Report, earlier: Exit
+    ) -> Exit:
+        """Run the harness on a step of its task, or keep the recording open; return the exit with what all steps so far left."""
+        if prepared is not None and prepared.task.steps and step is not None:
+            if not earlier.artifacts:
+                await prepared.sandbox.settle()  # what a step brings is part of what was changed
+            await stage(prepared.sandbox, step)
+        with tracer.start_as_current_span("harness"):
+            found, output = await self._behind_relay(prepared, step, position, clock, report)
+        found.agent_seconds = clock.seconds()
+        found.tell(report)
+        if prepared is not None and step is not None:
+            with tracer.start_as_current_span("collect"):
+                await self._gather(found, prepared.sandbox, output, STEP_FILES.format(step.name) if prepared.task.steps else "")
+        found.artifacts = (*earlier.artifacts, *found.artifacts)
+        return found
+
     async def _behind_relay(
-        self, prepared: PreparedLaunch | None, position: Position, clock: AgentClock, report: Report
+        self, prepared: PreparedLaunch | None, step: Task | None, position: Position, clock: AgentClock, report: Report
     ) -> tuple[Exit, bytes]:
         """Run the harness, or wait for the end of the recording; return its exit, and what it printed."""
         context, spec = self._context, self._spec
@@ -171,16 +196,18 @@ class AttemptRun:
             listening=listening,
         )
         async with open_relay(opening, context.client, clock, context.limits, metrics=context.metrics, report=report) as base_url:
-            self._running_since = time.monotonic()
-            context.metrics.prepare_seconds.observe(self._running_since - self._arrived)
+            if self._running_since is None:
+                self._running_since = time.monotonic()
+                context.metrics.prepare_seconds.observe(self._running_since - self._arrived)
             with context.metrics.harnesses_running.track_inprogress():
-                running = self._record(base_url, clock) if prepared is None else self._harness(prepared, base_url, clock)
-                return await running
+                if prepared is None or step is None:
+                    return await self._record(base_url, clock)
+                return await self._harness(prepared, step, base_url, clock)
 
-    async def _harness(self, prepared: PreparedLaunch, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
-        sandbox = prepared.sandbox
+    async def _harness(self, prepared: PreparedLaunch, step: Task, base_url: str, clock: AgentClock) -> tuple[Exit, bytes]:
+        sandbox, task = prepared.sandbox, prepared.task
         context = LaunchContext(
-            instruction=prepared.task.instruction,
+            instruction=step.instruction,
             base_url=base_url,
             key=self._nonce,
             model=self._spec.policy,
@@ -188,14 +215,17 @@ class AttemptRun:
             workdir=sandbox.inside(sandbox.workdir),
             home=sandbox.inside(HOME),
             options=self._spec.harness.options,
+            mcp_servers=task.mcp_servers,
         )
         launch = prepared.harness.launch(context, prepared.bundle)
         await sandbox.write(launch.files)
-        await sandbox.settle()
-        environment = {**prepared.task.env, **launch.environment}
+        if not task.steps:
+            await sandbox.settle()
+        environment = {**task.env, **launch.environment}
+        began = clock.seconds()
         process = await sandbox.start(Program(argv=launch.argv, environment=environment, log_bytes=self._context.config.log_bytes))
         try:
-            limit = self._spec.budgets.agent_seconds or prepared.task.agent_seconds
+            limit = _limit(self._spec.budgets.agent_seconds, step.agent_seconds, began if task.steps else None)
             code, cause = await self._watch(process.wait(), clock, limit)
             if code is None:
                 return Exit(cause=cause, exit_code=await process.end()), process.log()
@@ -241,7 +271,7 @@ class AttemptRun:
                 task.cancel()
             await asyncio.gather(exited, timer, return_exceptions=True)
 
-    async def _gather(self, found: Exit, sandbox: Sandbox, output: bytes) -> None:
+    async def _gather(self, found: Exit, sandbox: Sandbox, output: bytes, prefix: str) -> None:
         """Keep what the harness left. Raises BlobError, and SandboxError if the sandbox cannot be read: another attempt may keep its work.
 
         What cannot be kept is the agent's doing: its exit stands, with the reason.
@@ -260,11 +290,12 @@ class AttemptRun:
         except Exception as bug:  # code that fails on the agent's files must not cost the session
             log.exception("changes_not_read", session_id=self._event.session_id, attempt=self._event.attempt)
             self._say(found, f"changed files were not kept: they could not be read ({type(bug).__name__}: {bug})")
-        found.artifacts = tuple([Artifact(name=name, blob=await self._context.blobs.put(data)) for name, data in kept.items()])
+        blobs = self._context.blobs
+        found.artifacts = tuple([Artifact(name=f"{prefix}{name}", blob=await blobs.put(data)) for name, data in kept.items()])
 
     def _say(self, found: Exit, what: str) -> None:
         """Add to the exit's detail, and to the log."""
-        log.warning("changes_excluded", session_id=self._event.session_id, attempt=self._event.attempt, reason=what)
+        log.warning("work_left_out", session_id=self._event.session_id, attempt=self._event.attempt, reason=what)
         found.detail = one_line(f"{found.detail} {what}")
 
     def _capability(self, position: Position) -> str:
@@ -308,6 +339,17 @@ class AttemptRun:
         session_id = self._event.session_id
         send = partial(self._context.events.send, Topic.SESSIONS, session_id, event, session_id=session_id)
         return await self._context.bus.ask(send, SEND_SECONDS)
+
+
+def _limit(whole: float | None, own: float | None, began: float | None) -> float | None:
+    """Return where the agent's clock ends a harness: at the session's limit, or at that of its task or step. None: nowhere.
+
+    `began`: the clock's reading at the beginning of a step. None: there are no steps, and the session's limit replaces the task's.
+    """
+    if began is None:
+        return whole or own
+    limits = [limit for limit in (whole, None if own is None else began + own) if limit is not None]
+    return min(limits, default=None)
 
 
 async def _spent(clock: AgentClock, limit: float | None) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from evener.client.views import Submission
 from evener.graders.registry import GRADERS
+from evener.harnesses.mcp import not_taken
 from evener.harnesses.port import HarnessError
 from evener.harnesses.registry import harness
 from evener.proto.errors import EvenerError
@@ -131,7 +132,9 @@ def check_archive(data: bytes, options: TaskOptions) -> None:
     if lacking := lacks(options.harness.sandbox, task):
         name = options.harness.sandbox
         _refuse(f"the sandbox `{name}` cannot give the task what it needs: {', '.join(lacking)}", "options.harness.sandbox")
-    if options.grader.name == "harbor" and task.tests is None:
+    if options.harness.sandbox != "none" and (problem := not_taken(harness(options.harness.name), task.mcp_servers)) is not None:
+        _refuse(problem, "options.harness.name")
+    if options.grader.name == "harbor" and not task.verification.has_script and not task.steps:
         _refuse("the grader `harbor` runs the task's tests/test.sh, and the task has none", "options.grader.name")
 
 

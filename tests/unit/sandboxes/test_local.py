@@ -241,8 +241,8 @@ async def test_grading_runs_the_tests_on_the_changed_copy(sandboxes: LocalSandbo
         await sandbox.write({"/app/answer.txt": b"42"})
         changes = await sandbox.changes(LIMITS)
 
-    graded = await grade(sandboxes, Grading(name="g", files=tmp_path / "files", tests=tmp_path / "tests", changes=changes))
-    without = await grade(sandboxes, Grading(name="g", files=tmp_path / "files", tests=tmp_path / "tests"))
+    graded = await grade(sandboxes, Grading(name="g", files=tmp_path / "files", tests=(tmp_path / "tests",), changes=changes))
+    without = await grade(sandboxes, Grading(name="g", files=tmp_path / "files", tests=(tmp_path / "tests",)))
 
     assert (graded.exit_code, graded.reward_json, graded.reward_text) == (7, b'{"reward": 1}', None)
     assert graded.output == b"checked\n"
@@ -255,7 +255,7 @@ async def test_tests_that_hang_are_ended_at_their_limit(sandboxes: LocalSandboxe
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test.sh").write_text("echo 0.5 > /logs/verifier/reward.txt; sleep 1000 & wait")
 
-    graded = await grade(sandboxes, Grading(name="g", files=None, tests=tmp_path / "tests", seconds=HANG_SECONDS))
+    graded = await grade(sandboxes, Grading(name="g", files=None, tests=(tmp_path / "tests",), seconds=HANG_SECONDS))
 
     assert (graded.exit_code, graded.reward_text) == (None, b"0.5\n")
 

@@ -16,7 +16,7 @@ from evener.tasks.directory import bundled, load
 async def graded(folder: Path, name: str, answer: str | None) -> GradingOutcome:
     """Grade a bundled task with this in answer.txt. None: nothing was changed."""
     task = load(bundled() / name)
-    assert task.tests is not None
+    assert task.verification.has_script
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         if answer is not None:
@@ -25,7 +25,7 @@ async def graded(folder: Path, name: str, answer: str | None) -> GradingOutcome:
             tar.addfile(info, io.BytesIO(answer.encode()))
     changes = Changes(archive=buffer.getvalue())
     async with open_local(folder) as sandboxes:
-        return await grade(sandboxes, Grading(name="g", files=task.environment, tests=task.tests, changes=changes))
+        return await grade(sandboxes, Grading(name="g", files=task.environment, tests=task.verification.tests, changes=changes))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_every_bundled_task_is_good_and_needs_no_image() -> None:
 
     assert len(tasks) >= 4
     assert {task.grader.name for task in tasks} == {"answer", "harbor"}
-    assert any(task.environment and task.tests for task in tasks)
+    assert any(task.environment and task.verification.has_script for task in tasks)
     assert not any(task.needs for task in tasks)
 
 
@@ -66,9 +66,9 @@ def test_harbor_task_is_read_whole(tmp_path: Path) -> None:
     task = load(written(tmp_path, instruction="Fix it.\n", manifest=manifest, test="true"))
 
     assert (task.name, task.instruction, task.sandbox.workdir) == ("org/fix", "Fix it.", "/app")
-    assert (task.agent_seconds, task.verifier_seconds) == (90, 30)
-    assert (task.env, task.verifier_env) == ({"MODE": "test"}, {"LEVEL": "2"})
-    assert (task.tests, task.environment) == (tmp_path / "tests", None)
+    assert (task.agent_seconds, task.verification.seconds) == (90, 30)
+    assert (task.env, task.verification.env) == ({"MODE": "test"}, {"LEVEL": "2"})
+    assert (task.verification.tests, task.environment) == ((tmp_path / "tests",), None)
     assert task.grader == GraderSpec(name="harbor")
     assert task.needs == ()
 
@@ -76,7 +76,7 @@ def test_harbor_task_is_read_whole(tmp_path: Path) -> None:
 def test_task_without_manifest_takes_harbors_defaults(tmp_path: Path) -> None:
     task = load(written(tmp_path / "plain", instruction="Go.", test="true"))
 
-    assert (task.name, task.agent_seconds, task.verifier_seconds) == ("plain", None, 600)
+    assert (task.name, task.agent_seconds, task.verification.seconds) == ("plain", None, 600)
 
 
 def test_canary_lines_never_reach_the_agent(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_own_grader_wins_over_the_script(tmp_path: Path) -> None:
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "a{99999999999}"\nmatch = "regex"'}, "is not a regular"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\nexpected = "x"\nmatch = "number"'}, "expected is not a number"),
         ({"instruction": "Go.", "manifest": '[metadata.evener]\ngrader = "judge"\nmatch = "exact"'}, "the grader 'judge'"),
-        ({"instruction": "Go.", "manifest": '[[steps]]\nname = "one"', "test": ""}, "several steps"),
+        ({"manifest": '[[steps]]\nname = "one"', "test": ""}, "no steps/one/instruction.md"),
         ({"instruction": "Go.", "manifest": f"a = {'[' * 5000}{']' * 5000}", "test": ""}, "nested too deeply"),
         ({"instruction": "Go.", "manifest": f"a{'.a' * 5000} = 1", "test": ""}, "line 1 has more than 1000 dots"),
         ({"instruction": "Go.", "manifest": "#" * 300_000, "test": ""}, "larger than 256 KiB"),
@@ -126,9 +126,9 @@ def test_fault_is_named(tmp_path: Path, files: dict[str, str], said: str) -> Non
     ("manifest", "need"),
     [
         ("[environment]\ngpus = 2", "2 GPUs"),
-        ('[environment]\nos = "windows"', "windows"),
+        ('[environment]\nos = "windows"', "an operating system other than linux"),
         ('[environment]\nenv = { KEY = "${KEY}" }', "variables of the host"),
-        ('[verifier.environment]\ndocker_image = "x"', "image of its own for grading"),
+        ('artifacts = [{ source = "/data", service = "db" }]', "several services"),
     ],
 )
 def test_what_no_sandbox_gives_is_said(tmp_path: Path, manifest: str, need: str) -> None:
@@ -169,7 +169,7 @@ def test_manifest_says_what_the_sandboxes_of_both_phases_are(tmp_path: Path) -> 
     agents = SandboxSpec(image="python:3", user="1000", limits=limits, network=Network(mode=NetworkMode.NONE))
     assert task.sandbox == agents
     network = Network(mode=NetworkMode.ALLOWLIST, hosts=("*.example.org",))
-    assert task.grading_sandbox == structs.replace(agents, user="root", network=network)
+    assert task.verification.sandbox == structs.replace(agents, user="root", network=network)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
+from evener.harnesses.mcp import EVERY_TRANSPORT, for_claude
 from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Noise, Quirks, SideCall, Tolerance
@@ -54,6 +57,7 @@ class ClaudeCode(PackagedHarness):
     name = "claude_code"
     summary = "Anthropic's Claude Code"
     dialects = ("anthropic_messages",)
+    mcp_transports = EVERY_TRANSPORT
     probe = Probe(tool="Bash", arguments={"command": "{command}", "description": "Writes a file"})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.BLANK_TEXT_ABSENT),
@@ -72,7 +76,7 @@ class ClaudeCode(PackagedHarness):
         # It takes a message that begins with / for one of its commands, finds none, and exits with 0.
         message = f" {context.instruction}" if context.instruction.startswith("/") else context.instruction
         return Launch(
-            argv=(str(bundle / PROGRAM), "-p", "--model", context.model, *HEADLESS, *_tools(options), "--", message),
+            argv=(str(bundle / PROGRAM), "-p", "--model", context.model, *HEADLESS, *_tools(options), *_servers(context), "--", message),
             environment={
                 "ANTHROPIC_BASE_URL": context.base_url,
                 "ANTHROPIC_AUTH_TOKEN": context.key,
@@ -97,6 +101,13 @@ def _tools(options: Mapping[str, str]) -> tuple[str, ...]:
     if "tools" in options:
         return ("--tools", options["tools"])
     return () if options.get("settings") == "plain" else ("--disallowedTools", WEB)
+
+
+def _servers(context: LaunchContext) -> tuple[str, ...]:
+    if not context.mcp_servers:
+        return ()
+    servers = msgspec.json.encode({"mcpServers": for_claude(context.mcp_servers)}).decode()
+    return ("--mcp-config", servers, "--strict-mcp-config")
 
 
 def _limits(context: LaunchContext) -> dict[str, str]:

@@ -9,7 +9,7 @@ Options:
 Codex sets no limit on an answer's tokens: the run's max_tokens holds, and an answer that reaches it ends Codex with an error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks
 from evener.sandboxes.port import HOME
+from evener.tasks.tables import McpServer, Transport
 
 LOCK: Final = Path(__file__).with_name("package-lock.json")
 PACKAGE: Final = npm.NpmPackage(name="@openai/codex", version="0.169.0", lock=LOCK, node=(16, 0))
@@ -39,6 +40,7 @@ class Codex(PackagedHarness):
     name = "codex"
     summary = "OpenAI's Codex CLI"
     dialects = ("openai_responses",)
+    mcp_transports = (Transport.STDIO, Transport.HTTP)
     probe = Probe(tool="exec_command", arguments={"cmd": "{command}"})
     quirks = Quirks(compacted=r"^Another language model started to solve", sub_agent_header="x-openai-subagent")
     options = {"tools": ("all", "lean"), **dict.fromkeys(TOKENS, 0)}
@@ -83,9 +85,22 @@ def _config(context: LaunchContext) -> str:
             "[features]",
             *(f"{feature} = false" for feature in off),
             *(("[skills]", "bundled = { enabled = false }") if lean else ()),
+            *(line for server in context.mcp_servers for line in _server(server)),
             "",
         )
     )
+
+
+def _server(server: McpServer) -> Iterator[str]:
+    """Yield the table of an MCP server."""
+    yield f"[mcp_servers.{server.name}]"
+    if server.transport is Transport.STDIO:
+        yield f"command = {_text(server.command or '')}"
+        yield f"args = [{', '.join(map(_text, server.args))}]"
+        return
+    yield f"url = {_text(server.url or '')}"
+    if server.headers:
+        yield f"http_headers = {{ {', '.join(f'{_text(name)} = {_text(value)}' for name, value in server.headers.items())} }}"
 
 
 def _text(value: str) -> str:

@@ -15,6 +15,7 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
+from evener.harnesses.mcp import EVERY_TRANSPORT, for_gemini
 from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
@@ -40,6 +41,7 @@ class GeminiCli(PackagedHarness):
     name = "gemini_cli"
     summary = "Google's Gemini CLI"
     dialects = ("google_generate",)
+    mcp_transports = EVERY_TRANSPORT
     probe = Probe(tool="run_shell_command", arguments={"command": "{command}"})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.REASONING_ABSENT),
@@ -81,6 +83,8 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
     if answer := options.get("answer_tokens", context.answer_tokens):
         limit = {"generateContentConfig": {"maxOutputTokens": int(answer)}}
         settings["modelConfigs"] = {"customOverrides": [{"match": {"model": context.model}, "modelConfig": limit}]}
+    if context.mcp_servers:
+        settings["mcpServers"] = for_gemini(context.mcp_servers)
     return settings
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from evener.harnesses import npm
 from evener.harnesses.base import PackagedHarness
+from evener.harnesses.mcp import EVERY_TRANSPORT, for_gemini
 from evener.harnesses.port import ExitMeaning, Launch, LaunchContext, Probe
 from evener.harnesses.printed import last_event, last_line, told
 from evener.proto.spec import Quirks, SideCall, Tolerance
@@ -42,6 +43,7 @@ class QwenCode(PackagedHarness):
     name = "qwen_code"
     summary = "Qwen Code"
     dialects = ("openai_chat", "anthropic_messages")
+    mcp_transports = EVERY_TRANSPORT
     probe = Probe(tool="run_shell_command", arguments={"command": "{command}", "is_background": False})
     quirks = Quirks(
         tolerances=(Tolerance.NUMBERS_LOOSE, Tolerance.TEXT_TRIMMED, Tolerance.BLANK_TEXT_ABSENT, Tolerance.REASONING_ABSENT),
@@ -68,7 +70,7 @@ class QwenCode(PackagedHarness):
         return Launch(
             argv=(*PACKAGE.program(bundle, "cli.js"), *how, f"--prompt={message}"),
             environment=_provider(context, auth) | {**HEADLESS, **_answer(context)},
-            files={f"{HOME}/.qwen/settings.json": msgspec.json.encode(_settings(options))},
+            files={f"{HOME}/.qwen/settings.json": msgspec.json.encode(_settings(context))},
         )
 
     def exit_meaning(self, exit_code: int, log: bytes) -> ExitMeaning:
@@ -90,12 +92,14 @@ def _answer(context: LaunchContext) -> dict[str, str]:
     return {"QWEN_CODE_MAX_OUTPUT_TOKENS": str(answer)} if answer else {}
 
 
-def _settings(options: Mapping[str, str]) -> dict[str, Any]:
-    settings = dict(QUIET)
+def _settings(context: LaunchContext) -> dict[str, Any]:
+    settings, options = dict(QUIET), context.options
     if "without" in options:
         settings["permissions"] = {"deny": options["without"].split(",")}
     if "context_tokens" in options:
         settings["model"] = {"generationConfig": {"contextWindowSize": int(options["context_tokens"])}}
+    if context.mcp_servers:
+        settings["mcpServers"] = for_gemini(context.mcp_servers)
     return settings
 
 

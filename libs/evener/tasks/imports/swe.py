@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
-from evener.tasks.directory import COMPOSE_FILES, DOCKERFILE, INSTRUCTION, MANIFEST, SOLVE
+from evener.tasks.directory import COMPOSE_FILES, INSTRUCTION, MANIFEST, SOLVE
 from evener.tasks.imports.columns import ColumnMissing, list_of, plain, text_of, toml, value_of
 from evener.tasks.imports.port import DataRow, Importer, ImportOptions, RefusedRow, TaskDraft
 from evener.tasks.imports.read_rows import read_rows
 from evener.tasks.imports.swe_dialects import SWE_DIALECTS, SweDialect
 from evener.tasks.test_markers import END, START
+from evener.tasks.verification import DOCKERFILE
 
 GIT_SECONDS: Final = 300.0
 VERIFIER_SECONDS: Final = 1800.0
