@@ -7,7 +7,7 @@ import os
 import sys
 import tarfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -131,9 +131,9 @@ class Bench:
         [ref] = [artifact.blob for artifact in exited.artifacts if artifact.name == name]
         return await self.context.blobs.get(ref)
 
-    async def changed(self, exited: HarnessExited) -> dict[str, bytes]:
+    async def changed(self, exited: HarnessExited, step: str = "") -> dict[str, bytes]:
         """Return the files that the harness left, by place."""
-        with tarfile.open(fileobj=io.BytesIO(await self.artifact(exited, "changes.tar"))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(await self.artifact(exited, f"{step}changes.tar"))) as archive:
             return {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
 
 
@@ -144,18 +144,19 @@ async def bench(
     store_usable: Callable[[], bool] = lambda: True,
     timings: RunnerTimings = RUNNER_TIMINGS,
     alone: bool = True,
+    files: Mapping[str, str] = {},
     **settings: Any,
 ) -> AsyncIterator[Bench]:
-    """Open a runner whose state lies in `folder`."""
+    """Open a runner whose state lies in `folder`. `files` are of the task."""
     task = folder / "task"
-    (task / "environment").mkdir(parents=True)
-    (task / "tests").mkdir()
     for name, text in {
         "instruction.md": "Write the answer.",
         "task.toml": "[environment.env]\nGIVEN = 'yes'\n",
         "environment/given.txt": "given",
         "tests/test.sh": "exit 0",
+        **files,
     }.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
         (task / name).write_text(text)
     config = Config(state=str(folder), **settings)
     async with open_bus(f"embedded:{folder / 'bus'}", partitions=2) as bus, frames_gateway() as gateway:
@@ -669,3 +670,98 @@ async def test_requests_that_got_no_answer_are_reported_with_the_exit(tmp_path: 
         exited = await b.until(HarnessExited)
         assert exited.exit_code != 0
         assert exited.failures == (Failures(reason=CallFailure.REFUSED, count=1, detail="stop: not served"),)
+
+
+STEPS = """
+[[steps]]
+name = "one"
+[[steps]]
+name = "two"
+[steps.healthcheck]
+command = "[ -e app.txt ] || [ -e one.txt ]"
+retries = 1
+"""
+"""A task of two steps. The second needs what the first leaves."""
+OF_STEPS = {
+    "task.toml": STEPS,
+    "steps/one/instruction.md": "one",
+    "steps/two/instruction.md": "two",
+    "steps/two/workdir/staged.txt": "staged",
+}
+
+
+def doing(script: str) -> HarnessSpec:
+    return HarnessSpec(name="command", options={"argv": json.dumps(["sh", "-c", script, "{instruction}"])})
+
+
+async def test_steps_of_a_task_run_one_after_the_other_in_one_sandbox(tmp_path: Path) -> None:
+    """Each with its own instruction and files; what there is after each is kept."""
+    async with bench(tmp_path, files=OF_STEPS, trust_local=True) as b:
+        await b.dispatch(harness=doing('ls > "$0.txt"'))
+        exited = await b.until(HarnessExited)
+
+        one, two = await b.changed(exited, "steps/one/"), await b.changed(exited, "steps/two/")
+        assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 0)
+        assert one == {"app/one.txt": b"given.txt\none.txt\n"}
+        assert two == {
+            "app/one.txt": b"given.txt\none.txt\n",
+            "app/staged.txt": b"staged",
+            "app/two.txt": b"given.txt\none.txt\nstaged.txt\ntwo.txt\n",
+        }
+        assert [event for event in await b.log() if isinstance(event, SessionStarted)] != []
+
+
+async def test_step_that_the_agent_made_impossible_ends_the_task_with_what_was_done(tmp_path: Path) -> None:
+    """The first step counts: another attempt would find the same."""
+    async with bench(tmp_path, files=OF_STEPS, trust_local=True) as b:
+        await b.dispatch(harness=doing("true"))
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.EXITED
+        assert exited.detail.startswith("the further steps were left out: step 'two': health check")
+        assert {artifact.name.rpartition("/")[0] for artifact in exited.artifacts} == {"steps/one"}
+
+
+async def test_step_in_which_the_harness_fails_is_the_last(tmp_path: Path) -> None:
+    async with bench(tmp_path, files=OF_STEPS, trust_local=True) as b:
+        await b.dispatch(harness=doing("exit 3"))
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, 3)
+        assert {artifact.name.rpartition("/")[0] for artifact in exited.artifacts} == {"steps/one"}
+
+
+async def test_time_limit_of_a_step_is_its_own(tmp_path: Path) -> None:
+    """The second step has its seconds from its own beginning."""
+    manifest = STEPS.replace('name = "one"', 'name = "one"\nagent = { timeout_sec = 60 }').replace(
+        'name = "two"', 'name = "two"\nagent = { timeout_sec = 0.3 }'
+    )
+    async with bench(tmp_path, files={**OF_STEPS, "task.toml": manifest}, trust_local=True) as b:
+        await b.dispatch(harness=doing('touch one.txt; [ "$0" = one ] && sleep 0.5 || sleep 1000'))
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.AGENT_TIME
+        assert (await b.changed(exited, "steps/two/")).keys() == {"app/one.txt", "app/staged.txt"}
+
+
+async def test_sandbox_that_never_becomes_healthy_is_lost_before_the_harness_starts(tmp_path: Path) -> None:
+    """Another attempt may be luckier: that is no doing of the agent."""
+    check = {"task.toml": "[environment.healthcheck]\ncommand = 'echo ill; false'\nretries = 2\ninterval_sec = 0.01\n"}
+    async with bench(tmp_path, files=check) as b:
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.SANDBOX_LOST
+        assert "health check 'echo ill; false' failed 2 times: exit code 1; ill" in exited.detail
+        assert b.gateway.seen == []
+
+
+async def test_mcp_servers_for_a_harness_that_takes_none_are_refused(tmp_path: Path) -> None:
+    """The agent would work without tools that its task counts on."""
+    server = {"task.toml": '[[environment.mcp_servers]]\nname = "search"\ntransport = "stdio"\ncommand = "python3"\n'}
+    async with bench(tmp_path, files=server) as b:
+        await b.dispatch()
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.NO_START
+        assert "the MCP server 'search' (stdio), which the harness script does not take" in exited.detail

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from evener.sandboxes.port import AGENT_LOGS, ChangeLimits, Changes, Program, Sandbox, SandboxError
-from evener.tasks.tables import Artifact, CollectHook, Handover
+from evener.tasks.tables import CollectHook, DeclaredArtifact, Handover
 
 STAGE: Final = f"{AGENT_LOGS}/.handover"
 COPY_SECONDS: Final = 600.0
@@ -55,11 +55,11 @@ async def _run(sandbox: Sandbox, argv: Sequence[str], seconds: float, what: str,
         raise SandboxError(msg)
 
 
-def _place(artifact: Artifact, workdir: str) -> str:
+def _place(artifact: DeclaredArtifact, workdir: str) -> str:
     return str(PurePosixPath(workdir) / artifact.source)
 
 
-def _moved(archive: bytes, places: Sequence[str], artifacts: Sequence[Artifact]) -> Changes:
+def _moved(archive: bytes, places: Sequence[str], artifacts: Sequence[DeclaredArtifact]) -> Changes:
     """Return the staged files under the names of their places."""
     prefix = STAGE.lstrip("/") + "/"
     out, found = io.BytesIO(), dict[str, None]()

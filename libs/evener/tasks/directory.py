@@ -12,15 +12,15 @@ from evener.tasks import manifest
 from evener.tasks.errors import TaskError
 from evener.tasks.grader_table import own_grader
 from evener.tasks.tables import Healthcheck, McpServer, RewardStrategy
-from evener.tasks.verification import DOCKERFILE, STEPS, Verification, verification
+from evener.tasks.verification import DOCKERFILE, STEPS_FOLDER, Verification, verification
 
 INSTRUCTION: Final = "instruction.md"
 MANIFEST: Final = "task.toml"
 COMPOSE_FILES: Final = ("docker-compose.yaml", "docker-compose.yml")
-SOLUTION: Final = "solution"
+SOLUTION_FOLDER: Final = "solution"
 SOLVE: Final = "solve.sh"
 ANSWER: Final = "answer.txt"
-WORKDIR: Final = "workdir"
+STEP_WORKDIR: Final = "workdir"
 STEP_FILES: Final = "steps/{}/"
 """The prefix of what an agent left after a step of a name, and of the evidence of its tests."""
 IGNORED: Final = frozenset({"__pycache__", ".git", ".DS_Store"})
@@ -149,7 +149,7 @@ def _load(path: Path) -> Task:
         instruction="" if read.steps else _instruction(path),
         environment=environment if environment.is_dir() and not isinstance(image, ImageBuild) else None,
         verification=verified,
-        solution=_solution(path / SOLUTION),
+        solution=_solution(path / SOLUTION_FOLDER),
         solution_env=read.solution.env,
         sandbox=manifest.sandbox(read.environment, read.agent, image),
         backend=None if read.metadata.evener is None else read.metadata.evener.sandbox,
@@ -180,7 +180,7 @@ def _with_steps(task: Task, read: manifest.Manifest, image: str | ImageBuild | N
 
 
 def _step(task: Task, read: manifest.Manifest, step: manifest.StepTable, image: str | ImageBuild | None) -> Task:
-    folder = task.path / STEPS / step.name
+    folder = task.path / STEPS_FOLDER / step.name
     verified = verification(task.path, read, step, image)
     if not verified.has_script:
         msg = f"its step {step.name!r} has no tests/test.sh"
@@ -189,12 +189,12 @@ def _step(task: Task, read: manifest.Manifest, step: manifest.StepTable, image: 
     return structs.replace(
         task,
         name=step.name,
-        instruction=_instruction(task.path, f"{STEPS}/{step.name}/{INSTRUCTION}"),
+        instruction=_instruction(task.path, f"{STEPS_FOLDER}/{step.name}/{INSTRUCTION}"),
         verification=verified,
-        solution=_solution(folder / SOLUTION),
+        solution=_solution(folder / SOLUTION_FOLDER),
         agent_seconds=step.agent.timeout_sec or task.agent_seconds,
         healthcheck=step.healthcheck,
-        staged=folder / WORKDIR if (folder / WORKDIR).is_dir() else None,
+        staged=folder / STEP_WORKDIR if (folder / STEP_WORKDIR).is_dir() else None,
         min_reward=least if isinstance(least, dict) else {} if least is None else {"reward": least},
     )
 
@@ -248,7 +248,7 @@ def _grader(read: manifest.Manifest, *, has_script: bool) -> GraderSpec:
 
 def _needs_of_files(path: Path) -> tuple[str, ...]:
     services = [f"the services of environment/{name}" for name in COMPOSE_FILES if (path / "environment" / name).exists()]
-    folders = [path, *(path / STEPS).glob("*")]
+    folders = [path, *(path / STEPS_FOLDER).glob("*")]
     composed = any((folder / "tests" / name).exists() for folder in folders for name in COMPOSE_FILES)
     grading = ["several services for grading"] if composed else []
     context = ["earlier context (trajectory.json)"] if (path / "trajectory.json").exists() else []

@@ -13,7 +13,7 @@ from evener.proto.sandbox import ImageBuild, Network, NetworkMode, SandboxLimits
 from evener.proto.spec import Seconds
 from evener.tasks.errors import TaskError
 from evener.tasks.grader_table import OwnTable
-from evener.tasks.tables import MAIN_SERVICE, Artifact, CollectHook, Healthcheck, McpServer, RewardStrategy, VerifierMode
+from evener.tasks.tables import MAIN_SERVICE, CollectHook, DeclaredArtifact, Healthcheck, McpServer, RewardStrategy, VerifierMode
 
 MAX_MANIFEST_BYTES: Final = 256 * 1024
 MAX_DOTS: Final = 1000
@@ -82,7 +82,7 @@ class StepTable(Struct, frozen=True):
     verifier: Verifier = Verifier()
     min_reward: float | dict[str, float] | None = None
     healthcheck: Healthcheck | None = None
-    artifacts: tuple[str | Artifact, ...] = ()
+    artifacts: tuple[str | DeclaredArtifact, ...] = ()
 
 
 class Solution(Struct, frozen=True):
@@ -107,7 +107,7 @@ class Manifest(Struct, frozen=True):
     environment: Environment = Environment()
     metadata: Metadata = Metadata()
     solution: Solution = Solution()
-    artifacts: tuple[str | Artifact, ...] = ()
+    artifacts: tuple[str | DeclaredArtifact, ...] = ()
     steps: tuple[StepTable, ...] = ()
     multi_step_reward_strategy: RewardStrategy = RewardStrategy.MEAN
 
@@ -183,7 +183,7 @@ def needs(manifest: Manifest) -> tuple[str, ...]:
     places = [manifest.environment, *(verifier.environment for verifier in verifiers if verifier.environment is not None)]
     artifacts = [*manifest.artifacts, *(one for step in manifest.steps for one in step.artifacts)]
     services = [hook.service for verifier in verifiers for hook in verifier.collect]
-    services += [one.service for one in artifacts if isinstance(one, Artifact) and one.service is not None]
+    services += [one.service for one in artifacts if isinstance(one, DeclaredArtifact) and one.service is not None]
     users = {step.agent.user for step in manifest.steps} - {None, manifest.agent.user}
     wanted = {
         "an operating system other than linux": any(place.os != "linux" for place in places),

@@ -52,7 +52,7 @@ class McpServer(Struct, frozen=True):
             raise ValueError(msg)
 
 
-class Artifact(Struct, frozen=True):
+class DeclaredArtifact(Struct, frozen=True):
     """What an agent leaves for a separate verifier, which finds it in the same place."""
 
     source: str
@@ -98,15 +98,15 @@ class RewardStrategy(StrEnum):
 class Handover(Struct, frozen=True, kw_only=True):
     """How a separate verifier gets what an agent left."""
 
-    artifacts: tuple[Artifact, ...]
+    artifacts: tuple[DeclaredArtifact, ...]
     collect: tuple[CollectHook, ...] = ()
     has_tests: bool = False
     """Whether the verifier's image brings the tests, so that nothing is copied into it."""
 
 
-def handed_over(declared: tuple[str | Artifact, ...]) -> tuple[Artifact, ...]:
+def handed_over(declared: tuple[str | DeclaredArtifact, ...]) -> tuple[DeclaredArtifact, ...]:
     """Return declared artifacts, and the folder that is always one of them."""
-    found = tuple(Artifact(source=one) if isinstance(one, str) else one for one in declared)
+    found = tuple(DeclaredArtifact(source=one) if isinstance(one, str) else one for one in declared)
     if any(one.source.rstrip("/") == LOGS_ARTIFACTS for one in found):
         return found
-    return (Artifact(source=LOGS_ARTIFACTS), *found)
+    return (DeclaredArtifact(source=LOGS_ARTIFACTS), *found)

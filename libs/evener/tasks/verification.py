@@ -10,10 +10,10 @@ from evener.tasks.manifest import Environment, Manifest, StepTable, Verifier, sa
 from evener.tasks.tables import Handover, Healthcheck, VerifierMode, handed_over
 
 DOCKERFILE: Final = "Dockerfile"
-TESTS: Final = "tests"
+TESTS_FOLDER: Final = "tests"
 TEST: Final = "test.sh"
-STEPS: Final = "steps"
-VERIFIER_SECONDS: Final = 600.0
+STEPS_FOLDER: Final = "steps"
+TEST_SECONDS: Final = 600.0
 """The time limit of tests that have none of their own."""
 
 
@@ -39,7 +39,7 @@ class Verification(Struct, frozen=True, kw_only=True):
 def verification(path: Path, read: Manifest, step: StepTable | None, image: str | ImageBuild | None) -> Verification:
     """Return how a task is verified, or one of its steps. `image`: the agent's. Raises TaskError."""
     own = Verifier() if step is None else step.verifier
-    folders = [path / TESTS, *([] if step is None else [path / STEPS / step.name / TESTS])]
+    folders = [path / TESTS_FOLDER, *([] if step is None else [path / STEPS_FOLDER / step.name / TESTS_FOLDER])]
     tests = tuple(folder for folder in folders if folder.is_dir())
     separate = (own.mode or read.verifier.mode) is VerifierMode.SEPARATE
     declared = own.environment or read.verifier.environment
@@ -51,7 +51,7 @@ def verification(path: Path, read: Manifest, step: StepTable | None, image: str 
         tests=tests if own_image is None else (),
         has_script=has_script,
         sandbox=sandbox(structs.replace(place, workdir=place.workdir or read.environment.workdir), phase, own_image or image),
-        seconds=own.timeout_sec or read.verifier.timeout_sec or VERIFIER_SECONDS,
+        seconds=own.timeout_sec or read.verifier.timeout_sec or TEST_SECONDS,
         env=read.verifier.env | own.env,
         healthcheck=place.healthcheck,
         handover=_handover(read, step, has_tests=own_image is not None) if separate else None,

@@ -35,7 +35,8 @@ async def import_(
     ----------
     source
         A folder of tasks, a file or folder of rows (*.jsonl, *.json, *.parquet), or `hf:NAME` or `hf:NAME@CONFIGURATION` for a data set of
-        the Hugging Face hub, which the package `datasets` reads.
+        the Hugging Face hub, which the package `datasets` reads, or `harbor:NAME` or `harbor:NAME@VERSION` for one that the program
+        `harbor` downloads.
     out
         The folder for the task directories.
     format

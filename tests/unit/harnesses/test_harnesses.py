@@ -1,12 +1,15 @@
 """Harness folders: found by name, launched from data, their exits judged."""
 
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from evener.harnesses.mcp import not_taken
 from evener.harnesses.port import HarnessError, LaunchContext
 from evener.harnesses.registry import harness, names
+from evener.tasks.tables import McpServer, Transport
 
 CONTEXT = LaunchContext(
     instruction="Say {model}.", base_url="http://127.0.0.1:1", key="k", model="m", workdir="/x/app", home="/x/home/agent", options={}
@@ -102,3 +105,43 @@ def test_pis_exit_is_judged_by_its_last_stop_reason(exit_code: int, log: bytes, 
     found = harness("pi").exit_meaning(exit_code, log)
 
     assert (found.exit_code, found.detail) == judged
+
+
+SERVERS = (
+    McpServer(name="search", transport=Transport.STDIO, command="python3", args=("-m", "search")),
+    McpServer(name="maps", transport=Transport.HTTP, url="http://maps/mcp", headers={"x-team": "a"}),
+)
+STDIO = {"command": "python3", "args": ["-m", "search"]}
+
+
+def test_mcp_servers_of_a_task_are_told_to_harnesses_in_their_own_words() -> None:
+    context = msgspec.structs.replace(CONTEXT, mcp_servers=SERVERS)
+    claude = harness("claude_code").launch(context, Path()).argv
+    codex = tomllib.loads(next(iter(harness("codex").launch(context, Path()).files.values())).decode())
+    gemini, qwen = (
+        msgspec.json.decode(next(iter(harness(name).launch(context, Path()).files.values()))) for name in ("gemini_cli", "qwen_code")
+    )
+
+    told = msgspec.json.decode(claude[claude.index("--mcp-config") + 1])["mcpServers"]
+    assert told == {
+        "search": {"type": "stdio", **STDIO},
+        "maps": {"type": "http", "url": "http://maps/mcp", "headers": {"x-team": "a"}},
+    }
+    assert codex["mcp_servers"] == {"search": STDIO, "maps": {"url": "http://maps/mcp", "http_headers": {"x-team": "a"}}}
+    assert gemini["mcpServers"] == qwen["mcpServers"]
+    assert gemini["mcpServers"] == {
+        "search": {**STDIO, "trust": True},
+        "maps": {"httpUrl": "http://maps/mcp", "headers": {"x-team": "a"}, "trust": True},
+    }
+
+
+def test_harness_takes_servers_by_their_transport() -> None:
+    """Codex knows no server-sent events; the script harness knows no servers."""
+    events = McpServer(name="old", transport=Transport.SSE, url="http://old")
+
+    assert not_taken(harness("codex"), SERVERS) is None
+    assert not_taken(harness("codex"), (*SERVERS, events)) == (
+        "the task brings the MCP server 'old' (sse), which the harness codex does not take"
+    )
+    assert not_taken(harness("script"), SERVERS) is not None
+    assert not_taken(harness("script"), ()) is None

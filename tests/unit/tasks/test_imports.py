@@ -1,6 +1,7 @@
 """Imports of what people publish: small files of each shape."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,34 @@ def test_harbor_directories_are_imported_whole(tmp_path: Path) -> None:
 
     assert {pack(path).ref for path in find(tmp_path / "out")} == {pack(path).ref for path in find(bundled())}
     assert len(found) == len(find(bundled()))
+
+
+HARBOR = """#!/bin/sh
+[ "$*" = "dataset download $3 --export --output-dir $6" ] || exit 2
+[ "$3" = small@1 ] || { echo "Error: no data set $3"; exit 1; }
+mkdir -p "$6/small/one/tests" && echo "Do it." > "$6/small/one/instruction.md" && touch "$6/small/one/tests/test.sh"
+"""
+"""Stands for the real program, which needs another Python: the same words, the same folders, the same exit codes."""
+
+
+def test_data_set_of_harbors_registry_is_downloaded_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SourceUnreadable, match="needs the program `harbor`"):
+        tasks_named("harbor:small@1", tmp_path / "out")
+    program = tmp_path / "bin/harbor"
+    program.parent.mkdir()
+    program.write_text(HARBOR)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+    assert tasks_named("harbor:small@1", tmp_path / "out") == ["one"]
+    with pytest.raises(SourceUnreadable, match="harbor:other: Error: no data set other"):
+        tasks_named("harbor:other", tmp_path / "out")
+
+
+def tasks_named(source: str, out: Path) -> list[str]:
+    return [
+        one.path.name for one in import_into(out, importer_for(format_of_source(source)), source, ImportOptions()) if isinstance(one, Task)
+    ]
 
 
 def test_harbor_directory_with_a_fault_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from evener.proto.names import unknown
 from evener.tasks.directory import find
 from evener.tasks.errors import TaskError
 from evener.tasks.imports.answers import import_answers, import_nemo_gym
-from evener.tasks.imports.harbor import import_harbor
+from evener.tasks.imports.harbor import REGISTRY, import_harbor
 from evener.tasks.imports.port import Importer, SourceUnreadable
 from evener.tasks.imports.read_rows import HUB, read_rows
 from evener.tasks.imports.swe import SWE_IMPORTERS
@@ -31,6 +31,8 @@ def importer_for(name: str) -> Importer:
 
 def format_of_source(source: str, split: str | None = None) -> str:
     """Return the format that a source seems to have: of its directories, or of the columns of its first row. Raises SourceUnreadable."""
+    if source.startswith(REGISTRY):
+        return HARBOR
     if not source.startswith(HUB):
         path = Path(source)
         if not path.exists():
