@@ -4,6 +4,7 @@ Every line names the service and the instance that it is about, and within a spa
 `session_id` by `structlog.contextvars.bound_contextvars`, so that lines of libraries carry it too.
 """
 
+import asyncio
 import logging
 import os
 import sys
@@ -116,6 +117,7 @@ def set_up_logs(level: str, *, service: str, instance: str) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)
+    handler.addFilter(_is_no_cancellation)
     handler.addFilter(RepeatFilter())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -123,6 +125,11 @@ def set_up_logs(level: str, *, service: str, instance: str) -> None:
         )
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Leave out the traceback that the HTTP server logs for each request that its stop breaks off."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _name_process(names: Mapping[str, str], _: WrappedLogger, __: str, line: EventDict) -> EventDict:

@@ -1,5 +1,6 @@
 """The lines of a process's log."""
 
+import asyncio
 import json
 import logging
 import os
@@ -119,6 +120,26 @@ async def test_lines_of_a_request_name_the_service_that_answers(capsys: pytest.C
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
     assert [line["service"] for line in lines if line["event"] == "asked"] == ["scheduler"]
+
+
+@pytest.mark.usefixtures("_logging")
+async def test_requests_that_a_stop_breaks_off_log_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """A gateway with a thousand open calls that is stopped wrote a thousand tracebacks of its HTTP server."""
+    set_up_logs("info", service="gateway", instance="host-1")
+    asked = asyncio.Event()
+
+    async def never(_: Request) -> Response:
+        asked.set()
+        await asyncio.Event().wait()
+        return Response()
+
+    async with aiohttp.ClientSession() as client:
+        async with serving([Route("/never", never)]) as url:
+            asking = asyncio.create_task(client.get(f"{url}/never"))
+            await asked.wait()
+        async with await asking as answer:
+            assert answer.status == 500
+    assert [line for line in capsys.readouterr().err.splitlines() if "exception" in json.loads(line)] == []
 
 
 def test_line_that_a_library_repeats_is_logged_once_in_a_while_and_counted(caplog: pytest.LogCaptureFixture) -> None:
