@@ -28,7 +28,7 @@ from evener.client.errors import ClientError, Unavailable, Unreachable
 from evener.client.run_end import TaskEnd, check_delivered, until_over
 from evener.proto.arrays import float32s, int32s, uint8s
 from evener.proto.delivered import Delivered, GroupPosition
-from evener.proto.trajectories import GroupFailed, GroupMerged, Row
+from evener.proto.trajectories import Flag, GroupFailed, GroupMerged, Row
 
 KAFKA_SCHEME: Final = "kafka://"
 
@@ -62,6 +62,8 @@ class Session(Struct, frozen=True, kw_only=True, eq=False):
     reward: float
     rewards: dict[str, float]
     """All numbers that the grader named."""
+    flags: tuple[Flag, ...] = ()
+    """Signs of reward hacking, with the evidence. If the task fails such sessions, `reward` says so already."""
     rows: tuple[RowArrays, ...]
     """The rows; empty if nothing of the session is to be trained. The session counts for the group's mean all the same."""
 
@@ -275,7 +277,7 @@ def _sessions(event: GroupMerged) -> Iterator[Session]:
         if member.excluded is None and member.scored is not None and member.scored.reward is not None:
             scored = member.scored
             rows = tuple(_row(row) for row in scored.trajectory.rows)
-            yield Session(session_id=member.session_id, reward=member.scored.reward, rewards=scored.rewards, rows=rows)
+            yield Session(session_id=member.session_id, reward=member.scored.reward, rewards=scored.rewards, flags=scored.flags, rows=rows)
 
 
 def _row(row: Row) -> RowArrays:

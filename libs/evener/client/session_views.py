@@ -8,7 +8,7 @@ from msgspec import Struct
 from evener.proto.reasons import CallFailure, ExclusionReason, TerminationReason
 from evener.proto.sessions import Artifact, Fidelity, FinishReason, Placement
 from evener.proto.spec import Purpose, SessionSpec, Strategy
-from evener.proto.trajectories import Accounting, Row, TrajectoryBuilt
+from evener.proto.trajectories import Accounting, Flag, Row, TrajectoryBuilt
 
 
 class SegmentView(Struct, frozen=True, kw_only=True):
@@ -139,6 +139,10 @@ class Score(Struct, frozen=True, kw_only=True):
     grader: str
     evidence: tuple[Artifact, ...]
     """What the grading left: output, numbers."""
+    flags: tuple[Flag, ...] = ()
+    """The signs of reward hacking, with the evidence."""
+    unwatched: str | None = None
+    """Why the detectors could not look at all of the session. None: they did."""
     grading_seconds: float
     tries: int
 

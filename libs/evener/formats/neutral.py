@@ -62,6 +62,8 @@ class NeutralRow(TypedDict):
     """The reward of the session, the same in all its rows. None: a recording that nobody graded."""
     rewards: dict[str, float]
     """All numbers that the session's grader named."""
+    flags: list[str]
+    """The detectors of reward hacking that flagged the session, each once."""
     finish_reason: str
     """Why the row's last answer ended: `stop`, `length` or `aborted`."""
     truncated: bool
@@ -111,6 +113,7 @@ def _row(scored: TrajectoryScored, row: Row, index: int) -> NeutralRow:
         prompt_len=row.prompt_length,
         reward=scored.reward,
         rewards=scored.rewards,
+        flags=sorted({flag.detector.value for flag in scored.flags}),
         finish_reason=row.finish_reason.value,
         truncated=row.finish_reason is FinishReason.LENGTH or trajectory.termination_reason in CUT_SHORT,
         status=trajectory.termination_reason.value,

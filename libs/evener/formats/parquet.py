@@ -1,9 +1,9 @@
 """Writes neutral rows as Parquet: one row group per group, arrays as lists. Needs the extra `parquet`.
 
 The columns are the fields of `NeutralRow`: `ids`, `versions`, `call_of` list<int32>; `loss_mask` list<uint8>; `logprobs` list<float> (NaN
-where not sampled), `call_rewards` list<float> (NaN where a call has none); `rewards` map<string, double>; `branch_index`, `n_branches`,
-`prompt_len` int32; `reward`, `temperature` double; `truncated` bool; all others are strings. `reward` is null if nobody graded the session.
-Hugging Face `datasets` reads the file as it is.
+where not sampled), `call_rewards` list<float> (NaN where a call has none); `rewards` map<string, double>; `flags` list<string>;
+`branch_index`, `n_branches`, `prompt_len` int32; `reward`, `temperature` double; `truncated` bool; all others are strings. `reward` is null
+if nobody graded the session. Hugging Face `datasets` reads the file as it is.
 """
 
 from collections.abc import Iterable
@@ -72,6 +72,8 @@ def schema() -> "pa.Schema":
             return pa.list_(getattr(pa, ARRAYS[name])())
         if name == "rewards":
             return pa.map_(pa.string(), pa.float64())
+        if name == "flags":
+            return pa.list_(pa.string())
         return getattr(pa, COLUMN_TYPES[name])() if name in COLUMN_TYPES else pa.string()
 
     return pa.schema([pa.field(name, column(name), nullable=name in NULLABLE) for name in NeutralRow.__annotations__])

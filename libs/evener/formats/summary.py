@@ -61,6 +61,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     groups: GroupCounts
     sessions: SessionCounts
     rewards: Rewards
+    flags: dict[str, int]
+    """The number of sessions with signs of reward hacking, by detector."""
     tokens: Tokens
     rows: int
     """The number of delivered rows."""
@@ -93,6 +95,7 @@ def summarize(outcomes: Iterable[GroupOutcome], submitted: int | None = None) ->
             by_end=dict(Counter(member.termination_reason.value if member.termination_reason else NOT_ENDED for member in members)),
         ),
         rewards=_rewards(ended),
+        flags=dict(Counter(name for _, scored in seen(members) for name in sorted({flag.detector.value for flag in scored.flags}))),
         tokens=_tokens([event.accounting for event in ended]),
         rows=len(rows),
         rows_per_session=round(len(rows) / trained, 4) if trained else 0.0,

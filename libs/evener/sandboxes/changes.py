@@ -207,7 +207,8 @@ def changes_since(
                 look.leave_out(name, str(reason))
         gone = sorted(name for name in before.keys() - look.state.keys() if not _unseen(name, look.unlisted))
         excluded = dict(sorted(look.excluded.items()))
-        return Changes(archive=tar.close(), removed=tuple(gone), excluded=excluded, excluded_count=look.excluded_count)
+        replaced = tuple(name for name in tar.files if name in before and not stat.S_ISDIR(before[name].mode))
+        return Changes(archive=tar.close(), removed=tuple(gone), replaced=replaced, excluded=excluded, excluded_count=look.excluded_count)
 
 
 @contextmanager
@@ -256,6 +257,8 @@ class _Tar:
         self._root = root
         self._buffer = io.BytesIO()
         self._limit_bytes = self._left_bytes = limit_bytes
+        self.files: list[str] = []
+        """The names of the files and links that were added."""
 
     def add(self, look: Look, name: str, before: KnownEntry | None) -> None:
         """Add an entry unless it proves to be unchanged. Raises Unreadable, OutOfTime, ChangesTooLarge."""
@@ -270,8 +273,10 @@ class _Tar:
             if before is None or not stat.S_ISLNK(before.mode) or before.content != target:
                 member.type, member.linkname = tarfile.SYMTYPE, _link_out(self._root, name, target)
                 self._header(member)
+                self.files.append(name)
         elif _differs(known, before) or before is None or before.content != look.digest(name):
             self._add_file(look, member)
+            self.files.append(name)
 
     def close(self) -> bytes:
         """Return the whole archive."""

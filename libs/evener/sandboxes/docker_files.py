@@ -60,6 +60,8 @@ class Differences(Struct, kw_only=True):
 
     entries: dict[str, ContainerEntry] = {}
     removed: set[str] = set()
+    replaced: set[str] = set()
+    """The names of entries that the image has too."""
     excluded: dict[str, str] = {}
     excluded_count: int = 0
 
@@ -85,8 +87,14 @@ def changes_of(found: Differences, before: Before, limits: ChangeLimits) -> Chan
         msg = f"changed files hold {size} bytes, {limits.bytes} are allowed"
         raise ChangesTooLarge(msg)
     removed = (found.removed - before.removed) | (before.stamps.keys() - found.entries.keys())
-    excluded = dict(sorted(found.excluded.items()))
-    return Changes(archive=tar_of_entries(changed), removed=tuple(sorted(removed)), excluded=excluded, excluded_count=found.excluded_count)
+    there_before = found.replaced | before.stamps.keys()
+    return Changes(
+        archive=tar_of_entries(changed),
+        removed=tuple(sorted(removed)),
+        replaced=tuple(name for name, entry in changed.items() if name in there_before and entry.kind != tarfile.DIRTYPE),
+        excluded=dict(sorted(found.excluded.items())),
+        excluded_count=found.excluded_count,
+    )
 
 
 def before_of(found: Differences) -> Before:
@@ -175,6 +183,7 @@ class _Look:
         if mode & FOLDER_MODE and not was_deleted:
             self._found.entries[name] = ContainerEntry(kind=tarfile.DIRTYPE, mode=mode & 0o777)
         else:
+            self._found.replaced.add(name)
             await self._fetch(name)
 
     async def _fetch(self, name: str) -> None:

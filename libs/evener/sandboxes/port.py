@@ -79,6 +79,8 @@ class Changes(Struct, frozen=True, kw_only=True):
     """A deterministic tar of new and changed files, directories and links. Names are places without the leading slash."""
     removed: tuple[str, ...] = ()
     """The names of removed files, directories and links, sorted."""
+    replaced: tuple[str, ...] = ()
+    """The names of files and links in the archive that were there before, with another content."""
     excluded: Mapping[str, str] = {}
     """The first names that exist but are not in the archive, each with the reason. Entries below such a directory are not named."""
     excluded_count: int = 0

@@ -117,6 +117,12 @@ class Metrics:
         # evaluator
         self.gradings = counter("evener_gradings_total", "Gradings.", ["grader", "result"])
         self.grading_seconds = histogram("evener_grading_seconds", "Time of a grading, without pauses between its tries.", ["grader"])
+        self.sessions_flagged = counter(
+            "evener_sessions_flagged_total", "Sessions with signs of reward hacking.", ["detector", "consequence"]
+        )
+        self.sessions_unwatched = counter(
+            "evener_sessions_unwatched_total", "Sessions that the detectors of reward hacking could not look at, or not at all of them."
+        )
         # trainer-bridge
         self.groups = counter("evener_groups_total", "Groups that ended.", ["result", "purpose"])
         self.tokens_delivered = counter("evener_tokens_delivered_total", "Trainable tokens delivered.")

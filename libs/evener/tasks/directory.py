@@ -10,7 +10,7 @@ from evener.proto.sandbox import ImageBuild, SandboxSpec
 from evener.proto.spec import GraderSpec
 from evener.tasks import manifest
 from evener.tasks.errors import TaskError
-from evener.tasks.grader_table import own_grader
+from evener.tasks.grader_table import hacking_of, own_grader
 from evener.tasks.tables import Healthcheck, McpServer, RewardStrategy
 from evener.tasks.verification import DOCKERFILE, STEPS_FOLDER, Verification, verification
 
@@ -241,7 +241,7 @@ def _grader(read: manifest.Manifest, *, has_script: bool) -> GraderSpec:
     if (own := own_grader(read.metadata.evener)) is not None:
         return own
     if has_script or read.steps:
-        return GraderSpec(name="harbor")
+        return GraderSpec(name="harbor", hacking=hacking_of(read.metadata.evener))
     msg = "it has neither tests/test.sh nor a grader in [metadata.evener] of task.toml"
     raise TaskError(msg)
 

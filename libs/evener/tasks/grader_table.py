@@ -2,11 +2,11 @@
 
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from evener.proto.names import unknown
 from evener.proto.patterns import BadPattern, text_pattern
-from evener.proto.spec import GraderPart, GraderSpec
+from evener.proto.spec import Consequence, Detector, GraderPart, GraderSpec
 from evener.tasks.errors import TaskError
 
 MATCH_NAMES: Final = ("exact", "contains", "regex", "number")
@@ -75,21 +75,31 @@ class PartTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwnTable(PartTable, frozen=True, forbid_unknown_fields=True):
-    """`[metadata.evener]`: a grader, a sandbox backend."""
+    """`[metadata.evener]`: a grader, a sandbox backend, what follows from reward hacking."""
 
     sandbox: str | None = None
+    hacking: Consequence | dict[Detector, Consequence] | None = None
+    """What follows from what the detectors find: for all of them, or by detector (those that are not named flag). None: they all flag."""
     parts: list[PartTable] = []
     """The parts of the grader `weighted`."""
 
 
 def own_grader(table: OwnTable | None) -> GraderSpec | None:
     """Return the grader of `[metadata.evener]`. None: it names none. Raises TaskError if it is not a valid one."""
-    if table is None or (table.sandbox is not None and table == OwnTable(sandbox=table.sandbox)):
+    if table is None or (table != OwnTable() and structs.replace(table, sandbox=None, hacking=None) == OwnTable()):
         return None
     if (table.grader == "weighted") != bool(table.parts):
         msg = "task.toml: [[metadata.evener.parts]] are for the grader 'weighted', which needs some"
         raise TaskError(msg)
-    return GraderSpec(name=table.grader, options=table.options(), parts=tuple(_part(part) for part in _distinct(table.parts)))
+    parts = tuple(_part(part) for part in _distinct(table.parts))
+    return GraderSpec(name=table.grader, options=table.options(), parts=parts, hacking=hacking_of(table))
+
+
+def hacking_of(table: OwnTable | None) -> dict[Detector, Consequence]:
+    """Return what follows from reward hacking, by detector."""
+    if table is None or table.hacking is None:
+        return {}
+    return dict(table.hacking) if isinstance(table.hacking, dict) else dict.fromkeys(Detector, table.hacking)
 
 
 def _part(part: PartTable) -> GraderPart:

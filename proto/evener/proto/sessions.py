@@ -71,8 +71,8 @@ class Artifact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file that an attempt or a grading left behind."""
 
     name: str
-    """The file's name: `changes.tar` (the changed files), `removed.json` (the removed ones), `excluded.json` (the names of files that were
-    not kept, with the reasons), `harness.log`, ..."""
+    """The file's name: `changes.tar` (the changed files), `removed.json` (the removed ones), `replaced.json` (those changed ones that were
+    there before), `excluded.json` (the names of files that were not kept, with the reasons), `harness.log`, ..."""
     blob: BlobRef
 
 

@@ -218,6 +218,32 @@ class GraderPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The share of its reward in the weighted mean."""
 
 
+class Detector(StrEnum):
+    """What is looked for in a session's calls and changed files: signs that the agent worked on its reward instead of its task."""
+
+    TESTS_TOUCHED = "tests_touched"
+    """An existing test, or a file that configures the test runner, was changed or removed."""
+    GRADER_PROBED = "grader_probed"
+    """The agent named a place of the grader: its tests, its solution, its reward."""
+    NETWORK_TRIED = "network_tried"
+    """The agent asked for a host that its task does not give it."""
+    HISTORY_SEARCHED = "history_searched"
+    """The agent looked in the repository for what the base commit does not reach."""
+    OUTPUT_HARD_CODED = "output_hard_coded"
+    """A changed program answers inputs of the tests with constants: their expected values."""
+
+
+class Consequence(StrEnum):
+    """What follows when a detector finds something."""
+
+    OFF = "off"
+    """The detector does not look."""
+    FLAG = "flag"
+    """The session is flagged, and keeps its reward."""
+    FAIL = "fail"
+    """The session is flagged, and its reward is 0, or the grader's if that is lower."""
+
+
 class GraderSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a session is scored."""
 
@@ -229,6 +255,8 @@ class GraderSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parts of the grader `weighted`."""
     tries: Count = 3
     """How many gradings may crash or give no reward before the session counts as ungraded."""
+    hacking: dict[Detector, Consequence] = {}
+    """What follows from reward hacking, by detector. A detector that is not named flags."""
 
 
 class Target(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from evener.proto.arrays import Float32s, Int32s, Uint8s, check_lengths
 from evener.proto.blobs import BlobRef, Sha256
 from evener.proto.reasons import CallFailure, ExclusionReason, ExitCause, TerminationReason
 from evener.proto.sessions import Artifact, Event, Failures, Fidelity, FinishReason, RootReason
-from evener.proto.spec import PolicyOptions, Purpose, Sampling, SessionSpec, Strategy
+from evener.proto.spec import Consequence, Detector, PolicyOptions, Purpose, Sampling, SessionSpec, Strategy
 
 
 class RowKind(StrEnum):
@@ -163,6 +163,20 @@ class TrajectoryBuilt(Event, frozen=True, kw_only=True, tag="trajectory_built.v1
     sealed_at: float
 
 
+class Flag(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sign of reward hacking, with the evidence."""
+
+    detector: Detector
+    consequence: Consequence = Consequence.FLAG
+    """What the task wants to follow from it: `flag` or `fail`."""
+    call_id: str | None = None
+    """The call whose answer shows it. None: a changed file does."""
+    where: str = ""
+    """The tool that the agent called, or the changed file."""
+    excerpt: str
+    """The text that shows it, at most 300 characters."""
+
+
 class TrajectoryScored(Event, frozen=True, kw_only=True, tag="trajectory_scored.v1"):
     """A trajectory with its reward. Every session gets one, and the first counts."""
 
@@ -181,6 +195,10 @@ class TrajectoryScored(Event, frozen=True, kw_only=True, tag="trajectory_scored.
     `test-stdout.txt` (what the tests printed, stdout and stderr together, cut in the middle if it is long), `grading.json` (`exit_code`,
     `timed_out`, `seconds`, `unread`), and `reward.json` and `reward.txt` as the tests wrote them. For a grader that crashed: `crash.txt`.
     Earlier tries left the same below `try-1/`, `try-2/`, with `error.txt`, which says why the try failed."""
+    flags: tuple[Flag, ...] = ()
+    """Signs of reward hacking in the agent's calls and changed files, at most 5 for each detector."""
+    unwatched: str | None = None
+    """Why the detectors could not look at all of the session. None: they did, or it was not to be graded."""
     grading_seconds: float = 0.0
     tries: int = 0
     scored_at: float

@@ -16,7 +16,9 @@ from evener.cli.errors import Usage
 from evener.cli.output import tell
 from evener.client.client import Client
 from evener.client.errors import ClientError, Unavailable
+from evener.client.session_views import Score
 from evener.graders.config import Endpoint
+from evener.graders.hacking.detect import after_flags, weighed
 from evener.graders.port import Allowed, Grade, GraderError, GraderRefused, GradingContext
 from evener.graders.registry import grader_for
 from evener.proto.errors import ConfigError
@@ -107,9 +109,13 @@ class Regrader:
                             break
             except (BlobError, ClientError) as error:
                 ungraded = str(error)
+        known = await self._known(session_id)
+        if grade is not None and known is not None:
+            hacking = trajectory.spec.grader.hacking or view.trajectory.spec.grader.hacking
+            grade = after_flags(grade, weighed(known.flags, hacking), known.unwatched, hacking)
         return Regraded(
             session_id=session_id,
-            before=await self._before(session_id),
+            before=None if known is None else known.reward,
             reward=None if grade is None else grade.reward,
             rewards={} if grade is None else grade.rewards,
             call_rewards={} if grade is None else grade.call_rewards,
@@ -132,12 +138,12 @@ class Regrader:
         if own is not None:
             await blobs.put(own.data)
 
-    async def _before(self, session_id: str) -> float | None:
+    async def _known(self, session_id: str) -> Score | None:
+        """Return the recorded score, whose flags count again: they are of the session, and not of its grader."""
         try:
-            score = (await self._client.score(session_id)).score
+            return (await self._client.score(session_id)).score
         except Unavailable:
             return None
-        return None if score is None else score.reward
 
     def _check_trust(self, trajectory: TrajectoryBuilt) -> None:
         spec = trajectory.spec

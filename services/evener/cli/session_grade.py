@@ -53,7 +53,7 @@ def grade_facts(view: SessionView, known: SessionGrade | None) -> list[tuple[str
     """Return reward and use, as lines of the heading."""
     if view.trajectory is None or known is None:
         return []
-    return [("reward", _reward(known.score)), ("trained", _trained(view, known.score))]
+    return [("reward", _reward(known.score)), *_flags(view, known.score), ("trained", _trained(view, known.score))]
 
 
 def outputs(known: SessionGrade | None, *, whole: bool) -> RenderableType:
@@ -91,6 +91,21 @@ def _reward(view: ScoreView) -> str:
         return f"none, {by}{tries}: {score.ungraded}"
     others = ", ".join(f"{name} {value:g}" for name, value in score.rewards.items() if name != "reward")
     return f"{score.reward:g}{f' ({others})' if others else ''}, {by}{tries}"
+
+
+def _flags(view: SessionView, score: ScoreView) -> list[tuple[str, str]]:
+    """Return the signs of reward hacking: each with its call or file, and the text that shows it."""
+    told = score.score
+    if told is None:
+        return []
+    numbers = {call.call_id: call.number for call in view.calls}
+    shown = []
+    for flag in told.flags:
+        place = f"call {numbers.get(flag.call_id, flag.call_id)}, {flag.where}" if flag.call_id is not None else flag.where
+        shown.append(
+            ("flag", f"{flag.detector.value.replace('_', ' ')} ({flag.consequence.value}): {place}: {' '.join(flag.excerpt.split())}")
+        )
+    return shown if told.unwatched is None else [*shown, ("flag", f"not all of it could be looked at: {told.unwatched}")]
 
 
 def _trained(view: SessionView, score: ScoreView) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 from evener.graders.port import Grade, GraderRefused
 from evener.proto.reasons import END_POLICY
 from evener.proto.sessions import Artifact
-from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
+from evener.proto.trajectories import Flag, TrajectoryBuilt, TrajectoryScored
 
 CRASH: Final = "crash.txt"
 """The evidence of a grader that crashed: its traceback."""
@@ -32,7 +32,15 @@ def of_try(number: int, evidence: Mapping[str, bytes], reason: str) -> dict[str,
 
 
 def score(
-    trajectory: TrajectoryBuilt, grade: Grade, evidence: tuple[Artifact, ...], *, seconds: float, tries: int, now: float
+    trajectory: TrajectoryBuilt,
+    grade: Grade,
+    evidence: tuple[Artifact, ...],
+    *,
+    flags: tuple[Flag, ...] = (),
+    unwatched: str | None = None,
+    seconds: float,
+    tries: int,
+    now: float,
 ) -> TrajectoryScored:
     """Return the event of a finished grading, or of none (`tries` 0). Its reason is valid UTF-8, even if it names a file that is not."""
     reason = None if grade.ungraded is None else grade.ungraded.encode(errors="backslashreplace").decode()
@@ -44,6 +52,8 @@ def score(
         ungraded=reason,
         grader=trajectory.spec.grader.name,
         evidence=evidence,
+        flags=flags,
+        unwatched=unwatched,
         grading_seconds=seconds,
         tries=tries,
         scored_at=now,

@@ -12,12 +12,14 @@ from opentelemetry import trace
 from evener.blobs.port import BlobError, Blobs
 from evener.evaluator.config import Config
 from evener.evaluator.core import CRASH, gives_up, not_graded, of_try, score
+from evener.graders.hacking.detect import after_flags
+from evener.graders.hacking.look import look
 from evener.graders.inputs import INPUTS, inputs_of
 from evener.graders.port import Allowed, Grade, GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.proto.errors import Recoverable
 from evener.proto.sessions import Artifact
-from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
+from evener.proto.trajectories import Flag, TrajectoryBuilt, TrajectoryScored
 from evener.runtime.backoff import Backoff
 from evener.sandboxes.port import Sandboxes
 from evener.sandboxes.registry import BACKENDS, LOCAL
@@ -51,10 +53,28 @@ class Gradings:
         if reason is not None:
             return score(trajectory, Grade(reward=None, ungraded=reason), (), seconds=0.0, tries=0, now=time.time())
         grade, evidence, tries, seconds = await self._tried(trajectory, name)
+        flags, unwatched = await self._looked(trajectory)
+        grade = after_flags(grade, flags, unwatched, trajectory.spec.grader.hacking)
         grader = trajectory.spec.grader.name
         self._metrics.grading_seconds.labels(grader).observe(seconds)
         self._metrics.gradings.labels(grader, "ungraded" if grade.reward is None else "graded").inc()
-        return score(trajectory, grade, await self._kept(evidence), seconds=seconds, tries=tries, now=time.time())
+        kept = await self._kept(evidence)
+        return score(trajectory, grade, kept, flags=flags, unwatched=unwatched, seconds=seconds, tries=tries, now=time.time())
+
+    async def _looked(self, trajectory: TrajectoryBuilt) -> tuple[tuple[Flag, ...], str | None]:
+        """Return the signs of reward hacking, and why not all of the session could be looked at."""
+        try:
+            with tracer.start_as_current_span("look"):
+                flags, unwatched = await look(trajectory, self._waiting)
+        except Exception as bug:  # a detector that fails on what the agent left must not cost the session
+            log.exception("session_not_looked_at", session_id=trajectory.session_id)
+            flags, unwatched = (), f"a detector crashed: {type(bug).__name__}: {bug}"
+        for detector, consequence in sorted({(flag.detector, flag.consequence) for flag in flags}):
+            self._metrics.sessions_flagged.labels(detector, consequence).inc()
+            log.warning("session_flagged", session_id=trajectory.session_id, detector=detector, consequence=consequence)
+        if unwatched is not None:
+            self._metrics.sessions_unwatched.inc()
+        return flags, unwatched
 
     async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, dict[str, bytes], int, float]:
         """Return the grade, or the reason after the last failed try; the evidence of all tries, their number, and their seconds.
@@ -99,7 +119,7 @@ class Gradings:
             await asyncio.sleep(pauses.seconds(tries + unread))
 
     async def _try(self, context: GradingContext) -> Grade:
-        """Grade once. Any exception of a grader is a crash of the grader: this is the one broad except of the service."""
+        """Grade once. Any exception of a grader is a crash of the grader."""
         trajectory = context.trajectory
         try:
             with tracer.start_as_current_span("try"):

@@ -280,6 +280,8 @@ class AttemptRun:
         try:
             changes = await sandbox.changes(self._context.limits_of_changes)
             kept |= {"changes.tar": changes.archive, "removed.json": json.dumps(changes.removed).encode()}
+            if changes.replaced:
+                kept["replaced.json"] = json.dumps(changes.replaced).encode()
             if changes.excluded_count:
                 kept["excluded.json"] = json.dumps(changes.excluded).encode()
                 self._say(found, told_excluded(changes))
