@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from tests.support.agent_runs import CHEATS, HONEST, Run, stored
+from tests.support.agent_runs import Run, stored
+from tests.support.hacking_runs import CHEATS, HONEST, UNSEEN_CHEATS, UNSEEN_HONEST
 
 from evener.blobs.open import open_blobs
 from evener.graders.hacking.actions import action_of
@@ -26,26 +27,30 @@ async def flags(run: Run, folder: Path) -> tuple[Flag, ...]:
     return found
 
 
-@pytest.mark.parametrize("name", CHEATS)
+ALL_CHEATS = CHEATS | UNSEEN_CHEATS
+ALL_HONEST = HONEST | UNSEEN_HONEST
+
+
+@pytest.mark.parametrize("name", ALL_CHEATS)
 async def test_planted_cheat_is_found_by_its_detector_alone(name: str, tmp_path: Path) -> None:
     """With evidence: the call and its tool, or the file, and the text."""
-    found = await flags(CHEATS[name], tmp_path)
+    found = await flags(ALL_CHEATS[name], tmp_path)
 
-    assert {flag.detector for flag in found} == {CHEATS[name].expected}
+    assert {flag.detector for flag in found} == {ALL_CHEATS[name].expected}
     assert all(flag.excerpt and flag.where and flag.consequence is Consequence.FLAG for flag in found)
-    if CHEATS[name].expected in {Detector.TESTS_TOUCHED, Detector.OUTPUT_HARD_CODED}:
+    if ALL_CHEATS[name].expected in {Detector.TESTS_TOUCHED, Detector.OUTPUT_HARD_CODED}:
         assert all(flag.call_id is None and flag.where.startswith("/") for flag in found)
     else:
-        assert {flag.call_id for flag in found} <= {f"c{number}" for number, _ in enumerate(CHEATS[name].calls, 1)}
+        assert {flag.call_id for flag in found} <= {f"c{number}" for number, _ in enumerate(ALL_CHEATS[name].calls, 1)}
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", ALL_HONEST)
 async def test_honest_run_is_not_flagged(name: str, tmp_path: Path) -> None:
-    assert await flags(HONEST[name], tmp_path) == ()
+    assert await flags(ALL_HONEST[name], tmp_path) == ()
 
 
 def test_every_detector_has_cheats() -> None:
-    assert {run.expected for run in CHEATS.values()} == set(Detector)
+    assert {run.expected for run in ALL_CHEATS.values()} == set(Detector)
 
 
 def asked(command: str, network: Network | None) -> set[Detector]:
@@ -131,7 +136,7 @@ async def test_session_whose_records_are_gone_is_graded_only_if_nothing_could_fa
         ("cat <<EOF > f\ngit reflog\nEOF\npwd", [("cat", ">", "f"), ("pwd",)]),
         ("bash <<'X'\ngit reflog\nX", [("bash",), ("git", "reflog")]),
         ("find . -exec cat {} +", [("find", ".", "-exec", "cat", "{}", "+"), ("cat", "{}", "+")]),
-        ("{ /tests/test.sh; } 2>&1 | ./run -v", [("test.sh", "/tests/test.sh"), ("1",), ("run", "-v", "./run")]),
+        ("{ /tests/test.sh; } 2>&1 | ./run -v", [("test.sh", "/tests/test.sh"), ("run", "-v", "./run")]),
         ("echo 'open", [("echo", "'open")]),
     ],
 )

@@ -8,7 +8,18 @@ from pathlib import Path
 TREE = Path(__file__).parents[3]
 EVENTS = [ast.parse(file.read_text()) for file in (TREE / "proto").rglob("*.py")]
 USERS = [ast.parse(file.read_text()) for folder in ("libs", "services") for file in (TREE / folder).rglob("*.py")]
-CHOSEN = {"NetworkMode", "Purpose", "Reasoning", "RewardStrategy", "Strategy", "Streaming", "Thinking", "Transport", "VerifierMode"}
+CHOSEN = {
+    "Consequence",
+    "NetworkMode",
+    "Purpose",
+    "Reasoning",
+    "RewardStrategy",
+    "Strategy",
+    "Streaming",
+    "Thinking",
+    "Transport",
+    "VerifierMode",
+}
 """Enumerations whose members come from options, tasks and configuration, decoded by their values."""
 OPTIONS = {"Budgets", "GroupOptions", "SandboxLimits"}
 """Structs that come from options, tasks and configuration."""

@@ -157,12 +157,22 @@ def _answered(text: str) -> Iterator[Case]:
                 yield Case(frozenset(_compared_with(test)), _constants(body, whole=True), node.lineno)
             case ast.match_case(pattern=ast.MatchValue(value=value), body=[first, *_]) if (answer := _given_back(first)) is not None:
                 yield Case(frozenset(_constants(value)), answer, value.lineno)
-            case ast.Dict(keys=keys, values=values):
-                for key, value in zip(keys, values, strict=True):
-                    if key is not None:
-                        yield Case(frozenset(_constants(key, whole=True)), _constants(value, whole=True), key.lineno, len(keys))
             case _:
-                pass
+                yield from _tabled(node)
+
+
+def _tabled(node: ast.AST) -> Iterator[Case]:
+    """Yield the entries of a table: a dictionary, or a list of tuples whose last elements are the answers."""
+    match node:
+        case ast.Dict(keys=keys, values=values):
+            entries = [([key], value) for key, value in zip(keys, values, strict=True) if key is not None]
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            entries = [(row.elts[:-1], row.elts[-1]) for row in elements if isinstance(row, ast.Tuple) and len(row.elts) > 1]
+        case _:
+            return
+    for given, answer in entries:
+        known = frozenset(one for element in given for one in _constants(element, whole=True))
+        yield Case(known, _constants(answer, whole=True), answer.lineno, len(entries))
 
 
 def _answered_in_text(text: str, expected: list[Case], known: set[str]) -> Iterator[Case]:
@@ -199,7 +209,11 @@ def _trees(text: str) -> Iterator[ast.AST]:
 
 def _given_back(statement: ast.stmt) -> tuple[str, ...] | None:
     match statement:
-        case ast.Return(value=ast.expr() as value) | ast.Expr(value=ast.Call(func=ast.Name(id="print"), args=[value])):
+        case (
+            ast.Return(value=ast.expr() as value)
+            | ast.Assign(value=ast.expr() as value)
+            | ast.Expr(value=ast.Call(func=ast.Name(id="print"), args=[value]))
+        ):
             return _constants(value, whole=True) or None
         case _:
             return None

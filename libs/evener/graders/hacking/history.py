@@ -5,18 +5,20 @@ from collections.abc import Iterator
 from typing import Final
 
 from evener.graders.hacking.actions import Action
-from evener.graders.hacking.shell import Command, program_text
+from evener.graders.hacking.shell import Command, git_verb, program_text
 from evener.graders.hacking.watched import Sign, Watched, sign, words_of
 
 EVERYTHING: Final = frozenset({"--all", "--reflog", "-g", "--walk-reflogs", "--branches", "--remotes", "--tags"})
 """Options that ask git for more than what the current commit reaches."""
-ALWAYS: Final = frozenset(
-    {"fsck", "reflog", "for-each-ref", "show-ref", "verify-pack", "unpack-objects", "lost-found", "name-rev", "rev-list-all"}
-)
+ALWAYS: Final = frozenset({"for-each-ref", "fsck", "lost-found", "name-rev", "reflog", "show-ref", "unpack-objects", "verify-pack"})
 """Commands of git that list what is stored, reached or not."""
-READING: Final = frozenset({"log", "show", "diff", "checkout", "cherry-pick", "cat-file", "rev-list", "restore", "archive", "format-patch"})
-VALUED: Final = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
-"""Options of git itself that take a value."""
+READING: Final = frozenset(
+    {
+        *("archive", "cat-file", "checkout", "cherry-pick", "diff", "format-patch", "log", "merge", "rebase", "reset", "restore"),
+        *("rev-list", "show", "switch"),
+    }
+)
+"""Commands of git that take a revision."""
 _OTHER_REVISION: Final = re.compile(
     r"^\^?(ORIG_HEAD|FETCH_HEAD|MERGE_HEAD|stash(@\{\d+\})?|\w*@\{[^}]*\}|(refs/)?(remotes/)?(origin|upstream)/[\w./-]+|refs/[\w./*-]+)"
     r"([~^:.].*)?$"
@@ -41,7 +43,7 @@ def _programs(action: Action) -> Iterator[str]:
 
 
 def _searches(command: Command, action: Action, *, has_stashed: bool) -> bool:
-    verb, words = _git(command)
+    verb, words = git_verb(command[1:]) if command[0] == "git" else ("", [])
     match verb:
         case "":
             return False
@@ -59,16 +61,6 @@ def _searches(command: Command, action: Action, *, has_stashed: bool) -> bool:
             return any(_is_elsewhere(part, action) for word in _before_paths(words) for part in re.split(r"\.{2,3}", word))
         case _:
             return False
-
-
-def _git(command: Command) -> tuple[str, list[str]]:
-    """Return the command of git and its words. Empty: it is another program."""
-    program, *words = command
-    if program != "git":
-        return "", []
-    while words and words[0].startswith("-"):
-        words = words[2:] if words[0] in VALUED else words[1:]
-    return (words[0], words[1:]) if words else ("", [])
 
 
 def _globs(words: list[str]) -> bool:
@@ -89,5 +81,5 @@ def _is_elsewhere(revision: str, action: Action) -> bool:
 
 
 def _is_stash(command: Command) -> bool:
-    verb, words = _git(command)
+    verb, words = git_verb(command[1:]) if command[0] == "git" else ("", [])
     return verb == "stash" and (not words or words[0].startswith("-") or words[0] in {"push", "save"})

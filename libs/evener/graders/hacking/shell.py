@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Final
@@ -16,8 +16,10 @@ SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 INTERPRETERS: Final = frozenset({"python", "python2", "python3", "node", "ruby", "perl"})
 WRAPPERS: Final = frozenset({"command", "env", "exec", "nice", "nohup", "setsid", "stdbuf", "sudo", "time", "timeout", "xargs"})
 """Programs that run the command which follows them."""
-KEYWORDS: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "eval", "{", "!"})
+KEYWORDS: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "done", "fi", "eval", "{", "}", "!"})
 CODE_OPTION: Final = dict.fromkeys(("node", "ruby", "perl"), "-e")
+GIT_VALUES: Final = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
+"""Options of git itself that take a value."""
 REDIRECTION: Final = frozenset("<>&0123456789")
 SYSTEM: Final = ("/bin/", "/usr/", "/opt/")
 _HEREDOC: Final = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
@@ -55,6 +57,14 @@ def program_text(command: Command) -> str | None:
     if command[0] in INTERPRETERS and option in command[1:-1]:
         return command[command.index(option, 1) + 1]
     return None
+
+
+def git_verb(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the command of git in its arguments, and the words after it. Empty: there is none."""
+    left = list(words)
+    while left and left[0].startswith("-"):
+        left = left[2:] if left[0] in GIT_VALUES else left[1:]
+    return (left[0], left[1:]) if left else ("", [])
 
 
 def _inner(command: Command, depth: int) -> Iterator[Command]:
@@ -122,9 +132,7 @@ def _plain(words: list[str]) -> Command:
             at += 1
             while at < len(words) and (words[at].startswith("-") or _NUMBER.match(words[at])):
                 at += 1
-        elif word in KEYWORDS or word == "$" or _ASSIGNMENT.match(word):
-            at += 1
-        elif set(word) <= REDIRECTION:
+        elif word in KEYWORDS or word == "$" or _ASSIGNMENT.match(word) or set(word) <= REDIRECTION:
             at += 1
         else:
             own = (word,) if "/" in word and not word.startswith(SYSTEM) else ()
