@@ -1,5 +1,6 @@
 """Detectors of reward hacking: every planted cheat is found, and no honest run is flagged."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,12 @@ async def test_honest_run_is_not_flagged(name: str, tmp_path: Path) -> None:
     assert await flags(ALL_HONEST[name], tmp_path) == ()
 
 
-def test_every_detector_has_cheats() -> None:
-    assert {run.expected for run in ALL_CHEATS.values()} == set(Detector)
+def test_page_has_the_figures_of_these_runs() -> None:
+    counts = Counter("honest runs" if run.expected is None else f"`{run.expected.value}`" for run in (ALL_CHEATS | ALL_HONEST).values())
+    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
+    for kind, count in counts.items():
+        assert f"| {kind} | {count} | {0 if kind == 'honest runs' else count} |" in page
+    assert len(counts) == len(Detector) + 1
 
 
 def asked(command: str, network: Network | None) -> set[Detector]:
