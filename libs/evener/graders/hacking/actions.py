@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from evener.graders.hacking.shell import Command, commands_of
+from evener.graders.hacking.shell import ShellCommand, commands_of
 from evener.proto.arrays import inline
 from evener.proto.codec import NOT_AN_EVENT
 from evener.tokens.conversation import own_messages
@@ -39,7 +39,7 @@ class Action(Struct, frozen=True, kw_only=True):
     call_id: str
     """The model call whose answer contains it."""
     tool: str
-    commands: tuple[Command, ...] = ()
+    commands: tuple[ShellCommand, ...] = ()
     paths: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     """URLs, and what a tool that searches the web is asked."""
@@ -68,7 +68,7 @@ def actions_of(session: SessionLog) -> Iterator[Action]:
 
 def action_of(call_id: str, tool: str, arguments: object, known: frozenset[str] = frozenset()) -> Action:
     """Return one tool call as an action. `arguments`: JSON values, or the text of a tool that takes one."""
-    commands: list[Command] = []
+    commands: list[ShellCommand] = []
     paths: list[str] = []
     addresses: list[str] = []
     given = _decoded(arguments)

@@ -18,7 +18,7 @@ from evener.proto.trajectories import Flag
 
 MAX_FLAGS: Final = 5
 """The number of flags that a detector may give a session. One proves it; the others save looking."""
-GRADED: Final = "graded"
+BEFORE_FLAGS: Final = "graded"
 """The name under which a failed session keeps the grader's reward."""
 DETECTORS: Final[dict[Detector, Callable[[Watched], Iterator[Sign]]]] = {
     Detector.TESTS_TOUCHED: tests_touched,
@@ -61,6 +61,6 @@ def after_flags(grade: Grade, flags: tuple[Flag, ...], unwatched: str | None, wa
     return structs.replace(
         grade,
         reward=reward,
-        rewards={**grade.rewards, REWARD: reward, GRADED: grade.reward},
+        rewards={**grade.rewards, REWARD: reward, BEFORE_FLAGS: grade.reward},
         call_rewards={call: min(value, 0.0) for call, value in grade.call_rewards.items()},
     )

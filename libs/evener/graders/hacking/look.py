@@ -24,6 +24,7 @@ from evener.sandboxes.port import WORKDIR
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
+from evener.tasks.verification import STEPS_FOLDER
 from evener.tokens.kept import unpack
 
 REPLACED: Final = "replaced.json"
@@ -38,10 +39,12 @@ async def look(trajectory: TrajectoryBuilt, blobs: Blobs) -> tuple[tuple[Flag, .
     spec = trajectory.spec
     if spec.task is None or all(spec.grader.hacking.get(one) is Consequence.OFF for one in Detector):
         return (), None
-    left = {} if trajectory.exit is None else {artifact.name: artifact.blob for artifact in trajectory.exit.artifacts}
+    left = () if trajectory.exit is None else trajectory.exit.artifacts
     problems: list[str] = []
     fetched: dict[str, bytes] = {}
-    wanted: dict[str, BlobRef] = {name: left[name] for name in (CHANGES, REMOVED, REPLACED) if name in left}
+    wanted: dict[str, BlobRef] = {
+        artifact.name: artifact.blob for artifact in left if PurePosixPath(artifact.name).name in {CHANGES, REMOVED, REPLACED}
+    }
     if trajectory.records is not None:
         wanted[RECORDS] = trajectory.records
     for name, ref in wanted.items():
@@ -73,25 +76,35 @@ def _watched(session_id: str, fetched: Mapping[str, bytes], task: Task) -> tuple
             problems.append(f"its records cannot be read: {bad}")
     else:
         problems.append("its records are not stored")
-    try:
-        changes = _changed(fetched[CHANGES]) if CHANGES in fetched else {}
-        removed, replaced = (frozenset[str](json.loads(fetched.get(name, b"[]"))) for name in (REMOVED, REPLACED))
-    except (tarfile.TarError, ValueError, TypeError) as bad:
-        problems.append(f"its changes cannot be read: {bad}")
-        changes, removed, replaced = {}, frozenset(), frozenset()
+    changes: dict[str, bytes] = {}
+    names: dict[str, set[str]] = {REMOVED: set(), REPLACED: set()}
+    for file, content in fetched.items():  # one of each, or of each step
+        name = PurePosixPath(file).name
+        try:
+            if name == CHANGES:
+                changes |= _changed(content)
+            elif name in names:
+                names[name] |= set(json.loads(content))
+        except (tarfile.TarError, ValueError, TypeError) as bad:
+            problems.append(f"{file} cannot be read: {bad}")
     workdir = task.sandbox.workdir or WORKDIR
     watched = Watched(
         actions=actions,
         changes=changes,
-        removed=removed,
-        replaced=replaced,
+        removed=frozenset(names[REMOVED]),
+        replaced=frozenset(names[REPLACED]),
         before={} if task.environment is None else _texts(task.environment, f"{workdir.strip('/')}/"),
         workdir=workdir,
         instruction=task.instruction,
-        tests=_texts(task.path / "tests", ""),
+        tests={name: text for tests in _folders_of_tests(task.path) for name, text in _texts(tests, "").items()},
         network=task.sandbox.network,
     )
     return watched, problems
+
+
+def _folders_of_tests(path: Path) -> list[Path]:
+    """Return the tests of a task, and of each of its steps."""
+    return [path / "tests", *sorted(path.glob(f"{STEPS_FOLDER}/*/tests"))]
 
 
 def _changed(archive: bytes) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from evener.graders.hacking.actions import Action
-from evener.graders.hacking.shell import Command, git_verb, program_text
+from evener.graders.hacking.shell import ShellCommand, git_verb, program_text
 from evener.graders.hacking.watched import Sign, Watched, sign
 from evener.proto.sandbox import Network, NetworkMode
 
@@ -57,7 +57,7 @@ def _asked(action: Action, network: Network | None) -> str | None:
     return None
 
 
-def _tried(command: Command, network: Network | None) -> str | None:
+def _tried(command: ShellCommand, network: Network | None) -> str | None:
     """Return the command as text if it asks for a host that is not allowed."""
     program, *words = command
     text = " ".join(command)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from posixpath import join, normpath
 from typing import Final
 
-from evener.graders.hacking.shell import Command, program_text
+from evener.graders.hacking.shell import ShellCommand, program_text
 from evener.graders.hacking.watched import Sign, Watched, sign
 from evener.sandboxes.port import SOLUTION, TESTS, VERIFIER_LOGS
 
@@ -25,7 +25,7 @@ def grader_probed(watched: Watched) -> Iterator[Sign]:
             yield sign(action, found)
 
 
-def _reads(command: Command, watched: Watched) -> bool:
+def _reads(command: ShellCommand, watched: Watched) -> bool:
     if (text := program_text(command)) is not None:
         places = {found["place"] for found in _IN_TEXT.finditer(f" {text} ")}
         return _is_reward(text, watched) or any(place not in watched.instruction for place in places)

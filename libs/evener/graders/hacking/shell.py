@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Final
 
-MAX_CHARACTERS: Final = 64 << 10
+MAX_SHELL_CHARACTERS: Final = 64 << 10
 """How much of a text is read."""
-MAX_NESTING: Final = 4
+MAX_SHELLS: Final = 4
 """How deep commands in commands are read."""
 SEPARATORS: Final = frozenset(";&|()\n")
 SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ash"})
@@ -21,24 +21,24 @@ CODE_OPTION: Final = dict.fromkeys(("node", "ruby", "perl"), "-e")
 GIT_VALUES: Final = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
 """Options of git itself that take a value."""
 REDIRECTION: Final = frozenset("<>&0123456789")
-SYSTEM: Final = ("/bin/", "/usr/", "/opt/")
+SYSTEM_PROGRAMS: Final = ("/bin/", "/usr/", "/opt/")
 _HEREDOC: Final = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _ASSIGNMENT: Final = re.compile(r"^[A-Za-z_]\w*=")
 _NUMBER: Final = re.compile(r"^\d+(\.\d+)?[smhd]?$")
 _NESTED: Final = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
 
-Command = tuple[str, ...]
+ShellCommand = tuple[str, ...]
 """The words of one command: its program by its name without a folder, its arguments, and the path of a program that is not the system's."""
 
 
-def commands_of(text: str, depth: int = 0) -> Iterator[Command]:
+def commands_of(text: str, depth: int = 0) -> Iterator[ShellCommand]:
     """Yield the commands of shell text, also those in `sh -c`, in `$(...)` and in what a shell reads from a here-document.
 
     Programs that an interpreter gets that way come as ("python3", "-c", PROGRAM).
     """
-    if depth > MAX_NESTING:
+    if depth > MAX_SHELLS:
         return
-    for line, document in _without_documents(text[:MAX_CHARACTERS]):
+    for line, document in _without_documents(text[:MAX_SHELL_CHARACTERS]):
         found = [command for words in _split(line) if (command := _plain(words))]
         for command in found:
             yield command
@@ -51,7 +51,7 @@ def commands_of(text: str, depth: int = 0) -> Iterator[Command]:
                 yield (program, "-c", document)
 
 
-def program_text(command: Command) -> str | None:
+def program_text(command: ShellCommand) -> str | None:
     """Return the program that an interpreter is given in its arguments. None: the command is another one."""
     option = CODE_OPTION.get(command[0], "-c")
     if command[0] in INTERPRETERS and option in command[1:-1]:
@@ -67,7 +67,7 @@ def git_verb(words: Sequence[str]) -> tuple[str, list[str]]:
     return (left[0], left[1:]) if left else ("", [])
 
 
-def _inner(command: Command, depth: int) -> Iterator[Command]:
+def _inner(command: ShellCommand, depth: int) -> Iterator[ShellCommand]:
     program, *words = command
     if program in SHELLS:
         for option, text in pairwise(words):
@@ -122,7 +122,7 @@ def _split(text: str) -> Iterator[list[str]]:
     yield command
 
 
-def _plain(words: list[str]) -> Command:
+def _plain(words: list[str]) -> ShellCommand:
     """Return a command without what stands before its program. Empty: there is no program."""
     at = 0
     while at < len(words):
@@ -135,6 +135,6 @@ def _plain(words: list[str]) -> Command:
         elif word in KEYWORDS or word == "$" or _ASSIGNMENT.match(word) or set(word) <= REDIRECTION:
             at += 1
         else:
-            own = (word,) if "/" in word and not word.startswith(SYSTEM) else ()
+            own = (word,) if "/" in word and not word.startswith(SYSTEM_PROGRAMS) else ()
             return (name or word, *words[at + 1 :], *own)
     return ()

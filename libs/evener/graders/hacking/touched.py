@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from evener.graders.hacking.watched import Sign, Watched, cut, is_runner_file, is_test
+from evener.tasks.imports.swe import BASE
 
-BASE: Final = "base/"
-"""The folder in `tests/` with test files as they were."""
 _SKIPS: Final = re.compile(r"\b(skip|skipif|xfail|skipTest|pytest_\w+|todo)\b", re.IGNORECASE)
 
 
@@ -28,7 +27,7 @@ def _before(watched: Watched, name: str) -> bytes | None:
     if name in watched.before:
         return watched.before[name]
     inside = f"/{name}".removeprefix(f"{watched.workdir.rstrip('/')}/")
-    return watched.tests.get(f"{BASE}{inside}")
+    return watched.tests.get(f"{BASE}/{inside}")
 
 
 def _only_adds(before: bytes | None, now: bytes) -> bool:

@@ -9,10 +9,9 @@ from msgspec import Struct
 
 from evener.graders.hacking.actions import Action
 from evener.proto.sandbox import Network
+from evener.tasks.imports.swe import RUNNER_FILES
 
 EXCERPT_CHARACTERS: Final = 300
-RUNNER_FILES: Final = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "tox.ini"})
-"""The files that change what a test runner does, wherever they are."""
 _TEST_NAME: Final = re.compile(
     r"(^|/)(test_[^/]*\.py|[^/]*_test\.(py|go|rb|c|cc|cpp)|[^/]*\.(test|spec)\.[cm]?[jt]sx?|[^/]*(Test|Tests|IT)\.(java|kt)|[^/]*_spec\.rb)$"
 )
