@@ -226,6 +226,30 @@ async def test_a_harness_finds_the_tasks_files_and_nothing_of_ours(tmp_path: Pat
         assert await b.artifact(exited, "removed.json") == b'["app/given.txt"]'
 
 
+async def test_what_a_task_removes_is_not_found_by_its_agent(tmp_path: Path) -> None:
+    """And it is no change of the agent's, so that the tests have it."""
+    clean = "[metadata.evener.clean]\nremoved = ['/app/hint.txt']\n"
+    async with bench(tmp_path, files={"environment/hint.txt": "42", "task.toml": clean}, trust_local=True) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options={"argv": '["sh", "-c", "cat hint.txt given.txt; true"]'}))
+        exited = await b.until(HarnessExited)
+
+        assert (await b.artifact(exited, "harness.log")).endswith(b"given")
+        assert b"42" not in await b.artifact(exited, "harness.log")
+        assert (await b.changed(exited), await b.artifact(exited, "removed.json")) == ({}, b"[]")
+
+
+async def test_sandbox_that_cannot_be_cleaned_starts_no_agent(tmp_path: Path) -> None:
+    """By name: another attempt would meet the same."""
+    clean = "[metadata.evener.clean]\nrepositories = ['/app']\n"
+    async with bench(tmp_path, files={"task.toml": clean}, trust_local=True) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options={"argv": '["true"]'}))
+        exited = await b.until(HarnessExited)
+
+        assert exited.cause is ExitCause.NO_START
+        assert "the sandbox is not clean: " in exited.detail
+        assert "/app is no repository" in exited.detail
+
+
 @pytest.mark.parametrize(
     ("harness", "reason"),
     [

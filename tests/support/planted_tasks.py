@@ -8,6 +8,10 @@ from evener.graders.validation import Fault
 SUM: Final = '[ "$(cat answer.txt 2>/dev/null)" = 42 ]'
 REWARD: Final = " && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n"
 SOUND: Final = {"tests/test.sh": SUM + REWARD, "solution/solve.sh": "echo 42 > answer.txt\n"}
+LEAK: Final = {
+    "environment/checks.txt": "42\n",
+    "tests/checks.patch": "--- /dev/null\n+++ b/checks.txt\n@@ -0,0 +1 @@\n+42\n",
+}
 
 EXPECTED: Final[dict[str, frozenset[Fault]]] = {
     "sound-script": frozenset(),
@@ -20,6 +24,8 @@ EXPECTED: Final[dict[str, frozenset[Fault]]] = {
     "flaky-no-op": frozenset({Fault.FLAKY, Fault.PASSES_WITHOUT_WORK}),
     "passes-on-no-op": frozenset({Fault.PASSES_WITHOUT_WORK}),
     "empty-answer-passes": frozenset({Fault.PASSES_WITHOUT_WORK}),
+    "leaks-its-tests": frozenset({Fault.LEAKS}),
+    "is-cleaned": frozenset(),
     "no-reward": frozenset({Fault.NO_REWARD}),
     "no-reward-on-no-op": frozenset({Fault.NO_REWARD}),
     "half-oracle": frozenset({Fault.ORACLE_FAILS}),
@@ -46,6 +52,9 @@ def plant(folder: Path) -> Path:
         "empty-answer-passes": {
             "task.toml": '[metadata.evener]\ngrader = "weighted"\n[[metadata.evener.parts]]\ngrader = "fixed"\nreward = 1\n'
         },
+        # The patch of its tests is in the environment already; once where the agent would find it, once where it is removed before.
+        "leaks-its-tests": SOUND | LEAK | {"task.toml": '[metadata.evener.clean]\nremoved = ["/app/other.txt"]\n'},
+        "is-cleaned": SOUND | LEAK | {"task.toml": '[metadata.evener.clean]\nremoved = ["/app/checks.txt"]\n'},
         "no-reward": SOUND | {"tests/test.sh": "no-such-program\n"},
         "no-reward-on-no-op": SOUND | {"tests/test.sh": f"set -e\n{SUM}{REWARD}".replace("echo $r", "[ $r = 1 ]; echo $r")},
         "half-oracle": SOUND | {"tests/test.sh": "[ -s answer.txt ] && r=0.5 || r=0\necho $r > /logs/verifier/reward.txt\n"},

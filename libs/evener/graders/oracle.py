@@ -14,10 +14,13 @@ from evener.proto.reasons import ExitCause, TerminationReason
 from evener.proto.sessions import Artifact
 from evener.proto.spec import HarnessSpec, Purpose, SessionSpec, TaskRef
 from evener.proto.trajectories import HarnessExit, TrajectoryBuilt
+from evener.sandboxes.cleaning import clean, leaks
 from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import SOLUTION, ChangeLimits, Program, Sandbox, Sandboxes
 from evener.sandboxes.staging import StepUnready, stage
-from evener.tasks.directory import ANSWER, SOLVE, STEP_FILES, Task
+from evener.tasks.directory import ANSWER, SOLUTION_FOLDER, SOLVE, STEP_FILES, Task
+from evener.tasks.tables import Cleaning
+from evener.tasks.verification import TESTS_FOLDER
 
 ORACLE: Final = "oracle"
 NO_OP: Final = "no_op"
@@ -72,6 +75,8 @@ async def stand_in_session(kind: str, prepared: PreparedTask, name: str) -> Stan
         async with prepared.sandboxes.open(name, task.sandbox) as sandbox:
             if task.environment is not None:
                 await sandbox.bring(task.environment, sandbox.workdir)
+            if task.clean is not None:
+                await clean(sandbox, task.clean)
             if task.healthcheck is not None:
                 await wait_until_healthy(sandbox, task.healthcheck)
             await sandbox.settle()
@@ -90,6 +95,26 @@ async def stand_in_session(kind: str, prepared: PreparedTask, name: str) -> Stan
         artifacts = tuple([Artifact(name=file, blob=await prepared.blobs.put(content)) for file, content in kept.items()])
         left = HarnessExit(cause=ExitCause.EXITED, exit_code=0, artifacts=artifacts)
     return StandInWork(trajectory=_session(prepared, kind, answer, left), output=output, problem="; ".join(problems) or None)
+
+
+async def leaks_of(prepared: PreparedTask, name: str) -> tuple[str, ...]:
+    """Return what in the task's sandbox gives an agent its tests or its solution, in words. Raises SandboxError."""
+    task = prepared.task
+    if task.clean is None and task.sandbox.image is None:
+        return ()
+    patches = await asyncio.to_thread(_patches, task.path)
+    async with prepared.sandboxes.open(name, task.sandbox) as sandbox:
+        if task.environment is not None:
+            await sandbox.bring(task.environment, sandbox.workdir)
+        if task.clean is not None:
+            await clean(sandbox, task.clean)
+        return await leaks(sandbox, task.clean or Cleaning(), patches)
+
+
+def _patches(path: Path) -> dict[str, bytes]:
+    """Return the patches of a task's tests and solution."""
+    files = [file for folder in (TESTS_FOLDER, SOLUTION_FOLDER) for file in sorted((path / folder).glob("*.patch"))]
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
 
 
 async def _unready(sandbox: Sandbox, step: Task, *, is_first: bool) -> str | None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evener.blobs.open import open_blobs
 from evener.blobs.port import BlobError
-from evener.graders.oracle import NO_OP, ORACLE, PreparedTask, has_oracle, stand_in_session
+from evener.graders.oracle import NO_OP, ORACLE, PreparedTask, has_oracle, leaks_of, stand_in_session
 from evener.graders.port import GraderError, GradingContext
 from evener.graders.registry import grader_for
 from evener.graders.task_tests import OUTPUT, last_lines
@@ -33,6 +33,8 @@ class Fault(StrEnum):
     """An agent that does nothing scored 1."""
     FLAKY = "flaky"
     """The same work got different rewards."""
+    LEAKS = "leaks"
+    """The agent could find its tests or its solution in its sandbox."""
     NO_REWARD = "no_reward"
     """A grading gave no reward: sessions would count as ungraded."""
 
@@ -56,6 +58,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The trials of the task's own solution. Empty: it has none."""
     no_op: tuple[Trial, ...] = ()
     """The trials of an agent that does nothing."""
+    leaks: tuple[str, ...] = ()
+    """What in the agent's sandbox gives it its tests or its solution."""
     faults: tuple[Fault, ...] = ()
     """Empty: the task is sound, as far as it was tried."""
     detail: str = ""
@@ -102,7 +106,11 @@ class Validator:
                 )
                 for kind, wanted in kinds.items()
             }
-            return _verdict(task, backend, trials[ORACLE], trials[NO_OP])
+            try:
+                leaking = await leaks_of(prepared, f"validate-{number}-leaks")
+            except SandboxError:  # the trials say so
+                leaking = ()
+            return _verdict(task, backend, trials[ORACLE], trials[NO_OP], leaking)
 
 
 async def _trial(kind: str, prepared: PreparedTask, name: str) -> Trial:
@@ -124,8 +132,8 @@ async def _trial(kind: str, prepared: PreparedTask, name: str) -> Trial:
     return Trial(reward=grade.reward, detail=_joined(*said, tests, grade.ungraded))
 
 
-def _verdict(task: Task, backend: str, oracle: tuple[Trial, ...], no_op: tuple[Trial, ...]) -> Verdict:
-    faults = faults_of(oracle, no_op)
+def _verdict(task: Task, backend: str, oracle: tuple[Trial, ...], no_op: tuple[Trial, ...], leaking: tuple[str, ...]) -> Verdict:
+    faults = (*faults_of(oracle, no_op), *([Fault.LEAKS] if leaking else []))
     return Verdict(
         task=task.name,
         path=str(task.path),
@@ -133,8 +141,9 @@ def _verdict(task: Task, backend: str, oracle: tuple[Trial, ...], no_op: tuple[T
         sandbox=backend,
         oracle=oracle,
         no_op=no_op,
+        leaks=leaking,
         faults=faults,
-        detail=_reason(faults, oracle, no_op),
+        detail=_reason(faults, oracle, no_op) if faults != (Fault.LEAKS,) else f"in the sandbox, {leaking[0]}",
     )
 
 

@@ -11,7 +11,7 @@ from evener.proto.spec import GraderSpec
 from evener.tasks import manifest
 from evener.tasks.errors import TaskError
 from evener.tasks.grader_table import hacking_of, own_grader
-from evener.tasks.tables import Healthcheck, McpServer, RewardStrategy
+from evener.tasks.tables import Cleaning, Healthcheck, McpServer, RewardStrategy
 from evener.tasks.verification import DOCKERFILE, STEPS_FOLDER, Verification, verification
 
 INSTRUCTION: Final = "instruction.md"
@@ -58,6 +58,8 @@ class Task(Struct, frozen=True, kw_only=True):
     agent_seconds: float | None
     """The agent's time limit. None: no limit."""
     grader: GraderSpec
+    clean: Cleaning | None = None
+    """What is removed from the agent's sandbox before the agent starts. None: nothing."""
     healthcheck: Healthcheck | None = None
     """What must succeed in the agent's sandbox before the agent starts."""
     mcp_servers: tuple[McpServer, ...] = ()
@@ -156,6 +158,7 @@ def _load(path: Path) -> Task:
         env=read.environment.env,
         agent_seconds=read.agent.timeout_sec,
         grader=_grader(read, has_script=verified.has_script),
+        clean=None if read.metadata.evener is None else read.metadata.evener.clean,
         healthcheck=read.environment.healthcheck,
         mcp_servers=read.environment.mcp_servers,
         strategy=read.multi_step_reward_strategy,

@@ -8,6 +8,7 @@ from evener.proto.names import unknown
 from evener.proto.patterns import BadPattern, text_pattern
 from evener.proto.spec import Consequence, Detector, GraderPart, GraderSpec
 from evener.tasks.errors import TaskError
+from evener.tasks.tables import Cleaning
 
 MATCH_NAMES: Final = ("exact", "contains", "regex", "number")
 """How the `answer` grader compares the last message with the expected answer."""
@@ -75,18 +76,20 @@ class PartTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwnTable(PartTable, frozen=True, forbid_unknown_fields=True):
-    """`[metadata.evener]`: a grader, a sandbox backend, what follows from reward hacking."""
+    """`[metadata.evener]`: a grader, a sandbox backend, what follows from reward hacking, what an agent must not find."""
 
     sandbox: str | None = None
     hacking: Consequence | dict[Detector, Consequence] | None = None
     """What follows from what the detectors find: for all of them, or by detector (those that are not named flag). None: they all flag."""
+    clean: Cleaning | None = None
+    """What an agent must not find in its sandbox. None: nothing is said."""
     parts: list[PartTable] = []
     """The parts of the grader `weighted`."""
 
 
 def own_grader(table: OwnTable | None) -> GraderSpec | None:
     """Return the grader of `[metadata.evener]`. None: it names none. Raises TaskError if it is not a valid one."""
-    if table is None or (table != OwnTable() and structs.replace(table, sandbox=None, hacking=None) == OwnTable()):
+    if table is None or (table != OwnTable() and structs.replace(table, sandbox=None, hacking=None, clean=None) == OwnTable()):
         return None
     if (table.grader == "weighted") != bool(table.parts):
         msg = "task.toml: [[metadata.evener.parts]] are for the grader 'weighted', which needs some"

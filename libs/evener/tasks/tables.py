@@ -27,6 +27,32 @@ class Healthcheck(Struct, frozen=True):
     """The number of failures after which the sandbox is given up."""
 
 
+class HistoryKept(StrEnum):
+    """How much of a repository's history an agent gets."""
+
+    BASE = "base"
+    """What the current commit reaches."""
+    NONE = "none"
+    """The current commit without its parents: they hold the solution."""
+
+
+class Cleaning(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent must not find in its sandbox. The sandbox of the tests keeps it."""
+
+    repositories: tuple[str, ...] = ()
+    """The folders of repositories whose history is cut. What package managers have fetched is removed with it."""
+    history: HistoryKept = HistoryKept.BASE
+    removed: tuple[str, ...] = ()
+    """The files and folders that are removed before the agent starts."""
+
+    def __post_init__(self) -> None:
+        """Refuse places that are no absolute paths."""
+        for place in (*self.repositories, *self.removed):
+            if not place.startswith("/") or "\0" in place or ".." in PurePosixPath(place).parts or place.strip("/") == "":
+                msg = f"{place!r} is not an absolute path without '..'"
+                raise ValueError(msg)
+
+
 class Transport(StrEnum):
     """How an MCP server is talked to."""
 

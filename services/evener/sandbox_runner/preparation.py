@@ -16,12 +16,14 @@ from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.runtime.folders import temporary_folder
 from evener.sandbox_runner.context import RunnerContext
 from evener.sandbox_runner.core import NoStart, allow
+from evener.sandboxes.cleaning import Unclean, clean
 from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import BUNDLES, Sandbox
 from evener.sandboxes.registry import lacks
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
+from evener.tasks.tables import Cleaning
 
 
 class PreparedLaunch(Struct, frozen=True, kw_only=True, eq=False):
@@ -80,9 +82,19 @@ async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: 
     sandbox = await stack.enter_async_context(backend.open(name, wanted))
     if task.environment is not None:
         await sandbox.bring(task.environment, sandbox.workdir)
+    if task.clean is not None:
+        await _clean(sandbox, task.clean, spec.task)
     if task.healthcheck is not None:
         await wait_until_healthy(sandbox, task.healthcheck)
     return PreparedLaunch(harness=harness, bundle=Path(sandbox.inside(place)), task=task, sandbox=sandbox)
+
+
+async def _clean(sandbox: Sandbox, wanted: Cleaning, ref: TaskRef) -> None:
+    try:
+        await clean(sandbox, wanted)
+    except Unclean as cause:  # an agent that finds the solution is worth nothing, and the next attempt would meet the same
+        msg = f"task {ref.name}: {cause}"
+        raise NoStart(msg) from cause
 
 
 async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path, backend: str) -> Task:

@@ -32,6 +32,8 @@ async def test_every_planted_fault_is_found_and_no_other(tmp_path: Path, validat
     assert {name: frozenset(verdict.faults) for name, verdict in found.items()} == EXPECTED
     assert found["oracle-crashes"].detail.startswith("the oracle scored 0: solution/solve.sh exited with 127; its last lines:")
     assert "wrote neither" in found["no-reward"].detail
+    assert found["leaks-its-tests"].detail == "in the sandbox, /app has the changes of tests/checks.patch already"
+    assert found["leaks-its-tests"].leaks == ("/app has the changes of tests/checks.patch already",)
     assert found["passes-on-no-op"].detail == "an agent that does nothing scored 1: it printed nothing"
 
 

@@ -143,6 +143,7 @@ def _files(row: DataRow, dialect: SweDialect, options: ImportOptions) -> dict[st
         "verifier": {"timeout_sec": VERIFIER_SECONDS},
         "environment": place,
         "metadata.evener": {"grader": "test_log", "expected": "expected.json"},
+        "metadata.evener.clean": {} if local else {"repositories": [workdir], "history": dialect.history.value},
     }
     return files | {MANIFEST: toml(tables)}
 

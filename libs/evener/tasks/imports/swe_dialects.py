@@ -4,6 +4,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from evener.tasks.tables import HistoryKept
+
 
 class SweDialect(Struct, frozen=True, kw_only=True):
     """How the rows of a data set say what a repository task is.
@@ -35,6 +37,8 @@ class SweDialect(Struct, frozen=True, kw_only=True):
     """The template of the commit that has the test files as they were."""
     restores_counted: bool = False
     """Whether the files of the tests that count are put back from there too: there is no test patch."""
+    history: HistoryKept = HistoryKept.BASE
+    """How much of the repository's history the agent gets."""
     signs: tuple[str, ...] = ()
     """The columns by which rows of this dialect are known."""
 
@@ -53,6 +57,7 @@ SWE_DIALECTS: Final[dict[str, SweDialect]] = {
         prepare="git checkout -q {instance_id}",
         tests_commit="{instance_id}~1",  # the branch's last commit removes the tests that find the bug
         restores_counted=True,
+        history=HistoryKept.NONE,  # the commit before has no bug
         signs=("instance_id", "image_name", "patch", "FAIL_TO_PASS"),
     ),
     "swe-bench": SweDialect(
