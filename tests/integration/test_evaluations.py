@@ -63,7 +63,18 @@ async def test_evaluation_is_told_resumed_and_never_trained(tmp_path: Path) -> N
         assert (code, errors) == (0, "")
         found = sorted((one["session_id"], one["before"], one["reward"]) for one in lines(out))
         assert found == [("e.script.sums.wrong.0", 0.0, 1.0), ("e.script.sums.wrong.1", 0.0, 1.0)]
+        (tmp_path / "corrected.jsonl").write_text('{"session_id":"e.script.sums.wrong.0","before":0,"reward":null,"grader":"x"}\n' + out)
+        exporting = ("groups", "export", "--run-id", "e.script.sums", "--purpose", "eval", "--rewards", str(tmp_path / "corrected.jsonl"))
+        code, _, errors = await evener(context.address, token, *exporting, "--out", str(tmp_path / "rows.jsonl"))
+        assert code == 0, errors
+        exported = {(one["rollout_id"], one["reward"], one["regrade"]) for one in lines((tmp_path / "rows.jsonl").read_text())}
+        assert {("e.script.sums.wrong.0", 1.0, "corrected"), ("e.script.sums.wrong.1", 1.0, "corrected")} <= exported
+        assert {regrade for session, _, regrade in exported if ".wrong." not in session} == {""}
         code, out, _ = await evener(context.address, token, "regrade", "--run-id", "e.script.sums", "--grader", "none")
+        (tmp_path / "none.jsonl").write_text(out)
+        without = (*exporting[:-1], str(tmp_path / "none.jsonl"))
+        assert (await evener(context.address, token, *without, "--out", str(tmp_path / "rows.jsonl")))[0] == 0
+        assert (tmp_path / "rows.jsonl").read_text() == ""
         assert (code, {one["ungraded"] for one in lines(out)}) == (1, {"no grader"})
         score = (await client.score("e.script.sums.wrong.0")).score
         assert score is not None

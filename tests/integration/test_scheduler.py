@@ -1,6 +1,8 @@
 """The scheduler on the embedded bus: its promises to clients and runners, and how groups end."""
 
 import asyncio
+import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from msgspec import structs
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext
 from prometheus_client import CollectorRegistry
+from tests.support.builders import heartbeat
 from tests.support.loop import Time
 from tests.support.other_services import OtherServices
 from tests.support.ports import closed_port
@@ -28,7 +31,7 @@ from evener.client.client import Client
 from evener.client.errors import RequestRefused, TokenRefused, Unavailable, Unreachable
 from evener.client.views import ACTIVE_HEADER, EngineRequest, Submission
 from evener.proto.codec import tag_of
-from evener.proto.fleet import DeadLetter
+from evener.proto.fleet import DeadLetter, GraderOffer
 from evener.proto.reasons import TerminationReason
 from evener.proto.sessions import Event, SessionCancelled, SessionDispatched, SessionGivenUp
 from evener.proto.spec import Budgets, GraderSpec, HarnessSpec, Purpose, TaskRef
@@ -459,7 +462,7 @@ async def test_wrong_submission_is_refused_by_field(bus: Bus, tmp_path: Path, bo
     ("given", "field"),
     [
         ({"grader": GraderSpec(name="nonsense")}, "options.grader.name"),
-        ({"grader": GraderSpec(name="harbor")}, "options.grader.name"),
+        ({"grader": GraderSpec(name="harbor")}, "options.grader"),
         ({"group": {"deliver_early_at": 3}}, "options.group.deliver_early_at"),
         ({"group": {"min_usable": 3}}, "options.group.min_usable"),
         ({"group": {"drop_zero_variance": True}, "purpose": "eval"}, "options.group.drop_zero_variance"),
@@ -474,6 +477,42 @@ async def test_options_that_cannot_be_run_are_refused(bus: Bus, tmp_path: Path, 
             await submit(client, **given)
 
     assert (refused.value.status, refused.value.field) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("grader", "said"),
+    [
+        (GraderSpec(name="judge", options={"endpoint": "judge"}), "the grader 'judge' has no `rubric`"),
+        (GraderSpec(name="judge", options={"endpoint": "judge", "rubric": "?", "sees": "all"}), "sees has 'all', not one of answer"),
+        (GraderSpec(name="answer", options={"expect": "4"}), "option 'expect' of the grader 'answer'"),
+        (GraderSpec(name="weighted"), "parts are for the grader 'weighted'"),
+        (GraderSpec(name="judge", options={"endpoint": "other", "rubric": "?"}), "unknown endpoint 'other' of the evaluator"),
+        (GraderSpec(name="python", options={"function": "ours:graed"}), "unknown grader function 'ours:graed' of the evaluator"),
+        (GraderSpec(name="python", options={"file": "check.py"}), "has no tests/check.py"),
+        (GraderSpec(name="test_log", options={"expected": "no.json"}), "tests/no.json: No such file"),
+        (GraderSpec(name="test_log", options={"expected": "expected.json"}), "unknown log parser 'parse_log_odd' of the evaluator"),
+        (GraderSpec(name="http", options={"endpoint": "judge", "body": "../x"}), "../x leaves the task"),
+    ],
+)
+async def test_grader_that_the_evaluator_cannot_run_is_refused(
+    bus: Bus, others: OtherServices, tmp_path: Path, grader: GraderSpec, said: str
+) -> None:
+    """At submission, not when the sessions have been sampled."""
+    task = tmp_path / "task"
+    (task / "tests").mkdir(parents=True)
+    (task / "instruction.md").write_text("Go.")
+    (task / "tests" / "test.sh").write_text("true")
+    (task / "tests" / "expected.json").write_text('{"parser": "parse_log_odd", "fail_to_pass": ["a"]}')
+    packed = pack(task)
+    offer = GraderOffer(endpoints=("judge",), functions=("ours:grade",), parsers=("pytest",))
+    async with scheduler(bus, tmp_path) as client:
+        await others.events.send(Topic.FLEET, "e", heartbeat("evaluator", "e", at=time.time(), graders=offer))
+        await until(client.fleet, lambda fleet: bool(fleet.instances))
+        await client.put_blob(packed.data)
+        with pytest.raises(RequestRefused, match=re.escape(said)):
+            await client.submit(options(grader=grader), task=packed.ref)
+        fitting = GraderSpec(name="python", options={"function": "ours"})
+        await client.submit(options(grader=fitting), task=packed.ref)
 
 
 async def test_archive_that_is_missing_or_no_task_is_refused(bus: Bus, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class GradingBench:
         removed: Sequence[str] = (),
         lost: str | None = None,
         steps: Mapping[str, Mapping[str, str]] | None = None,
+        records: bytes | None = None,
         allowed: Allowed | None = None,
     ) -> Grade:
         """Return the grade. `files` are of the task; `evidence` is then what the grading left.
@@ -68,7 +69,9 @@ class GradingBench:
         )
         calls = tuple(CallSummary(call_id=f"c{n}", attempt=1, sampled_tokens=3, opened_at=float(n)) for n in (1, 2))
         spec = GraderSpec(name=grader, options=dict(options or {}), parts=tuple(parts))
-        given: dict[str, Any] = {"answer": answer, "exit": left, "calls": calls}
+        kept_records = None if records is None else await blobs.put(records)
+        given: dict[str, Any] = {"answer": answer, "exit": left, "calls": calls, "records": kept_records}
+        given |= {} if records is None else {"session_id": "t.0"}
         context = GradingContext(
             trajectory=built(given=given, task=packed.ref, grader=spec),
             blobs=blobs,

@@ -135,6 +135,8 @@ class Score(Struct, frozen=True, kw_only=True):
     """The reward. None: the session was not graded; see `ungraded`."""
     rewards: dict[str, float]
     """All numbers that the grader named."""
+    call_rewards: dict[str, float] = {}
+    """Rewards of single calls, by call id."""
     ungraded: str | None
     grader: str
     evidence: tuple[Artifact, ...]

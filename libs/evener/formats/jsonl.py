@@ -1,20 +1,20 @@
 """Writes neutral rows as JSON lines: arrays become lists, and a missing logprob is null."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import IO, Any, Final
 
 import msgspec
 import numpy as np
 
-from evener.formats.neutral import NeutralRow, neutral_rows
+from evener.formats.neutral import NO_REGRADES, NeutralRow, neutral_rows
 from evener.proto.trajectories import GroupMerged
 
 
-def write(groups: Iterable[GroupMerged], sink: IO[bytes]) -> int:
-    """Write all rows of the groups; return their number."""
+def write(groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> int:
+    """Write all rows of the groups; return their number. `regrades`: the name of the regrade whose reward a session has."""
     count = 0
     for group in groups:
-        for row in neutral_rows(group):
+        for row in neutral_rows(group, regrades):
             sink.write(line(row))
             count += 1
     return count

@@ -1,5 +1,7 @@
 """The neutral row, which holds everything that a trainer's format needs. Each format is a pure function of neutral rows."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, TypedDict
 
 import numpy as np
@@ -21,6 +23,9 @@ CUT_SHORT: Final = frozenset(
     }
 )
 """Termination reasons that cut the agent's work short."""
+
+
+NO_REGRADES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class RowsRefused(EvenerError):
@@ -64,6 +69,8 @@ class NeutralRow(TypedDict):
     """All numbers that the session's grader named."""
     flags: list[str]
     """The detectors of reward hacking that flagged the session, each once."""
+    regrade: str
+    """The name of the regrade that gave this reward. Empty: it is the recorded one."""
     finish_reason: str
     """Why the row's last answer ended: `stop`, `length` or `aborted`."""
     truncated: bool
@@ -77,21 +84,22 @@ class NeutralRow(TypedDict):
     temperature: float
 
 
-def neutral_rows(group: GroupMerged) -> list[NeutralRow]:
+def neutral_rows(group: GroupMerged, regrades: Mapping[str, str] = NO_REGRADES) -> list[NeutralRow]:
     """Return the rows of all delivered sessions of a group, by session and branch. Arrays are read-only views.
 
-    Raises TypeError if the group's blobs were not fetched.
+    `regrades`: the name of the regrade whose reward a session has. Raises TypeError if the group's blobs were not fetched.
     """
     delivered = (member.scored for member in group.members if member.excluded is None)
-    return [row for scored in delivered if scored is not None for row in session_rows(scored)]
+    return [row for scored in delivered if scored is not None for row in session_rows(scored, regrades)]
 
 
-def session_rows(scored: TrajectoryScored) -> list[NeutralRow]:
+def session_rows(scored: TrajectoryScored, regrades: Mapping[str, str] = NO_REGRADES) -> list[NeutralRow]:
     """Return the rows of one session, graded or not. Raises TypeError if its blobs were not fetched."""
-    return [_row(scored, row, index) for index, row in enumerate(scored.trajectory.rows)]
+    regrade = regrades.get(scored.trajectory.session_id, "")
+    return [_row(scored, row, index, regrade) for index, row in enumerate(scored.trajectory.rows)]
 
 
-def _row(scored: TrajectoryScored, row: Row, index: int) -> NeutralRow:
+def _row(scored: TrajectoryScored, row: Row, index: int, regrade: str) -> NeutralRow:
     trajectory = scored.trajectory
     spec = trajectory.spec
     return NeutralRow(
@@ -114,6 +122,7 @@ def _row(scored: TrajectoryScored, row: Row, index: int) -> NeutralRow:
         reward=scored.reward,
         rewards=scored.rewards,
         flags=sorted({flag.detector.value for flag in scored.flags}),
+        regrade=regrade,
         finish_reason=row.finish_reason.value,
         truncated=row.finish_reason is FinishReason.LENGTH or trajectory.termination_reason in CUT_SHORT,
         status=trajectory.termination_reason.value,

@@ -6,10 +6,10 @@ where not sampled), `call_rewards` list<float> (NaN where a call has none); `rew
 if nobody graded the session. Hugging Face `datasets` reads the file as it is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from evener.formats.neutral import NeutralRow, RowsRefused, neutral_rows
+from evener.formats.neutral import NO_REGRADES, NeutralRow, RowsRefused, neutral_rows
 from evener.proto.errors import EvenerError
 from evener.proto.trajectories import GroupMerged
 
@@ -41,8 +41,11 @@ class ParquetMissing(EvenerError):
     """Install Evener with its extra `parquet`: pip install 'evener[parquet]'."""
 
 
-def write(groups: Iterable[GroupMerged], sink: IO[bytes]) -> int:
-    """Write all rows of the groups; return their number. Raises ParquetMissing, RowsRefused."""
+def write(groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> int:
+    """Write all rows of the groups; return their number. Raises ParquetMissing, RowsRefused.
+
+    `regrades`: the name of the regrade whose reward a session has.
+    """
     try:
         import pyarrow as pa  # noqa: PLC0415 - an extra, and slow to import
         import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, and slow to import
@@ -53,7 +56,7 @@ def write(groups: Iterable[GroupMerged], sink: IO[bytes]) -> int:
     try:
         with pq.ParquetWriter(sink, schema(), compression="zstd") as writer:
             for group in groups:
-                rows = neutral_rows(group)
+                rows = neutral_rows(group, regrades)
                 if rows:
                     writer.write_table(table(rows))
                 count += len(rows)

@@ -23,6 +23,7 @@ from evener.sandboxes.port import TESTS
 from evener.tasks.directory import Task
 
 FOLDER: Final = ".evener"
+DEFAULT_FUNCTION: Final = "grade"
 _RUN: Final = b'#!/bin/sh\nexec python3 "$(dirname "$0")/call.py"\n'
 _CALL: Final = b"""\
 import importlib.util, json, pathlib
@@ -72,7 +73,7 @@ def _function(name: str, modules: tuple[str, ...]) -> Callable[[Any], Any]:
         msg = f"the evaluator's configuration does not allow the module {module!r} (`grader_modules`)"
         raise GraderRefused(msg)
     try:
-        function = getattr(importlib.import_module(module), attribute or "grade")
+        function = getattr(importlib.import_module(module), attribute or DEFAULT_FUNCTION)
     except (ImportError, AttributeError) as cause:
         msg = f"grader function {name!r}: {cause}"
         raise GraderRefused(msg) from cause
@@ -86,17 +87,19 @@ async def _by_file(context: GradingContext, file: str) -> Grade:
     call = msgspec.json.encode({"file": file, "session": facts(context.trajectory)})
     brought = {f"{TESTS}/{FOLDER}/{name}": content for name, content in {"run.sh": _RUN, "call.py": _CALL, "call.json": call}.items()}
 
-    def check(task: Task) -> None:
-        tests = (task.path / "tests").resolve()
-        if not ((path := (tests / file).resolve()).is_relative_to(tests) and path.is_file()):
-            msg = f"task {task.name} has no tests/{file}"
-            raise GraderRefused(msg)
-
     def change(work: Grading) -> Grading:
         return structs.replace(work, script=f"{FOLDER}/run.sh", brought=brought)
 
-    left, _ = await tested(context, check, change)
+    left, _ = await tested(context, lambda task: check_file(task, file), change)
     if left.reward_json is None:
         msg = f"tests/{file} {ending(left)} and returned nothing; {last_lines(left.output)}"
         raise GraderError(msg)
     return grade_of(context.trajectory, left.reward_json)
+
+
+def check_file(task: Task, file: str) -> None:
+    """Raise GraderRefused if the task's tests have no such file."""
+    tests = (task.path / "tests").resolve()
+    if not ((path := (tests / file).resolve()).is_relative_to(tests) and path.is_file()):
+        msg = f"task {task.name} has no tests/{file}"
+        raise GraderRefused(msg)

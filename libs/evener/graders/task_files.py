@@ -25,10 +25,22 @@ async def task_file(context: GradingContext, name: str) -> bytes:
     async with temporary_folder("evener-task-") as folder:
         try:
             await asyncio.to_thread(unpacked, data, folder)
-            return await asyncio.to_thread(_read, folder, name)
-        except (TaskError, OSError) as cause:
-            msg = f"{name} of the task cannot be read: {getattr(cause, 'strerror', None) or cause.args[0]}"
-            raise GraderRefused(msg) from cause
+        except TaskError as cause:
+            raise GraderRefused(str(cause.args[0])) from cause
+        return await asyncio.to_thread(read_task_file, folder, name)
+
+
+def read_task_file(folder: Path, name: str) -> bytes:
+    """Return the content of a file of a task's directory. Raises GraderRefused."""
+    path = (folder / name).resolve()
+    try:
+        if not path.is_relative_to(folder.resolve()):
+            msg = f"{name} leaves the task"
+            raise GraderRefused(msg)
+        return path.read_bytes()
+    except OSError as cause:
+        msg = f"{name} of the task cannot be read: {cause.strerror}"
+        raise GraderRefused(msg) from cause
 
 
 async def _archive(context: GradingContext) -> bytes:
@@ -37,11 +49,3 @@ async def _archive(context: GradingContext) -> bytes:
         msg = f"grader `{spec.grader.name}` needs a task; this session is a recording without one"
         raise GraderRefused(msg)
     return await context.blobs.get(spec.task.archive)
-
-
-def _read(folder: Path, name: str) -> bytes:
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        msg = f"{name} leaves the task"
-        raise TaskError(msg)
-    return path.read_bytes()

@@ -70,7 +70,7 @@ async def run_tests(context: GradingContext, task: Task, change: Callable[[Gradi
         files=task.environment,
         has_task_files=tests.has_task_files,
         tests=tests.tests,
-        changes=await _changes(context.trajectory, context.blobs, step),
+        changes=await changes_of(context.trajectory, context.blobs, step),
         sandbox=tests.sandbox,
         agent_sandbox=task.sandbox,
         healthcheck=tests.healthcheck,
@@ -107,8 +107,11 @@ def ending(left: GradingOutcome) -> str:
     return "ran out of time" if left.timed_out else f"exited with {left.exit_code}"
 
 
-async def _changes(trajectory: TrajectoryBuilt, blobs: Blobs, step: str) -> Changes | None:
-    """Return what the agent changed. None: no harness ran in a sandbox. Raises GraderRefused if the changes were not kept."""
+async def changes_of(trajectory: TrajectoryBuilt, blobs: Blobs, step: str = "") -> Changes | None:
+    """Return what the agent changed, by the end of a step (`step`: its prefix). None: no harness ran in a sandbox.
+
+    Raises GraderRefused if the changes were not kept, BlobError.
+    """
     if trajectory.exit is None or not trajectory.exit.artifacts:
         return None
     refs = {artifact.name: artifact.blob for artifact in trajectory.exit.artifacts}

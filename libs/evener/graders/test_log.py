@@ -5,13 +5,15 @@ task's `tests/`, see `Expected`. The reward is 1 if all tests of both lists pass
 each. Without the two lines there is no reward: the tests did not run.
 """
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from msgspec import Struct, structs
 
+from evener.graders.log_parsers import LogParser, parser_named, parser_names
 from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext, graded
 from evener.graders.task_tests import OUTPUT, ending, last_lines, tested
 from evener.proto.names import unknown
@@ -30,7 +32,7 @@ class Expected(Struct, frozen=True, kw_only=True):
     """The tests that count."""
 
     parser: str = "pytest"
-    """The format of the runner's output: a name of `LOG_PARSERS`."""
+    """The format of the runner's output: a name that `evener.graders.log_parsers` knows."""
     fail_to_pass: tuple[str, ...] = ()
     """The names of tests that fail before the task is solved."""
     pass_to_pass: tuple[str, ...] = ()
@@ -38,20 +40,17 @@ class Expected(Struct, frozen=True, kw_only=True):
 
 
 _expected: Final = msgspec.json.Decoder(Expected)
-_PYTEST: Final = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*)$")
-_PYTEST_REASON: Final = re.compile(r"^([^\s\[]+(?:\[.*?\](?=\s-\s|$))?).*$")
-"""Matches a name, which may have parameters with blanks, and the reason after it."""
-_PYTEST_VERBOSE: Final = re.compile(r"^(\S+::\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
-_UNITTEST: Final = re.compile(r"^(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped|expected failure)\b")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_GOOD: Final = frozenset({"PASSED", "XFAIL", "ok"})
 
 
 async def grade(context: GradingContext) -> Grade:
     """Grade as `test_log`."""
     file = context.trajectory.spec.grader.options.get("expected", "")
     left, expected = await tested(context, lambda task: read_expected(task, file), _with_long_log)
-    states = parsed(left.output, expected.parser)
+    parser = await asyncio.to_thread(parser_named, expected.parser)
+    if parser is None:
+        raise GraderRefused(unknown("parser", expected.parser, parser_names(), f"in tests/{file}"))
+    states = parsed(left.output, parser)
     if states is None:
         msg = f"tests/test.sh {ending(left)} and did not print {START!r} and {END!r}; {last_lines(left.output)}"
         raise GraderError(msg)
@@ -74,21 +73,18 @@ def read_expected(task: Task, file: str) -> Expected:
     except (OSError, msgspec.DecodeError) as cause:  # a wrong value is a DecodeError too
         msg = f"grader `test_log`: tests/{file}: {getattr(cause, 'strerror', None) or cause}"
         raise GraderRefused(msg) from cause
-    if expected.parser not in LOG_PARSERS:
-        msg = unknown("parser", expected.parser, LOG_PARSERS, f"in tests/{file}")
-        raise GraderRefused(msg)
     if not expected.fail_to_pass and not expected.pass_to_pass:
         msg = f"grader `test_log`: tests/{file} names no test"
         raise GraderRefused(msg)
     return expected
 
 
-def parsed(output: bytes | None, parser: str) -> dict[str, bool] | None:
+def parsed(output: bytes | None, parser: LogParser) -> Mapping[str, bool] | None:
     """Return test name to whether it passed. None: the output is not all there."""
     text = _COLOURS.sub("", (output or b"").decode(errors="replace"))
     _, begun, rest = text.partition(START)
     log, ended, _ = rest.rpartition(END)
-    return LOG_PARSERS[parser](log) if begun and ended else None
+    return parser(log) if begun and ended else None
 
 
 def report_of(states: Mapping[str, bool], expected: Expected) -> dict[str, dict[str, str]]:
@@ -109,33 +105,3 @@ def _with_long_log(work: Grading) -> Grading:
 
 def _share(tests: Mapping[str, str]) -> float:
     return sum(state == PASSED for state in tests.values()) / len(tests)
-
-
-def _pytest(log: str) -> dict[str, bool]:
-    """Read the lines of `pytest -rA` and `pytest -v`. A test that is named twice passed if it never failed."""
-    states: dict[str, bool] = {}
-    for line in log.splitlines():
-        if found := _PYTEST.match(line):
-            state, name = found.groups()
-            if state not in {"PASSED", "SKIPPED"}:
-                name = _PYTEST_REASON.sub(r"\1", name)
-        elif found := _PYTEST_VERBOSE.match(line):
-            name, state = found.groups()
-        else:
-            continue
-        states[name] = states.get(name, True) and state in _GOOD
-    return states
-
-
-def _unittest(log: str) -> dict[str, bool]:
-    """Read the lines of `python -m unittest -v` and of Django's runner."""
-    states: dict[str, bool] = {}
-    for line in log.splitlines():
-        if found := _UNITTEST.match(line):
-            name, state = found.groups()
-            states[name] = states.get(name, True) and state in _GOOD
-    return states
-
-
-LOG_PARSERS: Final[dict[str, Callable[[str], dict[str, bool]]]] = {"pytest": _pytest, "unittest": _unittest}
-"""The formats of test runners' output, by name."""

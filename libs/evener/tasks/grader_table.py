@@ -1,5 +1,6 @@
 """Reads `[metadata.evener]` of task.toml: how a task is graded without `tests/test.sh`, or besides it."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct, structs
@@ -12,12 +13,14 @@ from evener.tasks.tables import Cleaning
 
 MATCH_NAMES: Final = ("exact", "contains", "regex", "number")
 """How the `answer` grader compares the last message with the expected answer."""
+SEEN_NAMES: Final = ("answer", "messages", "changes")
+"""What a judge may see of a session."""
 GRADER_OPTIONS: Final[dict[str, frozenset[str]]] = {
     "answer": frozenset({"expected", "match"}),
     "fixed": frozenset({"reward"}),
     "harbor": frozenset(),
     "http": frozenset({"endpoint", "body"}),
-    "judge": frozenset({"endpoint", "rubric", "reference"}),
+    "judge": frozenset({"endpoint", "rubric", "reference", "sees"}),
     "none": frozenset(),
     "python": frozenset({"function", "file"}),
     "test_log": frozenset({"expected"}),
@@ -48,29 +51,18 @@ class PartTable(Struct, frozen=True, forbid_unknown_fields=True):
     body: str | None = None
     rubric: str | None = None
     reference: str | None = None
+    sees: str | None = None
     function: str | None = None
     file: str | None = None
 
     def options(self) -> dict[str, str]:
         """Return the grader's options as text. Raises TaskError for one that it does not have, or lacks."""
-        known = GRADER_OPTIONS.get(self.grader)
-        if known is None:
-            msg = f"task.toml: {unknown('grader', self.grader, GRADER_OPTIONS, 'in [metadata.evener]')}"
-            raise TaskError(msg)
         every = sorted(frozenset[str]().union(*GRADER_OPTIONS.values()))
         given = {name: str(value) for name in every if (value := getattr(self, name)) is not None}
-        if wrong := sorted(set(given) - known):
-            msg = f"task.toml: [metadata.evener] {unknown('option', wrong[0], sorted(known) or ['none'], f'of the grader {self.grader!r}')}"
-            raise TaskError(msg)
-        for name in REQUIRED_OPTIONS.get(self.grader, ()):
-            if name not in given:
-                msg = f"task.toml: [metadata.evener] has no `{name}`"
-                raise TaskError(msg)
         if self.grader == "answer":
             given.setdefault("match", "exact")
-            _check_match(given["match"], given["expected"])
-        if self.grader == "python" and ("function" in given) == ("file" in given):
-            msg = "task.toml: [metadata.evener] the grader 'python' takes either `function` or `file`"
+        if (problem := options_problem(self.grader, given)) is not None:
+            msg = f"task.toml: [metadata.evener] {problem}"
             raise TaskError(msg)
         return given
 
@@ -120,18 +112,37 @@ def _distinct(parts: list[PartTable]) -> list[PartTable]:
     return parts
 
 
-def _check_match(match: str, expected: str) -> None:
+def options_problem(grader: str, options: Mapping[str, str]) -> str | None:
+    """Return what is wrong with a grader and its options, in words. None: nothing. Blocks: it compiles a pattern."""
+    known = GRADER_OPTIONS.get(grader)
+    if known is None:
+        return unknown("grader", grader, GRADER_OPTIONS, "here")
+    if wrong := sorted(set(options) - known):
+        return unknown("option", wrong[0], sorted(known) or ["none"], f"of the grader {grader!r}")
+    if missing := [name for name in REQUIRED_OPTIONS.get(grader, ()) if name not in options]:
+        return f"the grader {grader!r} has no `{missing[0]}`"
+    if grader == "python" and ("function" in options) == ("file" in options):
+        return "the grader 'python' takes either `function` or `file`"
+    if unseen := [one for one in seen_by_judge(options) if one not in SEEN_NAMES]:
+        return f"sees has {unseen[0]!r}, not one of {', '.join(SEEN_NAMES)}"
+    return _match_problem(options["match"], options["expected"]) if grader == "answer" and "match" in options else None
+
+
+def seen_by_judge(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what a judge sees of a session, by the option `sees`: the answer, unless it says more."""
+    return tuple(one.strip() for one in options.get("sees", SEEN_NAMES[0]).split(","))
+
+
+def _match_problem(match: str, expected: str) -> str | None:
     if match not in MATCH_NAMES:
-        msg = f"task.toml: [metadata.evener] match is {match!r}, not one of {', '.join(MATCH_NAMES)}"
-        raise TaskError(msg)
+        return f"match is {match!r}, not one of {', '.join(MATCH_NAMES)}"
     try:
         if match == "regex":
             text_pattern(expected)
         elif match == "number":
             float(expected)
     except BadPattern as cause:
-        msg = f"task.toml: [metadata.evener] expected is {cause.args[0]}"
-        raise TaskError(msg) from cause
+        return f"expected is {cause.args[0]}"
     except ValueError as cause:
-        msg = f"task.toml: [metadata.evener] expected is not a {match}: {cause}"
-        raise TaskError(msg) from cause
+        return f"expected is not a {match}: {cause}"
+    return None

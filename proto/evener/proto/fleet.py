@@ -41,6 +41,17 @@ class PolicyFingerprint(Struct, frozen=True, kw_only=True):
     """A digest of what else decides: options, special tokens, the rules by which turns are extended and tool calls are read."""
 
 
+class GraderOffer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What graders find in an evaluator, by name."""
+
+    endpoints: tuple[str, ...] = ()
+    """The judges and verifiers that its configuration names."""
+    functions: tuple[str, ...] = ()
+    """The Python functions of the modules that it allows, as `MODULE:NAME`."""
+    parsers: tuple[str, ...] = ()
+    """The parsers of test runners' output."""
+
+
 class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """A sign that an instance is alive. The last heartbeat of an instance id counts."""
 
@@ -75,6 +86,8 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """A fingerprint of the capability key, which is the same for all processes of a deployment. Empty: an older process wrote this."""
     session_partitions: int = 0
     """The number of partitions of `sessions` that the process counts. 0: an older process wrote this."""
+    graders: GraderOffer | None = None
+    """What an evaluator offers to graders. None: an older process wrote this, or another service."""
     probe: BlobRef | None = None
     """A blob that the process has put into its blob store. A process that does not find this blob uses another store. None: the store
     cannot be used now."""

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -11,10 +11,11 @@ from typing import IO
 from msgspec import Struct
 
 from evener.cli.errors import Usage
+from evener.cli.regraded import read_regraded, with_regraded
 from evener.cli.run_cancellation import tasks_of
 from evener.client.client import Client
 from evener.client.views import TaskView
-from evener.formats.neutral import RowsRefused
+from evener.formats.neutral import NO_REGRADES, RowsRefused
 from evener.formats.registry import FORMATS, format_named
 from evener.proto.errors import EvenerError
 from evener.proto.spec import Purpose
@@ -53,11 +54,17 @@ class Exported(Struct, frozen=True, kw_only=True):
             yield f"groups of other purposes are not exported ({listed}): use --purpose {min(self.other_purposes)} or --purpose all"
 
 
-async def export_groups(client: Client, file: Path, kind: str, run_id: str | None, purpose: Purpose | None) -> Exported:
-    """Write the rows of all delivered groups of a run (None: of all) and a purpose (None: of any). Raises NoSuchRun."""
+async def export_groups(
+    client: Client, file: Path, kind: str, *, run_id: str | None, purpose: Purpose | None, rewards: Path | None = None
+) -> Exported:
+    """Write the rows of all delivered groups of a run (None: of all) and a purpose (None: of any). Raises NoSuchRun, Usage.
+
+    `rewards`: what `evener regrade` printed, whose rewards replace the recorded ones. Its name is in the rows.
+    """
+    scores = {} if rewards is None else await asyncio.to_thread(read_regraded, rewards)
     tasks = await tasks_of(client, run_id)
-    groups = await fetch(client, run_id, purpose)
-    rows = await write_groups(file, kind, groups)
+    groups = with_regraded(await fetch(client, run_id, purpose), scores)
+    rows = await write_groups(file, kind, groups, dict.fromkeys(scores, "" if rewards is None else rewards.stem))
     merged = [event for event in groups if isinstance(event, GroupMerged)]
     without = sum(not event.accounting.delivered for event in merged)
     others = _other_purposes(tasks, purpose)
@@ -89,10 +96,10 @@ async def fetch(client: Client, run_id: str | None, purpose: Purpose | None = No
     return sorted([event async for event in client.groups(run_id, purpose=purpose)], key=lambda event: event.group_id)
 
 
-async def write_groups(file: Path, kind: str, groups: Sequence[GroupOutcome]) -> int:
-    """Write the rows of the delivered groups; return their number."""
+async def write_groups(file: Path, kind: str, groups: Sequence[GroupOutcome], regrades: Mapping[str, str] = NO_REGRADES) -> int:
+    """Write the rows of the delivered groups; return their number. `regrades`: the name of the regrade whose reward a session has."""
     merged = [event for event in groups if isinstance(event, GroupMerged)]
-    return await asyncio.to_thread(_write, file, lambda sink: format_named(kind).write(merged, sink))
+    return await asyncio.to_thread(_write, file, lambda sink: format_named(kind).write(merged, sink, regrades))
 
 
 def write_bytes(file: Path, data: bytes) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.types import ExistingFile
 
 app = App(name="groups", help="Export delivered groups.", result_action="return_value")
 
@@ -15,6 +16,7 @@ async def export(
     format: Annotated[str | None, Parameter(name="--format")] = None,  # noqa: A002
     run_id: str | None = None,
     purpose: Literal["train", "eval", "collect", "all"] = "train",
+    rewards: ExistingFile | None = None,
     state: Path | None = None,
 ) -> int:
     """Write the rows of all delivered groups into a file.
@@ -29,6 +31,9 @@ async def export(
         Export only groups of this run.
     purpose
         Export only groups of this purpose. Each row names its own.
+    rewards
+        What `evener regrade` printed: its rewards replace the recorded ones, and rows name the file (`regrade`). Of several lines for a
+        session the last counts; a session that has no reward there is left out.
     state
         State folder of the Evener to use.
     """
@@ -41,7 +46,8 @@ async def export(
     kind = format_of(out, format)
     check_folder(out)
     async with connect(state) as client:
-        exported = await export_groups(client, out, kind, run_id, None if purpose == "all" else Purpose(purpose))
+        wanted = None if purpose == "all" else Purpose(purpose)
+        exported = await export_groups(client, out, kind, run_id=run_id, purpose=wanted, rewards=rewards)
     for warning in exported.warnings():
         complain(f"warning: {warning}")
     tell(exported)

@@ -14,6 +14,7 @@ from evener.blobs.port import BlobError, Blobs
 from evener.cli.connection import connect
 from evener.cli.errors import Usage
 from evener.cli.output import tell
+from evener.cli.regraded import Regraded
 from evener.client.client import Client
 from evener.client.errors import ClientError, Unavailable
 from evener.client.session_views import Score
@@ -31,6 +32,7 @@ from evener.sandboxes.config import SandboxesConfig
 from evener.sandboxes.port import Sandboxes
 from evener.sandboxes.registry import BACKENDS, LOCAL, open_backends
 from evener.tasks.directory import load
+from evener.tasks.grader_table import seen_by_judge
 from evener.tasks.pack import Packed, pack
 
 RUNS_TESTS: Final = frozenset({"harbor", "python", "test_log"})
@@ -47,19 +49,6 @@ class RegradeRequest(Struct, frozen=True, kw_only=True):
     sandbox: str | None
     concurrency: int
     trust_local: bool
-
-
-class Regraded(Struct, frozen=True, kw_only=True):
-    """A session's old and new score. Keys stay; more may be added."""
-
-    session_id: str
-    before: float | None
-    """The recorded reward. None: there is none, or no service knows it any more."""
-    reward: float | None
-    rewards: dict[str, float] = {}
-    call_rewards: dict[str, float] = {}
-    ungraded: str | None = None
-    grader: str
 
 
 class _Tables(Struct, frozen=True):
@@ -133,6 +122,7 @@ class Regrader:
         left = () if trajectory.exit is None else trajectory.exit.artifacts
         task = trajectory.spec.task
         refs = [artifact.blob for artifact in left] + ([task.archive] if task is not None and own is None else [])
+        refs += [trajectory.records] if trajectory.records is not None and _shows_messages(trajectory.spec.grader) else []
         for data in await asyncio.gather(*(self._client.get_blob(ref) for ref in refs)):
             await blobs.put(data)
         if own is not None:
@@ -180,6 +170,10 @@ async def regrade_sessions(sessions: Sequence[str], run_id: str | None, wanted: 
             worst = worst or int(regraded.reward is None)
             tell(regraded)
     return worst
+
+
+def _shows_messages(grader: GraderSpec) -> bool:
+    return any("messages" in seen_by_judge(options) for options in (grader.options, *(part.options for part in grader.parts)))
 
 
 def _changed(trajectory: TrajectoryBuilt, task: TaskRef | None, grader: GraderSpec | None, sandbox: str | None) -> TrajectoryBuilt:

@@ -1,6 +1,6 @@
 """The grade of a session, for a terminal: its reward, the grader's output, and whether it was trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, structs
@@ -53,7 +53,9 @@ def grade_facts(view: SessionView, known: SessionGrade | None) -> list[tuple[str
     """Return reward and use, as lines of the heading."""
     if view.trajectory is None or known is None:
         return []
-    return [("reward", _reward(known.score)), *_flags(view, known.score), ("trained", _trained(view, known.score))]
+    rewards = known.score.score.call_rewards if known.score.score is not None else {}
+    of_calls = [("call rewards", _of_calls(view, rewards))] if rewards else []
+    return [("reward", _reward(known.score)), *of_calls, *_flags(view, known.score), ("trained", _trained(view, known.score))]
 
 
 def outputs(known: SessionGrade | None, *, whole: bool) -> RenderableType:
@@ -106,6 +108,12 @@ def _flags(view: SessionView, score: ScoreView) -> list[tuple[str, str]]:
             ("flag", f"{flag.detector.value.replace('_', ' ')} ({flag.consequence.value}): {place}: {' '.join(flag.excerpt.split())}")
         )
     return shown if told.unwatched is None else [*shown, ("flag", f"not all of it could be looked at: {told.unwatched}")]
+
+
+def _of_calls(view: SessionView, rewards: Mapping[str, float]) -> str:
+    numbers = {call.call_id: call.number for call in view.calls}
+    known = sorted((numbers[call_id], reward) for call_id, reward in rewards.items() if call_id in numbers)
+    return ", ".join(f"#{number} {reward:g}" for number, reward in known)
 
 
 def _trained(view: SessionView, score: ScoreView) -> str:

@@ -16,8 +16,10 @@ from evener.bus.offsets import Contiguous
 from evener.bus.port import GroupOffset, Position, Reader, Record
 from evener.evaluator.config import Config
 from evener.evaluator.grading import Gradings
+from evener.graders.offer import offer_of
+from evener.graders.port import Allowed
 from evener.proto.codec import BadRecord
-from evener.proto.fleet import Heartbeat
+from evener.proto.fleet import GraderOffer, Heartbeat
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import TrajectoryBuilt, TrajectoryScored
 from evener.runtime.faults import point
@@ -49,8 +51,9 @@ class PartitionProgress:
 class Evaluator:
     """Reads the partitions that the consumer group assigns to this instance."""
 
-    def __init__(self, config: Config, context: ServiceContext, gradings: Gradings) -> None:
+    def __init__(self, config: Config, context: ServiceContext, gradings: Gradings, offer: GraderOffer) -> None:
         self._config = config
+        self._offer = offer
         self._context = context
         self._gradings = gradings
         self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
@@ -87,7 +90,8 @@ class Evaluator:
             await self._commit(partition)
 
     def heartbeat(self) -> Heartbeat:
-        return self._context.heartbeat("evaluator", stopping=self._stopping.is_set(), capacity=self._config.concurrency)
+        stopping = self._stopping.is_set()
+        return self._context.heartbeat("evaluator", stopping=stopping, capacity=self._config.concurrency, graders=self._offer)
 
     async def _take(self, partition: PartitionProgress, record: Record, tasks: asyncio.TaskGroup) -> None:
         await partition.room.acquire()
@@ -157,8 +161,10 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
     async with contextlib.AsyncExitStack() as stack:
         root = Path(config.state) / "grading" / context.instance_id
         sandboxes = await stack.enter_async_context(open_backends(root, config.sandboxes))
+        allowed = Allowed(endpoints=config.endpoints, modules=config.grader_modules)
+        offer = await asyncio.to_thread(offer_of, allowed)
         gradings = Gradings(config, context.waiting_blobs(), context.answering_blobs(), sandboxes, metrics(context.registry))
-        evaluator = Evaluator(config, context, gradings)
+        evaluator = Evaluator(config, context, gradings, offer)
         yield Service(
             name="evaluator",
             run=evaluator.run,

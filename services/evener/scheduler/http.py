@@ -29,6 +29,7 @@ from evener.client.views import (
     Submission,
     TaskList,
 )
+from evener.graders.offer import GraderNeed
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.fields import shared_fields
@@ -40,7 +41,7 @@ from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
 from evener.scheduler.core import Draft, RunIsOpen, TaskDiffers, TaskWasDeleted
 from evener.scheduler.membership import NotActive, Scheduler
-from evener.scheduler.submission import SubmissionRefused, check, check_archive, check_policies, parse
+from evener.scheduler.submission import SubmissionRefused, check, check_archive, check_graders, check_policies, needs_of_recording, parse
 from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.auth import Handler, Secrets, control_route, principal_of
 from evener.service.events import EventLog
@@ -117,7 +118,8 @@ class SchedulerEndpoints:
         """Accept a task. Answers 200 after the commit, also for the same task again, and 409 if another task has its id."""
         submission = await asyncio.to_thread(_checked, await body_of(request, MAX_BODY_BYTES))
         check_policies(submission.options, self._writer.fleet.fleet.living("provider_gateway", now=time.monotonic()))
-        await self._check_archive(submission)
+        needs = await self._check_archive(submission)
+        check_graders(needs, self._writer.fleet.fleet.living("evaluator", now=time.monotonic()))
         now, options = time.time(), submission.options
         task_id = submission.task_id or new_id("t", now=now)
         who = principal_of(request)
@@ -211,14 +213,15 @@ class SchedulerEndpoints:
         """Remove an engine."""
         return await self._tell(EngineLeft(engine_id=self._known_engine(request), left_at=time.time()))
 
-    async def _check_archive(self, submission: Submission) -> None:
+    async def _check_archive(self, submission: Submission) -> tuple[GraderNeed, ...]:
+        """Return what the task's grader needs. Raises SubmissionRefused."""
         if submission.task is None:
-            return
+            return needs_of_recording(submission.options)
         archive = submission.task.archive
         if archive.size > MAX_BLOB_BYTES or not await self._blobs.has(archive):
             msg = f"the archive is not there: PUT it to /blobs/{archive.digest} first"
             raise SubmissionRefused(msg, "task.archive")
-        await asyncio.to_thread(check_archive, await self._blobs.get(archive), submission.options)
+        return await asyncio.to_thread(check_archive, await self._blobs.get(archive), submission.options)
 
     async def _tell(self, event: EngineJoined | EngineDraining | EngineLeft) -> Response:
         writer = self._writer

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -10,6 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from evener.client.views import Submission
+from evener.graders.offer import GraderNeed, lacking, needs_of, spec_problem
+from evener.graders.port import GraderRefused
 from evener.graders.registry import GRADERS
 from evener.harnesses.mcp import not_taken
 from evener.harnesses.port import HarnessError
@@ -22,6 +24,7 @@ from evener.proto.prepared import Converter
 from evener.proto.spec import HarnessSpec, Quirks, Target
 from evener.proto.tasks import TaskOptions, group_problem
 from evener.sandboxes.registry import BACKENDS, lacks
+from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
 
@@ -99,6 +102,8 @@ def check(submission: Submission) -> None:
         _refuse("only a recording (options.harness.sandbox = 'none') goes without a task", "task")
     if options.grader.name not in GRADERS:
         _refuse(f"unknown grader {options.grader.name!r}: there are {', '.join(sorted(GRADERS))}", "options.grader.name")
+    if (wrong := spec_problem(options.grader)) is not None:
+        _refuse(wrong, "options.grader")
     if submission.task is None and options.grader.name == "harbor":
         _refuse("the grader `harbor` runs the task's tests/test.sh, and there is no task", "options.grader.name")
     if (problem := group_problem(options)) is not None:
@@ -122,11 +127,27 @@ def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
             _refuse(f"the policy {policy!r} is not known to all gateways yet: {', '.join(lacking)} lacks it", field)
 
 
-def check_archive(data: bytes, options: TaskOptions) -> None:
-    """Unpack and read the task as a runner will. Raises Refused. Blocks: call it in a thread."""
+def check_graders(needs: Sequence[GraderNeed], evaluators: Iterable[Heartbeat]) -> None:
+    """Refuse a grader that a living evaluator cannot run: any of them may get the sessions. Raises Refused.
+
+    Without an evaluator nothing is known.
+    """
+    for evaluator in evaluators:
+        if evaluator.graders is not None and (problem := lacking(needs, evaluator.graders)) is not None:
+            _refuse(f"{evaluator.instance_id} cannot grade: {problem}", "options.grader")
+
+
+def needs_of_recording(options: TaskOptions) -> tuple[GraderNeed, ...]:
+    """Return what the grader of a task without an archive needs. Raises Refused."""
+    return _needs(options, None)
+
+
+def check_archive(data: bytes, options: TaskOptions) -> tuple[GraderNeed, ...]:
+    """Unpack and read the task as a runner will; return what its grader needs. Raises Refused. Blocks: call it in a thread."""
     try:
         with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
             task = unpacked(data, Path(folder))
+            needs = _needs(options, task)
     except TaskError as cause:
         raise SubmissionRefused(str(cause.args[0]), "task.archive") from cause
     if lacking := lacks(options.harness.sandbox, task):
@@ -134,8 +155,14 @@ def check_archive(data: bytes, options: TaskOptions) -> None:
         _refuse(f"the sandbox `{name}` cannot give the task what it needs: {', '.join(lacking)}", "options.harness.sandbox")
     if options.harness.sandbox != "none" and (problem := not_taken(harness(options.harness.name), task.mcp_servers)) is not None:
         _refuse(problem, "options.harness.name")
-    if options.grader.name == "harbor" and not task.verification.has_script and not task.steps:
-        _refuse("the grader `harbor` runs the task's tests/test.sh, and the task has none", "options.grader.name")
+    return needs
+
+
+def _needs(options: TaskOptions, task: Task | None) -> tuple[GraderNeed, ...]:
+    try:
+        return needs_of(options.grader, task)
+    except GraderRefused as cause:
+        raise SubmissionRefused(cause.what, "options.grader") from cause
 
 
 def _check_harness(wanted: HarnessSpec) -> None:

@@ -204,6 +204,15 @@ def test_it_is_told_whether_a_session_was_trained_and_why_not(use: Use | None, t
     assert told in trained[1]
 
 
+def test_rewards_of_calls_are_shown_by_the_numbers_of_the_tree() -> None:
+    view = recorded_view()
+    rewards = {call.call_id: call.number / 4 for call in view.calls[:2]}
+    score = Score(reward=0.5, rewards={}, call_rewards=rewards, ungraded=None, grader="python", evidence=(), grading_seconds=0.0, tries=1)
+    facts = dict(grade_facts(view, SessionGrade(score=ScoreView(session_id="t.0", score=score, use=None), outputs=())))
+
+    assert facts["call rewards"] == "#1 0.25, #2 0.5"
+
+
 def test_row_token_by_token() -> None:
     """Place, id, call, mask, logprob, version and text; of given ones only what they are."""
     lines = token_lines(a_row(), {1: b"Say ", 2: b"hi: ", 3: b"Hel", 4: b"lo", 5: b"!"}).plain.splitlines()

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from tests.support.answering import answering
 from tests.support.grading import GradingBench, open_bench
+from tests.support.world import World, user
 
 from evener.graders.config import Endpoint
 from evener.graders.judge import score_in
 from evener.graders.port import Allowed, GraderError, GraderRefused
+from evener.tokens.kept import KeptRecord, pack
 
 RUBRIC = {"endpoint": "there", "rubric": "Right numbers are good.", "reference": "4"}
 
@@ -139,3 +141,43 @@ async def test_no_answer_is_worth_nothing_and_no_judge_is_asked(bench: GradingBe
 )
 def test_score_is_read_as_models_write_it(line: str, score: float) -> None:
     assert score_in(f"Because.\n{line}\n") == score
+
+
+def records_of(said_first: str) -> bytes:
+    """Return the kept records of a session with one call."""
+    world = World()
+    world.ask([user(said_first)], "4")
+    world.seal()
+    return pack(KeptRecord(offset, 0, data) for offset, data in enumerate(world.log))
+
+
+async def test_judge_sees_what_the_task_lets_it_see(bench: GradingBench) -> None:
+    """The files that the agent changed, and its conversation; without an answer too, if that is not all that counts."""
+    options = {**RUBRIC, "sees": "changes, messages"}
+    async with answering((200, said("Fine.\nSCORE: 1"))) as server:
+        changed = {"app/a.py": "x = 1\n", "app/b.bin": "\0"}
+        grade = await bench.grade(
+            "judge",
+            options,
+            answer=None,
+            changed=changed,
+            removed=("app/old",),
+            allowed=there(server.url),
+            records=records_of("What is 2 + 2?"),
+        )
+
+    assert grade.reward == 1.0
+    prompt = server.asked[0]["messages"][1]["content"]
+    assert "--- /app/a.py, 6 bytes\nx = 1" in prompt
+    assert "--- /app/b.bin, 1 bytes\n[not text]" in prompt
+    assert "--- /app/old was removed" in prompt
+    assert '"content":"What is 2 + 2?"' in prompt.partition("Conversation:")[2]
+    assert "Answer:" not in prompt
+
+
+async def test_judge_that_cannot_see_the_messages_gives_no_reward(bench: GradingBench) -> None:
+    async with answering((200, said("SCORE: 1"))) as server:
+        with pytest.raises(GraderRefused, match="kept no records"):
+            await bench.grade("judge", {**RUBRIC, "sees": "messages"}, allowed=there(server.url))
+
+    assert server.asked == []

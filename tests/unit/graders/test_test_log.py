@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.grading import GradingBench, open_bench
 
+from evener.graders.log_parsers import LOG_PARSERS
 from evener.graders.port import GraderError, GraderRefused
 from evener.graders.test_log import parsed
 from evener.tasks.test_markers import END, START
@@ -51,7 +52,7 @@ def files(log: str, fail_to_pass: tuple[str, ...] = (), pass_to_pass: tuple[str,
 
 def test_pytest_is_read() -> None:
     """Colours, parameters with dashes, two forms of lines; a test that failed once has failed."""
-    assert parsed(script(PYTEST).encode(), "pytest") == {
+    assert parsed(script(PYTEST).encode(), LOG_PARSERS["pytest"]) == {
         "tests/test_a.py::test_verbose": True,
         "tests/test_a.py::test_one": True,
         "tests/test_a.py::test_name[a - b]": True,
@@ -66,7 +67,7 @@ def test_pytest_is_read() -> None:
 
 def test_unittest_is_read() -> None:
     """Of a test with a description, the runner prints that on its last line."""
-    assert parsed(script(UNITTEST).encode(), "unittest") == {
+    assert parsed(script(UNITTEST).encode(), LOG_PARSERS["unittest"]) == {
         "test_add (calc.tests.Adding)": True,
         "test_sub (calc.tests.Adding)": False,
         "Division by zero is refused.": True,
