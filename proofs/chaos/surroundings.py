@@ -28,6 +28,7 @@ GROUPS: Final = {
     "provider-gateway": Topic.SESSIONS,
     "reconstructor": Topic.SESSIONS,
     "evaluator": Topic.BUILT,
+    "evaluator-groups": Topic.SCORED,
     "trainer-bridge": Topic.SCORED,
 }
 """Consumer groups that divide partitions."""

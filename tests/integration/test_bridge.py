@@ -99,6 +99,22 @@ async def test_group_is_merged_once_across_restarts_and_repeats(tmp_path: Path, 
     assert [member.scored for member in merged.members] == list(sessions)
 
 
+async def test_pending_scores_are_passed_over_until_the_group_was_graded_together(tmp_path: Path, config: Config) -> None:
+    """Neither a reward nor the lack of one; of several judgements the first counts."""
+    sessions = group((1.0, 0.25))
+    waiting = [msgspec.structs.replace(session, pending=True, reward=None, ungraded="its group") for session in sessions]
+    second = [msgspec.structs.replace(session, reward=0.0) for session in sessions]
+    async with open_parts(tmp_path) as context, running(context, config):
+        await write(context, waiting)
+        await until_consumed(context)
+        assert await outcomes(context) == []
+        await write(context, [*sessions, *second])
+        await until_consumed(context)
+        (merged,) = await outcomes(context)
+
+    assert [member.reward for member in merged.members] == [1.0, 0.25]
+
+
 async def test_group_delivered_early_is_not_opened_again_by_stragglers(tmp_path: Path, config: Config) -> None:
     """Also when the bridge restarts between the delivery and the stragglers, and a delivered session is repeated."""
     sessions = group((1.0, 0.0, 0.5, 1.0), deliver_early_at=2)

@@ -20,6 +20,7 @@ from evener.bus.open import open_bus
 from evener.bus.port import Bus, GroupOffset, Header, Outgoing, Position
 from evener.client.client import Client
 from evener.client.errors import RequestRefused
+from evener.evaluator.groups import GROUP as GROUPS
 from evener.evaluator.service import GROUP as EVALUATOR
 from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef
 from evener.proto.codec import encode
@@ -157,6 +158,7 @@ async def test_blob_that_a_reader_may_still_fetch_waits_for_it(bus: Bus, blobs: 
     kept = await others.events.store(as_read)  # by the bridge, while the group is open
     assert (await sweep(bus, blobs, "old.1")).removed == 0
     await passed(bus, BRIDGE, Topic.SCORED)
+    await passed(bus, GROUPS, Topic.SCORED)
     assert (await sweep(bus, blobs, "old.1")).waiting == 0
     assert not await blobs.has(kept)
 
@@ -209,4 +211,4 @@ async def test_run_is_deleted_when_its_days_are_over(bus: Bus, others: OtherServ
 
 def test_readers_are_the_groups_of_the_services() -> None:
     """The scheduler cannot import the other services."""
-    assert READERS == {Topic.SESSIONS: (GATEWAY, RECONSTRUCTOR), Topic.BUILT: (EVALUATOR,), Topic.SCORED: (BRIDGE,)}
+    assert READERS == {Topic.SESSIONS: (GATEWAY, RECONSTRUCTOR), Topic.BUILT: (EVALUATOR,), Topic.SCORED: (BRIDGE, GROUPS)}

@@ -1,10 +1,12 @@
 """The evaluator on the embedded bus: every session gets its score, whatever happens to its grading."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from operator import eq
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,6 +30,7 @@ from evener.proto.sessions import Artifact
 from evener.proto.spec import GraderSpec, TaskRef
 from evener.proto.topics import HEADER_SESSION, Topic
 from evener.proto.trajectories import CallSummary, HarnessExit, TrajectoryBuilt, TrajectoryScored
+from evener.runtime.faults import at_point
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog, header
 from evener.tasks import pack
@@ -221,7 +224,7 @@ async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path
 
     assert (score.tries, score.ungraded) == (
         1,
-        "unknown grader 'oracle', not one of answer, fixed, harbor, http, judge, none, python, test_log, weighted",
+        "unknown grader 'oracle', not one of answer, fixed, harbor, http, judge, none, python, relative_judge, test_log, weighted",
     )
 
 
@@ -301,3 +304,106 @@ async def test_verifier_that_fails_once_is_asked_again_and_one_that_always_fails
     assert msgspec.json.decode(kept["inputs.json"])["grader"]["options"] == {"endpoint": "good"}
     assert (second.reward, second.tries, len(broken.asked)) == (None, 2, 2)
     assert second.ungraded == "no reward among the grader's numbers"
+
+
+def compared(index: int, task: TaskRef, **given: Any) -> TrajectoryBuilt:
+    """Return a session of two whose group is graded together."""
+    grader = GraderSpec(name="relative_judge", options={"endpoint": "judge", "rubric": "The better number."}, tries=2)
+    return built(index=index, size=2, task=task, grader=grader, **given)
+
+
+async def stored_task(context: ServiceContext, folder: Path) -> TaskRef:
+    (folder / "task").mkdir()
+    (folder / "task/instruction.md").write_text("A number?")
+    (folder / "task/task.toml").write_text('[metadata.evener]\nexpected = "4"\n')
+    packed = pack.pack(folder / "task")
+    await context.blobs.put(packed.data)
+    return packed.ref
+
+
+def judged(words: str) -> tuple[int, Any]:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": words}, "finish_reason": "stop"}]}
+
+
+def by_answer(found: list[TrajectoryScored]) -> dict[str | None, float | None]:
+    return {score.trajectory.answer: score.reward for score in found if not score.pending}
+
+
+async def test_group_is_graded_together_when_its_last_session_is_there(tmp_path: Path, config: Config) -> None:
+    """One judgement for both; each has its own number of it, and its own score is passed over."""
+    async with open_parts(tmp_path) as context, answering(judged("SCORES: 1, 0.25")) as server:
+        config = msgspec.structs.replace(config, endpoints={"judge": Endpoint(url=server.url)})
+        task = await stored_task(context, tmp_path)
+        async with running(context, config):
+            await write(context, compared(0, task, given={"answer": "first"}))
+            (waits,) = await scores(context, 1)
+            assert (waits.pending, waits.reward, server.asked) == (True, None, [])
+            await write(context, compared(1, task, given={"answer": "second"}))
+            found = await scores(context, 4)
+
+    (asked,) = server.asked
+    prompt = asked["messages"][1]["content"]
+    order = sorted(("first", "second"), key=prompt.index)
+    assert by_answer(found) == {order[0]: 1.0, order[1]: 0.25}
+    assert all("group/judgement.txt" in {artifact.name for artifact in score.evidence} for score in found if not score.pending)
+
+
+async def test_group_whose_judge_fails_gets_no_reward_and_never_a_number(tmp_path: Path, config: Config) -> None:
+    async with open_parts(tmp_path) as context, answering(judged("SCORES: 1")) as server:
+        config = msgspec.structs.replace(config, endpoints={"judge": Endpoint(url=server.url)})
+        task = await stored_task(context, tmp_path)
+        async with running(context, config):
+            await write(context, *(compared(index, task, given={"answer": str(index)}) for index in range(2)))
+            found = [score for score in await scores(context, 4) if not score.pending]
+
+    assert [(score.reward, score.tries) for score in found] == [(None, 2)] * 2
+    assert all("is not 2 scores from 0 to 1" in str(score.ungraded) for score in found)
+    assert len(server.asked) == 2
+
+
+async def test_session_that_is_not_graded_takes_no_part_but_ends_the_wait(tmp_path: Path, config: Config) -> None:
+    async with open_parts(tmp_path) as context, answering(judged("SCORES: 0.5")) as server:
+        config = msgspec.structs.replace(config, endpoints={"judge": Endpoint(url=server.url)})
+        task = await stored_task(context, tmp_path)
+        async with running(context, config):
+            await write(context, compared(0, task, end=TerminationReason.CANCELLED))
+            await write(context, compared(1, task, given={"answer": "only"}))
+            found = await scores(context, 3)
+            await until_groups_committed(context)
+
+    assert by_answer([score for score in found if score.trajectory.spec.index == 1]) == {"only": 0.5}
+    assert [score.reward for score in found if score.trajectory.spec.index == 0] == [None]
+
+
+async def test_group_of_an_evaluator_that_died_is_graded_by_the_next_all_or_nothing(tmp_path: Path, config: Config) -> None:
+    """Before the scores are in the log the judge is asked again; afterwards nobody is, and nothing is written twice."""
+    async with open_parts(tmp_path) as context, answering(judged("SCORES: 1, 0")) as server:
+        config = msgspec.structs.replace(config, endpoints={"judge": Endpoint(url=server.url)})
+        task = await stored_task(context, tmp_path)
+        reached = asyncio.Event()
+
+        async def stops() -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+        with at_point("evaluator.group_graded", stops):
+            async with running(context, config):
+                await write(context, *(compared(index, task, given={"answer": str(index)}) for index in range(2)))
+                await asyncio.wait_for(reached.wait(), 30)
+        assert [score.pending for score in await scores(context, 2)] == [True, True]
+        async with running(context, config):
+            await scores(context, 4)
+            await until_groups_committed(context)
+        async with running(context, config):
+            await write(context, built("other", given={"answer": "42"}))
+            found = await scores(context, 5)
+
+    assert len(server.asked) == 2
+    assert sorted(score.reward for score in found if score.trajectory.spec.group_id != "other" and score.reward is not None) == [0.0, 1.0]
+
+
+async def until_groups_committed(context: ServiceContext) -> None:
+    """Wait until all groups that are graded together were passed."""
+    for partition in range(context.bus.partitions_of(Topic.SCORED)):
+        if end := await context.bus.end(Topic.SCORED, partition):
+            await until(partial(context.bus.committed, "evaluator-groups", Topic.SCORED, partition), partial(eq, end))

@@ -59,7 +59,7 @@ class AuditedGroups:
 
     def score(self, read: EventRecord) -> None:
         """Note a record of `trajectories.scored`."""
-        if isinstance(scored := read.event, TrajectoryScored):
+        if isinstance(scored := read.event, TrajectoryScored) and not scored.pending:
             first = FirstScore(reward=scored.reward, scored_at=scored.scored_at, at=read.at)
             self._scores.setdefault(scored.trajectory.session_id, first)
 

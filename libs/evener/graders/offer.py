@@ -16,7 +16,7 @@ from evener.proto.fleet import GraderOffer
 from evener.proto.names import unknown
 from evener.proto.spec import GraderPart, GraderSpec
 from evener.tasks.directory import Task
-from evener.tasks.grader_table import options_problem
+from evener.tasks.grader_table import WHOLE, options_problem
 
 
 class GraderNeed(Struct, frozen=True):
@@ -41,8 +41,8 @@ def spec_problem(spec: GraderSpec) -> str | None:
     """Return what is wrong with a grader by itself, in words. None: nothing. Blocks."""
     if (spec.name == "weighted") != bool(spec.parts):
         return "parts are for the grader 'weighted', which needs some"
-    if nested := [part.name for part in spec.parts if part.grader == "weighted"]:
-        return f"the part {nested[0]!r} cannot be 'weighted' itself"
+    if nested := [part.grader for part in spec.parts if part.grader in WHOLE]:
+        return f"a part cannot be {nested[0]!r} itself"
     return next((problem for part in _parts(spec) if (problem := options_problem(part.grader, part.options)) is not None), None)
 
 

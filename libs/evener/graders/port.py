@@ -48,6 +48,8 @@ class GradingContext(Struct, frozen=True, kw_only=True, eq=False):
     name: str
     """A name for a sandbox, unique among the gradings that run."""
     allowed: Allowed = Allowed()
+    group: Sequence[TrajectoryBuilt] = ()
+    """The sessions of the group that are graded together, for a grader that compares them. `trajectory` is the first of them."""
     evidence: dict[str, bytes] = msgspec.field(default_factory=dict)
     """The files that the grading leaves, name to content. A grader fills it as it runs, so that it is kept however the grading ends."""
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from evener.graders import answer, fixed, harbor, http, judge, none, python, test_log
+from evener.graders import answer, fixed, harbor, http, judge, none, python, relative, test_log
 from evener.graders.port import Grader, GraderRefused
 from evener.graders.weighted import weighted
 
@@ -23,6 +23,9 @@ GRADERS: Final[dict[str, Grader]] = {
     "judge": judge.grade,
     "none": none.grade,
     "python": python.grade,
+    relative.RELATIVE_JUDGE: relative.grade,
     "test_log": test_log.grade,
     "weighted": weighted(grader_for),
 }
+GROUP_GRADERS: Final = frozenset({relative.RELATIVE_JUDGE})
+"""Those that grade the sessions of a group together."""

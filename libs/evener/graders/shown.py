@@ -18,9 +18,9 @@ from evener.tokens.digests import said
 from evener.tokens.kept import unpack
 from evener.tokens.kinds import main_branch
 
-MAX_CHARACTERS: Final = 200_000
+SHOWN_CHARACTERS: Final = 200_000
 """The limit of a conversation, and of all changed files together. The middle is left out."""
-MAX_FILE_BYTES: Final = 20_000
+SHOWN_FILE_BYTES: Final = 20_000
 """The limit of a changed file."""
 
 
@@ -43,7 +43,7 @@ async def changes_text(trajectory: TrajectoryBuilt, blobs: Blobs) -> str:
     return "" if changes is None else cut(await asyncio.to_thread(_files, changes))
 
 
-def cut(text: str, most: int = MAX_CHARACTERS) -> str:
+def cut(text: str, most: int = SHOWN_CHARACTERS) -> str:
     """Return a text without its middle if it is long."""
     if len(text) <= most:
         return text
@@ -63,7 +63,7 @@ def _files(changes: Changes) -> str:
             if member.issym():
                 told.append(f"--- /{member.name} -> {member.linkname}")
             elif member.isreg() and (file := archive.extractfile(member)) is not None:
-                told.append(f"--- /{member.name}, {member.size} bytes\n{_text(file.read(MAX_FILE_BYTES), member.size)}")
+                told.append(f"--- /{member.name}, {member.size} bytes\n{_text(file.read(SHOWN_FILE_BYTES), member.size)}")
     return "\n".join([*told, *(f"--- /{name} was removed" for name in changes.removed)])
 
 

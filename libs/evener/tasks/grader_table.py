@@ -23,14 +23,18 @@ GRADER_OPTIONS: Final[dict[str, frozenset[str]]] = {
     "judge": frozenset({"endpoint", "rubric", "reference", "sees"}),
     "none": frozenset(),
     "python": frozenset({"function", "file"}),
+    "relative_judge": frozenset({"endpoint", "rubric", "reference", "sees"}),
     "test_log": frozenset({"expected"}),
     "weighted": frozenset(),
 }
 """The options of each grader, by its name in `evener.graders.registry`."""
+WHOLE: Final = frozenset({"relative_judge", "weighted"})
+"""The graders that cannot be a part of another."""
 REQUIRED_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "answer": ("expected",),
     "http": ("endpoint",),
     "judge": ("endpoint", "rubric"),
+    "relative_judge": ("endpoint", "rubric"),
     "test_log": ("expected",),
 }
 """The options that a grader cannot do without."""
@@ -98,8 +102,8 @@ def hacking_of(table: OwnTable | None) -> dict[Detector, Consequence]:
 
 
 def _part(part: PartTable) -> GraderPart:
-    if part.grader == "weighted":
-        msg = "task.toml: [[metadata.evener.parts]] a part cannot be 'weighted' itself"
+    if part.grader in WHOLE:
+        msg = f"task.toml: [[metadata.evener.parts]] a part cannot be {part.grader!r} itself"
         raise TaskError(msg)
     return GraderPart(name=part.name or part.grader, grader=part.grader, weight=part.weight, options=part.options())
 

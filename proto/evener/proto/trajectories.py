@@ -178,9 +178,11 @@ class Flag(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TrajectoryScored(Event, frozen=True, kw_only=True, tag="trajectory_scored.v1"):
-    """A trajectory with its reward. Every session gets one, and the first counts."""
+    """A trajectory with its reward. Every session gets one, and the first that is not pending counts."""
 
     trajectory: TrajectoryBuilt
+    pending: bool = False
+    """Whether the sessions of its group are graded together as soon as all are here: another score follows, and this one does not count."""
     reward: float | None = None
     """The reward. None: the session was not graded, and `ungraded` says why."""
     rewards: dict[str, float] = {}

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from evener.graders.port import Grade, GraderRefused
+from evener.graders.hacking.detect import after_flags
+from evener.graders.port import REWARD, Grade, GraderRefused
 from evener.proto.reasons import END_POLICY
 from evener.proto.sessions import Artifact
 from evener.proto.trajectories import Flag, TrajectoryBuilt, TrajectoryScored
@@ -12,6 +13,10 @@ CRASH: Final = "crash.txt"
 """The evidence of a grader that crashed: its traceback."""
 REASON: Final = "error.txt"
 """The evidence of a failed try that another one followed: why it failed."""
+
+
+OF_GROUP: Final = "group/"
+"""The prefix of what the grading of a whole group left."""
 
 
 def not_graded(trajectory: TrajectoryBuilt) -> str | None:
@@ -31,6 +36,18 @@ def of_try(number: int, evidence: Mapping[str, bytes], reason: str) -> dict[str,
     return {f"try-{number}/{name}": content for name, content in {**evidence, REASON: reason.encode(errors="replace")}.items()}
 
 
+def of_group(
+    scored: TrajectoryScored, whole: Grade, evidence: tuple[Artifact, ...], *, seconds: float, tries: int, now: float
+) -> TrajectoryScored:
+    """Return the score of a session whose group was graded together. `whole`: the rewards of the sessions, by their numbers."""
+    spec = scored.trajectory.spec
+    reward = whole.rewards.get(str(spec.index))
+    grade = Grade(reward=None, ungraded=whole.ungraded) if reward is None else Grade(reward=reward, rewards={REWARD: reward})
+    grade = after_flags(grade, scored.flags, scored.unwatched, spec.grader.hacking)
+    kept = (*scored.evidence, *(Artifact(name=f"{OF_GROUP}{one.name}", blob=one.blob) for one in evidence))
+    return score(scored.trajectory, grade, kept, flags=scored.flags, unwatched=scored.unwatched, seconds=seconds, tries=tries, now=now)
+
+
 def score(
     trajectory: TrajectoryBuilt,
     grade: Grade,
@@ -38,6 +55,7 @@ def score(
     *,
     flags: tuple[Flag, ...] = (),
     unwatched: str | None = None,
+    pending: bool = False,
     seconds: float,
     tries: int,
     now: float,
@@ -46,6 +64,7 @@ def score(
     reason = None if grade.ungraded is None else grade.ungraded.encode(errors="backslashreplace").decode()
     return TrajectoryScored(
         trajectory=trajectory,
+        pending=pending,
         reward=grade.reward,
         rewards=grade.rewards,
         call_rewards=grade.call_rewards,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -11,12 +11,12 @@ from opentelemetry import trace
 
 from evener.blobs.port import BlobError, Blobs
 from evener.evaluator.config import Config
-from evener.evaluator.core import CRASH, gives_up, not_graded, of_try, score
+from evener.evaluator.core import CRASH, gives_up, not_graded, of_group, of_try, score
 from evener.graders.hacking.detect import after_flags
 from evener.graders.hacking.look import look
 from evener.graders.inputs import INPUTS, inputs_of
 from evener.graders.port import Allowed, Grade, GraderError, GradingContext
-from evener.graders.registry import grader_for
+from evener.graders.registry import GROUP_GRADERS, grader_for
 from evener.proto.errors import Recoverable
 from evener.proto.sessions import Artifact
 from evener.proto.trajectories import Flag, TrajectoryBuilt, TrajectoryScored
@@ -52,6 +52,10 @@ class Gradings:
         reason = not_graded(trajectory)
         if reason is not None:
             return score(trajectory, Grade(reward=None, ungraded=reason), (), seconds=0.0, tries=0, now=time.time())
+        if trajectory.spec.grader.name in GROUP_GRADERS:
+            flags, unwatched = await self._looked(trajectory)
+            waits = Grade(reward=None, ungraded="its group is graded together")
+            return score(trajectory, waits, (), flags=flags, unwatched=unwatched, pending=True, seconds=0.0, tries=0, now=time.time())
         grade, evidence, tries, seconds = await self._tried(trajectory, name)
         flags, unwatched = await self._looked(trajectory)
         grade = after_flags(grade, flags, unwatched, trajectory.spec.grader.hacking)
@@ -60,6 +64,16 @@ class Gradings:
         self._metrics.gradings.labels(grader, "ungraded" if grade.reward is None else "graded").inc()
         kept = await self._kept(evidence)
         return score(trajectory, grade, kept, flags=flags, unwatched=unwatched, seconds=seconds, tries=tries, now=time.time())
+
+    async def group_scored(self, pending: Sequence[TrajectoryScored], name: str) -> list[TrajectoryScored]:
+        """Return the sessions of a group with their rewards, or with the reason why none has one. Their own scores are pending."""
+        group = tuple(scored.trajectory for scored in sorted(pending, key=lambda one: one.trajectory.spec.index))
+        grade, evidence, tries, seconds = await self._tried(group[0], name, group)
+        grader = group[0].spec.grader.name
+        self._metrics.grading_seconds.labels(grader).observe(seconds)
+        self._metrics.gradings.labels(grader, "ungraded" if grade.reward is None else "graded").inc(len(group))
+        kept = await self._kept(evidence)
+        return [of_group(scored, grade, kept, seconds=seconds, tries=tries, now=time.time()) for scored in pending]
 
     async def _looked(self, trajectory: TrajectoryBuilt) -> tuple[tuple[Flag, ...], str | None]:
         """Return the signs of reward hacking, and why not all of the session could be looked at."""
@@ -76,8 +90,12 @@ class Gradings:
             self._metrics.sessions_unwatched.inc()
         return flags, unwatched
 
-    async def _tried(self, trajectory: TrajectoryBuilt, name: str) -> tuple[Grade, dict[str, bytes], int, float]:
+    async def _tried(
+        self, trajectory: TrajectoryBuilt, name: str, group: Sequence[TrajectoryBuilt] = ()
+    ) -> tuple[Grade, dict[str, bytes], int, float]:
         """Return the grade, or the reason after the last failed try; the evidence of all tries, their number, and their seconds.
+
+        `group`: the sessions that are graded together, the first of which is `trajectory`. Empty: it is graded alone.
 
         A try whose blobs could not be read does not count as the grader's: the store may recover.
         """
@@ -94,6 +112,7 @@ class Gradings:
                 sandboxes=self._sandboxes.get(LOCAL if wanted not in BACKENDS else wanted),
                 name=f"{name}-{tries + unread + 1}",
                 allowed=self._allowed,
+                group=group,
                 evidence={INPUTS: inputs},
             )
             async with self._room:

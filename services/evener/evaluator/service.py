@@ -16,6 +16,7 @@ from evener.bus.offsets import Contiguous
 from evener.bus.port import GroupOffset, Position, Reader, Record
 from evener.evaluator.config import Config
 from evener.evaluator.grading import Gradings
+from evener.evaluator.groups import GroupEvaluator
 from evener.graders.offer import offer_of
 from evener.graders.port import Allowed
 from evener.proto.codec import BadRecord
@@ -56,6 +57,7 @@ class Evaluator:
         self._offer = offer
         self._context = context
         self._gradings = gradings
+        self._groups = GroupEvaluator(config, context, gradings)
         self._events = EventLog(context.bus, context.waiting_blobs(), metrics(context.registry))
         self._partitions: dict[int, PartitionProgress] = {}
         self._stopping = asyncio.Event()
@@ -64,7 +66,9 @@ class Evaluator:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await own_partitions(self._context.bus, GROUP, Topic.BUILT, self._context.instance_id, self.serve)
+        async with Tasks() as tasks:
+            tasks.create_task(self._groups.run())
+            tasks.create_task(own_partitions(self._context.bus, GROUP, Topic.BUILT, self._context.instance_id, self.serve))
 
     async def serve(self, number: int) -> None:
         """Grade the trajectories of a partition, from the committed offset on, for ever."""

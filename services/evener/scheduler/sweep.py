@@ -19,7 +19,11 @@ from evener.service.events import claim_of, header
 
 NAMED_DIGEST: Final = re.compile(rb"\xa6digest\xd9\x40([0-9a-f]{64})")
 """The digest of a BlobRef in msgpack, however deep in a record. What merely looks like one keeps a blob, and removes none of others."""
-READERS: Final = {Topic.SESSIONS: ("provider-gateway", "reconstructor"), Topic.BUILT: ("evaluator",), Topic.SCORED: ("trainer-bridge",)}
+READERS: Final = {
+    Topic.SESSIONS: ("provider-gateway", "reconstructor"),
+    Topic.BUILT: ("evaluator",),
+    Topic.SCORED: ("trainer-bridge", "evaluator-groups"),
+}
 """The groups that fetch the blobs of a topic's records, also again after a restart: from their committed offsets on."""
 YIELD_RECORDS: Final = 500
 """The number of records after which others get their turn."""

@@ -104,7 +104,8 @@ class Merging:
 
     async def merge(self, records: Sequence[Record]) -> None:
         """Fold the records in and commit what follows. Raises Fenced, and NotCommitted after the last pause."""
-        sessions = [(scored, record) for record in records if (scored := await self._scored(record)) is not None]
+        read = [(await self._scored(record), record) for record in records]
+        sessions = [(scored, record) for scored, record in read if scored is not None and not scored.pending]
         for policy in sorted({scored.trajectory.spec.policy for scored, _ in sessions}):
             await self._settled(policy)
         now, batch = time.time(), MergeBatch()
