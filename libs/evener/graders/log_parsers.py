@@ -1,11 +1,10 @@
 """Parsers of test runners' output: our own, and those of the package `swebench` where it is installed."""
 
-import importlib
-import importlib.util
 import re
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Final
+
+from evener.tasks.swebench_parsers import swebench_parsers
 
 LogParser = Callable[[str], Mapping[str, bool]]
 """Returns test name to whether it passed."""
@@ -16,37 +15,19 @@ _PYTEST_REASON: Final = re.compile(r"^([^\s\[]+(?:\[.*?\](?=\s-\s|$))?).*$")
 _PYTEST_VERBOSE: Final = re.compile(r"^(\S+::\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _UNITTEST: Final = re.compile(r"^(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped|expected failure)\b")
 _GOOD: Final = frozenset({"PASSED", "XFAIL", "ok"})
-_SWEBENCH: Final = "swebench.harness.log_parsers"
-_PREFIX: Final = "parse_log_"
 
 
 def parser_named(name: str) -> LogParser | None:
-    """Return a parser. None: this process has none of that name."""
+    """Return a parser. None: this process has none of that name. Blocks: it may import `swebench`."""
     if name in LOG_PARSERS:
         return LOG_PARSERS[name]
-    module = _swebench()
-    function = getattr(module, name, None) if name.startswith(_PREFIX) else None
-    return _of_swebench(function) if callable(function) else None
+    theirs = swebench_parsers().get(name)
+    return None if theirs is None else lambda log: {test: state in _GOOD for test, state in theirs(log, None).items()}
 
 
 def parser_names() -> tuple[str, ...]:
-    """Return the names of all parsers of this process."""
-    module = _swebench()
-    theirs = () if module is None else [name for name in dir(module) if name.startswith(_PREFIX) and callable(getattr(module, name))]
-    return (*LOG_PARSERS, *theirs)
-
-
-def _swebench() -> ModuleType | None:
-    return None if importlib.util.find_spec("swebench") is None else importlib.import_module(_SWEBENCH)
-
-
-def _of_swebench(function: Callable[..., Mapping[str, str]]) -> LogParser:
-    """Return a parser of theirs, whose second argument says of which row the output is; most of them ignore it."""
-
-    def parse(log: str) -> dict[str, bool]:
-        return {name: state in _GOOD for name, state in function(log, None).items()}
-
-    return parse
+    """Return the names of all parsers of this process. Blocks: it may import `swebench`."""
+    return (*LOG_PARSERS, *swebench_parsers())
 
 
 def _pytest(log: str) -> dict[str, bool]:
@@ -75,5 +56,15 @@ def _unittest(log: str) -> dict[str, bool]:
     return states
 
 
-LOG_PARSERS: Final[dict[str, LogParser]] = {"pytest": _pytest, "unittest": _unittest}
+def _r2e(log: str) -> dict[str, bool]:
+    """Read the summary of `pytest -rA` as R2E-Gym does: names are those within the file, joined by dots."""
+    states: dict[str, bool] = {}
+    for line in log.rpartition("short test summary info")[2].splitlines():
+        if (found := _PYTEST.match(line)) and "::" in found[2]:
+            name = ".".join(found[2].partition(" - ")[0].split("::")[1:])
+            states[name] = states.get(name, True) and found[1] == "PASSED"
+    return states
+
+
+LOG_PARSERS: Final[dict[str, LogParser]] = {"pytest": _pytest, "unittest": _unittest, "r2e": _r2e}
 """The formats of test runners' output, by name."""

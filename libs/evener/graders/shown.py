@@ -18,7 +18,7 @@ from evener.tokens.digests import said
 from evener.tokens.kept import unpack
 from evener.tokens.kinds import main_branch
 
-SHOWN_CHARACTERS: Final = 200_000
+JUDGED_CHARACTERS: Final = 200_000
 """The limit of a conversation, and of all changed files together. The middle is left out."""
 SHOWN_FILE_BYTES: Final = 20_000
 """The limit of a changed file."""
@@ -43,7 +43,7 @@ async def changes_text(trajectory: TrajectoryBuilt, blobs: Blobs) -> str:
     return "" if changes is None else cut(await asyncio.to_thread(_files, changes))
 
 
-def cut(text: str, most: int = SHOWN_CHARACTERS) -> str:
+def cut(text: str, most: int = JUDGED_CHARACTERS) -> str:
     """Return a text without its middle if it is long."""
     if len(text) <= most:
         return text

@@ -37,6 +37,10 @@ class Expected(Struct, frozen=True, kw_only=True):
     """The names of tests that fail before the task is solved."""
     pass_to_pass: tuple[str, ...] = ()
     """The names of tests that also pass before."""
+    every: bool = False
+    """Whether all tests that the output names must pass, of which there must be one."""
+    exactly: dict[str, bool] = {}
+    """Test name to whether it passes. The output must name these tests and no others, each with this state."""
 
 
 _expected: Final = msgspec.json.Decoder(Expected)
@@ -56,7 +60,7 @@ async def grade(context: GradingContext) -> Grade:
         raise GraderError(msg)
     context.evidence[REPORT] = msgspec.json.format(msgspec.json.encode(report := report_of(states, expected)))
     context.evidence[OUTPUT] = left.output or b""
-    solved = all(state == PASSED for tests in report.values() for state in tests.values())
+    solved = is_solved(states, expected)
     shares = {name: _share(tests) for name, tests in report.items() if tests}
     return graded({"reward": float(solved), **shares})
 
@@ -73,7 +77,7 @@ def read_expected(task: Task, file: str) -> Expected:
     except (OSError, msgspec.DecodeError) as cause:  # a wrong value is a DecodeError too
         msg = f"grader `test_log`: tests/{file}: {getattr(cause, 'strerror', None) or cause}"
         raise GraderRefused(msg) from cause
-    if not expected.fail_to_pass and not expected.pass_to_pass:
+    if not (expected.fail_to_pass or expected.pass_to_pass or expected.every or expected.exactly):
         msg = f"grader `test_log`: tests/{file} names no test"
         raise GraderRefused(msg)
     return expected
@@ -93,10 +97,21 @@ def report_of(states: Mapping[str, bool], expected: Expected) -> dict[str, dict[
     def state(name: str) -> str:
         return {True: PASSED, False: FAILED, None: "missing"}[states.get(name)]
 
+    if expected.every or expected.exactly:
+        return {"tests": {name: state(name) for name in {**states, **expected.exactly}}}
     return {
         "fail_to_pass": {name: state(name) for name in expected.fail_to_pass},
         "pass_to_pass": {name: state(name) for name in expected.pass_to_pass},
     }
+
+
+def is_solved(states: Mapping[str, bool], expected: Expected) -> bool:
+    """Return whether a task is solved whose tests ended so."""
+    if expected.exactly:
+        return dict(states) == expected.exactly
+    if expected.every:
+        return bool(states) and all(states.values())
+    return all(states.get(name, False) for name in (*expected.fail_to_pass, *expected.pass_to_pass))
 
 
 def _with_long_log(work: Grading) -> Grading:

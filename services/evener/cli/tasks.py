@@ -40,8 +40,8 @@ async def import_(
     out
         The folder for the task directories.
     format
-        `harbor`, `rows` (a prompt and its answer), `nemo-gym`, `swe-bench`, `swe-gym`, `swe-rebench` or `swe-smith`. Default: what the
-        source looks like.
+        `harbor`, `rows` (a prompt and its answer), `nemo-gym`, `swe-bench`, `swe-gym`, `swe-rebench`, `swe-smith`,
+        `r2e-gym` or `terminal-bench` (version 1). Default: what the source looks like.
     split
         The split of a data set on the hub. Default: `test`, or the first.
     prompt

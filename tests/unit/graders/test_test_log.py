@@ -9,7 +9,7 @@ from tests.support.grading import GradingBench, open_bench
 
 from evener.graders.log_parsers import LOG_PARSERS
 from evener.graders.port import GraderError, GraderRefused
-from evener.graders.test_log import parsed
+from evener.graders.test_log import Expected, is_solved, parsed
 from evener.tasks.test_markers import END, START
 
 PYTEST = """
@@ -106,3 +106,32 @@ async def test_tests_that_did_not_run_give_no_reward(bench: GradingBench) -> Non
 async def test_wrong_lists_are_refused(bench: GradingBench, wanted: dict[str, object], said: str) -> None:
     with pytest.raises(GraderRefused, match=said):
         await bench.grade("test_log", {"expected": "expected.json"}, files=files("") | {"tests/expected.json": json.dumps(wanted)})
+
+
+R2E = """
+FAILED tests/x.py::not_of_the_summary
+=========================== short test summary info ============================
+PASSED r2e_tests/test_1.py::TestCalc::test_add
+PASSED r2e_tests/test_1.py::test_plain
+FAILED r2e_tests/test_2.py::test_old - AssertionError: 1 - 2
+"""
+
+
+def test_output_of_r2e_gym_is_read_by_the_names_within_its_files() -> None:
+    assert LOG_PARSERS["r2e"](R2E) == {"TestCalc.test_add": True, "test_plain": True, "test_old": False}
+
+
+@pytest.mark.parametrize(
+    ("expected", "states", "solved"),
+    [
+        (Expected(every=True), {"a": True, "b": True}, True),
+        (Expected(every=True), {"a": True, "b": False}, False),
+        (Expected(every=True), {}, False),
+        (Expected(exactly={"a": True, "b": False}), {"a": True, "b": False}, True),
+        (Expected(exactly={"a": True, "b": False}), {"a": True, "b": True}, False),
+        (Expected(exactly={"a": True}), {"a": True, "b": True}, False),
+        (Expected(exactly={"a": True, "b": False}), {"a": True}, False),
+    ],
+)
+def test_all_tests_or_exactly_these_states(expected: Expected, states: dict[str, bool], solved: bool) -> None:  # noqa: FBT001 - a table
+    assert is_solved(states, expected) is solved

@@ -285,3 +285,101 @@ def test_clone_that_is_missing_is_named(tmp_path: Path, clones: tuple[Path, str]
 
     assert "has no clone others__tool or tool" in str(found["people__calc-1"])
     assert "git ls-tree in" in str(found["b"])
+
+
+TERMINAL_BENCH = {
+    "task.yaml": "instruction: |-\n  Write 42 to answer.txt.\ndifficulty: easy\nparser_name: pytest\nmax_agent_timeout_sec: 90\n",
+    "docker-compose.yaml": """
+services:
+  client:
+    build: {dockerfile: Dockerfile}
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    command: ["sh", "-c", "sleep infinity"]
+    working_dir: /work
+    environment: ["TEST_DIR=${T_BENCH_TEST_DIR}", "LEVEL=2"]
+""",
+    "Dockerfile": "FROM scratch\n",
+    "given.txt": "given",
+    "run-tests.sh": "python3 -m pytest -rA $TEST_DIR/test_outputs.py",
+    "tests/test_outputs.py": "def test_answer():\n    assert open('answer.txt').read() == '42'\n",
+    "solution.yaml": "- command: printf 42 > answer.txt\n  min_timeout_sec: 1\n- command: ls\n",
+}
+
+
+def terminal_bench(folder: Path, **changed: str) -> Path:
+    for name, text in (TERMINAL_BENCH | changed).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_directory_of_terminal_bench_1_is_imported(tmp_path: Path) -> None:
+    """Its tests and its solution never lie where the agent works; all tests must pass."""
+    terminal_bench(tmp_path / "set/one")
+    terminal_bench(tmp_path / "set/two", **{"solution.sh": "#!/bin/bash\ntrue\n"})
+    found = imported(tmp_path / "set", tmp_path / "out")
+    task = found["one"]
+    assert isinstance(task, Task)
+
+    assert (task.instruction, task.agent_seconds, task.verification.seconds) == ("Write 42 to answer.txt.", 90, 60)
+    assert isinstance(task.sandbox.image, ImageBuild)
+    assert (task.sandbox.workdir, task.env) == ("/work", {"LEVEL": "2"})
+    assert {path.name for path in (task.path / "environment").iterdir()} == {"Dockerfile", "given.txt"}
+    assert {path.name for path in (task.path / "tests").iterdir()} == {"test.sh", "run-tests.sh", "test_outputs.py", "expected.json"}
+    assert (task.path / "solution/solve.sh").read_text() == "#!/bin/bash\nprintf 42 > answer.txt\nls\n"
+    assert isinstance(found["two"], Task)
+    assert (found["two"].path / "solution/solve.sh").read_text() == "#!/bin/bash\ntrue\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"docker-compose.yaml": "services: {a: {image: x}, b: {image: y}}"}, "has 2 services, not one"),
+        ({"docker-compose.yaml": "services: {a: {image: x, privileged: true}}"}, "its service has 'privileged'"),
+        ({"task.yaml": "instruction: x\nparser_name: swebench\n"}, "no parser reads the output of its tests (swebench)"),
+        ({"task.yaml": "instruction: x\nrun_tests_in_same_shell: true\n"}, "run in the shell of the agent"),
+        ({"task.yaml": "instruction: [\n"}, "task.yaml: while parsing"),
+        ({"task.yaml": "difficulty: easy\n"}, "missing required field `instruction`"),
+    ],
+)
+def test_directory_of_terminal_bench_1_that_cannot_be_run_is_refused(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+    (reason,) = imported(terminal_bench(tmp_path / "one", **changed), tmp_path / "out").values()
+
+    assert isinstance(reason, str)
+    assert said in reason
+
+
+R2E_ROW = {
+    "repo_name": "calc",
+    "docker_image": "namanjain12/calc_final:abc",
+    "commit_hash": "abc",
+    "problem_statement": "add() subtracts.",
+    "expected_output_json": json.dumps({"TestCalc.test_add": "PASSED", "test_old": "FAILED"}),
+}
+
+
+def test_row_of_r2e_gym_has_its_tests_in_the_verifiers_image_alone(tmp_path: Path) -> None:
+    task = task_of(written(tmp_path / "rows.jsonl", R2E_ROW), tmp_path / "out")
+    agent = (task.path / "environment/Dockerfile").read_text()
+
+    assert task.path.name == "calc-abc"
+    assert agent.startswith("FROM namanjain12/calc_final:abc\nRUN rm -rf /run_tests.sh /r2e_tests /testbed/run_tests.sh")
+    assert isinstance(task.verification.sandbox.image, ImageBuild)
+    assert task.verification.sandbox.image.context == str(task.path / "tests")
+    assert task.verification.handover is not None
+    assert [artifact.source for artifact in task.verification.handover.artifacts] == ["/logs/artifacts", "/testbed"]
+    assert json.loads((task.path / "tests/expected.json").read_text()) == {
+        "parser": "r2e",
+        "exactly": {"TestCalc.test_add": True, "test_old": False},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"expected_output_json": "[]"}, "no object of states"), ({"docker_image": "a\nRUN x"}, "its docker_image is")],
+)
+def test_row_of_r2e_gym_that_is_wrong_is_refused(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+    (reason,) = imported(written(tmp_path / "rows.jsonl", R2E_ROW | changed), tmp_path / "out").values()
+
+    assert isinstance(reason, str)
+    assert said in reason

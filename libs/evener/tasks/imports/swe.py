@@ -18,6 +18,7 @@ from evener.tasks.imports.columns import ColumnMissing, list_of, plain, text_of,
 from evener.tasks.imports.port import DataRow, Importer, ImportOptions, RefusedRow, TaskDraft
 from evener.tasks.imports.read_rows import read_rows
 from evener.tasks.imports.swe_dialects import SWE_DIALECTS, SweDialect
+from evener.tasks.swebench_parsers import swebench_parsers
 from evener.tasks.test_markers import END, START
 from evener.tasks.verification import DOCKERFILE
 
@@ -193,10 +194,13 @@ def _parser(row: DataRow, dialect: SweDialect) -> str:
     named = value_of(row, dialect.parser_column) if dialect.parser_column else None
     if named is None:
         return "pytest"
-    if named not in PARSERS_OF_LOGS:
-        msg = f"no parser reads logs of {named!r}; there are {', '.join(PARSERS_OF_LOGS)}"
-        raise ColumnMissing(msg)
-    return PARSERS_OF_LOGS[named]
+    if named in PARSERS_OF_LOGS:
+        return PARSERS_OF_LOGS[named]
+    if named in (theirs := swebench_parsers()):
+        return str(named)
+    more = "" if theirs else "; the package `swebench`, which has more, is not installed (pip install 'evener[sources]')"
+    msg = f"no parser reads logs of {named!r}; there are {', '.join((*PARSERS_OF_LOGS, *theirs))}{more}"
+    raise ColumnMissing(msg)
 
 
 def _dockerfile(image: str, workdir: str, prepare: str) -> bytes:

@@ -63,6 +63,8 @@ SWE_DIALECTS: Final[dict[str, SweDialect]] = {
     "swe-bench": SweDialect(
         image="swebench/sweb.eval.x86_64.{image_key}:latest",
         image_columns=("image_name", "docker_image"),
+        test_command_column="test_cmd",
+        parser_column="log_parser",
         signs=("instance_id", "environment_setup_commit", "FAIL_TO_PASS"),
     ),
     "swe-gym": SweDialect(
