@@ -1,6 +1,7 @@
 """Imports through the packages of those who publish tasks: `make test-sources` installs them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.swe_rows import rebench, repository, written
@@ -20,7 +21,7 @@ test_many (calc.tests.Adding) ... skipped 'no'
 """
 
 
-def tasks_of(source: str, out: Path, **options: str) -> list[Task]:
+def tasks_of(source: str, out: Path, **options: Any) -> list[Task]:
     found = import_into(out, importer_for(format_of_source(source, options.get("split"))), source, ImportOptions(**options))
     return [one for one in found if isinstance(one, Task)]
 
