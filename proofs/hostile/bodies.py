@@ -81,6 +81,18 @@ def long_integers(digits: int) -> bytes:
     return raw("tools", f"[{tool}]", ANTHROPIC)
 
 
+def google_forms() -> bytes:
+    """Return a request that writes one object where the API has a list, and its numbers as text."""
+    return json.dumps(
+        {
+            "systemInstruction": {"parts": {"text": "Be brief."}},
+            "contents": {"parts": {"text": "hi"}},
+            "tools": {"functionDeclarations": {"name": "read"}},
+            "generationConfig": {"maxOutputTokens": "10", "temperature": "1", "candidateCount": "1"},
+        }
+    ).encode()
+
+
 def response_arguments(members: str) -> bytes:
     """Return the same as `arguments` in the form of OpenAI Responses."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": f'{{"x": [{members}1]}}'}
@@ -259,6 +271,7 @@ BODIES: Final = (
         path="/v1beta/models/a%2Fb%00%25c:generateContent",
         refused=EITHER,
     ),
+    body("one object for each list, numbers as text", google_forms, dialect=GOOGLE, refused=SERVED),
     _made(Kind.BODIES, "OpenAI Chat: the only request is refused, and the harness fails", refused_harness, review="1.12"),
     *(every_place(dialect) for dialect in DIALECTS),
     *(

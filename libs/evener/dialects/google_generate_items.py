@@ -1,7 +1,8 @@
 """Converts contents of Google's generateContent to the canonical form. Pure.
 
 Each content is parsed separately, then the contents of a request are assembled. Clients keep the pieces of a streamed answer as they came.
-Therefore consecutive `model` contents are one answer, and their texts are joined without a separator.
+Therefore consecutive `model` contents are one answer, and their texts are joined without a separator. Where the API has a list, it takes a
+single object too.
 """
 
 import base64
@@ -49,6 +50,11 @@ def read_object(value: Any, path: str) -> dict[str, Any]:
     return {camel(name): inner for name, inner in as_object(value, path).items() if inner is not None}
 
 
+def read_objects(value: Any, path: str) -> list[tuple[dict[str, Any], str]]:
+    """Return the objects of a list, each with its path, or a single one."""
+    return [(read_object(one, at), at) for one, at in as_items([value] if isinstance(value, dict) else value, path)]
+
+
 def camel(name: str) -> str:
     """Return a field's name in camel case."""
     return _SNAKE.sub(lambda found: found[1].upper(), name)
@@ -60,16 +66,18 @@ def parse_item(value: Any, path: str) -> ContentItem:
     role = ROLES.get(as_string(content.get("role", "user"), f"{path}.role")) or malformed(
         f"{path}.role", f"must be one of {', '.join(ROLES)}"
     )
-    parts = [(read_object(part, at), at) for part, at in as_items(content.get("parts", []), f"{path}.parts")]
+    parts = read_objects(content.get("parts", []), f"{path}.parts")
     return _answer_piece(parts) if role == MODEL_ROLE else _user(parts, path)
 
 
 def parse_text(value: Any, path: str) -> str:
-    """Return the text of a content: its parts, joined with newlines."""
+    """Return the text of a content: its parts, joined with newlines. It may be a text or a single part as well."""
     if isinstance(value, str):
         return value
-    parts = as_items(read_object(value, path).get("parts", []), f"{path}.parts")
-    return "\n".join(_text(read_object(part, at), at) for part, at in parts)
+    content = read_object(value, path)
+    if "text" in content:
+        return _text(content, path)
+    return "\n".join(_text(part, at) for part, at in read_objects(content.get("parts", []), f"{path}.parts"))
 
 
 def assembled(items: Iterable[ContentItem]) -> list[Message]:
@@ -184,7 +192,7 @@ def _call(value: Any, path: str) -> Message:
 def _result(value: Any, path: str, images: dict[str, Image]) -> Message:
     sent = read_object(value, path)
     content: str | list[Message] = _output(as_object(sent.get("response", {}), f"{path}.response"))
-    shown = [_part(read_object(part, at), at, images) for part, at in as_items(sent.get("parts", []), f"{path}.parts")]
+    shown = [_part(part, at, images) for part, at in read_objects(sent.get("parts", []), f"{path}.parts")]
     if shown:
         content = joined([{"type": "text", "text": content}, *shown])
     name = as_name(sent.get("name"), f"{path}.name")

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from evener.dialects.canonical import CanonicalRequest
-from evener.dialects.fields import as_count, as_items, as_list, as_object, malformed, read_field, read_fields, refuse
-from evener.dialects.google_generate_items import assembled, camel, parse_item, parse_text, read_object
+from evener.dialects.fields import as_count, as_list, as_object, malformed, read_field, read_fields, read_json, refuse
+from evener.dialects.google_generate_items import assembled, camel, parse_item, parse_text, read_object, read_objects
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.offered import as_function
@@ -26,12 +27,13 @@ HOSTED_TOOLS: Final = frozenset(
 RULES: Final = Rules(
     obeyed={
         "model": "the path says it, and the run's model map says who answers",
-        "contents": f"roles user, model and function; text, thoughts, images as `inlineData`, calls and their results; {NEW_TURN}",
-        "systemInstruction": "text",
-        "tools": f"`{FUNCTION_DECLARATIONS}`; hosted tools are removed, other kinds refused",
+        "contents": "a list or one content; roles user, model and function; text, thoughts, images as `inlineData`, calls and their results; "
+        + NEW_TURN,
+        "systemInstruction": "text, as parts, one part, or a plain text",
+        "tools": f"a list or one tool; `{FUNCTION_DECLARATIONS}`; hosted tools are removed, other kinds refused",
         "toolConfig": "modes `AUTO` and `NONE`; a forced call, or `allowedFunctionNames`, is refused: it is constrained sampling. "
         "Anything else in it is recorded",
-        "generationConfig": "below",
+        "generationConfig": "below; numbers may be written as text",
     },
     recorded={"safetySettings": "nothing is filtered"},
     refused={"cachedContent": "nothing is cached here; send the contents"},
@@ -55,6 +57,7 @@ GENERATION_CONFIG: Final = Rules(
     only={"responseMimeType": Only("text/plain", "only text/plain is served: other sampling is constrained; ask for it in the prompt")},
     stops="stopSequences",
 )
+NUMBERS: Final = GENERATION_CONFIG.bounds.keys() | GENERATION_CONFIG.integers | {*GENERATION_CONFIG.limits, "candidateCount"}
 TOOL: Final = Rules(
     at=f"tools[].{FUNCTION_DECLARATIONS}[]",
     obeyed=dict.fromkeys(("name", "description", "parameters", "parametersJsonSchema"), "shown to the policy, as JSON Schema"),
@@ -76,10 +79,10 @@ def parse_request(dialect: str, model: str, body: bytes, *, stream: bool, count_
     raw = {camel(name): value for name, value in read_fields(body).items() if bytes(value) != b"null"}
     if count_only and NESTED in raw:
         raw = {camel(name): value for name, value in read_fields(bytes(raw[NESTED])).items() if bytes(value) != b"null"}
-    items = _contents.of(raw.pop("contents", b"[]"), "contents") or malformed("contents", "must not be empty")
-    offers = _tools.of(raw.pop("tools", b"[]"), "tools")
+    items = _contents.of(_listed(raw.pop("contents", b"[]")), "contents") or malformed("contents", "must not be empty")
+    offers = _tools.of(_listed(raw.pop("tools", b"[]")), "tools")
     fields = {name: read_field(raw, name) for name in raw}
-    config = read_object(fields.get("generationConfig", {}), "generationConfig")
+    config = _numbers(read_object(fields.get("generationConfig", {}), "generationConfig"))
     requested_params = RULES.requested_params(fields) | GENERATION_CONFIG.requested_params(config, count_only=count_only)
     _check_modalities(config)
     if removed := [kind for offer in offers for kind in offer.hosted]:
@@ -109,7 +112,7 @@ def parse_offer(value: Any, path: str) -> Offer:
     unknown = entry.keys() - HOSTED_TOOLS - {FUNCTION_DECLARATIONS}
     if unknown:
         refuse(f"{path}.{min(unknown)}", f"is not served, only {FUNCTION_DECLARATIONS}")
-    declared = [(read_object(one, at), at) for one, at in as_items(entry.get(FUNCTION_DECLARATIONS, []), f"{path}.{FUNCTION_DECLARATIONS}")]
+    declared = read_objects(entry.get(FUNCTION_DECLARATIONS, []), f"{path}.{FUNCTION_DECLARATIONS}")
     functions = [_function(one, at) for one, at in declared]
     besides = {one["name"]: more for one, _ in declared if (more := beside(one, TOOL.obeyed))}
     return Offer(functions=tuple(functions), hosted=tuple(sorted(entry.keys() & HOSTED_TOOLS)), beside=besides)
@@ -135,6 +138,26 @@ def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(schema[name], list):
             converted[name] = [_json_schema(one) if isinstance(one, dict) else one for one in schema[name]]
     return converted
+
+
+def _listed(raw: bytes | msgspec.Raw) -> bytes:
+    """Return a raw list: a single object becomes the only item of one."""
+    one = bytes(raw)
+    return b"[%b]" % one if one.lstrip()[:1] == b"{" else one
+
+
+def _numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with its numbers as numbers: JSON of protocol buffers may write them as text."""
+    return {name: _number(value) if name in NUMBERS and isinstance(value, str) else value for name, value in config.items()}
+
+
+def _number(text: str) -> Any:
+    """Return the number in a text, or the text if it holds none, which is refused like any other."""
+    try:
+        number = read_json(text)
+    except ValueError:
+        return text
+    return number if isinstance(number, int | float) and not isinstance(number, bool) else text
 
 
 def _check_modalities(config: dict[str, Any]) -> None:

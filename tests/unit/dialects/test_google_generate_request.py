@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.unit.dialects.arbitrary import damaged, scratched, take
 
 from evener.dialects.canonical import CanonicalRequest, RequestError, RequestHints
@@ -283,6 +284,41 @@ def test_a_stream_that_is_no_event_stream_is_refused() -> None:
     assert not GOOGLE.hints(path, b"{}").stream
     with pytest.raises(RequestError, match="alt"):
         parse(LIKE_CURL, path)
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ({"contents": {"parts": [{"text": "x"}]}}, {"contents": [{"parts": [{"text": "x"}]}]}),
+        ({"contents": [{"parts": {"text": "x"}}]}, {"contents": [{"parts": [{"text": "x"}]}]}),
+        (
+            {"contents": [{"role": "model", "parts": {"functionCall": {"name": "f"}}}]},
+            {"contents": [{"role": "model", "parts": [{"functionCall": {"name": "f"}}]}]},
+        ),
+        ({"systemInstruction": {"parts": {"text": "s"}}}, {"systemInstruction": {"parts": [{"text": "s"}]}}),
+        ({"system_instruction": {"text": "s"}}, {"systemInstruction": {"parts": [{"text": "s"}]}}),
+        ({"tools": {"functionDeclarations": [{"name": "f"}]}}, {"tools": [{"functionDeclarations": [{"name": "f"}]}]}),
+        ({"tools": [{"functionDeclarations": {"name": "f"}}]}, {"tools": [{"functionDeclarations": [{"name": "f"}]}]}),
+        (
+            {"generationConfig": {"maxOutputTokens": "10", "temperature": "1", "topP": "0.5", "topK": "4", "candidateCount": "2"}},
+            {"generationConfig": {"maxOutputTokens": 10, "temperature": 1, "topP": 0.5, "topK": 4, "candidateCount": 2}},
+        ),
+    ],
+)
+def test_one_for_a_list_and_a_number_as_text_mean_what_the_usual_form_means(sent: dict[str, Any], meant: dict[str, Any]) -> None:
+    """The API takes both, so a harness that writes them is not told that it sends nonsense."""
+    usual = {"contents": [{"parts": [{"text": "hi"}]}]}
+
+    read = [structs.asdict(GOOGLE.parse(WHOLE, json.dumps(usual | one).encode())) for one in (sent, meant)]
+    assert read[0] == read[1]
+
+
+@pytest.mark.parametrize("text", ["", "ten", "true", "[1]", "NaN", "0", "9" * 200, "\ud800"])
+def test_texts_without_a_number_are_refused_as_numbers(text: str) -> None:
+    """So that nothing else is let in by the way."""
+    body = {"contents": [{"parts": [{"text": "x"}]}], "generationConfig": {"maxOutputTokens": text}}
+    with pytest.raises(RequestError, match="maxOutputTokens"):
+        GOOGLE.parse(WHOLE, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"\xff", b'{"contents":' + b"[" * 100_000])
