@@ -27,10 +27,10 @@ HOSTED_TOOLS: Final = frozenset(
 RULES: Final = Rules(
     obeyed={
         "model": "the path says it, and the run's model map says who answers",
-        "contents": "a list or one content; roles user, model and function; text, thoughts, images as `inlineData`, calls and their results; "
+        "contents": "a list or one; roles user, model and function; text, thoughts, images as `inlineData`, calls and their results; "
         + NEW_TURN,
         "systemInstruction": "text, as parts, one part, or a plain text",
-        "tools": f"a list or one tool; `{FUNCTION_DECLARATIONS}`; hosted tools are removed, other kinds refused",
+        "tools": f"a list or one; `{FUNCTION_DECLARATIONS}`; hosted tools are removed, other kinds refused",
         "toolConfig": "modes `AUTO` and `NONE`; a forced call, or `allowedFunctionNames`, is refused: it is constrained sampling. "
         "Anything else in it is recorded",
         "generationConfig": "below; numbers may be written as text",

@@ -1,10 +1,14 @@
 """The configuration of a policy's tokenizer and chat template."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 from msgspec import Struct
 
+from evener.proto.errors import ConfigError
 from evener.proto.spec import PolicyOptions
+
+NOT_DOWNLOADED: Final = "No such file or directory. Evener does not download from a model hub"
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,3 +29,15 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     options: PolicyOptions = PolicyOptions()
     vision: bool = False
     """Whether images are passed to the template. If not, they are refused."""
+
+
+def check_source(source: str) -> None:
+    """Raise ConfigError if a policy's source names a file or folder that does not exist. Nothing is read."""
+    kind, _, where = source.partition(":")
+    if kind not in {"gguf", "hf"} or where.startswith("package:") or Path(where).expanduser().exists():
+        return
+    msg = (
+        f"policy source {source}: {NOT_DOWNLOADED}: name a GGUF file (gguf:PATH), or a folder in the hub's format (hf:FOLDER, with "
+        "tokenizer.json and the chat template)"
+    )
+    raise ConfigError(msg)

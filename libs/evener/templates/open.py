@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from evener.proto.spec import PolicyOptions, Thinking
 from evener.templates import folder, gguf
-from evener.templates.config import PolicyConfig
+from evener.templates.config import PolicyConfig, check_source
 from evener.templates.family import add_family
 from evener.templates.fingerprint import fingerprint
 from evener.templates.jinja import ChatTemplate
@@ -38,12 +38,13 @@ class Material(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def open_renderer(config: PolicyConfig) -> JinjaRenderer:
-    """Read tokenizer and template, and prove them. Blocks for one to five seconds. Raises TemplateError."""
+    """Read tokenizer and template, and prove them. Blocks for one to five seconds. Raises TemplateError, ConfigError."""
     return make_renderer(read(config), config)
 
 
 def read(config: PolicyConfig) -> Material:
-    """Read tokenizer and template. Raises TemplateError."""
+    """Read tokenizer and template. Raises TemplateError, and ConfigError for a source that does not exist."""
+    check_source(config.source)
     source = _source(config.source)
     name = config.template or _default_template(source)
     text = source.template if name == OWN else _template_text(name)

@@ -4,8 +4,9 @@ import os
 import sys
 from typing import Final
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, ValidationError
 
+from evener.cli.errors import Usage, help_of
 from evener.service.exits import complain, exit_code
 
 COMMANDS: Final = {
@@ -80,13 +81,24 @@ def _without_token(words: list[str]) -> list[str]:
 
 
 def call(words: list[str]) -> int:
-    """Run one command; return its exit code."""
+    """Run one command; return its exit code. Raises what the command raises."""
     try:
         result = app(words)
     except CycloptsError as error:
-        complain(f"{error} Try 'evener --help'.")
+        complain(f"{_told(error)} Try '{help_of(' '.join(error.command_chain or ()))}'.")
         return 2
+    except Usage as error:
+        error.command = " ".join(app.parse_commands(words)[0])
+        raise
     return result if isinstance(result, int) else 0
+
+
+def _told(error: CycloptsError) -> str:
+    """Return what is wrong. Of an argument that takes several values, the error would show all of them, as Python writes them."""
+    argument = error.argument
+    if isinstance(error, ValidationError) and argument is not None and isinstance(argument.value, tuple):
+        return f"Invalid value for {argument.name.upper()}. {error.exception_message}"
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from evener.service.context import ServiceContext
 from evener.service.events import EventLog
 from evener.service.host import run_process
 from evener.service.supervisor import Wanted
-from evener.templates.config import PolicyConfig
+from evener.templates.config import NOT_DOWNLOADED, PolicyConfig, check_source
 
 GGUF: Final = b"GGUF"
 """The first bytes of a model file."""
@@ -36,6 +36,8 @@ def run_together(configs: Mapping[str, ServiceConfig]) -> int:
         msg = f"--engine-kind {own.engine_kind!r} is not one of {', '.join(ENGINES)}"
         raise ConfigError(msg)
     check_model(own)
+    for policy in cast("GatewayConfig", configs["provider_gateway"]).policies:
+        check_source(policy.source)
     wanted = [
         Wanted(name=name, config=_told(own, config), open=importlib.import_module(f"evener.{name}.service").open_service)
         for name, config in configs.items()
@@ -54,8 +56,8 @@ def check_model(config: Config) -> None:
     model = Path(config.model)
     if not model.exists():
         msg = (
-            f"model {model}: No such file or directory. Evener does not download from a model hub: name a GGUF file, or, for "
-            "--engine vllm or a URL, a folder in the hub's format (config.json, tokenizer.json, *.safetensors)"
+            f"model {model}: {NOT_DOWNLOADED}: name a GGUF file, or, for --engine vllm or a URL, a folder in the hub's format "
+            "(config.json, tokenizer.json, *.safetensors)"
         )
         raise ConfigError(msg)
     if config.engine == "vllm" or model.is_dir():

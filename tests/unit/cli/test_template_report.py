@@ -72,8 +72,8 @@ def test_unknown_policy_is_one_line() -> None:
 def test_source_that_is_not_there_is_one_line() -> None:
     ended = doctor("--policy", "hf:/nowhere")
 
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("evener: reading /nowhere/tokenizer.json")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("evener: policy source hf:/nowhere: No such file or directory. Evener does not download")
 
 
 @pytest.mark.parametrize("outcome", ["root: thinking_stripped", "two renders"])

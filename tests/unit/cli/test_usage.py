@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,10 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["nosuch"], 'evener: Unknown command "nosuch".'),
         (["run"], 'evener: Command "run" parameter --tasks requires an argument.'),
         (["run", "/nowhere", "--harness", "script"], '"/nowhere" does not exist'),
+        (
+            ["eval", str(BUNDLED), "nosuch", "--harness", "script"],
+            'Invalid value for TASKS. "nosuch" does not exist.',
+        ),
         (["run", str(BUNDLED), "--harness", "scrip"], "unknown harness 'scrip' (known: "),
         (["run", str(BUNDLED), "--harness", "script", "--option.turn", "x"], "harness script has no option 'turn'"),
         (["run", str(BUNDLED), "--harness", "script", "--sampling.temp", "1"], "unknown key 'temp' in --sampling.temp"),
@@ -166,6 +171,14 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
             ["up", "--model", "Qwen/Qwen3-0.6B"],
             "Qwen/Qwen3-0.6B: No such file or directory. Evener does not download from a model hub: name a ",
         ),
+        (
+            ["doctor", "--policy", "hf:Qwen/Qwen3-0.6B"],
+            "policy source hf:Qwen/Qwen3-0.6B: No such file or directory. Evener does not download from a model hub: name a GGUF file",
+        ),
+        (
+            ["up", "--provider-gateway.policies", '[{"name": "policy", "source": "hf:Qwen/Qwen3-0.6B"}]'],
+            "policy source hf:Qwen/Qwen3-0.6B: No such file or directory. Evener does not download from a model hub: name a GGUF file",
+        ),
         (["up", "--model", "/no/such.gguf"], "model /no/such.gguf: No such file or directory"),
         (["up", "--model", __file__], "is not a GGUF file"),
         (["run", str(BUNDLED), "--harness", "script", "--samples", "0"], 'Invalid value "0" for --samples. Must be >= 1'),
@@ -200,6 +213,27 @@ def test_wrong_words_are_reported_in_one_line_with_code_2(forked: Evener, words:
     assert told in last
     assert last.startswith("evener: ")
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nosuch"], "evener --help"),
+        (["groups", "nosuch"], "evener groups --help"),
+        (["groups", "export"], "evener groups export --help"),
+        (["groups", "export", "--out", "rows.txt"], "evener groups export --help"),
+        (["up", "--prot", "1"], "evener up --help"),
+        (["eval", "nosuch", "--harness", "script"], "evener eval --help"),
+        (["eval", "--harness", "script"], "evener eval --help"),
+        (["record", "--reward", "nan", "--", "harness", "show"], "evener record --help"),
+    ],
+)
+def test_wrong_words_name_the_help_of_their_command(forked: Evener, words: list[str], told: str, tmp_path: Path) -> None:
+    """The help of all of Evener lists commands, not the arguments of one."""
+    ended = forked(*words, state=tmp_path)
+
+    assert ended.returncode == 2, ended.stderr
+    assert re.findall(r"evener [a-z ]*--help", ended.stderr) == [told]
 
 
 @pytest.mark.parametrize(

