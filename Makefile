@@ -22,9 +22,11 @@ FUZZ_EXAMPLES ?= 20000
 # Tests wait more than they work: four files at a time keep two cores busy. Processes and brokers that a file's tests share start once.
 WORKERS ?= 4
 
-# They want other versions of what tests use, so they lie in a folder of their own.
+# They want other versions of what tests use, so they lie in a folder of their own. Of what verifiers needs, this is the part that is
+# imported for tasks of text.
 SOURCES := $(VENV)/sources
-SOURCE_PACKAGES := datasets==5.2.0 swebench==5.0.2
+SOURCE_PACKAGES := datasets==5.2.0 swebench==5.0.2 \
+	loguru math-verify mcp==2.0.0 msgpack pyzmq tomli-w prime-pydantic-config[toml] prime-runs prime-sandboxes prime-tunnel
 
 # The first Python that will do.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -74,8 +76,9 @@ test-all: lint ## Run the long suites too (real vLLM on the CPU among them: 5 GB
 	$(BIN)/pytest -m "not sources"
 	$(MAKE) --no-print-directory test-sources
 
-test-sources: $(READY) ## Test imports through the packages of those who publish tasks (470 MB at first use)
-	@test -d $(SOURCES) || $(BIN)/pip install --quiet --target $(SOURCES) $(SOURCE_PACKAGES)
+test-sources: $(READY) ## Test imports through the packages of those who publish tasks (600 MB at first use)
+	@test -d $(SOURCES)/verifiers || { $(BIN)/pip install --quiet --target $(SOURCES) $(SOURCE_PACKAGES) && \
+		$(BIN)/pip install --quiet --upgrade --no-deps --target $(SOURCES) verifiers==0.4.0; }
 	PYTHONPATH=$(SOURCES) $(BIN)/pytest -m sources tests/unit/tasks/test_sources.py
 
 lint: $(READY) ## Check style, types and who imports whom

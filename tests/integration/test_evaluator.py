@@ -23,6 +23,7 @@ from evener.bus.port import Header, Outgoing
 from evener.evaluator.config import Config
 from evener.evaluator.service import open_service
 from evener.graders.config import Endpoint
+from evener.graders.registry import GRADERS
 from evener.proto.codec import AnyEvent, decode
 from evener.proto.fleet import DeadLetter
 from evener.proto.reasons import ExclusionReason, ExitCause, TerminationReason
@@ -224,7 +225,7 @@ async def test_unknown_grader_leaves_the_session_ungraded_at_once(tmp_path: Path
 
     assert (score.tries, score.ungraded) == (
         1,
-        "unknown grader 'oracle', not one of answer, fixed, harbor, http, judge, none, python, relative_judge, test_log, weighted",
+        f"unknown grader 'oracle', not one of {', '.join(sorted(GRADERS))}",
     )
 
 

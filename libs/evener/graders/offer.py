@@ -27,14 +27,15 @@ class GraderNeed(Struct, frozen=True):
     name: str
 
 
-WHAT = {"endpoints": "endpoint", "functions": "grader function", "parsers": "log parser"}
+WHAT = {"endpoints": "endpoint", "modules": "grader module", "functions": "grader function", "parsers": "log parser"}
 """Each field of GraderOffer, in words."""
 
 
 def offer_of(allowed: Allowed) -> GraderOffer:
     """Return what graders find in a process. Raises ConfigError for a module that cannot be imported. Blocks."""
     functions = tuple(name for module in allowed.modules for name in _functions(module))
-    return GraderOffer(endpoints=tuple(allowed.endpoints), functions=functions, parsers=parser_names())
+    endpoints, modules = tuple(allowed.endpoints), tuple(allowed.modules)
+    return GraderOffer(endpoints=endpoints, modules=modules, functions=functions, parsers=parser_names())
 
 
 def spec_problem(spec: GraderSpec) -> str | None:
@@ -68,6 +69,8 @@ def _needs(part: GraderPart, task: Task | None) -> Iterator[GraderNeed]:
     options = part.options
     if "endpoint" in options:
         yield GraderNeed("endpoints", options["endpoint"])
+    if "taskset" in options:
+        yield GraderNeed("modules", options["taskset"])
     if "function" in options:
         module, _, function = options["function"].partition(":")
         yield GraderNeed("functions", f"{module}:{function or DEFAULT_FUNCTION}")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from evener.graders import answer, fixed, harbor, http, judge, none, python, relative, test_log
+from evener.graders import answer, fixed, harbor, http, judge, none, python, relative, test_log, verifiers
 from evener.graders.port import Grader, GraderRefused
 from evener.graders.weighted import weighted
 
@@ -25,6 +25,7 @@ GRADERS: Final[dict[str, Grader]] = {
     "python": python.grade,
     relative.RELATIVE_JUDGE: relative.grade,
     "test_log": test_log.grade,
+    verifiers.VERIFIERS_GRADER: verifiers.grade,
     "weighted": weighted(grader_for),
 }
 GROUP_GRADERS: Final = frozenset({relative.RELATIVE_JUDGE})

@@ -25,6 +25,7 @@ GRADER_OPTIONS: Final[dict[str, frozenset[str]]] = {
     "python": frozenset({"function", "file"}),
     "relative_judge": frozenset({"endpoint", "rubric", "reference", "sees"}),
     "test_log": frozenset({"expected"}),
+    "verifiers": frozenset({"taskset", "index", "key"}),
     "weighted": frozenset(),
 }
 """The options of each grader, by its name in `evener.graders.registry`."""
@@ -36,6 +37,7 @@ REQUIRED_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "judge": ("endpoint", "rubric"),
     "relative_judge": ("endpoint", "rubric"),
     "test_log": ("expected",),
+    "verifiers": ("taskset", "index"),
 }
 """The options that a grader cannot do without."""
 
@@ -58,6 +60,9 @@ class PartTable(Struct, frozen=True, forbid_unknown_fields=True):
     sees: str | None = None
     function: str | None = None
     file: str | None = None
+    taskset: str | None = None
+    index: str | int | None = None
+    key: str | None = None
 
     def options(self) -> dict[str, str]:
         """Return the grader's options as text. Raises TaskError for one that it does not have, or lacks."""

@@ -46,8 +46,10 @@ class GraderOffer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     endpoints: tuple[str, ...] = ()
     """The judges and verifiers that its configuration names."""
+    modules: tuple[str, ...] = ()
+    """The Python modules that it allows."""
     functions: tuple[str, ...] = ()
-    """The Python functions of the modules that it allows, as `MODULE:NAME`."""
+    """Their functions, as `MODULE:NAME`."""
     parsers: tuple[str, ...] = ()
     """The parsers of test runners' output."""
 

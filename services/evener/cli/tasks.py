@@ -35,13 +35,13 @@ async def import_(
     ----------
     source
         A folder of tasks, a file or folder of rows (*.jsonl, *.json, *.parquet), or `hf:NAME` or `hf:NAME@CONFIGURATION` for a data set of
-        the Hugging Face hub, which the package `datasets` reads, or `harbor:NAME` or `harbor:NAME@VERSION` for one that the program
-        `harbor` downloads.
+        the Hugging Face hub, which the package `datasets` reads, `harbor:NAME` or `harbor:NAME@VERSION` for one that the program `harbor`
+        downloads, or `verifiers:NAME` for a taskset of the package `verifiers`.
     out
         The folder for the task directories.
     format
         `harbor`, `rows` (a prompt and its answer), `nemo-gym`, `swe-bench`, `swe-gym`, `swe-rebench`, `swe-smith`,
-        `r2e-gym` or `terminal-bench` (version 1). Default: what the source looks like.
+        `r2e-gym`, `terminal-bench` (version 1) or `verifiers`. Default: what the source looks like.
     split
         The split of a data set on the hub. Default: `test`, or the first.
     prompt

@@ -15,6 +15,7 @@ from evener.tasks.imports.read_rows import HUB, read_rows
 from evener.tasks.imports.swe import SWE_IMPORTERS
 from evener.tasks.imports.swe_dialects import SWE_DIALECTS
 from evener.tasks.imports.terminal_bench import import_terminal_bench, terminal_bench_tasks
+from evener.tasks.imports.verifiers import VERIFIERS, import_verifiers
 
 HARBOR: Final = "harbor"
 ROWS: Final = "rows"
@@ -23,6 +24,7 @@ NEMO_GYM_SIGN: Final = "responses_create_params"
 """The column by which rows of NeMo Gym are known."""
 TERMINAL_BENCH: Final = "terminal-bench"
 R2E: Final = "r2e-gym"
+TASKSET: Final = "verifiers"
 R2E_SIGNS: Final = frozenset({"docker_image", "expected_output_json", "problem_statement"})
 IMPORTERS: Final[dict[str, Importer]] = {
     HARBOR: import_harbor,
@@ -31,6 +33,7 @@ IMPORTERS: Final[dict[str, Importer]] = {
     **SWE_IMPORTERS,
     R2E: import_r2e,
     TERMINAL_BENCH: import_terminal_bench,
+    TASKSET: import_verifiers,
 }
 
 
@@ -45,6 +48,8 @@ def format_of_source(source: str, split: str | None = None) -> str:
     """Return the format that a source seems to have: of its directories, or of the columns of its first row. Raises SourceUnreadable."""
     if source.startswith(REGISTRY):
         return HARBOR
+    if source.startswith(VERIFIERS):
+        return TASKSET
     if not source.startswith(HUB):
         path = Path(source)
         if not path.exists():
