@@ -5,6 +5,8 @@ import asyncio
 import io
 import os
 import secrets
+import signal
+import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,12 +14,13 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
 from evener.proto.sandbox import ImageBuild, Mount, Network, NetworkMode, SandboxLimits, SandboxSpec
 from evener.sandboxes.bubblewrap import open_bubblewrap, works
 from evener.sandboxes.config import BubblewrapConfig, DockerConfig
 from evener.sandboxes.docker import open_docker_sandboxes
+from evener.sandboxes.docker_container import container_name
 from evener.sandboxes.local import open_local
 from evener.sandboxes.port import (
     ANY_SANDBOX,
@@ -41,6 +44,11 @@ ASKED = (
 )
 """Prints what an HTTP server answers."""
 PROXIED = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[1], timeout=20).read().decode())"
+LISTED = """
+cd "$HOME/../.." && find . \\( -path ./proc -o -path ./sys -o -path ./dev -o -path ./usr \\) -prune -o ! -type d -print | sort
+env | cut -d= -f1 | sort
+"""
+"""Prints the files and variables of a sandbox."""
 CONNECTED = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)"
 
 
@@ -74,15 +82,27 @@ def files_in(changes: Changes) -> dict[str, str]:
     return found
 
 
+def all_processes() -> list[int]:
+    """Return the ids of the processes of this machine."""
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def folder_of(pid: int) -> str | None:
+    """Return the working directory of a process. None: it is gone, or another user's."""
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return None
+
+
 def runs(words: str) -> bool:
     """Return whether any process of this machine has these words in its command line."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if words.encode() in (folder / "cmdline").read_bytes():
-                    return True
-            except OSError:
-                continue
+    for pid in all_processes():
+        try:
+            if words.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return True
+        except OSError:
+            continue
     return False
 
 
@@ -314,6 +334,46 @@ class SandboxesContract(abc.ABC):
             assert sandbox.workdir == "/project/here"
             assert await ran(sandbox, sh("pwd; touch x")) == (0, f"{sandbox.inside('/project/here')}\n")
 
+    async def test_warm_sandbox_is_as_clean_as_a_fresh_one(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
+        """Nothing has run in it, and nothing is in it: what comes later is its only content. Its changes are those of its program."""
+        folder = given(tmp_path / "given", **{"a.txt": "a"})
+        async with sandboxes.open("warm") as warm, sandboxes.open("fresh") as fresh:
+            await warm.warm()
+            assert await warm.usable()
+            assert await ran(warm, sh(LISTED)) == await ran(fresh, sh(LISTED))
+        async with sandboxes.open("again") as warm:
+            await warm.warm()
+            await warm.bring(folder, "/app")
+            await warm.settle()
+            assert await ran(warm, sh("cat a.txt; echo b > b.txt")) == (0, "a")
+            assert files_in(await warm.changes(LIMITS)) == {"app/b.txt": "b\n"}
+
+    async def test_warm_sandbox_is_reached_like_any_other(self, sandboxes: Sandboxes) -> None:
+        """Its listener is opened when it is needed."""
+        async with sandboxes.open("warm") as warm, sandboxes.open("fresh") as fresh:
+            await warm.warm()
+            for sandbox in (warm, fresh):
+                listening = await sandbox.listen()
+                with listening:
+                    host, port = listening.getsockname()
+                    script = f'python3 -c "$CONNECTED" {host} {port} && echo connected'
+                    assert await ran(sandbox, sh(script, CONNECTED=CONNECTED)) == (0, "connected\n")
+
+    async def test_sandbox_that_was_lost_while_it_waited_is_not_usable(self, sandboxes: Sandboxes, tmp_path: Path, host: str) -> None:
+        """Whoever takes it asks first."""
+        async with sandboxes.open("kept") as kept, sandboxes.open("lost") as lost:
+            for sandbox in (kept, lost):
+                await sandbox.warm()
+                assert await sandbox.usable()
+            self.lose(tmp_path / "sandboxes", "lost", host)
+
+            await until(lost.usable, lambda usable: not usable)
+            assert await kept.usable()
+
+    @abc.abstractmethod
+    def lose(self, root: Path, name: str, docker_host: str) -> None:
+        """Break a warm sandbox from outside, as a machine on which something runs out does."""
+
     async def test_several_sandboxes_at_once_know_nothing_of_each_other(self, sandboxes: Sandboxes) -> None:
         async def one(name: str) -> Mapping[str, str]:
             async with sandboxes.open(name) as sandbox:
@@ -414,6 +474,9 @@ class TestLocal(SandboxesContract):
     def opened(self, root: Path, docker_host: str) -> AbstractAsyncContextManager[Sandboxes]:  # noqa: ARG002 - it is for others
         return open_local(root)
 
+    def lose(self, root: Path, name: str, docker_host: str) -> None:  # noqa: ARG002 - it is for others
+        (root / name).rename(root / "away")
+
 
 class TestBubblewrap(IsolatingContract):
     """Namespaces, without a daemon."""
@@ -422,6 +485,10 @@ class TestBubblewrap(IsolatingContract):
         if not works():
             pytest.fail("bubblewrap does not work on this machine (Debian, Ubuntu: apt install bubblewrap; it needs user namespaces)")
         return open_bubblewrap(root, BubblewrapConfig(private_hosts=("127.0.0.0/8",)))
+
+    def lose(self, root: Path, name: str, docker_host: str) -> None:  # noqa: ARG002 - it is for others
+        [holder] = [pid for pid in all_processes() if folder_of(pid) == str(root / name)]
+        os.kill(holder, signal.SIGKILL)
 
 
 @pytest.mark.docker
@@ -434,6 +501,9 @@ class TestDocker(IsolatingContract):
 
     def opened(self, root: Path, docker_host: str) -> AbstractAsyncContextManager[Sandboxes]:
         return open_docker_sandboxes(root, configured(docker_host))
+
+    def lose(self, root: Path, name: str, docker_host: str) -> None:
+        subprocess.run(["docker", "--host", docker_host, "kill", container_name(str(root), name)], stdout=subprocess.DEVNULL, check=True)
 
     async def test_image_is_built_once_from_the_same_files(self, sandboxes: Sandboxes, tmp_path: Path) -> None:
         """The task's Dockerfile, with the files beside it, its user and its working directory."""
@@ -492,14 +562,24 @@ class TestDocker(IsolatingContract):
         config = configured(docker_host)
         async with open_docker_sandboxes(tmp_path / "other", config) as others, others.open("o") as other:
             async with open_docker_sandboxes(tmp_path / "mine", config) as mine:
-                stale = mine.open("m")
-                left = await stale.__aenter__()
+                stale, waiting = mine.open("m"), mine.open("warm")
+                left, warm = await stale.__aenter__(), await waiting.__aenter__()
+                await warm.warm()
                 mark = f"9{secrets.randbelow(10**9)}"
                 await left.start(sh(f"sleep {mark}"))
                 await eventually(lambda: runs(f"sleep\0{mark}"))
             async with open_docker_sandboxes(tmp_path / "mine", config):
                 await ended(f"sleep\0{mark}")
+                names = containers(docker_host)
+                assert container_name(str(tmp_path / "other"), "o") in names
+                assert not {container_name(str(tmp_path / "mine"), name) for name in ("m", "warm")} & names
             assert await ran(other, sh("echo lives")) == (0, "lives\n")
+
+
+def containers(docker_host: str) -> set[str]:
+    """Return the names of all containers of a daemon."""
+    listed = subprocess.run(["docker", "--host", docker_host, "ps", "--all", "--format", "{{.Names}}"], capture_output=True, check=True)
+    return set(listed.stdout.decode().split())
 
 
 class Fine:

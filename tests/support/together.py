@@ -2,9 +2,10 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.gateway import POLICY
@@ -36,15 +37,16 @@ async def together(
     blobs: Blobs | None = None,
     capacity: int = 4,
     engine_calls: int = 64,
+    of_runner: Mapping[str, Any] = MappingProxyType({}),
     **of_scheduler: Any,
 ) -> AsyncIterator[ServiceContext]:
     """Run all services, their state in a folder; yield what they share. They are cancelled at the end.
 
-    `blobs` None: a folder. `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time. `of_scheduler`:
-    keys of the scheduler's configuration.
+    `blobs` None: a folder. `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time. `of_runner`,
+    `of_scheduler`: further keys of their configurations.
     """
     own: dict[str, dict[str, Any]] = {
-        "sandbox_runner": {"trust_local": True, "capacity": capacity},
+        "sandbox_runner": {"trust_local": True, "capacity": capacity} | dict(of_runner),
         "provider_gateway": {"policies": (POLICY,)},
         "scheduler": {"tick_seconds": 0.2, "lease_seconds": 60.0} | of_scheduler,
     }

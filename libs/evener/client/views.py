@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from evener.proto.fleet import Canary, Running, TopicLag
+from evener.proto.fleet import Canary, Running, TopicLag, WarmSandboxes
 from evener.proto.reasons import TerminationReason
 from evener.proto.spec import Purpose, TaskRef
 from evener.proto.state import Stage
@@ -106,6 +106,8 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     address: str | None
     capacity: int
     running: tuple[Running, ...]
+    warm: tuple[WarmSandboxes, ...] = ()
+    """The sandboxes that a runner has prepared ahead."""
     partitions: tuple[int, ...]
     lag: tuple[TopicLag, ...]
     """How far it is behind in each topic that it reads."""

@@ -129,6 +129,12 @@ class BubblewrapSandbox(LocalSandbox):
     def inside(self, place: str) -> str:
         return place
 
+    async def warm(self) -> None:
+        await self._network()
+
+    async def usable(self) -> bool:
+        return (self._holder is None or not self._holder.ended) and await super().usable()
+
     async def start(self, program: Program) -> BubblewrapProcess:
         pid = (await self._network()).pid
         if self._user is not None:

@@ -129,6 +129,18 @@ class DockerSandbox:
         if made:
             await self._files.put(await asyncio.to_thread(tar_of_entries, made, self._owner))
 
+    async def warm(self) -> None:
+        await self._run_container()
+
+    async def usable(self) -> bool:
+        try:
+            state = (await self._docker.get(f"{self._path}/json"))["State"]
+        except DockerError as cause:
+            if cause.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return bool(state["Running"] and not state["Paused"]) if self._runs else state["Status"] == "created"
+
     async def bring(self, folder: Path, place: str) -> None:
         try:
             tar = await asyncio.to_thread(tar_of_folder, folder, self._owner)

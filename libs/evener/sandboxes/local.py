@@ -93,6 +93,12 @@ class LocalSandbox:
     def inside(self, place: str) -> str:
         return self._mounts.get(place) or str(self._path(place))
 
+    async def warm(self) -> None:
+        """Nothing is to be done."""
+
+    async def usable(self) -> bool:
+        return await self._work.files.begin(self._is_there)
+
     async def bring(self, folder: Path, place: str) -> None:
         with door(f"cannot copy {folder} to {place}"):
             await self._work.files.begin(self._bring, folder, place)

@@ -137,6 +137,14 @@ class Sandbox(Protocol):
         """Return the path by which a program inside the sandbox finds a place."""
         ...
 
+    async def warm(self) -> None:
+        """Do ahead what the first `listen` or `start` would do. Nothing of a session is in the sandbox afterwards. Raises SandboxError."""
+        ...
+
+    async def usable(self) -> bool:
+        """Return whether the sandbox is as it was left, although nothing has run in it for a while. Raises SandboxError."""
+        ...
+
     async def bring(self, folder: Path, place: str) -> None:
         """Copy a folder's content to a place, replacing files of the same names. Raises SandboxError."""
         ...

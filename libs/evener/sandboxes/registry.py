@@ -31,10 +31,12 @@ class Backend(Struct, frozen=True, kw_only=True):
     """Returns what the backend cannot give of a spec, wherever it runs, in words."""
     isolates: bool = True
     """Whether it keeps programs from the rest of the machine. If not, harnesses with tools need the user's trust."""
+    warms: bool = True
+    """Whether preparing its sandboxes takes so long that it is done ahead."""
 
 
 BACKENDS: Final[dict[str, Backend]] = {
-    LOCAL: Backend(open=lambda root, _: local.open_local(root), lacks=local.lacks, isolates=False),
+    LOCAL: Backend(open=lambda root, _: local.open_local(root), lacks=local.lacks, isolates=False, warms=False),
     BUBBLEWRAP: Backend(
         open=lambda root, config: bubblewrap.open_bubblewrap(root, config.bubblewrap), is_wanted=bubblewrap.works, lacks=bubblewrap.lacks
     ),

@@ -32,6 +32,11 @@ class Child:
         """The process's id."""
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.done()
+
     async def wait(self) -> int:
         """Return the exit code, -N for signal N."""
         return await asyncio.shield(self._ended)

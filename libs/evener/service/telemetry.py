@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 COMMIT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 BLOB_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+WARMING_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 QUEUE_SECONDS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
 LOOP_STOP_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
@@ -79,6 +80,14 @@ class Metrics:
         self.harnesses_running = gauge("evener_harnesses_running", "Harnesses and recordings that run.")
         self.harness_exits = counter("evener_harness_exits_total", "Harnesses that ended.", ["cause"])
         self.prepare_seconds = histogram("evener_prepare_seconds", "Time from the arrival of a dispatch to the start of its harness.")
+        self.sandbox_starts = counter(
+            "evener_sandbox_starts_total", "Sandboxes that sessions got: prepared ahead (warm), or when they came (cold).", ["prepared"]
+        )
+        self.warm_sandboxes = gauge("evener_warm_sandboxes", "Sandboxes that wait for sessions: ready, or being prepared.", ["state"])
+        self.warm_sandboxes_lost = counter(
+            "evener_warm_sandboxes_lost_total", "Warm sandboxes that could not be used any more when a session came."
+        )
+        self.warming_seconds = histogram("evener_warming_seconds", "Time of preparing a sandbox ahead.", buckets=WARMING_SECONDS)
         self.relay_requests = counter("evener_relay_requests_total", "Requests of harnesses, by the status of the answer.", ["status"])
         self.relay_sent_again = counter(
             "evener_relay_sent_again_total", "Requests that the relay sent again because a gateway did not answer them."

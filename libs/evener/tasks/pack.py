@@ -30,13 +30,18 @@ class Packed(Struct, frozen=True, kw_only=True):
 def pack(path: Path) -> Packed:
     """Check the task directory `path` and pack it. Raises TaskError."""
     task = load(path)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for entry in entries(path):
-            _add(tar, entry, entry.relative_to(path).as_posix())
-    data = buffer.getvalue()
+    data = archive_of(path)
     digest = hashlib.sha256(data).hexdigest()
     return Packed(ref=TaskRef(name=task.name, digest=digest, archive=BlobRef(digest=digest, size=len(data))), data=data)
+
+
+def archive_of(folder: Path) -> bytes:
+    """Return a tar of a folder of a task: the same files give the same bytes. Raises TaskError, OSError. Blocks."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for entry in entries(folder):
+            _add(tar, entry, entry.relative_to(folder).as_posix())
+    return buffer.getvalue()
 
 
 def unpack(data: bytes, into: Path) -> None:

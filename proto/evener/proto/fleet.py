@@ -5,7 +5,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from evener.proto.blobs import BlobRef, Bulk
+from evener.proto.sandbox import SandboxKind
 from evener.proto.sessions import Event
+from evener.proto.spec import TaskRef
 
 
 class Running(Struct, frozen=True, kw_only=True):
@@ -54,6 +56,22 @@ class GraderOffer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parsers of test runners' output."""
 
 
+class QueuedSessions(Struct, frozen=True, kw_only=True):
+    """Sessions that wait for a runner and need sandboxes of one kind."""
+
+    kind: SandboxKind
+    task: TaskRef
+    """One of their tasks, which tells how to prepare a sandbox of this kind."""
+    sessions: int
+
+
+class WarmSandboxes(Struct, frozen=True, kw_only=True):
+    """The sandboxes of a kind that a runner has prepared and no session has yet."""
+
+    kind: SandboxKind
+    ready: int
+
+
 class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """A sign that an instance is alive. The last heartbeat of an instance id counts."""
 
@@ -66,6 +84,11 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """A random id, drawn at each start of the process."""
     capacity: int = 0
     """The number of sessions that a runner can hold."""
+    warm: tuple[WarmSandboxes, ...] = ()
+    """The sandboxes that a runner has prepared ahead."""
+    queued: tuple[QueuedSessions, ...] = ()
+    """The sessions at the head of an active scheduler's queue, the next ones first: what runners prepare sandboxes for. Not all are named,
+    and none for which no sandbox needs to be prepared ahead."""
     partitions: tuple[int, ...] = ()
     """The partitions of `sessions` that a gateway serves, and that its group assigns to it."""
     releasing: tuple[int, ...] = ()

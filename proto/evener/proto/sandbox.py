@@ -65,3 +65,13 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     network: Network | None = None
     """What may be reached. None: as little as the backend can give."""
     mounts: Sequence[Mount] = ()
+
+
+class SandboxKind(Struct, frozen=True, kw_only=True):
+    """What a sandbox has before a session comes: sandboxes of one kind can stand in for each other."""
+
+    backend: str
+    harness: str
+    """The harness whose bundle is mounted."""
+    needs: str
+    """The digest of a task's SandboxSpec. A Dockerfile counts by its files."""

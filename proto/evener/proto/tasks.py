@@ -47,6 +47,9 @@ class TaskSubmitted(Event, frozen=True, kw_only=True, tag="task_submitted.v1"):
     task: TaskRef | None
     """The task's files. None: a recording without a task."""
     options: TaskOptions
+    sandbox_digest: str = ""
+    """The digest of what its sessions ask of their sandbox: `SandboxKind.needs`. Empty: there is no task, or an older scheduler wrote this.
+    """
     principal: str = ""
     """The name of the principal that submitted the task. Empty: it was submitted before there were principals."""
     team: str = ""

@@ -13,6 +13,13 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     capacity: Annotated[int, Meta(ge=1)] = 4
     """The number of sessions that run at a time."""
+    warm_sandboxes: Annotated[int, Meta(ge=0)] = 4
+    """The number of sandboxes that are prepared ahead, for sessions that the scheduler has queued. They take no place of a session. 0: none
+    is, and each session prepares its own. `local` sandboxes are never prepared ahead."""
+    preparing: Annotated[int, Meta(ge=1)] = 2
+    """The number of them that are prepared at a time."""
+    warm_seconds: Annotated[float, Meta(ge=0)] = 60.0
+    """How long a prepared sandbox that no queued session needs is kept, unless its place is needed."""
     trust_local: bool = False
     """Let harnesses that have tools run as plain processes. What the model writes then runs on this machine with your rights."""
     harness_cache: str = "~/.cache/evener/harnesses"

@@ -13,6 +13,7 @@ from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.exchange import Limits
 from evener.sandbox_runner.gateway_client import GatewayClient
 from evener.sandbox_runner.recordings import Recordings
+from evener.sandbox_runner.warm_pool import WarmPool
 from evener.sandboxes.port import ChangeLimits, Sandboxes
 from evener.service.auth import Secrets
 from evener.service.events import EventLog
@@ -44,6 +45,7 @@ class RunnerContext(Struct, frozen=True, kw_only=True, eq=False):
     sandboxes: Mapping[str, Sandboxes]
     """The backends by name."""
     bundles: Bundles
+    pool: WarmPool
     client: GatewayClient
     bodies: ByteBudget
     """The bytes of bodies that the relays hold together."""

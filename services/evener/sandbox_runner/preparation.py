@@ -1,8 +1,12 @@
-"""Prepares what a session needs before its harness can start: the harness's bundle, the task's files, a sandbox."""
+"""Prepares what a session needs before its harness can start: the harness's bundle, a sandbox, the task's files.
+
+The sandbox is the same for many sessions, and may be prepared ahead (`warm`); the task's files are brought when a session has it.
+"""
 
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from secrets import token_hex
 
 from msgspec import Struct, structs
 
@@ -11,7 +15,8 @@ from evener.harnesses.mcp import not_taken
 from evener.harnesses.port import Harness, HarnessError
 from evener.harnesses.registry import NO_HARNESS
 from evener.harnesses.registry import harness as harness_named
-from evener.proto.sandbox import Mount
+from evener.proto.fleet import QueuedSessions
+from evener.proto.sandbox import Mount, SandboxKind, SandboxSpec
 from evener.proto.spec import HarnessSpec, Quirks, SessionSpec, TaskRef
 from evener.runtime.folders import temporary_folder
 from evener.sandbox_runner.context import RunnerContext
@@ -19,10 +24,11 @@ from evener.sandbox_runner.core import NoStart, allow
 from evener.sandboxes.cleaning import Unclean, clean
 from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import BUNDLES, Sandbox
-from evener.sandboxes.registry import lacks
+from evener.sandboxes.registry import BACKENDS, lacks
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
+from evener.tasks.sandbox_digest import sandbox_digest
 from evener.tasks.tables import Cleaning
 
 
@@ -63,30 +69,29 @@ def declared(spec: HarnessSpec, harness: Harness | None) -> Quirks:
 
 
 async def prepare(stack: AsyncExitStack, spec: SessionSpec, name: str, harness: Harness, context: RunnerContext) -> PreparedLaunch:
-    """Open a sandbox called `name` on the stack, with the task's files. Raises NoStart, BlobError, SandboxError."""
+    """Take a warm sandbox, or open one called `name` on the stack; bring the task's files. Raises NoStart, BlobError, SandboxError."""
     if spec.task is None:
         msg = f"harness {harness.name} needs a task to work on; only recordings have none"
         raise NoStart(msg)
-    backend = context.sandboxes.get(spec.harness.sandbox)
-    if backend is None:
-        msg = f"this runner has no `{spec.harness.sandbox}` sandboxes: they are not configured, or the machine lacks what they need"
-        raise NoStart(msg)
+    backend_name = spec.harness.sandbox
     bundle = await context.bundles.bundle(harness)
     folder = await stack.enter_async_context(temporary_folder("evener-task-"))
-    task = await _unpacked(context.blobs, spec.task, folder, spec.harness.sandbox)
+    task = await _unpacked(context.blobs, spec.task, folder, backend_name)
     if (problem := not_taken(harness, task.mcp_servers)) is not None:
         raise NoStart(problem)
-    has_bundle = await asyncio.to_thread(bundle.is_dir)
-    place = f"{BUNDLES}/{bundle.name}"
-    wanted = structs.replace(task.sandbox, mounts=(Mount(source=str(bundle), place=place),) if has_bundle else ())
-    sandbox = await stack.enter_async_context(backend.open(name, wanted))
+    sandbox, prepared = None, "warm"
+    if BACKENDS[backend_name].warms:
+        sandbox = await context.pool.take(await _kind(backend_name, harness.name, task), stack)
+    if sandbox is None:
+        sandbox, prepared = await _open(stack, name, await _with(bundle, task.sandbox), backend_name, context), "cold"
+    context.metrics.sandbox_starts.labels(prepared).inc()
     if task.environment is not None:
         await sandbox.bring(task.environment, sandbox.workdir)
     if task.clean is not None:
         await _clean(sandbox, task.clean, spec.task)
     if task.healthcheck is not None:
         await wait_until_healthy(sandbox, task.healthcheck)
-    return PreparedLaunch(harness=harness, bundle=Path(sandbox.inside(place)), task=task, sandbox=sandbox)
+    return PreparedLaunch(harness=harness, bundle=Path(sandbox.inside(_place(bundle))), task=task, sandbox=sandbox)
 
 
 async def _clean(sandbox: Sandbox, wanted: Cleaning, ref: TaskRef) -> None:
@@ -97,13 +102,50 @@ async def _clean(sandbox: Sandbox, wanted: Cleaning, ref: TaskRef) -> None:
         raise NoStart(msg) from cause
 
 
-async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path, backend: str) -> Task:
+async def warm(queued: QueuedSessions, stack: AsyncExitStack, context: RunnerContext) -> Sandbox:
+    """Open a sandbox for any of the queued sessions on the stack, and warm it. Raises NoStart, BlobError, SandboxError."""
+    kind = queued.kind
+    try:
+        bundle = await context.bundles.bundle(harness_named(kind.harness))
+    except HarnessError as cause:
+        raise NoStart(str(cause)) from cause
+    async with temporary_folder("evener-task-") as folder:
+        task = await _unpacked(context.blobs, queued.task, folder, kind.backend)
+        sandbox = await _open(stack, f"warm-{token_hex(8)}", await _with(bundle, task.sandbox), kind.backend, context)
+    await sandbox.warm()
+    return sandbox
+
+
+async def _with(bundle: Path, spec: SandboxSpec) -> SandboxSpec:
+    """Return the requirements of a sandbox with a harness's bundle, if it has one."""
+    has_bundle = await asyncio.to_thread(bundle.is_dir)
+    return structs.replace(spec, mounts=(Mount(source=str(bundle), place=_place(bundle)),)) if has_bundle else spec
+
+
+async def _open(stack: AsyncExitStack, name: str, spec: SandboxSpec, backend_name: str, context: RunnerContext) -> Sandbox:
+    backend = context.sandboxes.get(backend_name)
+    if backend is None:
+        msg = f"this runner has no `{backend_name}` sandboxes: they are not configured, or the machine lacks what they need"
+        raise NoStart(msg)
+    return await stack.enter_async_context(backend.open(name, spec))
+
+
+def _place(bundle: Path) -> str:
+    return f"{BUNDLES}/{bundle.name}"
+
+
+async def _kind(backend_name: str, harness: str, task: Task) -> SandboxKind:
+    needs = await asyncio.to_thread(sandbox_digest, task.sandbox)
+    return SandboxKind(backend=backend_name, harness=harness, needs=needs)
+
+
+async def _unpacked(blobs: Blobs, ref: TaskRef, folder: Path, backend_name: str) -> Task:
     data = await blobs.get(ref.archive)
     try:
         task = await asyncio.to_thread(unpacked, data, folder)
     except TaskError as cause:
         raise NoStart(str(cause)) from cause
-    if lacking := lacks(backend, task):
-        msg = f"task {ref.name} needs {', '.join(lacking)}, which a `{backend}` sandbox cannot give"
+    if lacking := lacks(backend_name, task):
+        msg = f"task {ref.name} needs {', '.join(lacking)}, which a `{backend_name}` sandbox cannot give"
         raise NoStart(msg)
     return task

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +27,11 @@ from evener.sandbox_runner.config import Config
 from evener.sandbox_runner.context import RUNNER_TIMINGS, RunnerContext, RunnerTimings
 from evener.sandbox_runner.core import HeldAttempts
 from evener.sandbox_runner.gateway_client import GatewayClient
+from evener.sandbox_runner.preparation import warm
+from evener.sandbox_runner.queue_share import QueueShare
 from evener.sandbox_runner.recordings import Recordings
 from evener.sandbox_runner.sessions import AttemptRun
+from evener.sandbox_runner.warm_pool import PoolLimits, WarmPool
 from evener.sandboxes.registry import open_backends, troubles, usable
 from evener.service.context import Service, ServiceContext
 from evener.service.events import EventLog
@@ -60,6 +64,8 @@ class Runner:
         try:
             async with Tasks() as tasks:
                 tasks.create_task(self._owners.follow(self._context.fleet))
+                tasks.create_task(self._follow_queue())
+                tasks.create_task(self._runner.pool.run(partial(warm, context=self._runner)))
                 tasks.create_task(self._follow())
         finally:
             running = self._tasks()
@@ -73,6 +79,7 @@ class Runner:
         Where all services stop together nothing could end well, so everything is handed back at once.
         """
         self._stopping = True
+        self._runner.pool.stop()
         stop_seconds = self._runner.config.stop_seconds
         if self._context.alone and (running := self._tasks()):
             log.info("waiting_for_sessions", sessions=len(running))
@@ -86,7 +93,7 @@ class Runner:
         """Return the heartbeat for `fleet`. It names no harnesses: a runner refuses one that it lacks, with the reason."""
         taking = self._context.store_usable() and not self._stopping and usable(self._runner.sandboxes)["sandboxes"]
         capacity = self._runner.config.capacity if taking else 0
-        return self._context.heartbeat(SERVICE, stopping=self._stopping, capacity=capacity)
+        return self._context.heartbeat(SERVICE, stopping=self._stopping, capacity=capacity, warm=self._runner.pool.ready())
 
     def leases(self) -> RunnerLeases:
         """Return the sessions that the runner holds, for `leases`."""
@@ -98,6 +105,15 @@ class Runner:
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self._sessions.values()]
+
+    async def _follow_queue(self) -> None:
+        """Prepare sandboxes for this runner's share of what is queued. A kind whose backend is not here is others' work."""
+        share = QueueShare(self._runner.runner_id)
+        async with aclosing(self._context.fleet.follow()) as batches:
+            async for batch in batches:
+                share.read(batch)
+                queued = share.share(now=time.monotonic())
+                self._runner.pool.want([each for each in queued if each.kind.backend in self._runner.sandboxes])
 
     async def _follow(self) -> None:
         async for batch in self._context.bus.follow(self._start.topic, self._start.partition, self._start.offset):
@@ -160,6 +176,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
         )
         owners, recordings = Owners(), Recordings(context.secrets)
         blobs = context.waiting_blobs()
+        limits = PoolLimits(sandboxes=config.warm_sandboxes, preparing=config.preparing, rest_seconds=config.warm_seconds)
         runner_context = RunnerContext(
             config=config,
             runner_id=runner_id,
@@ -169,6 +186,7 @@ async def open_service(config: Config, context: ServiceContext, *, timings: Runn
             secrets=context.secrets,
             sandboxes=sandboxes,
             bundles=Bundles(Path(config.harness_cache)),
+            pool=WarmPool(limits, metrics(context.registry)),
             client=GatewayClient(http, owners),
             bodies=ByteBudget(config.bodies_bytes),
             recordings=recordings,

@@ -1,4 +1,6 @@
-"""Decides which queued session goes to which runner: runs take turns, a run's tasks go in the order of submission, runners by free slots.
+"""Decides which queued session goes to which runner: runs take turns, a run's tasks go in the order of submission.
+
+A session goes to the runner with the most free slots, of those that have a sandbox of its kind warm if there are any.
 
 Each free slot goes to the run that holds the fewest slots for its priority: a run of priority 3 gets three times the slots of a run of
 priority 1. Among equals, such as runs without a slot, it goes to the run with the longest wait since its last dispatch, times its
@@ -12,10 +14,12 @@ from types import MappingProxyType
 from typing import Final
 
 from evener.proto.fleet import Heartbeat, Running
+from evener.proto.sandbox import SandboxKind
 from evener.proto.state import SessionState, Stage, TaskState
 from evener.scheduler.core import Draft, may_start_at
 from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quotas import Allowance, QuotasOf, unlimited
+from evener.scheduler.sandbox_kinds import kind_of
 
 ELSEWHERE_SECONDS: Final = 600.0
 """How long a further attempt waits for a slot at a runner where none was lost: the slots there may be taken for ever."""
@@ -34,24 +38,32 @@ class FreeSlots:
             free = runner.capacity - open_tasks.held_by_runner[runner_id]
             if free > 0 and (free := free - _others(running.get(runner_id, ()), draft)) > 0:
                 self._free[runner_id] = free
-        self._most = [
-            (-self._free[runner_id], number, runner_id) for number, runner_id in enumerate(self._runners) if runner_id in self._free
-        ]
+        self._numbers = {runner_id: number for number, runner_id in enumerate(self._runners)}
+        self._most = [(-free, self._numbers[runner_id], runner_id) for runner_id, free in self._free.items()]
         """A heap of the runners with free slots, the freest first. Entries that are not true any more are skipped."""
         heapify(self._most)
+        self._warm: dict[SandboxKind, dict[str, int]] = {}
+        """Kind to the runners with free slots that have such sandboxes warm, and how many."""
+        for runner_id in self._free:
+            for warm in self._runners[runner_id].warm:
+                self._warm.setdefault(warm.kind, {})[runner_id] = warm.ready
 
     def any(self) -> bool:
         """Return whether a runner has a free slot."""
         return bool(self._free)
 
-    def take(self, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
-        """Take a slot at the runner with the most free slots; return the runner. None: there is none.
+    def take(self, kind: SandboxKind | None = None, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
+        """Take a slot at the runner with the most free slots, of those with a warm sandbox of the kind if there are any; return the runner.
+
+        None: there is none.
 
         `failed_on` are the runners that lost earlier attempts. A free slot at another runner is preferred, and waited for: a runner that
         fails at once, and therefore always has free slots, would otherwise get all attempts of all sessions.
         """
         if failed_on and not any(runner.capacity for runner_id, runner in self._runners.items() if runner_id not in failed_on):
             failed_on = ()
+        if kind is not None and (warm := self._take_warm(kind, failed_on)) is not None:
+            return warm
         passed: list[tuple[int, int, str]] = []
         found: Heartbeat | None = None
         while self._most and found is None:
@@ -63,16 +75,26 @@ class FreeSlots:
                 passed.append(entry)
                 continue
             found = runner
-            self._use(entry)
+            self._use(entry[2])
         for entry in passed:
             heappush(self._most, entry)
         return found
 
-    def _use(self, entry: tuple[int, int, str]) -> None:
-        free, number, runner_id = -entry[0] - 1, entry[1], entry[2]
-        if free:
+    def _take_warm(self, kind: SandboxKind, failed_on: Collection[str]) -> Heartbeat | None:
+        """Take a slot and a warm sandbox: what the next heartbeat will tell is taken into account until then."""
+        warm = self._warm.get(kind, {})
+        usable = [runner_id for runner_id, ready in warm.items() if ready and runner_id in self._free and runner_id not in failed_on]
+        if not usable:
+            return None
+        runner_id = max(usable, key=self._free.__getitem__)
+        warm[runner_id] -= 1
+        self._use(runner_id)
+        return self._runners[runner_id]
+
+    def _use(self, runner_id: str) -> None:
+        if free := self._free[runner_id] - 1:
             self._free[runner_id] = free
-            heappush(self._most, (-free, number, runner_id))
+            heappush(self._most, (-free, self._numbers[runner_id], runner_id))
         else:
             del self._free[runner_id]
 
@@ -106,7 +128,7 @@ class Queue:
         for task, session_id, failed_on in self._waiting:
             if not allowance.allows(task):
                 continue
-            if (runner := slots.take(failed_on=failed_on)) is not None:
+            if (runner := slots.take(kind_of(task), failed_on=failed_on)) is not None:
                 allowance.take(task)
                 self._held += 1
                 self._waits_since = self._served_at = self._now

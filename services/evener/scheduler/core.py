@@ -129,7 +129,7 @@ class Draft:
             raise TaskWasDeleted
         known = self.task(submitted.task_id)
         if known is not None:
-            if structs.replace(known.submitted, submitted_at=submitted.submitted_at, principal=submitted.principal) != submitted:
+            if not _is_same(known.submitted, submitted):
                 raise TaskDiffers
             return known
         group = group_of(submitted.task_id)
@@ -331,6 +331,12 @@ class Draft:
     def _put(self, task: TaskState) -> TaskState:
         self.changed[task.submitted.task_id] = task
         return task
+
+
+def _is_same(known: TaskSubmitted, again: TaskSubmitted) -> bool:
+    """Return whether a submission says the same as an earlier one of its id, whoever sent it and whenever."""
+    told = structs.replace(known, submitted_at=again.submitted_at, principal=again.principal, sandbox_digest=again.sandbox_digest)
+    return told == again
 
 
 def how_it_ended(task: TaskState, event: GroupOutcome) -> tuple[TaskOutcome, str]:

@@ -41,7 +41,7 @@ from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
 from evener.scheduler.core import Draft, RunIsOpen, TaskDiffers, TaskWasDeleted
 from evener.scheduler.membership import NotActive, Scheduler
-from evener.scheduler.submission import SubmissionRefused, check, check_archive, check_graders, check_policies, needs_of_recording, parse
+from evener.scheduler.submission import SubmissionRefused, TaskNeeds, check, check_archive, check_graders, check_policies, needs_of_recording, parse
 from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.auth import Handler, Secrets, control_route, principal_of
 from evener.service.events import EventLog
@@ -119,12 +119,18 @@ class SchedulerEndpoints:
         submission = await asyncio.to_thread(_checked, await body_of(request, MAX_BODY_BYTES))
         check_policies(submission.options, self._writer.fleet.fleet.living("provider_gateway", now=time.monotonic()))
         needs = await self._check_archive(submission)
-        check_graders(needs, self._writer.fleet.fleet.living("evaluator", now=time.monotonic()))
+        check_graders(needs.graders, self._writer.fleet.fleet.living("evaluator", now=time.monotonic()))
         now, options = time.time(), submission.options
         task_id = submission.task_id or new_id("t", now=now)
         who = principal_of(request)
         submitted = TaskSubmitted(
-            task_id=task_id, task=submission.task, options=options, principal=who.name, team=who.team, submitted_at=now
+            task_id=task_id,
+            task=submission.task,
+            options=options,
+            sandbox_digest=needs.sandbox_digest,
+            principal=who.name,
+            team=who.team,
+            submitted_at=now,
         )
         attributes = {"evener.task.id": task_id, "evener.run.id": options.run_id, "evener.harness": options.harness.name}
         parent = propagate.extract(request.headers)
@@ -213,8 +219,8 @@ class SchedulerEndpoints:
         """Remove an engine."""
         return await self._tell(EngineLeft(engine_id=self._known_engine(request), left_at=time.time()))
 
-    async def _check_archive(self, submission: Submission) -> tuple[GraderNeed, ...]:
-        """Return what the task's grader needs. Raises SubmissionRefused."""
+    async def _check_archive(self, submission: Submission) -> TaskNeeds:
+        """Return what the task needs. Raises SubmissionRefused."""
         if submission.task is None:
             return needs_of_recording(submission.options)
         archive = submission.task.archive

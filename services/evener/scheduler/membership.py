@@ -91,8 +91,9 @@ class Scheduler:
 
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat for `fleet`."""
-        epoch = self._writer.epoch if self._writer is not None and self._writer.serving else 0
-        return self._context.heartbeat(SERVICE, stopping=self._stopping, scheduler=self._config.name, active_epoch=epoch)
+        writer = self._writer if self._writer is not None and self._writer.serving else None
+        told = {} if writer is None else {"active_epoch": writer.epoch, "queued": writer.queued()}
+        return self._context.heartbeat(SERVICE, stopping=self._stopping, scheduler=self._config.name, **told)
 
     async def _serve(self, _partition: int) -> None:
         """Take over, and be active until the group takes the tasks away, or another scheduler fences this one."""

@@ -6,7 +6,7 @@ The cost of a scheduler's step then depends on the changes, not on the number of
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, zip_longest
 from typing import Final
 
 from evener.proto.fleet import Running
@@ -95,6 +95,12 @@ class OpenTasks:
         """Return the tasks with waiting sessions, in their order, by run; the run that came first, first."""
         waiting = ((run_id, self._queued[run_id]) for run_id in self._runs if run_id in self._queued)
         return {run_id: [self._tasks[task_id] for _, task_id in tasks] for run_id, tasks in waiting}
+
+    def by_turns(self) -> Iterator[TaskState]:
+        """Yield the tasks with waiting sessions: the first of each run, then the second of each, and so on."""
+        queues = [self._queued[run_id] for run_id in self._runs if run_id in self._queued]
+        for turn in zip_longest(*queues):
+            yield from (self._tasks[entry[1]] for entry in turn if entry is not None)
 
     def _note_served(self, task: TaskState) -> None:
         run_id = task.submitted.options.run_id

@@ -27,15 +27,23 @@ from evener.sandboxes.registry import BACKENDS, lacks
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
-
-SANDBOXES: Final = (*BACKENDS, "none")
-"""The sandbox backends. `none`: somebody else runs the harness."""
+from evener.tasks.sandbox_digest import sandbox_digest
+from evener.tokens.session import NO_SANDBOX
 
 MAX_NUMBER: Final = 2**63
 _FIELD: Final = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 
 BodyT = TypeVar("BodyT")
+
+
+class TaskNeeds(Struct, frozen=True, kw_only=True):
+    """What others must have for a task."""
+
+    graders: tuple[GraderNeed, ...]
+    """What its grader needs of an evaluator."""
+    sandbox_digest: str = ""
+    """The digest of what it asks of its sandbox. Empty: it has none."""
 
 
 class SubmissionRefused(EvenerError):
@@ -96,9 +104,10 @@ def check(submission: Submission) -> None:
     if submission.task_id is not None and not TASK_ID_PATTERN.match(submission.task_id):
         _refuse("a task id has 1 to 100 letters, digits, '.', '_' and '-', and begins with a letter or digit", "task_id")
     _check_harness(options.harness)
-    if options.harness.sandbox not in SANDBOXES:
-        _refuse(f"unknown sandbox {options.harness.sandbox!r}: there are {', '.join(SANDBOXES)}", "options.harness.sandbox")
-    if submission.task is None and options.harness.sandbox != "none":
+    if options.harness.sandbox not in {*BACKENDS, NO_SANDBOX}:
+        known = ", ".join((*BACKENDS, NO_SANDBOX))
+        _refuse(f"unknown sandbox {options.harness.sandbox!r}: there are {known}", "options.harness.sandbox")
+    if submission.task is None and options.harness.sandbox != NO_SANDBOX:
         _refuse("only a recording (options.harness.sandbox = 'none') goes without a task", "task")
     if options.grader.name not in GRADERS:
         _refuse(f"unknown grader {options.grader.name!r}: there are {', '.join(sorted(GRADERS))}", "options.grader.name")
@@ -137,28 +146,28 @@ def check_graders(needs: Sequence[GraderNeed], evaluators: Iterable[Heartbeat]) 
             _refuse(f"{evaluator.instance_id} cannot grade: {problem}", "options.grader")
 
 
-def needs_of_recording(options: TaskOptions) -> tuple[GraderNeed, ...]:
-    """Return what the grader of a task without an archive needs. Raises Refused."""
-    return _needs(options, None)
+def needs_of_recording(options: TaskOptions) -> TaskNeeds:
+    """Return what a task without an archive needs. Raises Refused."""
+    return TaskNeeds(graders=_graders(options, None))
 
 
-def check_archive(data: bytes, options: TaskOptions) -> tuple[GraderNeed, ...]:
-    """Unpack and read the task as a runner will; return what its grader needs. Raises Refused. Blocks: call it in a thread."""
+def check_archive(data: bytes, options: TaskOptions) -> TaskNeeds:
+    """Unpack and read the task as a runner will; return what it needs. Raises Refused. Blocks: call it in a thread."""
     try:
         with tempfile.TemporaryDirectory(prefix="evener-task-") as folder:
             task = unpacked(data, Path(folder))
-            needs = _needs(options, task)
+            needs = TaskNeeds(graders=_graders(options, task), sandbox_digest=sandbox_digest(task.sandbox))
     except TaskError as cause:
         raise SubmissionRefused(str(cause.args[0]), "task.archive") from cause
     if lacking := lacks(options.harness.sandbox, task):
         name = options.harness.sandbox
         _refuse(f"the sandbox `{name}` cannot give the task what it needs: {', '.join(lacking)}", "options.harness.sandbox")
-    if options.harness.sandbox != "none" and (problem := not_taken(harness(options.harness.name), task.mcp_servers)) is not None:
+    if options.harness.sandbox != NO_SANDBOX and (problem := not_taken(harness(options.harness.name), task.mcp_servers)) is not None:
         _refuse(problem, "options.harness.name")
     return needs
 
 
-def _needs(options: TaskOptions, task: Task | None) -> tuple[GraderNeed, ...]:
+def _graders(options: TaskOptions, task: Task | None) -> tuple[GraderNeed, ...]:
     try:
         return needs_of(options.grader, task)
     except GraderRefused as cause:
@@ -167,7 +176,7 @@ def _needs(options: TaskOptions, task: Task | None) -> tuple[GraderNeed, ...]:
 
 def _check_harness(wanted: HarnessSpec) -> None:
     """Refuse an unknown harness, unless somebody else runs it."""
-    if wanted.sandbox == "none":
+    if wanted.sandbox == NO_SANDBOX:
         return
     try:
         harness(wanted.name).check(wanted.options)

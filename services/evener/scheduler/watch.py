@@ -33,7 +33,7 @@ class Watch:
         self._news = asyncio.Event()
         self._ended = False
         self._held = ""
-        self._refused: Mapping[str, str] = {}
+        self.refused: Mapping[str, str] = {}
         """Task id to the quota that keeps its sessions waiting."""
 
     def end(self) -> None:
@@ -63,8 +63,8 @@ class Watch:
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Say from now on which tasks wait because of a quota, and of which one."""
-        changed = {task_id for task_id, _ in reasons.items() ^ self._refused.items() if task_id in self._cursors}
-        self._refused = dict(reasons)
+        changed = {task_id for task_id, _ in reasons.items() ^ self.refused.items() if task_id in self._cursors}
+        self.refused = dict(reasons)
         if changed:
             self.changed(changed)
 
@@ -111,7 +111,7 @@ class Watch:
                 yield None
 
     def _view(self, task_id: str, cursor: int) -> TaskView:
-        return view(self._tasks[task_id], cursor, held=self._held, refused=self._refused.get(task_id, ""))
+        return view(self._tasks[task_id], cursor, held=self._held, refused=self.refused.get(task_id, ""))
 
 
 def view(state: TaskState, cursor: int, *, held: str, refused: str) -> TaskView:

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind
 from evener.bus.port import GroupOffset, Outgoing, Position, Producer
 from evener.proto.codec import tag_of
 from evener.proto.errors import EvenerError, Recoverable
-from evener.proto.fleet import Heartbeat, Running
+from evener.proto.fleet import Heartbeat, QueuedSessions, Running
 from evener.proto.sessions import SessionDispatched, SessionGivenUp, SessionSealed
 from evener.proto.state import DeletedTask, Stage, TaskState
 from evener.proto.tasks import TaskEnded, TaskSubmitted
@@ -32,6 +32,7 @@ from evener.scheduler.inbox import INBOX_TOPICS, Batch, ClockTick, Inbox, Item, 
 from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quarantine import Quarantine
 from evener.scheduler.quotas import Spending
+from evener.scheduler.sandbox_kinds import next_up
 from evener.scheduler.team_series import show_teams
 from evener.scheduler.watch import Watch
 from evener.service.context import ServiceContext
@@ -110,6 +111,10 @@ class TaskWriter:
             hide_fleet(self._metrics)
             show_teams(self._metrics)
             await asyncio.shield(producer.aclose())
+
+    def queued(self) -> tuple[QueuedSessions, ...]:
+        """Return the head of the queue by kind of sandbox, for `fleet`. Empty: nothing waits, or nothing new starts."""
+        return () if self.backpressure.reason else next_up(self._open, self.watch.refused)
 
     def stop(self) -> None:
         """Take no more commands, and end the watchers' streams."""
