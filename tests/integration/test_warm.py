@@ -34,7 +34,7 @@ def options(sandbox: str, samples: int = 4, **given: Any) -> TaskOptions:
 
 
 def count(registry: CollectorRegistry, name: str, **labels: str) -> float:
-    return registry.get_sample_value(f"evener_{name}", labels) or 0.0
+    return registry.get_sample_value(name, labels) or 0.0
 
 
 async def finished(client: Client) -> None:
@@ -75,16 +75,16 @@ async def test_sessions_get_sandboxes_that_were_prepared_while_others_ran(tmp_pa
     """There is one slot: the first session prepares its own, the others do not. Nothing of them is there before or after."""
     async with scripted_engine(SCRIPT, smollm()) as engine, evener(tmp_path, engine, warm_sandboxes=2) as (registry, client):
         await submit(client, "ten-words", options(slowly))
-        await eventually(lambda: count(registry, "warm_sandboxes", state="ready") == 2)
-        assert count(registry, "sandbox_starts_total", prepared="cold") == 1
+        await eventually(lambda: count(registry, "evener_warm_sandboxes", state="ready") == 2)
+        assert count(registry, "evener_sandbox_starts_total", prepared="cold") == 1
         assert [files_below(folder) for folder in warm_folders(tmp_path, slowly)] == [set(), set()]
         fleet = await until(client.fleet, lambda fleet: any(beat.warm for beat in fleet.instances))
         assert [(one.kind.backend, one.kind.harness, one.ready) for beat in fleet.instances for one in beat.warm] == [(slowly, "script", 2)]
 
         engine.go(times=None)
         await finished(client)
-        assert count(registry, "sandbox_starts_total", prepared="warm") == 3
-        assert count(registry, "warming_seconds_count") >= 3
+        assert count(registry, "evener_sandbox_starts_total", prepared="warm") == 3
+        assert count(registry, "evener_warming_seconds_count") >= 3
 
     assert warm_folders(tmp_path, slowly) == []
 
@@ -93,10 +93,10 @@ async def test_kind_that_is_queued_no_more_is_not_prepared_for(tmp_path: Path, s
     """A run that was cancelled leaves its warm sandboxes for a while, then none."""
     async with scripted_engine(SCRIPT, smollm()) as engine, evener(tmp_path, engine, warm_seconds=0.5) as (registry, client):
         await submit(client, "ten-words", options(slowly, samples=8))
-        await eventually(lambda: count(registry, "warm_sandboxes", state="ready") == 4)
+        await eventually(lambda: count(registry, "evener_warm_sandboxes", state="ready") == 4)
         await client.cancel("t")
 
-        await eventually(lambda: count(registry, "warm_sandboxes", state="ready") == 0)
+        await eventually(lambda: count(registry, "evener_warm_sandboxes", state="ready") == 0)
         await eventually(lambda: warm_folders(tmp_path, slowly) == [])
 
 
@@ -107,8 +107,8 @@ async def test_plain_processes_are_not_prepared_ahead(tmp_path: Path) -> None:
         engine.go(times=None)
         await finished(client)
 
-        assert count(registry, "sandbox_starts_total", prepared="cold") == 3
-        assert count(registry, "warming_seconds_count") == 0
+        assert count(registry, "evener_sandbox_starts_total", prepared="cold") == 3
+        assert count(registry, "evener_warming_seconds_count") == 0
 
 
 class Failing:
@@ -143,7 +143,7 @@ async def test_sandboxes_that_cannot_be_prepared_ahead_cost_no_session(tmp_path:
         engine.go(times=None)
         await finished(client)
 
-        assert count(registry, "sandbox_starts_total", prepared="cold") == 3
+        assert count(registry, "evener_sandbox_starts_total", prepared="cold") == 3
 
 
 async def test_warm_sandboxes_of_bubblewrap_serve_sessions(tmp_path: Path) -> None:
@@ -152,12 +152,12 @@ async def test_warm_sandboxes_of_bubblewrap_serve_sessions(tmp_path: Path) -> No
         pytest.fail("bubblewrap does not work on this machine (Debian, Ubuntu: apt install bubblewrap; it needs user namespaces)")
     async with scripted_engine(SCRIPT, smollm()) as engine, evener(tmp_path, engine) as (registry, client):
         await submit(client, "ten-words", options("bubblewrap"))
-        await eventually(lambda: count(registry, "warm_sandboxes", state="ready") == 3)
+        await eventually(lambda: count(registry, "evener_warm_sandboxes", state="ready") == 3)
         assert [files_below(folder) for folder in warm_folders(tmp_path, "bubblewrap")] == [set(), set(), set()]
         engine.go(times=None)
         await finished(client)
 
-        assert count(registry, "sandbox_starts_total", prepared="warm") == 3
+        assert count(registry, "evener_sandbox_starts_total", prepared="warm") == 3
 
 
 @pytest.mark.docker
@@ -166,11 +166,11 @@ async def test_warm_containers_serve_sessions(tmp_path: Path, docker_host: str) 
     config = SandboxesConfig(docker=DockerConfig(host=docker_host, image="evener-base"))
     async with scripted_engine(SCRIPT, smollm()) as engine, evener(tmp_path, engine, sandboxes=config) as (registry, client):
         await submit(client, "ten-words", options("docker"))
-        await eventually(lambda: count(registry, "warm_sandboxes", state="ready") == 3)
+        await eventually(lambda: count(registry, "evener_warm_sandboxes", state="ready") == 3)
         engine.go(times=None)
         await finished(client)
 
-        assert count(registry, "sandbox_starts_total", prepared="warm") == 3
+        assert count(registry, "evener_sandbox_starts_total", prepared="warm") == 3
     listing = await asyncio.create_subprocess_exec(
         *("docker", "--host", docker_host, "ps", "--all", "--format", '{{.Label "evener.sandboxes"}}'), stdout=asyncio.subprocess.PIPE
     )

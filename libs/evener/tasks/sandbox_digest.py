@@ -10,7 +10,7 @@ from msgspec import structs
 from evener.proto.sandbox import ImageBuild, SandboxSpec
 from evener.tasks.pack import archive_of
 
-LENGTH: Final = 32
+DIGEST_DIGITS: Final = 32
 
 
 def sandbox_digest(spec: SandboxSpec) -> str:
@@ -21,4 +21,4 @@ def sandbox_digest(spec: SandboxSpec) -> str:
     if isinstance(spec.image, ImageBuild):
         files = hashlib.sha256(archive_of(Path(spec.image.context))).hexdigest()
         spec = structs.replace(spec, image=structs.replace(spec.image, context=files))
-    return hashlib.sha256(msgspec.msgpack.encode(spec)).hexdigest()[:LENGTH]
+    return hashlib.sha256(msgspec.msgpack.encode(spec)).hexdigest()[:DIGEST_DIGITS]

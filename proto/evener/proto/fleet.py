@@ -63,6 +63,7 @@ class QueuedSessions(Struct, frozen=True, kw_only=True):
     task: TaskRef
     """One of their tasks, which tells how to prepare a sandbox of this kind."""
     sessions: int
+    """The number of these sessions."""
 
 
 class WarmSandboxes(Struct, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ class WarmSandboxes(Struct, frozen=True, kw_only=True):
 
     kind: SandboxKind
     ready: int
+    """The number of these sandboxes."""
 
 
 class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):

@@ -71,6 +71,7 @@ class SandboxKind(Struct, frozen=True, kw_only=True):
     """What a sandbox has before a session comes: sandboxes of one kind can stand in for each other."""
 
     backend: str
+    """The sandbox backend: `docker`, `bubblewrap`, ..."""
     harness: str
     """The harness whose bundle is mounted."""
     needs: str

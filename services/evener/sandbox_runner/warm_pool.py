@@ -22,7 +22,7 @@ from evener.sandbox_runner.core import NoStart
 from evener.sandboxes.port import Sandbox
 from evener.service.telemetry import Metrics
 
-CHECK_SECONDS: Final = 5.0
+USABLE_SECONDS: Final = 5.0
 """A warm sandbox that has not said within this time that it is usable is not used."""
 LOOK_SECONDS: Final = 1.0
 """The longest time between two looks at what is there."""
@@ -195,7 +195,7 @@ class WarmPool:
 
 async def _is_usable(sandbox: Sandbox) -> bool:
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
+        async with asyncio.timeout(USABLE_SECONDS):
             return await sandbox.usable()
     except (EvenerError, OSError) as cause:  # TimeoutError is an OSError
         log.warning("warm_sandbox_not_checked", reason=str(cause))
