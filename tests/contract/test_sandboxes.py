@@ -45,7 +45,8 @@ ASKED = (
 """Prints what an HTTP server answers."""
 PROXIED = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[1], timeout=20).read().decode())"
 LISTED = """
-cd "$HOME/../.." && find . \\( -path ./proc -o -path ./sys -o -path ./dev -o -path ./usr \\) -prune -o ! -type d -print 2> "/dev/null" | sort
+cd "$HOME/../.."
+find . \\( -path ./proc -o -path ./sys -o -path ./dev -o -path ./usr \\) -prune -o ! -type d -print 2> /dev/null | sort
 env | cut -d= -f1 | sort
 """
 """Prints the files and variables of a sandbox."""

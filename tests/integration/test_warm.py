@@ -23,7 +23,7 @@ from evener.sandboxes.config import DockerConfig, SandboxesConfig
 from evener.sandboxes.local import open_local
 from evener.sandboxes.port import ANY_SANDBOX, Sandbox, Sandboxes
 from evener.sandboxes.registry import BACKENDS, Backend
-from evener.service.auth import TOKEN_FILE
+from evener.service.state_folder import TOKEN_FILE
 
 SCRIPT: Final = Script(default=Rule(say="one two three four five six seven eight nine ten", wait="each"))
 
