@@ -29,7 +29,6 @@ from evener.client.views import (
     Submission,
     TaskList,
 )
-from evener.graders.offer import GraderNeed
 from evener.proto.blobs import BlobRef
 from evener.proto.errors import EvenerError
 from evener.proto.fields import shared_fields
@@ -41,7 +40,16 @@ from evener.proto.tasks import TaskSubmitted
 from evener.proto.topics import Topic
 from evener.scheduler.core import Draft, RunIsOpen, TaskDiffers, TaskWasDeleted
 from evener.scheduler.membership import NotActive, Scheduler
-from evener.scheduler.submission import SubmissionRefused, TaskNeeds, check, check_archive, check_graders, check_policies, needs_of_recording, parse
+from evener.scheduler.submission import (
+    SubmissionRefused,
+    TaskNeeds,
+    check,
+    check_archive,
+    check_graders,
+    check_policies,
+    needs_of_recording,
+    parse,
+)
 from evener.scheduler.writer import NotServing, TaskWriter
 from evener.service.auth import Handler, Secrets, control_route, principal_of
 from evener.service.events import EventLog
