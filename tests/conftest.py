@@ -1,6 +1,7 @@
 """What all tests share: a clean environment, and one real Kafka broker for those that are marked with it."""
 
 import fcntl
+import gc
 import os
 import secrets
 import shutil
@@ -8,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,6 +51,17 @@ LONGEST = (
     "integration/test_misconfigured.py",
 )
 """The files that take longest begin first: a worker that began one of them last would end minutes after the others."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector what all files import: nothing of it ever goes, and every collection would look at it again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

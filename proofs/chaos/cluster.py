@@ -6,8 +6,7 @@ import random
 import secrets
 import signal
 import socket
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from proofs.chaos.brokers import Brokers, brokers
 from proofs.chaos.links import Link, link
 from proofs.chaos.objects import environment, object_store
 from proofs.chaos.work import Wanted, Work, script
+from tests.support.forks import Forked, start
 from tests.support.log import Log, read_log
 
 from evener.audit.audit import audit
@@ -88,7 +88,7 @@ class Member:
         """Further flags."""
         self._log = folder / f"{name}.log"
         self._config = folder / "evener.toml"
-        self._process: Process | None = None
+        self._process: Process | Forked | None = None
 
     @property
     def log(self) -> str:
@@ -105,9 +105,7 @@ class Member:
         self.starts += 1
         told = ("--config", str(self._config), "--instance", self.name, "--port", str(self.port), *self.words)
         with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, *self.program, *told, stdin=DEVNULL, stdout=log, stderr=log, env={**self.environment, **environment}
-            )
+            self._process = await start((*self.program, *told), log, {**self.environment, **environment})
         self.wanted = True
 
     def tell(self, number: signal.Signals) -> None:

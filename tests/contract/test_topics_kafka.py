@@ -3,8 +3,6 @@
 import asyncio
 import json
 import secrets
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -13,6 +11,7 @@ import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from prometheus_client import CollectorRegistry
+from tests.support import commands
 from tests.support.waiting import eventually, until
 
 from evener.bus.kafka import KafkaBus, open_kafka
@@ -232,12 +231,10 @@ async def test_what_only_the_clusters_operator_can_mend_is_left_and_says_how(kaf
         assert (left.subject, left.has, left.wanted) == (prefix + Topic.MERGED, "3", "2")
 
 
-async def evener(*words: str) -> tuple[int, list[str]]:
+async def evener(*words: str) -> tuple[int | None, list[str]]:
     """Run a command; return its exit code and its lines."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "evener.cli", *words, stdout=PIPE)
-    out, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode().splitlines()
+    ended = await commands.evener(*words)
+    return ended.code, ended.out.splitlines()
 
 
 async def test_commands_exit_with_1_while_something_differs(kafka_servers: str, prefix: str) -> None:

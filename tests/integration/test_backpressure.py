@@ -3,15 +3,14 @@
 import asyncio
 import json
 import secrets
-import sys
 import time
-from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.support import builders
+from tests.support.commands import evener
 from tests.support.other_services import OtherServices
 from tests.support.scheduler import scheduler
 from tests.support.waiting import until
@@ -65,11 +64,9 @@ class StoppedEvaluator:
 async def lag_command(url: str, state: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict[str, Any]], str]:
     """Run `evener lag`; return its lines and what it says on stderr."""
     monkeypatch.setenv("EVENER_URL", url)
-    command = (sys.executable, "-m", "evener.cli", "lag", "--state", str(state))
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
-    out, errors = await process.communicate()
-    assert process.returncode == 0, errors
-    return [json.loads(line) for line in out.decode().splitlines()], errors.decode()
+    ended = await evener("lag", "--state", str(state))
+    assert ended.code == 0, ended.errors
+    return [json.loads(line) for line in ended.out.splitlines()], ended.errors
 
 
 @pytest.mark.kafka

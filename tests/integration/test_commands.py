@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from anyio.from_thread import start_blocking_portal
 from tests.support.engines import smollm
+from tests.support.forks import Command
 from tests.support.waiting import block_until
 
 from evener.engines.scripted import Script, scripted_engine
@@ -42,15 +43,14 @@ class Shell:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_")}
         self.environ = environ | {"XDG_STATE_HOME": str(state), "NO_COLOR": "1"}
 
-    def start(self, *words: str) -> "subprocess.Popen[str]":
+    def start(self, *words: str) -> Command:
         """Start a command."""
-        command = [sys.executable, "-m", "evener.cli", *words]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environ)
+        return Command("-m", "evener.cli", *words, environment=self.environ)
 
     def run(self, *words: str, code: int = 0) -> str:
         """Run a command to its end; return its output."""
         process = self.start(*words)
-        out, errors = process.communicate(timeout=300)
+        out, errors = process.communicate()
         assert process.returncode == code, errors
         return out if code == 0 else errors
 
@@ -82,11 +82,11 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """Commands beside a running `evener up`."""
     shell = Shell(tmp_path_factory.mktemp("state"))
     up = shell.start("up", "--port", "0", "--log-level", "error")
-    block_until(lambda: (shell.state / "evener.json").exists() or up.poll() is not None, seconds=START_SECONDS)
-    assert up.poll() is None, up.communicate()[1]
+    block_until(lambda: (shell.state / "evener.json").exists() or up.returncode is not None, seconds=START_SECONDS)
+    assert up.returncode is None, up.communicate()[1]
     yield shell
-    up.terminate()
-    _, errors = up.communicate(timeout=120)
+    up.send_signal(signal.SIGTERM)
+    _, errors = up.communicate()
     assert up.returncode == 0, errors
 
 
@@ -118,7 +118,7 @@ def test_prompt_that_does_not_fit_is_reported_with_its_numbers(shell: Shell, tmp
     (tmp_path / "instruction.md").write_text("word " * 6000)
     (tmp_path / "task.toml").write_text('[metadata.evener]\ngrader = "answer"\nexpected = "word"\n')
     process = shell.start("run", str(tmp_path), "--harness", "script", "--samples", "2", "--run-id", "long")
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate()
     session = json.loads(out.splitlines()[1])["task_id"] + ".0"
     shown = shell.run("show", session)
 
@@ -134,7 +134,7 @@ def test_evaluated_groups_never_reach_trainers(shell: Shell, tmp_path: Path) -> 
     words = ("run", str(TASK), "--harness", "script", "--samples", "1", "--purpose", "eval", "--run-id", "judged")
     (told,) = shell.lines(*words, "--sampling.max-tokens", "8")[1:-1]
     process = shell.start("groups", "export", "--run-id", "judged", "--out", str(tmp_path / "t.jsonl"))
-    out, warned = process.communicate(timeout=120)
+    out, warned = process.communicate()
     trained = json.loads(out)
     (judged,) = shell.lines("groups", "export", "--run-id", "judged", "--purpose", "eval", "--out", str(tmp_path / "e.jsonl"))
     (both,) = shell.lines("groups", "export", "--run-id", "judged", "--purpose", "all", "--out", str(tmp_path / "a.jsonl"))
@@ -175,7 +175,7 @@ def test_recording_with_quirks_names_what_is_in_no_row(shell: Shell, tmp_path: P
     """The file says that the program's one call is not the agent's work; the last line counts it, and a sentence says why."""
     (tmp_path / "mine.toml").write_text('[[side_calls]]\nname = "greeting"\nlast = "^Say hello"\n')
     process = shell.start("record", "--quirks", str(tmp_path / "mine.toml"), "--", sys.executable, "-c", ASKS)
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate()
     ended = json.loads(out.splitlines()[-1])
 
     assert process.returncode == 0, errors
@@ -207,7 +207,7 @@ def test_rebuilt_sessions_are_as_recorded(shell: Shell, tmp_path: Path) -> None:
 def test_program_that_fails_gives_its_exit_code(shell: Shell) -> None:
     """`record` stands between a script and its program without being seen."""
     process = shell.start("record", "--", sys.executable, "-c", "raise SystemExit(3)")
-    process.communicate(timeout=120)
+    process.communicate()
 
     assert process.returncode == 3
 
@@ -215,12 +215,11 @@ def test_program_that_fails_gives_its_exit_code(shell: Shell) -> None:
 def test_recording_without_a_program_stays_open_until_ctrl_c(shell: Shell) -> None:
     """For a conversation by hand with the printed base URL and key."""
     process = shell.start("record")
-    assert process.stdout
     opened = json.loads(process.stdout.readline())
     environ = shell.environ | {"OPENAI_BASE_URL": f"{opened['base_url']}/v1", "OPENAI_API_KEY": opened["key"]}
     answered = subprocess.run([sys.executable, "-c", ASKS], env=environ, capture_output=True, text=True, check=False)
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate()
 
     assert answered.returncode == 0, answered.stderr
     assert process.returncode == 0, errors
@@ -234,10 +233,9 @@ def test_left_run_continues_and_the_same_command_shows_it_again(shell: Shell, nu
     run_id = f"left-{number.name}"
     words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", run_id, "--sampling.max-tokens", "24")
     process = shell.start(*words)
-    assert process.stdout
     process.stdout.readline()
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     again = shell.lines(*words)
 
     assert process.returncode == 128 + number
@@ -253,13 +251,11 @@ def test_run_with_its_own_services_stops_where_it_is_and_continues(slow_shell: S
     shell = slow_shell
     words = ("run", str(TASK), "--harness", "script", "--samples", "4", "--run-id", "left", "--sampling.max-tokens", "32")
     process = shell.start(*words)
-    assert process.stdout
     process.stdout.readline()
     process.send_signal(number)
-    assert process.stderr
     told = process.stderr.readline()
     shell.go()
-    process.communicate(timeout=120)
+    process.communicate()
     assert process.returncode == code
     assert "evener: run left is paused (Ctrl-C again: stop at once); the same command with --run-id left continues it" in told
     assert not (shell.state / "evener.json").exists()
@@ -270,13 +266,12 @@ def test_run_with_its_own_services_stops_where_it_is_and_continues(slow_shell: S
 def test_run_whose_lines_nobody_reads_says_that_it_is_left(slow_shell: SlowShell) -> None:
     """`evener run ... | head -1` would look as if the run had ended well."""
     words = ("run", str(TASK), "--harness", "script", "--samples", "2", "--run-id", "unread", "--sampling.max-tokens", "32")
-    with slow_shell.start(*words) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.stdout.close()
-        slow_shell.go()
-        assert process.stderr
-        errors = process.stderr.read()
+    process = slow_shell.start(*words)
+    process.stdout.readline()
+    process.stdout.close()
+    slow_shell.go()
+    _, errors = process.communicate()
+
     assert process.returncode == 141
     assert "run unread is left before its end; the same command with --run-id unread continues it" in errors
 
@@ -286,7 +281,7 @@ def test_ctrl_c_before_anything_was_submitted_says_so(slow_shell: SlowShell) -> 
     process = slow_shell.start("run", str(TASK), "--harness", "script")
     block_until((slow_shell.state / "up.log").exists, seconds=START_SECONDS)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
 
     assert (process.returncode, errors) == (130, "evener: interrupted before anything was submitted\n")
 
@@ -294,8 +289,6 @@ def test_ctrl_c_before_anything_was_submitted_says_so(slow_shell: SlowShell) -> 
 def test_second_ctrl_c_ends_a_run_at_once(slow_shell: SlowShell) -> None:
     """And its services with it."""
     process = slow_shell.start("run", str(TASK), "--harness", "script", "--samples", "4", "--sampling.max-tokens", "512")
-    assert process.stdout
-    assert process.stderr
     process.stdout.readline()
     pid = json.loads((slow_shell.state / "evener.json").read_bytes())["pid"]
     os.kill(pid, signal.SIGSTOP)  # it cannot drain
@@ -303,7 +296,7 @@ def test_second_ctrl_c_ends_a_run_at_once(slow_shell: SlowShell) -> None:
     while "is paused" not in process.stderr.readline():
         pass
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    process.communicate()
 
     assert process.returncode == 130
     block_until(lambda: not Path(f"/proc/{pid}").exists(), seconds=START_SECONDS)
@@ -313,10 +306,9 @@ def test_cancelled_run_ends_and_keeps_what_was_delivered(shell: Shell, tmp_path:
     """By the run's name; an unknown run is an error. Sessions that ended before are too few for a group."""
     words = ("--samples", "32", "--group.min-usable", "32", "--run-id", "enough", "--sampling.max-tokens", "512")
     process = shell.start("run", str(TASK), "--harness", "script", *words)
-    assert process.stdout
     process.stdout.readline()
     (cancelled,) = shell.lines("cancel", "enough")
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate()
     unknown = shell.run("cancel", "enouhg", code=1)
 
     assert cancelled == {"run": "enough", "cancelled": 1, "ended_before": 0, "ending": 0}
@@ -352,10 +344,9 @@ def test_demo_that_is_left_says_how_its_run_is_ended(slow_shell: SlowShell, tmp_
     shell = slow_shell
     shell.environ["EVENER_STOP_SECONDS"] = "1"  # no answer ever comes
     process = shell.start("demo", "--samples", "4", "--out", str(tmp_path / "out"))
-    assert process.stdout is not None
     run = json.loads(process.stdout.readline())["run"]
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
 
     assert process.returncode == 143
     assert f"evener: the demo was interrupted and has no report; `evener cancel {run}` ends" in errors

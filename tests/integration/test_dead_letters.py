@@ -3,9 +3,7 @@
 import asyncio
 import json
 import secrets
-import sys
 import time
-from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.support import commands
 from tests.support.principals import principals_file
 from tests.support.service_context import MISSING, OPERATOR, RUBBISH, context_on, serving
 from tests.support.waiting import until
@@ -190,9 +189,8 @@ async def test_commands_list_and_replay(context: ServiceContext, client: Client,
 
 async def evener(*words: str) -> tuple[int | None, list[dict[str, Any]]]:
     """Run a command; return its exit code and its lines."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "evener.cli", *words, stdout=PIPE)
-    out, _ = await process.communicate()
-    return process.returncode, [json.loads(line) for line in out.decode().splitlines()]
+    ended = await commands.evener(*words)
+    return ended.code, [json.loads(line) for line in ended.out.splitlines()]
 
 
 async def test_wrong_requests_are_refused_in_one_line(client: Client) -> None:

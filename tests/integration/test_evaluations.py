@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from tests.support.commands import evener
+from tests.support.commands import asked
 from tests.support.engines import smollm
 from tests.support.together import together
 
@@ -40,10 +40,10 @@ async def test_evaluation_is_told_resumed_and_never_trained(tmp_path: Path) -> N
         Client(context.address, token := (tmp_path / "state" / TOKEN_FILE).read_text().strip()) as client,
     ):
         words = ("eval", str(sums), "--harness", "script", "--samples", "2", "--run-id", "e", "--sampling.max-tokens", "32")
-        code, out, errors = await evener(context.address, token, *words, "--out", str(tmp_path / "out"))
+        code, out, errors = await asked(context.address, token, *words, "--out", str(tmp_path / "out"))
         assert code == 0, errors
         *_, report = lines(out)
-        again = await evener(context.address, token, *words)
+        again = await asked(context.address, token, *words)
 
         (result,) = report["results"]
         assert (result["harness"], result["task_set"], result["tasks"], result["graded"]) == ("script", "sums", 2, 4)
@@ -59,21 +59,21 @@ async def test_evaluation_is_told_resumed_and_never_trained(tmp_path: Path) -> N
 
         corrected = task(tmp_path / "corrected", "wrong", "7")
         sessions = ("e.script.sums.wrong.0", "e.script.sums.wrong.1")
-        code, out, errors = await evener(context.address, token, "regrade", *sessions, "--task", str(corrected))
+        code, out, errors = await asked(context.address, token, "regrade", *sessions, "--task", str(corrected))
         assert (code, errors) == (0, "")
         found = sorted((one["session_id"], one["before"], one["reward"]) for one in lines(out))
         assert found == [("e.script.sums.wrong.0", 0.0, 1.0), ("e.script.sums.wrong.1", 0.0, 1.0)]
         (tmp_path / "corrected.jsonl").write_text('{"session_id":"e.script.sums.wrong.0","before":0,"reward":null,"grader":"x"}\n' + out)
         exporting = ("groups", "export", "--run-id", "e.script.sums", "--purpose", "eval", "--rewards", str(tmp_path / "corrected.jsonl"))
-        code, _, errors = await evener(context.address, token, *exporting, "--out", str(tmp_path / "rows.jsonl"))
+        code, _, errors = await asked(context.address, token, *exporting, "--out", str(tmp_path / "rows.jsonl"))
         assert code == 0, errors
         exported = {(one["rollout_id"], one["reward"], one["regrade"]) for one in lines((tmp_path / "rows.jsonl").read_text())}
         assert {("e.script.sums.wrong.0", 1.0, "corrected"), ("e.script.sums.wrong.1", 1.0, "corrected")} <= exported
         assert {regrade for session, _, regrade in exported if ".wrong." not in session} == {""}
-        code, out, _ = await evener(context.address, token, "regrade", "--run-id", "e.script.sums", "--grader", "none")
+        code, out, _ = await asked(context.address, token, "regrade", "--run-id", "e.script.sums", "--grader", "none")
         (tmp_path / "none.jsonl").write_text(out)
         without = (*exporting[:-1], str(tmp_path / "none.jsonl"))
-        assert (await evener(context.address, token, *without, "--out", str(tmp_path / "rows.jsonl")))[0] == 0
+        assert (await asked(context.address, token, *without, "--out", str(tmp_path / "rows.jsonl")))[0] == 0
         assert (tmp_path / "rows.jsonl").read_text() == ""
         assert (code, {one["ungraded"] for one in lines(out)}) == (1, {"no grader"})
         score = (await client.score("e.script.sums.wrong.0")).score
@@ -86,7 +86,7 @@ async def test_evaluation_is_told_resumed_and_never_trained(tmp_path: Path) -> N
 async def test_wrong_usage_is_told_before_anything_starts(tmp_path: Path, words: tuple[str, ...]) -> None:
     sums = tmp_path / "sums"
     task(sums, "one", "7")
-    code, _, errors = await evener("http://127.0.0.1:9", "t", "eval", str(sums), "--harness", "script", "--samples", "2", *words)
+    code, _, errors = await asked("http://127.0.0.1:9", "t", "eval", str(sums), "--harness", "script", "--samples", "2", *words)
 
     assert code == 2 or "--help" in errors
     assert "Traceback" not in errors

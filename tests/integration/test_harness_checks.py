@@ -1,11 +1,10 @@
 """The real CLIs through a whole Evener: `evener harness check`."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.commands import run
 
 from evener.cli.harness_check import CHECK_INSTRUCTION, run_check, run_request_of, script
 from evener.cli.harness_figures import Figures
@@ -114,9 +113,9 @@ async def test_claude_codes_web_search_is_a_side_call(tmp_path: Path) -> None:
 def test_a_harness_that_does_not_work_is_told_in_one_line(tmp_path: Path) -> None:
     """One that stops before its work is done: exit code 1, the figures all the same."""
     words = ("harness", "check", "script", "--option.max_calls", "2", "--json", "--state", str(tmp_path / "state"))
-    run = subprocess.run([sys.executable, "-m", "evener.cli", *words], capture_output=True, text=True, check=False)
-    figures = msgspec.json.decode(run.stdout, type=Figures)
+    ended = run(*words)
+    figures = msgspec.json.decode(ended.out, type=Figures)
 
-    assert run.returncode == 1
-    assert run.stderr == "evener: harness script: it did not write all files\n"
+    assert ended.code == 1
+    assert ended.errors == "evener: harness script: it did not write all files\n"
     assert (figures.termination_reason, figures.rows, figures.written) == (TerminationReason.FINISHED, 1, False)

@@ -124,7 +124,7 @@ async def reconstructor(folder: Path, hand: Hand) -> AsyncIterator[None]:
 async def rebuild(folder: Path, *, sessions: int) -> None:
     """Run one as a process that can import nothing of what tokenizes, until it has built so many."""
     options = ("--state", str(folder), "--partitions", str(PARTITIONS))
-    alone = Program("reconstructor", folder, ("-c", ALONE, *options))
+    alone = Program("reconstructor", folder, ("-c", ALONE, *options), alone=True)
     await alone.start()
     try:
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.audited import breaches
-from tests.support.commands import evener
+from tests.support.commands import asked
 from tests.support.engines import smollm
 from tests.support.together import submit, together
 from tests.support.waiting import until
@@ -59,11 +59,11 @@ async def test_deleted_run_leaves_nothing_in_the_blob_store_and_another_run_is_w
         for run_id in ("one", "two"):
             await merged(client, run_id)
         both = stored(folder)
-        assert await evener(context.address, token, "runs", "delete", "one") == (0, '{"run_id":"one","tasks":1}\n', "")
+        assert await asked(context.address, token, "runs", "delete", "one") == (0, '{"run_id":"one","tasks":1}\n', "")
         await until(lambda: asyncio.to_thread(stored, folder), lambda count: count <= both - SAMPLES, seconds=SECONDS)
-        code, _, errors = await evener(context.address, token, "runs", "delete", "one")
+        code, _, errors = await asked(context.address, token, "runs", "delete", "one")
         assert (code, errors.startswith("evener: there is no run 'one'")) == (1, True)
-        code, out, _ = await evener(context.address, token, "runs")
+        code, out, _ = await asked(context.address, token, "runs")
         assert [json.loads(line)["run"] for line in out.splitlines()] == ["two"]
 
         (group,) = [group async for group in client.groups("two")]

@@ -1,10 +1,7 @@
 """TLS between all parts, over real sockets: clients to services, relays to gateways, services to engines."""
 
 import asyncio
-import os
 import ssl
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 from tests.support.certificates import Authority
+from tests.support.commands import evener
 from tests.support.engines import smollm
 from tests.support.tls_front import tls_front
 from tests.support.together import submit
@@ -83,11 +81,9 @@ async def test_task_goes_its_way_where_everything_is_tls(
 
 async def command(*words: str, ca_file: str) -> str:
     """Run a command as somebody does who trusts this authority; return what it says."""
-    environ = os.environ | {"EVENER_TLS_CA_FILE": ca_file}
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "evener.cli", *words, env=environ, stdout=PIPE)
-    said, _ = await child.communicate()
-    assert child.returncode == 0
-    return said.decode()
+    ended = await evener(*words, EVENER_TLS_CA_FILE=ca_file)
+    assert ended.code == 0, ended.errors
+    return ended.out
 
 
 async def ready(process: Up, authority: Authority) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forks import Command, fork
 from tests.support.waiting import block_until
 
 START_SECONDS = 60.0
@@ -30,32 +30,31 @@ class Shell:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_")}
         self.environ = environ | {"XDG_STATE_HOME": str(home), "NO_COLOR": "1"}
 
-    def start(self, *words: str) -> "subprocess.Popen[str]":
+    def start(self, *words: str) -> Command:
         """Start a command."""
-        command = [sys.executable, "-m", "evener.cli", *words]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environ)
+        return Command("-m", "evener.cli", *words, environment=self.environ)
 
-    def run(self, *words: str) -> tuple[int, str, str]:
+    def run(self, *words: str) -> tuple[int | None, str, str]:
         """Run a command to its end; return exit code, stdout and stderr."""
         process = self.start(*words)
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate()
         return process.returncode, out, errors
 
     @contextmanager
     def up(self, *words: str) -> Iterator[str]:
         """Run `evener up` in this block, to a clean end; yield its URL."""
         log = self.home.parent / "up.log"
-        command = [sys.executable, "-m", "evener.cli", "up", "--port", "0", *words]
+        command = ("-m", "evener.cli", "up", "--port", "0", *words)
         with log.open("w") as sink:
-            process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self.environ)
+            process = fork(command, stdout=sink.fileno(), stderr=sink.fileno(), environment=self.environ)
         try:
             told = self.state / "evener.json"
-            block_until(lambda: told.exists() or process.poll() is not None, seconds=START_SECONDS)
-            assert process.poll() is None, log.read_text()
+            block_until(lambda: told.exists() or process.returncode is not None, seconds=START_SECONDS)
+            assert process.returncode is None, log.read_text()
             yield json.loads(told.read_bytes())["url"]
         finally:
             process.terminate()
-            code = process.wait(timeout=120)
+            code = process.join()
         assert code == 0, log.read_text()
         assert "Traceback" not in log.read_text()
 
@@ -136,10 +135,9 @@ def test_engine_that_is_down_is_named_and_waited_for(shell: Shell, tmp_path: Pat
     with shell.up("--engine", "http://127.0.0.1:9") as url:
         block_until(lambda: "absent" in json.dumps(shell.ask(f"{url}/readyz")[1]), seconds=START_SECONDS)
         running = shell.start("run", str(task(tmp_path / "t")), "--harness", "script", "--samples", "1")
-        assert running.stdout is not None
         running.stdout.readline()
         running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=120)
+        _, errors = running.communicate()
 
     assert running.returncode == 130
     assert f"warning: waiting for the evener at {url}, which is not ready: provider_gateway: engine; " in errors
@@ -151,9 +149,8 @@ def test_run_whose_services_go_away_says_how_it_continues(shell: Shell, tmp_path
     """Its name may be one that was drawn for it."""
     with shell.up("--engine", "none"):
         running = shell.start("run", str(task(tmp_path / "t")), "--harness", "script", "--samples", "1")
-        assert running.stdout is not None
         run = json.loads(running.stdout.readline())["run"]
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate()
 
     assert running.returncode == 1
     assert (
@@ -231,14 +228,13 @@ def test_full_disk_stops_nothing_for_good(disk: Path, tmp_path: Path) -> None:
     path = task(tmp_path / "t")
     with shell.up("--engine", "none", "--trust-local") as url:
         acknowledged = shell.start(*runs(path, "sleep 2", "--samples", "4", "--run-id", "acknowledged"))
-        assert acknowledged.stdout is not None
         acknowledged.stdout.readline()
         fill(disk / "filler")
         late = shell.run(*runs(path, "true", "--samples", "1", "--run-id", "late"))
         block_until(lambda: shell.ask(f"{url}/readyz")[1]["ready"] is False, seconds=START_SECONDS)
         block_until(lambda: shell.has_crashed(url), seconds=START_SECONDS)
         (disk / "filler").unlink()
-        out, errors = acknowledged.communicate(timeout=120)
+        out, errors = acknowledged.communicate()
         again = shell.run(*runs(path, "true", "--samples", "1", "--run-id", "late"))
 
     assert late[0] == 1
@@ -274,10 +270,9 @@ def own_up(shell: Shell) -> int:
 def test_command_notices_the_end_of_the_up_that_it_started(shell: Shell, tmp_path: Path) -> None:
     """At once, and not as if none had ever run."""
     running = shell.start(*runs(task(tmp_path / "t"), "sleep 600", "--samples", "1"))
-    assert running.stdout is not None
     running.stdout.readline()
     os.kill(own_up(shell), signal.SIGKILL)
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate()
 
     assert running.returncode == 1
     assert "evener: the evener that this command started has ended: " in errors.splitlines()[-1]
@@ -288,13 +283,12 @@ def test_full_disk_under_a_command_with_its_own_up(disk: Path, tmp_path: Path) -
     """Its log lies on that disk too: that stops no service, and the run goes on when there is room again."""
     shell = Shell(disk)
     running = shell.start(*runs(task(tmp_path / "t"), "sleep 2", "--samples", "2"))
-    assert running.stdout is not None
     running.stdout.readline()
     fill(disk / "filler")
     url = json.loads((shell.state / "evener.json").read_bytes())["url"]
     block_until(lambda: shell.has_crashed(url), seconds=START_SECONDS)
     (disk / "filler").unlink()
-    out, errors = running.communicate(timeout=120)
+    out, errors = running.communicate()
 
     assert running.returncode == 0, errors
     assert json.loads(out.splitlines()[-2])["rewards"] == [1.0] * 2
@@ -305,10 +299,9 @@ def test_disk_that_stays_full_under_a_command_with_its_own_up_is_reported_once(d
     """In one line that names it, in some seconds, and not once for each service after minutes."""
     shell = Shell(disk)
     running = shell.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
-    assert running.stdout is not None
     running.stdout.readline()
     fill(disk / "filler")
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate()
     told = [line for line in errors.splitlines() if "full" in line]
 
     assert running.returncode == 1
@@ -320,11 +313,10 @@ def test_end_on_a_full_disk_is_reported_as_such(disk: Path, tmp_path: Path) -> N
     """Whatever the log lost, and wherever it was cut."""
     shell = Shell(disk)
     running = shell.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
-    assert running.stdout is not None
     running.stdout.readline()
     fill(disk / "filler")
     os.kill(own_up(shell), signal.SIGKILL)
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate()
 
     assert running.returncode == 1
     assert f"has ended: the disk of {shell.state} is full" in errors.splitlines()[-1]

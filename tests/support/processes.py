@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 import pytest
+from tests.support.forks import Forked, start
 from tests.support.waiting import eventually, until
 
 from evener.client.client import Client
@@ -28,15 +28,16 @@ POLL_SECONDS: Final = 0.1
 
 
 class Program:
-    """One service, as a process that can be started again. `words`: what Python is told."""
+    """One service, as a process that can be started again. `words`: what Python is told. `alone`: it is no fork, also in tests."""
 
-    def __init__(self, name: str, folder: Path, words: Sequence[str]) -> None:
+    def __init__(self, name: str, folder: Path, words: Sequence[str], *, alone: bool = False) -> None:
         self.name = name
         self.url = ""
         self._folder = folder
         self._words = words
+        self._alone = alone
         self._starts = 0
-        self._process: Process | None = None
+        self._process: Process | Forked | None = None
 
     @property
     def log(self) -> str:
@@ -58,7 +59,7 @@ class Program:
         self._starts += 1
         self.url = ""
         with self._log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(sys.executable, *self._words, stdin=DEVNULL, stdout=log, stderr=log)
+            self._process = await start(self._words, log, os.environ, alone=self._alone)
 
     async def listening(self) -> None:
         """Wait until it says where it listens."""
@@ -115,10 +116,8 @@ class Deployment:
     """All six."""
 
     def __init__(self, folder: Path) -> None:
-        config = str(folder / "evener.toml")
-        self.programs = {
-            name: Program(name, folder, ("-m", f"evener.{name}", "--config", config, "--instance", f"of-{name}")) for name in SERVICES
-        }
+        words = ("--config", str(folder / "evener.toml"), "--instance")
+        self.programs = {name: Program(name, folder, ("-m", f"evener.{name}", *words, f"of-{name}"), alone=True) for name in SERVICES}
         self._token = folder / "state" / TOKEN_FILE
 
     async def start(self) -> None:

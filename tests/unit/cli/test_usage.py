@@ -5,11 +5,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
+from tests.support.forks import Command
 
 from evener.cli.up import SERVICES
 from evener.harnesses.npm import brings_node
@@ -48,23 +47,6 @@ try:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
-FORKS = """
-import gc, json, os, sys
-import evener.cli.all_in_one, evener.cli.demo_run, evener.cli.group_files, evener.cli.harness_check, evener.cli.run_tasks, evener.cli.up
-from evener.cli.__main__ import main
-
-gc.freeze()  # what forks share they need not copy
-for line in sys.stdin:
-    state, words = json.loads(line)
-    if pid := os.fork():
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-        continue
-    for stream in (1, 2):
-        os.dup2(os.open(f"{state}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    os.environ["XDG_STATE_HOME"] = state
-    sys.argv[1:] = words
-    main()
-"""
 
 
 def evener(*words: str, state: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -77,27 +59,11 @@ def evener(*words: str, state: Path | None = None) -> "subprocess.CompletedProce
     )
 
 
-class Evener(Protocol):
-    """Runs a command to its end, in a process of its own."""
-
-    def __call__(self, *words: str, state: Path) -> "subprocess.CompletedProcess[str]": ...
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Evener]:
-    """Commands in forks of one process, which has imported what they need: a second for all of them, not for each."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_")}
-    with subprocess.Popen([sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as forks:
-
-        def run(*words: str, state: Path) -> "subprocess.CompletedProcess[str]":
-            assert forks.stdin
-            assert forks.stdout
-            print(json.dumps([str(state), words]), file=forks.stdin, flush=True)
-            code = int(forks.stdout.readline())
-            out, errors = (Path(f"{state}.{stream}").read_text() for stream in (1, 2))
-            return subprocess.CompletedProcess(words, code, out, errors)
-
-        yield run
+def forked(*words: str, state: Path) -> tuple[int | None, str]:
+    """Run a command to its end in a fork; return its exit code, and what it says on stderr."""
+    command = Command("-m", "evener.cli", *words, environment=os.environ | {"XDG_STATE_HOME": str(state)})
+    _, errors = command.communicate()
+    return command.returncode, errors
 
 
 @pytest.mark.parametrize("words", HELPS)
@@ -204,15 +170,15 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["up", "--bus", "redis://x", "--port", "0"], "bus redis://x is neither embedded:FOLDER nor kafka://HOST:PORT"),
     ],
 )
-def test_wrong_words_are_reported_in_one_line_with_code_2(forked: Evener, words: list[str], told: str, tmp_path: Path) -> None:
+def test_wrong_words_are_reported_in_one_line_with_code_2(words: list[str], told: str, tmp_path: Path) -> None:
     """What is wrong, and how to mend it; never a traceback."""
-    ended = forked(*words, state=tmp_path)
-    last = ended.stderr.splitlines()[-1]
+    code, errors = forked(*words, state=tmp_path)
+    last = errors.splitlines()[-1]
 
-    assert ended.returncode == 2, ended.stderr
+    assert code == 2, errors
     assert told in last
     assert last.startswith("evener: ")
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(
@@ -249,18 +215,18 @@ def test_wrong_words_name_the_help_of_their_command(forked: Evener, words: list[
         ),
     ],
 )
-def test_wrong_task_is_reported_before_anything_is_started(forked: Evener, files: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_wrong_task_is_reported_before_anything_is_started(files: dict[str, str], told: str, tmp_path: Path) -> None:
     """Nothing to run, so nothing runs."""
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     for name, text in files.items():
         (tasks / name).parent.mkdir(parents=True, exist_ok=True)
         (tasks / name).write_text(text)
-    ended = forked("run", str(tasks), "--harness", "script", state=tmp_path / "state")
+    code, errors = forked("run", str(tasks), "--harness", "script", state=tmp_path / "state")
 
-    assert ended.returncode == 1
-    assert told in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert code == 1
+    assert told in errors
+    assert errors.count("\n") == 1
     assert not (tmp_path / "state").exists()
 
 
