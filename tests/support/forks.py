@@ -20,9 +20,12 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Final
 
+from tests.support.waiting import eventually
+
 SERVER: Final = Path(__file__).with_name("fork_server.py")
 ENDED_SECONDS: Final = 300.0
-POLL_SECONDS: Final = 0.02
+LONGEST_SECONDS: Final = 3600.0
+"""The limit of a wait that has a limit of its own where it is needed."""
 ASKING: Final = threading.Lock()
 
 
@@ -71,9 +74,9 @@ class Forked:
 
     async def wait(self) -> int:
         """Wait for its end; return the exit code."""
-        while self.returncode is None:  # noqa: ASYNC110 - a pipe is asked, also by several at once
-            await asyncio.sleep(POLL_SECONDS)
-        return self.returncode
+        await eventually(lambda: self.returncode is not None, seconds=LONGEST_SECONDS)
+        assert self._code is not None
+        return self._code
 
     def join(self, seconds: float = ENDED_SECONDS) -> int:
         """The same for those without a loop. Raises TimeoutError."""
