@@ -1,13 +1,12 @@
 """A repository task in the shape of SWE-bench: an image with a small history, tests that fail and tests that pass before the fix."""
 
-import shutil
 import subprocess
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from proofs.runner_packages import copy_runner
 from scripts.dockerd import IMAGE
 from tests.support.swe_rows import FIXED, TESTS, rebench, repository, written
 
@@ -28,8 +27,6 @@ RUN git config --system --add safe.directory /testbed && git -C /testbed reset -
 WORKDIR /testbed
 """
 ACTIVATE: Final = "export PYTHONPATH=/opt/miniconda3/site\n"
-RUNNER: Final = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-"""The test runner of the image, from the packages that are installed here: Python alone."""
 TEST_COMMAND: Final = '{"test_cmd": "python3 -m pytest -rA -p no:cacheprovider", "log_parser": "parse_log_pytest"}'
 CHEATED: Final = TESTS.replace("== 4", "> 0") + "\n\ndef test_add():\n    pass\n"
 
@@ -67,8 +64,7 @@ def repository_task(folder: Path, docker_host: str) -> Path:
     base = repository(folder)
     (folder / "Dockerfile").write_text(DOCKERFILE.replace("BASE", base))
     (folder / "activate").write_text(ACTIVATE)
-    for name in RUNNER:
-        _copy(metadata.distribution(name), folder / "site")
+    copy_runner(folder / "site")
     build = ["docker", "--host", docker_host, "build", "--quiet", "--network", "none", "--tag", REPOSITORY_IMAGE, str(folder)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL, env={"DOCKER_BUILDKIT": "0", "PATH": "/usr/bin:/bin:/usr/sbin"})
     source = written(folder / "rows.jsonl", rebench(folder, base) | {"install_config": TEST_COMMAND})
@@ -82,11 +78,3 @@ def calls_of(name: str, files: dict[str, str]) -> Sequence[ToolCall]:
     probe = harness(name).probe
     assert probe is not None
     return [ToolCall(name=probe.tool, arguments=probe.filled(path, content)) for path, content in files.items()]
-
-
-def _copy(package: metadata.Distribution, folder: Path) -> None:
-    for file in package.files or ():
-        if (file.suffix == ".py" or file.name == "METADATA") and ".." not in file.parts:
-            place = folder / file
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(str(file.locate())), place)

@@ -30,5 +30,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """Whether the program without the defence runs as root: the defence is the user, too."""
     private_hosts: tuple[str, ...] = ()
     """What the proxy lets through where the defence is switched off."""
+    impossible: str = ""
+    """Why it cannot be tried on this machine. Empty: it can."""
     plain: str | None = None
     """Why there is no try as a plain process, which is `bubblewrap` with everything switched off. None: there is one."""

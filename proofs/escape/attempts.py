@@ -1,8 +1,10 @@
 """The attempts."""
 
-from typing import Final
+from typing import Any, Final
 
 from proofs.escape.attempt import ALL_RIGHTS, Attempt
+from proofs.escape.far import METADATA
+from tests.support.capabilities import CAP_SYS_RESOURCE, has_capability
 
 from evener.proto.sandbox import Network, NetworkMode, SandboxLimits
 
@@ -72,11 +74,13 @@ ATTEMPTS: Final = (
     ),
     Attempt(name="a host's file", code="escaped('secret' in open(SECRET).read())", loosened={"Binds": ["{folder}:{folder}"]}),
     Attempt(
-        name="writing a host's file", code="open(SECRET + '.new', 'w').write('x'); escaped()", loosened={"Binds": ["{folder}:{folder}"]}
+        name="writing a host's file",
+        code="open(SECRET + os.urandom(4).hex(), 'w').write('x'); escaped()",
+        loosened={"Binds": ["{folder}:{folder}"]},
     ),
     Attempt(
         name="writing to the bundle",
-        code="open(BUNDLE + '/new', 'w').write('x'); escaped()",
+        code="open(BUNDLE + '/' + os.urandom(4).hex(), 'w').write('x'); escaped()",
         loosened={"Mounts": [{"Type": "bind", "Source": "{bundle}", "Target": "/opt/evener/bundle", "ReadOnly": False}]},
     ),
     Attempt(
@@ -117,7 +121,7 @@ ATTEMPTS: Final = (
         loosened=ALL_RIGHTS,
         as_root=True,
     ),
-    Attempt(name="io_uring", code="call('syscall', 425, 4, ctypes.create_string_buffer(120)); escaped()", kinds=("bubblewrap",)),
+    Attempt(name="io_uring", code="call('syscall', 425, 4, ctypes.create_string_buffer(120)); escaped()", loosened=ALL_RIGHTS),
     Attempt(name="the name of the machine", code="socket.sethostname(socket.gethostname()); escaped()", loosened=ALL_RIGHTS, as_root=True),
     Attempt(
         name="settings of the kernel",
@@ -153,6 +157,24 @@ ATTEMPTS: Final = (
         loosened={"SecurityOpt": []},
     ),
     Attempt(
+        name="a set-uid program of root's",
+        code="escaped(subprocess.run([BUNDLE + '/id', '-u'], stdout=subprocess.PIPE).stdout == b'0\\n')",
+        loosened={"SecurityOpt": []},
+    ),
+    Attempt(
+        name="dying last when memory ends",
+        code="open('/proc/self/oom_score_adj', 'w').write('-1000'); escaped()",
+        impossible="" if has_capability(CAP_SYS_RESOURCE) else "nobody here has CAP_SYS_RESOURCE, which sets the bound and passes it",
+        loosened=ALL_RIGHTS,
+        as_root=True,
+    ),
+    Attempt(
+        name="a file above the limit of the disk",
+        code="open('big', 'wb').write(bytes(32 << 20)); escaped()",
+        limits=SandboxLimits(disk_bytes=8 << 20),
+        loosened={"Ulimits": []},
+    ),
+    Attempt(
         name="the memory of others: no limit",
         code="x = bytearray(300 << 20); escaped()",
         limits=SandboxLimits(memory_bytes=64 << 20),
@@ -163,5 +185,32 @@ ATTEMPTS: Final = (
         code="import subprocess as p; a = [p.Popen(['sleep', '60']) for _ in range(150)]; escaped(len(a) == 150)",
         limits=SandboxLimits(pids=60),
         loosened={"PidsLimit": 0},
+    ),
+)
+
+
+def from_far(name: str, code: str, **how: Any) -> Attempt:
+    """Return an attempt at an address that only a network of the proof's own has. It stands for what is far away."""
+    return Attempt(name=name, code=code, **{"loosened": HOST_NETWORK, **how})
+
+
+FAR_ATTEMPTS: Final = (
+    from_far("the internet", "connect(INTERNET, 443); escaped()"),
+    from_far("a name server of the internet", "datagram(INTERNET, 53); escaped()"),
+    from_far("a name server by TCP", "connect(INTERNET, 53); escaped()"),
+    from_far("the metadata address of a cloud", "connect(METADATA, 80); escaped()"),
+    from_far(
+        "the metadata address by the proxy",
+        "escaped(b'reached' in through_proxy('http://%s/' % METADATA))",
+        network=PUBLIC,
+        private_hosts=(f"{METADATA}/32",),
+        plain=NO_PROXY,
+    ),
+    from_far(
+        "the metadata address by the proxy, by CONNECT",
+        "escaped(b'200' in proxy_connect(METADATA, 80))",
+        network=PUBLIC,
+        private_hosts=(f"{METADATA}/32",),
+        plain=NO_PROXY,
     ),
 )

@@ -1,25 +1,22 @@
 """Makes attempts: in a sandbox as it is, and with the attempt's defence switched off, where it must succeed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, structs
 from proofs.escape.attempt import ESCAPED, Attempt
+from proofs.escape.backends import BUBBLEWRAP, DOCKER, open_docker_backend
+from proofs.escape.trial import Place, Trial
 from proofs.escape.world import World
 
 from evener.proto.sandbox import Mount, SandboxSpec
 from evener.sandboxes.bubblewrap import open_bubblewrap
-from evener.sandboxes.config import BubblewrapConfig, DockerConfig
-from evener.sandboxes.docker import DockerSandboxes
-from evener.sandboxes.docker_api import Docker, open_docker
+from evener.sandboxes.config import BubblewrapConfig
 from evener.sandboxes.local import open_local
 from evener.sandboxes.port import BUNDLES, Program, Sandbox, Sandboxes
 
-DOCKER: Final = "docker"
-BUBBLEWRAP: Final = "bubblewrap"
-IMAGE: Final = "evener-base"
 BUNDLE: Final = f"{BUNDLES}/bundle"
 
 
@@ -39,27 +36,12 @@ class Tried(Struct, frozen=True, kw_only=True):
     said_without: str = ""
 
 
-class LoosenedDocker(Docker):
-    """A daemon that is told to create other containers than the backend wants."""
-
-    changes: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, docker: Docker, changes: Mapping[str, Any]) -> "LoosenedDocker":
-        """Return the same connection, with changes to each container's HostConfig."""
-        loosened = cls.__new__(cls)
-        loosened.__dict__.update(docker.__dict__)
-        loosened.changes = changes
-        return loosened
-
-    async def post(self, at: str, body: object = None, **params: str) -> Any:
-        if at == "/containers/create" and isinstance(body, dict):
-            body = body | {"HostConfig": body["HostConfig"] | self.changes}
-        return await super().post(at, body, **params)
-
-
-async def attempted(attempt: Attempt, kind: str, world: World) -> Tried:
+async def attempted(attempt: Attempt | Trial, kind: str, world: World) -> Tried:
     """Make an attempt on a backend, with its defence and without."""
+    if isinstance(attempt, Trial):
+        return await _trial(attempt, kind, world)
+    if attempt.impossible:
+        return Tried(name=attempt.name, backend=kind, succeeded=False, without_defence=None, skipped=attempt.impossible)
     said = await _said(attempt, kind, world, defended=True)
     skipped = attempt.plain or "" if kind == BUBBLEWRAP and not attempt.private_hosts else ""
     without = "" if skipped else await _said(attempt, kind, world, defended=False)
@@ -69,6 +51,20 @@ async def attempted(attempt: Attempt, kind: str, world: World) -> Tried:
         succeeded=ESCAPED in said,
         without_defence=None if skipped else ESCAPED in without,
         skipped=skipped,
+        said=_last(said),
+        said_without=_last(without),
+    )
+
+
+async def _trial(trial: Trial, kind: str, world: World) -> Tried:
+    place = Place(world=world, kind=kind, defended=True)
+    said = await trial.tried(place)
+    without = await trial.tried(structs.replace(place, defended=False))
+    return Tried(
+        name=trial.name,
+        backend=kind,
+        succeeded=said == ESCAPED,
+        without_defence=without == ESCAPED,
         said=_last(said),
         said_without=_last(without),
     )
@@ -113,31 +109,15 @@ async def _other(sandboxes: Sandboxes) -> AsyncIterator[str]:
 @asynccontextmanager
 async def _opened(attempt: Attempt, kind: str, world: World, *, defended: bool) -> AsyncIterator[Sandboxes]:
     hosts = () if defended else attempt.private_hosts
-    root = world.folder / "sandboxes" / kind
     if kind == DOCKER:
-        config = DockerConfig(host=f"unix://{world.docker}", image=IMAGE, private_hosts=hosts)
-        async with open_docker(config.host) as docker:
-            used = docker if defended else LoosenedDocker.of(docker, _filled(attempt.loosened, world))
-            yield DockerSandboxes(used, str(root), config)
+        async with open_docker_backend(world, None if defended else attempt.loosened, hosts) as contained:
+            yield contained
     elif defended or hosts:
-        async with open_bubblewrap(root, BubblewrapConfig(private_hosts=hosts)) as isolated:
+        async with open_bubblewrap(world.folder / "sandboxes" / kind, BubblewrapConfig(private_hosts=hosts)) as isolated:
             yield isolated
     else:
-        async with open_local(root.with_name("local")) as plain:
+        async with open_local(world.folder / "sandboxes" / "local") as plain:
             yield plain
-
-
-def _filled(value: Any, world: World) -> Any:
-    """Return what a container is given, with the names of this machine's places."""
-    match value:
-        case str():
-            return value.format(folder=world.folder, bundle=world.folder / "bundle", docker=world.docker)
-        case dict():
-            return {name: _filled(one, world) for name, one in value.items()}
-        case list():
-            return [_filled(one, world) for one in value]
-        case _:
-            return value
 
 
 def _last(said: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -10,12 +11,20 @@ from typing import Final, cast
 
 from aiohttp import web
 from msgspec import Struct
+from proofs.escape import far
+from proofs.runner_packages import copy_runner
 
 PRELUDE: Final = """
 import ctypes, os, socket, subprocess, sys, urllib.request
 TMP = os.environ["TMPDIR"]
 def escaped(did=True):
     print("ESCAPED" if did else "no")
+def write(path, text, mode=0o644):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path + "~", "w") as file:
+        file.write(text)
+    os.chmod(path + "~", mode)
+    os.replace(path + "~", path)
 def connect(host, port):
     socket.create_connection((host, int(port)), timeout=5).close()
 def datagram(host, port):
@@ -40,7 +49,7 @@ class World(Struct, frozen=True, kw_only=True):
     """What there is to be reached."""
 
     folder: Path
-    """A folder of this machine with the file `secret`, and the folder `bundle`, which sandboxes are given to read."""
+    """A folder of this machine with the file `secret`, and the folder `bundle`, which sandboxes can read: a test runner, a set-uid `id`."""
     docker: str
     """The socket of the Docker daemon."""
     facts: dict[str, str]
@@ -70,6 +79,8 @@ async def open_world(folder: Path, docker_host: str) -> AsyncIterator[World]:
         udp, _ = await asyncio.get_running_loop().create_datagram_endpoint(_Echo, local_addr=("0.0.0.0", 0))  # noqa: S104
         stack.callback(udp.close)
         abstract = f"evener-{secrets.token_hex(4)}"
+        if far.is_own():
+            await _serve_far(stack)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(f"\0{abstract}")
             listening.listen()
@@ -86,6 +97,8 @@ async def open_world(folder: Path, docker_host: str) -> AsyncIterator[World]:
                         "HOST_PID": str(victim.pid),
                         "SECRET": str(folder / "secret"),
                         "DOCKER_SOCKET": docker,
+                        "INTERNET": far.INTERNET,
+                        "METADATA": far.METADATA,
                     },
                 )
             finally:
@@ -93,7 +106,15 @@ async def open_world(folder: Path, docker_host: str) -> AsyncIterator[World]:
                 await victim.wait()
 
 
-async def _serve(stack: AsyncExitStack) -> int:
+async def _serve_far(stack: AsyncExitStack) -> None:
+    """Serve as the internet and as a cloud's metadata."""
+    for port in (53, 80, 443):
+        await _serve(stack, port)
+    resolver, _ = await asyncio.get_running_loop().create_datagram_endpoint(_Echo, local_addr=(far.INTERNET, 53))
+    stack.callback(resolver.close)
+
+
+async def _serve(stack: AsyncExitStack, port: int = 0) -> int:
     application = web.Application()
 
     async def answer(_: web.Request) -> web.Response:
@@ -103,7 +124,7 @@ async def _serve(stack: AsyncExitStack) -> int:
     runner = web.AppRunner(application)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, "0.0.0.0", 0).start()  # noqa: S104 - all addresses are to be tried
+    await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104 - all addresses are to be tried
     return int(runner.addresses[0][1])
 
 
@@ -112,6 +133,9 @@ def _files(folder: Path) -> None:
         place.mkdir(exist_ok=True)
         place.chmod(0o777)
     (folder / "secret").write_text("secret")
+    copy_runner(folder / "bundle" / "site")
+    shutil.copy("/usr/bin/id", folder / "bundle" / "id")
+    (folder / "bundle" / "id").chmod(0o4755)
 
 
 def _address() -> str:

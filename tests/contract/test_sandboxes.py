@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.support.capabilities import CAP_SYS_RESOURCE, has_capability
 from tests.support.waiting import eventually, until
 
 from evener.proto.sandbox import ImageBuild, Mount, Network, NetworkMode, SandboxLimits, SandboxSpec
@@ -271,6 +272,40 @@ class SandboxesContract(abc.ABC):
             with pytest.raises(SandboxError, match="not allowed"):
                 await sandbox.apply(Changes(archive=buffer.getvalue()))
 
+    @pytest.mark.parametrize(
+        ("kind", "sparse"),
+        [
+            (tarfile.CHRTYPE, {}),
+            (tarfile.FIFOTYPE, {}),
+            (tarfile.LNKTYPE, {}),
+            (
+                tarfile.REGTYPE,
+                {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "app/x", "GNU.sparse.realsize": "1" * 12},
+            ),
+        ],
+        ids=["device", "pipe", "hard link", "sparse"],
+    )
+    async def test_changes_hold_files_folders_and_links_alone(self, sandboxes: Sandboxes, kind: bytes, sparse: dict[str, str]) -> None:
+        """No device that a daemon would make, and no file of 100 GB in 2 KB."""
+        buffer, content = io.BytesIO(), b"1\n0\n0\n".ljust(512, b"\0") if sparse else b""
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            member = tarfile.TarInfo("app/x")
+            member.type, member.linkname, member.pax_headers, member.size = kind, "etc/passwd", sparse, len(content)
+            tar.addfile(member, io.BytesIO(content))
+        async with sandboxes.open("s") as sandbox:
+            with pytest.raises(SandboxError, match="neither file, directory nor link"):
+                await sandbox.apply(Changes(archive=buffer.getvalue()))
+
+    async def test_rights_that_a_set_uid_program_has_are_not_applied(self, sandboxes: Sandboxes) -> None:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            member = tarfile.TarInfo("app/x")
+            member.mode = 0o6755
+            tar.addfile(member)
+        async with sandboxes.open("s") as sandbox:
+            await sandbox.apply(Changes(archive=buffer.getvalue()))
+            assert await ran(sandbox, sh("stat -c %a x")) == (0, "755\n")
+
     async def test_files_are_read_without_following_links(self, sandboxes: Sandboxes) -> None:
         """What a verifier's log folder holds was left by programs that may want to be read something else."""
         async with sandboxes.open("s") as sandbox:
@@ -446,6 +481,22 @@ class IsolatingContract(SandboxesContract):
             code, said = await ran(sandbox, Program(argv=("python3", "-c", "x = bytearray(300 << 20); print('had it')")))
 
         assert (code in {-9, 1}, "had it" in said) == (True, False)
+
+    async def test_size_of_a_file_is_limited(self, sandboxes: Sandboxes) -> None:
+        async with sandboxes.open("s", SandboxSpec(limits=SandboxLimits(disk_bytes=8 << 20))) as sandbox:
+            _, said = await ran(sandbox, sh("head -c 32000000 /dev/zero > big; stat -c %s big"))
+
+        assert int(said.split()[-1]) <= 8 << 20
+
+    async def test_programs_end_before_others_when_memory_ends(self, sandboxes: Sandboxes) -> None:
+        """The kernel ends processes with a higher score first. Nobody lowers it where somebody may set the bound."""
+        script = "cd /proc/self; cat oom_score_adj; echo 99 > oom_score_adj; cat oom_score_adj"
+        async with sandboxes.open("s") as sandbox:
+            _, said = await ran(sandbox, sh(script))
+
+        first, *_, last = said.split()
+        assert first == "100"
+        assert last == ("100" if has_capability(CAP_SYS_RESOURCE) else "99")
 
     async def test_declared_hosts_are_reached_and_no_others(self, sandboxes: Sandboxes) -> None:
         """By the variables that programs know. 127.0.0.0/8 is allowed to tasks by this test's configuration, and by nobody's else."""

@@ -26,6 +26,8 @@ GRADING_FILE: Final = "grading.json"
 LAST_LINES: Final = 10
 """The number of output lines quoted in the reason why there is no reward."""
 LAST_CHARACTERS: Final = 1000
+MAX_NOT_TAKEN: Final = 100
+"""The changes that were not taken over are named up to this number."""
 
 T = TypeVar("T")
 
@@ -89,7 +91,14 @@ async def run_tests(context: GradingContext, task: Task, change: Callable[[Gradi
 
 def evidence_of(left: GradingOutcome) -> dict[str, bytes]:
     """Return the files that a grading left, however far it got."""
-    ended = {"exit_code": left.exit_code, "timed_out": left.timed_out, "seconds": round(left.seconds, 3), "unread": left.unread}
+    ended: dict[str, object] = {
+        "exit_code": left.exit_code,
+        "timed_out": left.timed_out,
+        "seconds": round(left.seconds, 3),
+        "unread": left.unread,
+    }
+    if left.guarded:
+        ended["not_taken_over"] = left.guarded[:MAX_NOT_TAKEN]
     files = {OUTPUT: left.output, "reward.json": left.reward_json, "reward.txt": left.reward_text, GRADING_FILE: msgspec.json.encode(ended)}
     return {name: content for name, content in files.items() if content is not None}
 

@@ -30,6 +30,7 @@ def apply(root: Path, changes: Changes, tracked: Callable[[str], bool]) -> None:
             with tarfile.open(fileobj=io.BytesIO(changes.archive)) as archive:
                 for member in archive:
                     deadline.check()
+                    check_member(member)
                     _unpack(archive, member, folder, parts_of(member.name, tracked), deadline)
     except tarfile.TarError as cause:
         msg = f"damaged archive of changes: {cause}"
@@ -60,6 +61,13 @@ def parts_of(name: str, tracked: Callable[[str], bool]) -> tuple[str, ...]:
     return parts
 
 
+def check_member(member: tarfile.TarInfo) -> None:
+    """Raise SandboxError for an entry that an archive of changes never has: a device, a hard link, a file that is longer than its bytes."""
+    if not (member.isdir() or member.issym() or member.isreg()) or member.issparse():
+        msg = f"changes hold {member.name!r}, neither file, directory nor link"
+        raise SandboxError(msg)
+
+
 def _drop(root: int, parts: tuple[str, ...], deadline: Deadline) -> None:
     with suppress(FileNotFoundError, NotADirectoryError), descend(root, parts[:-1]) as parent:
         remove(parts[-1], parent, deadline)
@@ -79,6 +87,7 @@ def _made(root: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts: tuple[str, ...], deadline: Deadline) -> None:
     *above, last = parts
+    content = archive.extractfile(member) if member.isreg() else None
     with _made(root, tuple(above)) as parent:
         if member.isdir():
             make_folder(parent, (last,))
@@ -89,11 +98,8 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts:
             remove(last, parent, deadline)
         if member.issym():
             os.symlink(member.linkname, last, dir_fd=parent)
-        elif member.isreg() and (content := archive.extractfile(member)) is not None:
+        elif content is not None:
             descriptor = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
             with io.FileIO(descriptor, "w") as file:
                 shutil.copyfileobj(content, file)
                 os.fchmod(descriptor, member.mode & 0o777)
-        else:
-            msg = f"changes hold {member.name!r}, neither file, directory nor link"
-            raise SandboxError(msg)

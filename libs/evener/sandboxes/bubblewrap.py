@@ -30,12 +30,12 @@ from evener.sandboxes.config import BubblewrapConfig
 from evener.sandboxes.forward_proxy import ForwardProxy, variables
 from evener.sandboxes.local import LOCAL_TIMINGS, LocalSandbox, LocalSandboxes, LocalTimings, door, open_folders
 from evener.sandboxes.output_log import BoundedLog
-from evener.sandboxes.port import SIGNALLED, Program, ProgramMissing, SandboxError, SandboxLost
+from evener.sandboxes.port import OOM_SCORE, SIGNALLED, Program, ProgramMissing, SandboxError, SandboxLost
 from evener.sandboxes.spawn import Child, spawn
 from evener.sandboxes.syscall_filter import system_call_filter
 from evener.sandboxes.work import FileWork
 
-NEEDED_TOOLS: Final = ("bwrap", "nsenter", "setpriv", "prlimit")
+NEEDED_TOOLS: Final = ("bwrap", "nsenter", "setpriv", "prlimit", "choom")
 HOLDER: Final = Path(__file__).with_name("holder.py")
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SYSTEM_FOLDERS: Final = ("/usr",)
@@ -229,6 +229,8 @@ class BubblewrapSandbox(LocalSandbox):
         argv += ["--chdir", self.workdir, "--"]
         limits = self._spec.limits
         memory = limits.memory_bytes or self._config.memory_bytes
+        if root:
+            argv += ["choom", "--adjust", str(OOM_SCORE), "--"]
         argv += ["prlimit", f"--nproc={limits.pids or self._config.pids}", f"--data={memory}", "--core=0"]
         argv += [*([] if limits.disk_bytes is None else [f"--fsize={limits.disk_bytes}"]), "--"]
         argv += ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all"]

@@ -18,6 +18,8 @@ class DockerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The daemon's runtime for containers, such as `runsc` for gVisor. None: the daemon's default."""
     capabilities: tuple[str, ...] = ()
     """The capabilities that programs keep, such as CHOWN. All others are dropped."""
+    seccomp: str | None = None
+    """The system calls that programs may make: a profile as JSON text, or `unconfined`. None: Evener's own, the same for all daemons."""
     cpus: Annotated[float, Meta(gt=0)] | None = None
     """The CPUs of a sandbox whose task asks for none. None: no limit."""
     memory_bytes: Annotated[int, Meta(ge=6 << 20)] = 4 << 30

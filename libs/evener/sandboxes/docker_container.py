@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from evener.proto.sandbox import NetworkMode, SandboxSpec
 from evener.sandboxes.config import DockerConfig
+from evener.sandboxes.docker_seccomp import profile
 from evener.sandboxes.home import home_variables
-from evener.sandboxes.port import HOME, TEMPORARY, WORKDIR
+from evener.sandboxes.port import HOME, OOM_SCORE, TEMPORARY, WORKDIR
 
 LABEL: Final = "evener.sandboxes"
 """The label of a container. Its value names the process that has it: the folder that the process holds."""
@@ -46,13 +47,15 @@ def container_of(image: Mapping[str, Any], spec: SandboxSpec, config: DockerConf
             "NetworkMode": config.public_network if is_public and config.public_network else "none",
             "CapDrop": ["ALL"],
             "CapAdd": list(config.capabilities),
-            "SecurityOpt": ["no-new-privileges"],
+            "SecurityOpt": ["no-new-privileges", f"seccomp={config.seccomp or profile()}"],
             "IpcMode": "private",
+            "OomScoreAdj": OOM_SCORE,
             "PidsLimit": limits.pids or config.pids,
             "Memory": memory,
             "MemorySwap": memory,
             "NanoCpus": int((cpus or 0) * 1e9),
             "StorageOpt": {} if disk is None else {"size": str(disk)},
+            "Ulimits": [] if disk is None else [{"Name": "fsize", "Soft": disk, "Hard": disk}],
             "Mounts": [{"Type": "bind", "Source": mount.source, "Target": mount.place, "ReadOnly": True} for mount in spec.mounts],
             "LogConfig": {"Type": "none"},
             **({} if config.runtime is None else {"Runtime": config.runtime}),

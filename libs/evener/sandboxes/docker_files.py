@@ -20,6 +20,7 @@ import aiohttp
 from msgspec import Struct
 
 from evener.runtime.tasks import Tasks
+from evener.sandboxes.apply_changes import check_member
 from evener.sandboxes.changes import DEEP, LONG_NAME, MAX_FOLDER_DEPTH, MAX_NAME_BYTES, MAX_NAMED
 from evener.sandboxes.docker_api import Docker, DockerError
 from evener.sandboxes.folders import Deadline
@@ -250,17 +251,19 @@ def tar_of_folder(folder: Path, owner: tuple[int, int] = (0, 0)) -> bytes:
 
 
 def given_to(archive: bytes, owner: tuple[int, int], deadline: Deadline) -> tuple[bytes, list[str]]:
-    """Return a tar whose entries belong to somebody else, and their names. Raises tarfile.TarError, OutOfTime. Blocks."""
+    """Return a tar whose entries belong to somebody else, and their names. Raises tarfile.TarError, SandboxError, OutOfTime. Blocks."""
     names: list[str] = []
 
     def members() -> Iterator[tuple[tarfile.TarInfo, bytes]]:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             for member in tar:
                 deadline.check()
+                check_member(member)
                 names.append(member.name)
                 if not member.isdir() and any(place.startswith(f"/{member.name}/") for place in UNTRACKED):
                     continue  # the parents of our own folders stay folders
                 content = tar.extractfile(member) if member.isreg() else None
+                member.mode &= 0o777
                 yield member, b"" if content is None else content.read()
 
     return _tar(members(), owner), names

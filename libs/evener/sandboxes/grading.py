@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from evener.proto.sandbox import SandboxSpec
+from evener.sandboxes.guarded import apply_guarded
 from evener.sandboxes.handover import artifacts_of
 from evener.sandboxes.health import wait_until_healthy
 from evener.sandboxes.port import TESTS, VERIFIER_LOGS, Changes, NotAFile, Process, Program, Sandbox, Sandboxes
@@ -68,6 +69,8 @@ class GradingOutcome(Struct, kw_only=True):
     """What the tests printed, stdout and stderr together, cut as `Program.log_bytes` says. None: the tests were not started."""
     seconds: float = 0.0
     """How long the tests ran."""
+    guarded: tuple[str, ...] = ()
+    """The agent's changes to what grades it, which were not taken over."""
 
 
 async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome | None = None) -> GradingOutcome:
@@ -78,7 +81,7 @@ async def grade(sandboxes: Sandboxes, grading: Grading, graded: GradingOutcome |
         if grading.files is not None and grading.has_task_files:
             await sandbox.bring(grading.files, sandbox.workdir)
         if changes is not None:
-            await sandbox.apply(changes)
+            graded.guarded = await apply_guarded(sandbox, changes)
         for folder in grading.tests:
             await sandbox.bring(folder, TESTS)
         await sandbox.write(grading.brought)

@@ -28,6 +28,8 @@ ARTIFACTS: Final = "/logs/artifacts"
 BUNDLES: Final = "/opt/evener"
 """Folders of this machine are mounted below it."""
 
+OOM_SCORE: Final = 100
+"""When memory ends, programs of sandboxes are killed first. That root writes this score makes it the least that they can set themselves."""
 SIGNALLED: Final = range(129, 160)
 """The exit codes by which containers and shells tell that a signal ended a program."""
 ANY_SANDBOX: Final = SandboxSpec()

@@ -69,6 +69,7 @@ async def check(
     *,
     option: dict[str, str] | None = None,
     streaming: Streaming = Streaming.BUFFERED,
+    sandbox: str | None = None,
     trust_local: bool = False,
     json: bool = False,
     state: Path | None = None,
@@ -85,6 +86,8 @@ async def check(
         Its options: `--option.settings plain`, ...
     streaming
         When answers leave: `buffered`, or `live`.
+    sandbox
+        Where it runs: `docker`, `bubblewrap` or `local`. Default: `bubblewrap` if that works and the harness has tools.
     trust_local
         Let it run on this machine, with your rights.
     json
@@ -95,4 +98,6 @@ async def check(
     from evener.cli.harness_check import check_harness
     from evener.cli.submission import harness_spec
 
-    return await check_harness(harness_spec(name, option or {}), streaming, trust_local=trust_local, json=json, state=state)
+    return await check_harness(
+        harness_spec(name, option or {}), streaming, sandbox=sandbox, trust_local=trust_local, json=json, state=state
+    )

@@ -138,9 +138,14 @@ def isolated(planned: Sequence[Planned], *, trust_local: bool) -> list[Planned]:
 
     With `trust_local`, and where `bubblewrap` does not work, they stay plain processes, which need trust.
     """
-    if trust_local or not bubblewrap.works():
-        return list(planned)
-    return [each if each.chosen or not harness(each.options.harness.name).has_tools else _in(each, BUBBLEWRAP) for each in planned]
+    return [each if each.chosen else _in(each, default_sandbox(each.options.harness, trust_local=trust_local)) for each in planned]
+
+
+def default_sandbox(spec: HarnessSpec, *, trust_local: bool) -> str:
+    """Return the backend for an `up` on this machine where nobody named one: `bubblewrap` for harnesses with tools, if it works. Blocks."""
+    if trust_local or not harness(spec.name).has_tools or not bubblewrap.works():
+        return spec.sandbox
+    return BUBBLEWRAP
 
 
 def _in(planned: Planned, sandbox: str) -> Planned:

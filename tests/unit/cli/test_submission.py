@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evener.cli.errors import Usage
-from evener.cli.submission import RunRequest, isolated, model_map, plan, read, sandboxes_of
+from evener.cli.submission import RunRequest, default_sandbox, isolated, model_map, plan, read, sandboxes_of
 from evener.proto.errors import ConfigError
 from evener.proto.spec import GroupOptions, HarnessSpec, Purpose, Target
 from evener.sandboxes import bubblewrap
@@ -122,3 +122,8 @@ def test_bad_group_option_is_named(key: str, value: str, says: str) -> None:
 def test_model_map_that_says_nothing_is_refused_with_what_can_be_said(given: str) -> None:
     with pytest.raises(Usage, match="not one of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"):
         model_map([given], "policy")
+
+
+@pytest.mark.parametrize(("harness", "trust", "wanted"), [("pi", False, "bubblewrap"), ("pi", True, "local"), ("script", False, "local")])
+def test_a_check_of_a_harness_runs_where_its_sessions_do(harness: str, *, trust: bool, wanted: str) -> None:
+    assert default_sandbox(HarnessSpec(name=harness), trust_local=trust) == wanted

@@ -26,9 +26,14 @@ GIT_SECONDS: Final = 300.0
 VERIFIER_SECONDS: Final = 1800.0
 BASE: Final = "base"
 """The folder in `tests/` with the test files of the base commit, for repositories without a history."""
+TOP_LEVEL: Final = "top_level"
+"""The file in `tests/` with the names in the repository's own folder, likewise."""
 PARSERS_OF_LOGS: Final = {"pytest": "pytest", "parse_log_pytest": "pytest", "unittest": "unittest", "parse_log_django": "unittest"}
 """What rows call the parsers of `evener.graders.test_log`."""
-RUNNER_FILES: Final = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "tox.ini")
+RUNNER_FILES: Final = (
+    *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"),
+    *("pyproject.toml", "setup.cfg"),
+)
 """The files that change what a test runner does, wherever they are. No fix is expected in them."""
 _PATCHED: Final = re.compile(r"^diff --git a/(.+?) b/(.+)$", re.MULTILINE)
 _objects: Final = msgspec.json.Decoder(dict[str, Any])
@@ -55,6 +60,17 @@ runners='(^|/)({runners})$'
     git ls-tree -r --name-only {commit} 2>/dev/null | grep -E "$runners"
 }} | sort -u > "$tests/restored"
 while IFS= read -r file; do restore "$file"; done < "$tests/restored"
+is_base() {{
+    if [ -e "$tests/{top_level}" ]; then grep -qxF -- "$1" "$tests/{top_level}"; else git cat-file -e {commit}:"$1" 2>/dev/null; fi
+}}
+if [ -e "$tests/{top_level}" ] || git cat-file -e {commit} 2>/dev/null; then
+    # New modules that would take the place of Python's own, where the tests are started.
+    for module in $(python3 -I -c 'import os; print(*{{name.split(".")[0] for name in os.listdir(os.path.dirname(os.__file__))}})'); do
+        for place in "$module" "$module.py"; do
+            if [ -e "$place" ] && ! is_base "$place"; then rm -rf -- "$place"; fi
+        done
+    done
+fi
 for file in {patched}; do restore "$file"; done
 if [ -s "$tests/test.patch" ]; then
     git apply --whitespace=nowarn "$tests/test.patch" || patch --batch --forward -p1 -i "$tests/test.patch" || exit 1
@@ -116,6 +132,7 @@ def _files(row: DataRow, dialect: SweDialect, options: ImportOptions) -> dict[st
         activate="" if local else dialect.activate,
         patched=" ".join(map(shlex.quote, sorted({*patched, *(counted if dialect.restores_counted else ())}))),
         base=BASE,
+        top_level=TOP_LEVEL,
         commit=shlex.quote(dialect.tests_commit.format(**names)),
         runners="|".join(map(re.escape, RUNNER_FILES)),
         command=_command(row, dialect, counted),
@@ -222,7 +239,9 @@ def _of_clone(folder: Path, names: dict[str, str], patched: list[str]) -> dict[s
         msg = f"its repository has a {made[0]}, which would be taken for the task's own: use an image"
         raise ColumnMissing(msg)
     kept = [name for name, _ in blobs if name in patched or name.rpartition("/")[2] in RUNNER_FILES]
-    return files | {f"tests/{BASE}/{name}": files[f"environment/{name}"] for name in kept}
+    top_level = "".join(f"{name}\n" for name in sorted({name.partition("/")[0] for name, _ in blobs}))
+    files |= {f"tests/{BASE}/{name}": files[f"environment/{name}"] for name in kept}
+    return files | {f"tests/{TOP_LEVEL}": top_level.encode(errors="surrogateescape")}
 
 
 def _contents(clone: Path, blobs: list[bytes]) -> list[bytes]:
