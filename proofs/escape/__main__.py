@@ -75,7 +75,7 @@ def main() -> int:
         "escape",
         "Attempts to get out of a sandbox",
         [_row(one) for one in tried],
-        attempts=len(tried),
+        attempts=sum(one.made for one in tried),
         succeeded=len(succeeded),
         succeeded_without_defence=sum(one.without_defence is True for one in tried),
         skipped={f"{one.backend}: {one.name}": one.skipped for one in tried if one.skipped}

@@ -19,6 +19,7 @@ from tests.support.swe_rows import TESTS as CALC_TESTS
 from tests.support.swe_rows import rebench, repository, written
 from tests.support.waiting import until
 
+from evener.graders.log_parsers import parser_named
 from evener.graders.test_log import Expected, parsed, report_of
 from evener.proto.sandbox import Mount, SandboxSpec
 from evener.sandboxes.grading import Grading, GradingOutcome, grade
@@ -166,7 +167,9 @@ def _agent(attempt: Cheat, place: Place) -> Program:
 def _reward(graded: GradingOutcome, *, is_repository: bool) -> tuple[float | None, str]:
     """Return the reward as the graders `harbor` and `test_log` read it, and what it was read from."""
     if is_repository:
-        states = parsed(graded.output, EXPECTED.parser)
+        parser = parser_named(EXPECTED.parser)
+        assert parser is not None
+        states = parsed(graded.output, parser)
         report = {} if states is None else report_of(states, EXPECTED)
         solved = bool(report) and all(state == "passed" for tests in report.values() for state in tests.values())
         return float(solved), str(report or graded.output)

@@ -25,6 +25,8 @@ class Tried(Struct, frozen=True, kw_only=True):
 
     name: str
     backend: str
+    made: bool = True
+    """Whether it was made on this machine."""
     succeeded: bool
     """Whether it got out of the sandbox as it is."""
     without_defence: bool | None
@@ -41,7 +43,7 @@ async def attempted(attempt: Attempt | Trial, kind: str, world: World) -> Tried:
     if isinstance(attempt, Trial):
         return await _trial(attempt, kind, world)
     if attempt.impossible:
-        return Tried(name=attempt.name, backend=kind, succeeded=False, without_defence=None, skipped=attempt.impossible)
+        return Tried(name=attempt.name, backend=kind, made=False, succeeded=False, without_defence=None, skipped=attempt.impossible)
     said = await _said(attempt, kind, world, defended=True)
     skipped = attempt.plain or "" if kind == BUBBLEWRAP and not attempt.private_hosts else ""
     without = "" if skipped else await _said(attempt, kind, world, defended=False)
