@@ -208,6 +208,7 @@ PIECES: Final[tuple[tuple[str, Sequence[Piece]], ...]] = (
     ("100 requests at once on one connection", [request() * 100]),
     ("10,000 headers", [request("".join(f"x-{n}: {n}\r\n" for n in range(10_000)))]),
     ("a header of 1 MB", [request(f"x: {'x' * MIB}\r\n")]),
+    ("400 headers of 60 KB", (b"@HEAD@", *(f"x: {'y' * 60_000}\r\n".encode(),) * 400, b"\r\n")),
     ("a header that never ends", (b"@HEAD@x: ", *DRIPS)),
     ("headers of control characters", [request("x: a\x01\x00b\r\ncontent-type: x/\x01\r\n")]),
     ("headers that are no UTF-8", [b"@HEAD@x: \xff\xfe\r\ncontent-length: 0\r\n\r\n"]),
@@ -234,6 +235,7 @@ PIECES: Final[tuple[tuple[str, Sequence[Piece]], ...]] = (
 UNSERVED: Final[tuple[tuple[str, str, str], ...]] = (
     ("a header of 70 KB", CHAT.path, f"x: {'x' * 70_000}\r\n"),
     ("an address of 70 KB", f"{CHAT.path}?x={'x' * 70_000}", ""),
+    ("five headers of 60 KB", CHAT.path, "".join(f"x-{n}: {'x' * 60_000}\r\n" for n in range(5))),
     ("600 headers", CHAT.path, "".join(f"x-{n}: {n}\r\n" for n in range(600))),
     ("a header without a name", CHAT.path, ": x\r\n"),
     ("a run of a thread", "/v1/threads/x/runs", ""),

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from evener.proto.errors import ConfigError, EvenerError, Recoverable
+from evener.service.bounded_heads import BoundedHeads
 from evener.service.config import ServiceConfig
 from evener.service.http import error_response
 from evener.service.loopback import is_loopback
@@ -110,7 +111,7 @@ async def listen(mounts: Mounts, listening: socket.socket, tls: ssl.SSLContext |
     """Serve HTTP inside this block, over TLS if there is a context for it."""
     settings = uvicorn.Config(
         mounts,
-        http="httptools",
+        http=BoundedHeads,
         ws="none",
         lifespan="off",
         log_config=None,

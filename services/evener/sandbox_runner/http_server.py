@@ -1,15 +1,18 @@
 """The HTTP server of one relay. It reports requests that its parser refuses to the relay, which does not blame the harness for them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import BadHttpMethod
 
 MAX_LINE_BYTES: Final = 64 << 10
 """The longest header, and the longest address: longer than those that providers take."""
+MAX_HEADERS_BYTES: Final = 256 << 10
+"""The limit of all headers of a request together. The parser has none."""
+LINGER_SECONDS: Final = 2.0
+"""How long what is still sent after a refusal is thrown away: a connection that is reset takes the refusal with it."""
 OPTIONS: Final[dict[str, Any]] = {
     "access_log": None,
     "auto_decompress": False,  # a body that cannot be decoded is refused in the dialect
@@ -18,8 +21,23 @@ OPTIONS: Final[dict[str, Any]] = {
     "max_headers": 512,
 }
 
-Respond = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-Refuse = Callable[[HTTPStatus, str], web.StreamResponse]
+TOO_MUCH: Final = f"the headers are longer than {MAX_HEADERS_BYTES} bytes together; send fewer or shorter ones"
+
+
+class Respond(Protocol):
+    """Answers a request."""
+
+    async def __call__(self, request: web.BaseRequest, /) -> web.StreamResponse:
+        """Return the response, sent or not."""
+        ...
+
+
+class Refuse(Protocol):
+    """Makes the response to a request that is not answered."""
+
+    def __call__(self, status: HTTPStatus, message: str, /, path: str = "") -> web.Response:
+        """Return the response. `path`: of the request, if it is known."""
+        ...
 
 
 class HttpServer(web.Server):
@@ -38,6 +56,40 @@ class _Connection(web.RequestHandler):
     def __init__(self, server: HttpServer, refuse: Refuse) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **OPTIONS)
         self._refuse = refuse
+        self._body: StreamReader | None = None
+        """The body of the last request whose headers have ended."""
+        self._head = bytearray()
+        """What has come of a request whose headers have not ended: its beginning, while it is short."""
+        self._head_bytes = 0
+        self._refused = False
+
+    def data_received(self, data: bytes) -> None:
+        """Parse more of the requests. The parser keeps headers until they end, so that those of a request that goes on and on end here."""
+        if self._refused:
+            return
+        is_head, before = self._body is None or self._body.is_eof(), len(self._messages)
+        super().data_received(data)
+        if len(self._messages) > before:
+            self._body = self._messages[-1][1]
+            self._head_bytes = 0
+            self._head.clear()
+        elif is_head:
+            self._head_bytes += len(data)
+            self._head += data[: max(0, MAX_LINE_BYTES - len(self._head))]
+            if self._head_bytes > MAX_HEADERS_BYTES:
+                self._break_off()
+
+    def _break_off(self) -> None:
+        """Refuse the request whose headers do not end, if no other is being answered, and close the connection."""
+        self._refused = True
+        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        body = self._refuse(status, TOO_MUCH, _path(bytes(self._head))).body
+        if self.transport is None or self._current_request is not None or not isinstance(body, bytes):
+            self.force_close()
+            return
+        said = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(said.encode() + b"connection: close\r\n\r\n" + body)  # type: ignore[attr-defined]
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self.force_close)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -49,3 +101,14 @@ class _Connection(web.RequestHandler):
         response.force_close()
         super().handle_error(request, status, exc, message)
         return response
+
+
+def headers_bytes(request: web.BaseRequest) -> int:
+    """Return the length of a request's headers together."""
+    return sum(len(name) + len(value) for name, value in request.raw_headers)
+
+
+def _path(head: bytes) -> str:
+    """Return the path in the beginning of a request, empty if there is none."""
+    words = head.partition(b"\r\n")[0].split(b" ")
+    return words[1].decode("latin-1") if len(words) > 1 else ""

@@ -26,7 +26,7 @@ from evener.sandbox_runner.core import one_line
 from evener.sandbox_runner.exchange import JSON, Exchange, HarnessDisconnected, Limits
 from evener.sandbox_runner.failed_requests import FailedRequests
 from evener.sandbox_runner.gateway_client import GatewayClient, RelayedCall
-from evener.sandbox_runner.http_server import HttpServer
+from evener.sandbox_runner.http_server import MAX_HEADERS_BYTES, TOO_MUCH, HttpServer, headers_bytes
 from evener.sandbox_runner.request_body import read_body, read_hints
 from evener.service.telemetry import Metrics
 
@@ -50,6 +50,7 @@ CROWDED: Final = RequestError(
     kind="overloaded_error",
     reason=CallFailure.OVERLOADED,
 )
+HEADERS_TOO_LONG: Final = RequestError(TOO_MUCH, status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 RETRIED_STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 """Statuses after which a client sends a request again."""
 RELAY_CLOSE_SECONDS: Final = 0.2
@@ -162,10 +163,12 @@ class Relay:
         self._metrics.relay_requests.labels(str(response.status)).inc()
         return response
 
-    def refuse(self, status: HTTPStatus, message: str) -> web.Response:
+    def refuse(self, status: HTTPStatus, message: str, /, path: str = "") -> web.Response:
         """Answer a request that never came to `handle`, or that `handle` failed to answer. Whose it was is not known: it counts."""
         self._report.failed(CallFailure.REFUSED, message)
         self._metrics.relay_requests.labels(str(status.value)).inc()
+        if (dialect := dialect_for(KEY_IN_PATH.sub("", path))) is not None:
+            return _refusal(dialect, RequestError(message, status=status))
         return _error(status, message, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error")
 
     async def finish(self) -> None:
@@ -184,8 +187,11 @@ class Relay:
             return self._other(request, path.partition("?")[0], name)
         if not self._is_key(request, name):  # an orphan of another session leaves no trace
             return _refusal(dialect, WRONG_KEY)
+        headers = headers_bytes(request)
+        if headers > MAX_HEADERS_BYTES:
+            return self._unread(dialect, HEADERS_TOO_LONG)
         try:
-            held = await self._room(request)
+            held = await self._room(request, headers)
         except TimeoutError:
             return self._unread(dialect, CROWDED)
         try:
@@ -193,20 +199,20 @@ class Relay:
                 body = await read_body(request, self._limits.body_bytes)
             except RequestError as error:
                 return self._unread(dialect, error)
-            held.shrink(len(body))
+            held.shrink(len(body) + headers)
             return await self._exchange(request, self._call(request, path, body), dialect)
         finally:
             held.release()
 
-    async def _room(self, request: web.BaseRequest) -> HeldBytes:
-        """Wait until the body may be read; it is not the agent's time. Raises TimeoutError."""
+    async def _room(self, request: web.BaseRequest, headers: int) -> HeldBytes:
+        """Wait until the body may be read, and kept with this many bytes of headers; it is not the agent's time. Raises TimeoutError."""
         most, began, wait = self._limits.body_bytes, time.monotonic(), object()
         is_plain = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, most) if is_plain else most
         self._clock.begin(wait)
         try:
             async with asyncio.timeout(self._limits.admission_seconds):
-                return await self._limits.bodies.take(size)
+                return await self._limits.bodies.take(size + headers)
         except asyncio.CancelledError:
             if time.monotonic() - began > self._limits.in_vain_seconds:
                 self._report.disconnected_in_vain()
