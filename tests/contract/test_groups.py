@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import ClientSession
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from structlog.testing import capture_logs
@@ -325,6 +326,23 @@ class TestOverHttp(GroupsContract):
     async def task_ended(self, bus: Bus, name: str, outcome: TaskOutcome) -> None:
         """The scheduler reads of the group's end itself."""
 
+    async def test_readers_that_never_read_leave_room_for_no_more_than_the_limit(self, bus: Bus, tmp_path: Path) -> None:
+        """Each costs the loop work and memory for every group; one that leaves makes room for the next."""
+        token = load_secrets(tmp_path).operator_token
+        async with following(bus, tmp_path, followers=2) as url, ClientSession(headers={"authorization": f"Bearer {token}"}) as http:
+            readers = [await http.get(f"{url}/groups/follow") for _ in range(2)]
+            assert [reader.status for reader in readers] == [200, 200]
+            async with http.get(f"{url}/groups/follow") as refused:
+                assert (refused.status, refused.headers["retry-after"]) == (503, "2")
+                assert "serves 2 readers of groups at a time" in (await refused.json())["error"]["message"]
+            readers[0].close()
+            async with asyncio.timeout(SECONDS):
+                while (again := await http.get(f"{url}/groups/follow")).status == 503:
+                    again.release()
+            assert again.status == 200
+            readers[1].close()
+            again.close()
+
     async def test_a_bridge_that_comes_again_is_read_on_where_it_stopped(self, bus: Bus, tmp_path: Path) -> None:
         """The trainer does not notice."""
         async with scheduler(bus, tmp_path) as client:
@@ -382,18 +400,18 @@ class TestOverHttp(GroupsContract):
 
 
 @asynccontextmanager
-async def following(bus: Bus, folder: Path) -> AsyncIterator[None]:
-    """Serve the bridge's endpoint, and say in the fleet where."""
-    config = Config(state=str(folder))
+async def following(bus: Bus, folder: Path, followers: int = 9) -> AsyncIterator[str]:
+    """Serve the bridge's endpoint, and say in the fleet where; yield its address."""
+    config = Config(state=str(folder), followers=followers)
     listening = bind(config)
     address = address_of(config, listening)
     context = context_on(bus, folder, instance_id="bridge", address=address)
     mounts = Mounts()
     async with listen(mounts, listening):
-        mounts.replace(following_routes(context))
+        mounts.replace(following_routes(context, config.followers))
         sign = heartbeat("trainer_bridge", "bridge", at=time.time(), address=address)
         await EventLog(bus, context.blobs).send(Topic.FLEET, "bridge", sign)
-        yield
+        yield address
 
 
 def collect_connections() -> None:

@@ -88,7 +88,7 @@ class _Connection(web.RequestHandler):
             self.force_close()
             return
         said = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(said.encode() + b"connection: close\r\n\r\n" + body)  # type: ignore[attr-defined]
+        self.transport.write(said.encode() + b"connection: close\r\n\r\n" + body)
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self.force_close)
 
     def handle_error(

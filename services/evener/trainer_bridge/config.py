@@ -18,3 +18,6 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     load_seconds: Annotated[float, Meta(gt=0)] = 600.0
     """How long an engine may take to load new weights, including their canary. An engine that takes longer leaves the fleet, with an alarm.
     No group of its policy is delivered in that time."""
+    followers: Annotated[int, Meta(ge=1)] = 32
+    """How many readers of `/groups/follow` one process serves at a time. Each holds a few groups ahead, whether it reads them or not; one
+    more is answered with 503."""

@@ -15,6 +15,7 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from evener.proto.delivered import Delivered, parts_of
 from evener.proto.framing import MSGPACK, framed
@@ -22,7 +23,7 @@ from evener.service.auth import control_route, principal_of
 from evener.service.context import ServiceContext
 from evener.service.delivered import PositionUnknown, check_position, delivered
 from evener.service.events import EventLog
-from evener.service.http import error_response
+from evener.service.http import RETRY_LATER, error_response
 from evener.service.principals import Role
 
 EMPTY_FRAME_SECONDS: Final = 15.0
@@ -33,8 +34,37 @@ GROUP_PIECE_BYTES: Final = 1 << 20
 EMPTY_FRAME: Final = framed(b"")
 
 
-def following_routes(context: ServiceContext) -> Sequence[BaseRoute]:
-    """Return the endpoint. A principal gets the groups of its team."""
+class Followers:
+    """The readers that are served now."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit: Final = limit
+        self.count = 0
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether no further one is served."""
+        return self.count >= self.limit
+
+
+class FollowedGroups(StreamingResponse):
+    """The stream of one reader, which counts from its first byte to its end, however it ends."""
+
+    def __init__(self, groups: AsyncGenerator[Delivered, None], followers: Followers) -> None:
+        super().__init__(_frames(groups), media_type=MSGPACK)
+        self._followers = followers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._followers.count += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._followers.count -= 1
+
+
+def following_routes(context: ServiceContext, limit: int) -> Sequence[BaseRoute]:
+    """Return the endpoint. A principal gets the groups of its team. `limit`: of readers at a time."""
+    followers = Followers(limit)
     waiting = EventLog(context.bus, context.waiting_blobs())
     asking = EventLog(context.bus, context.answering_blobs())
 
@@ -47,9 +77,12 @@ def following_routes(context: ServiceContext) -> Sequence[BaseRoute]:
             await check_position(context.bus, position)
         except PositionUnknown as unknown:
             return error_response(409, str(unknown), "at")
+        if followers.are_too_many:
+            msg = f"this process serves {limit} readers of groups at a time, and has as many; close one, or raise the bridge's `followers`"
+            return error_response(503, msg, headers=RETRY_LATER)
         followed = follow == "true"
         groups = delivered(context.bus, waiting if followed else asking, position, follow=followed, sees=principal_of(request).sees)
-        return StreamingResponse(_frames(groups), media_type=MSGPACK)
+        return FollowedGroups(groups, followers)
 
     return (Route("/groups/follow", control_route(context.secrets, stream, Role.VIEWER), methods=["GET"]),)
 

@@ -103,7 +103,7 @@ async def open_service(config: Config, context: ServiceContext) -> AsyncIterator
         yield Service(
             name="trainer_bridge",
             routes=(
-                *following_routes(context),
+                *following_routes(context, config.followers),
                 *group_routes(context.secrets, bridge.groups),
                 *policy_routes(context.secrets, bridge.policies, bridge.engines, bridge.publisher),
             ),
