@@ -10,7 +10,7 @@ MAX_HEAD_BYTES: Final = 512 << 10
 REFUSAL: Final = msgspec.json.encode(
     {"error": {"message": f"the headers are longer than {MAX_HEAD_BYTES} bytes together; send fewer or shorter ones", "field": None}}
 )
-RESPONSE: Final = (
+HEAD_REFUSED: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%b" % (len(REFUSAL), REFUSAL)
 )
@@ -33,7 +33,7 @@ class BoundedHeads(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(RESPONSE)
+            self.transport.write(HEAD_REFUSED)
             self.transport.close()
 
     def on_message_begin(self) -> None:
