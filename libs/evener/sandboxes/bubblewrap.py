@@ -29,6 +29,7 @@ from evener.sandboxes import processes
 from evener.sandboxes.config import BubblewrapConfig
 from evener.sandboxes.forward_proxy import ForwardProxy, variables
 from evener.sandboxes.local import LOCAL_TIMINGS, LocalSandbox, LocalSandboxes, LocalTimings, door, open_folders
+from evener.sandboxes.memory_kills import check_memory, memory_kills
 from evener.sandboxes.output_log import BoundedLog
 from evener.sandboxes.port import OOM_SCORE, SIGNALLED, Program, ProgramMissing, SandboxError, SandboxLost
 from evener.sandboxes.spawn import Child, spawn
@@ -64,6 +65,8 @@ class BubblewrapProcess:
         self._reading = reading
         self._printed = printed
         self._code: int | None = None
+        self._kills = memory_kills()
+        self._is_asked_to_end = False
 
     async def wait(self) -> int:
         if self._code is None:
@@ -72,9 +75,15 @@ class BubblewrapProcess:
             await asyncio.wait([self._reading], timeout=processes.OUTPUT_SECONDS)
             self._reading.cancel()
             self._code = 128 - code if code in SIGNALLED else code
+            if not self._is_asked_to_end:
+                if code < 0:  # no program in the namespaces can reach the one around them
+                    msg = f"its namespaces were ended from outside, by signal {-code}"
+                    raise SandboxLost(msg)
+                check_memory(self._code, self._kills)
         return self._code
 
     async def end(self, grace_seconds: float = 2.0) -> int:
+        self._is_asked_to_end = True
         if grace_seconds > 0:
             self._ask()
             with suppress(TimeoutError):

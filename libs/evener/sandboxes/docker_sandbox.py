@@ -27,6 +27,7 @@ from evener.sandboxes.docker_files import (
 )
 from evener.sandboxes.folders import Deadline, OutOfTime
 from evener.sandboxes.forward_proxy import ForwardProxy, variables
+from evener.sandboxes.memory_kills import check_memory, memory_kills
 from evener.sandboxes.network_namespace import listen_in
 from evener.sandboxes.output_log import BoundedLog
 from evener.sandboxes.port import (
@@ -67,11 +68,14 @@ class DockerProcess:
         self._printed = printed
         self._reading = reading
         self._user = user
+        self._kills = memory_kills()
 
     async def wait(self) -> int:
         await asyncio.shield(self._reading)
         code = await self._sandbox.exit_code(self._exec_id)
+        await self._sandbox.check_alive()
         await self._sandbox.kill()
+        check_memory(code, self._kills)
         return code
 
     async def end(self, grace_seconds: float = 2.0) -> int:
@@ -237,6 +241,13 @@ class DockerSandbox:
             msg = f"the container of {exec_id[:12]} ended before its program"
             raise SandboxLost(msg)
         return 128 - int(code) if code in SIGNALLED else int(code)
+
+    async def check_alive(self) -> None:
+        """Raise SandboxLost if the container has ended, which no program in it can do: signals do not reach its first process."""
+        state = (await self._docker.get(f"{self._path}/json"))["State"]
+        if self._runs and not state["Running"]:
+            msg = f"the container ended while its program ran{', when its memory had ended' if state['OOMKilled'] else ''}"
+            raise SandboxLost(msg)
 
     async def remove(self) -> None:
         """Remove the container, with everything in it."""

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from evener.sandboxes.memory_kills import check_memory, memory_kills
 from evener.sandboxes.output_log import BoundedLog
 from evener.sandboxes.port import ProgramMissing, SandboxError, Unstartable
 from evener.sandboxes.spawn import Child, spawn
@@ -50,6 +51,8 @@ class LocalProcess:
         self._log = log
         self._sweep = sweep
         self._keeper_seconds = keeper_seconds
+        self._kills = memory_kills()
+        self._is_asked_to_end = False
 
     @property
     def ended(self) -> bool:
@@ -62,9 +65,12 @@ class LocalProcess:
         await self._sweep()
         await asyncio.wait([self._reading], timeout=OUTPUT_SECONDS)
         self._reading.cancel()
+        if not self._is_asked_to_end:
+            check_memory(code, self._kills)
         return code
 
     async def end(self, grace_seconds: float = 2.0) -> int:
+        self._is_asked_to_end = True
         self._ask(b"t")
         if not await self._ended(grace_seconds):
             self._ask(b"k")
