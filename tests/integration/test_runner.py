@@ -238,6 +238,16 @@ async def test_what_a_task_removes_is_not_found_by_its_agent(tmp_path: Path) -> 
         assert (await b.changed(exited), await b.artifact(exited, "removed.json")) == ({}, b"[]")
 
 
+async def test_harness_that_its_agent_kills_has_exited(tmp_path: Path) -> None:
+    """By that signal, and what it left is kept to be graded: no sandbox was lost."""
+    async with bench(tmp_path, trust_local=True) as b:
+        await b.dispatch(harness=HarnessSpec(name="command", options={"argv": '["sh", "-c", "echo 1 > done.txt; kill -9 $$"]'}))
+        exited = await b.until(HarnessExited)
+
+        assert (exited.cause, exited.exit_code) == (ExitCause.EXITED, -9)
+        assert await b.changed(exited) == {"app/done.txt": b"1\n"}
+
+
 async def test_sandbox_that_cannot_be_cleaned_starts_no_agent(tmp_path: Path) -> None:
     """By name: another attempt would meet the same."""
     clean = "[metadata.evener.clean]\nrepositories = ['/app']\n"

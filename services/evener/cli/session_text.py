@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -12,9 +12,21 @@ from rich.text import Text
 from evener.cli.output import facts
 from evener.client.session_views import SessionSource, SessionView
 from evener.proto.arrays import int32s, uint8s
-from evener.proto.trajectories import Row
+from evener.proto.reasons import TerminationReason
+from evener.proto.trajectories import Row, TrajectoryBuilt
 
 ROLE_COLOURS = {"system": "magenta", "developer": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+LIMITS: Final = {
+    TerminationReason.AGENT_TIME: ("agent_seconds", "s on the agent's clock"),
+    TerminationReason.TOKEN_BUDGET: ("tokens", "sampled tokens"),
+    TerminationReason.CALL_BUDGET: ("calls", "calls"),
+    TerminationReason.TURN_BUDGET: ("turns", "turns"),
+    TerminationReason.LOOPING: ("repeats", "times the same call with the same result"),
+    TerminationReason.DEADLINE: ("deadline_seconds", "s since its first dispatch"),
+    TerminationReason.ATTEMPTS_USED_UP: ("attempts", "attempts"),
+}
+"""The budgets that end sessions, with their units."""
 
 
 def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> RenderableType:
@@ -30,7 +42,7 @@ def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> Renderab
         ("harness", f"{told.spec.harness.name} {(trajectory.harness_version if trajectory else None) or ''}"),
         (
             "end",
-            f"{trajectory.termination_reason.value} {trajectory.detail or _last_failure(view)}"
+            f"{trajectory.termination_reason.value}{_limit(trajectory)} {trajectory.detail or _last_failure(view)}".rstrip()
             if trajectory
             else "still open; the following is what it would be if it ended now",
         ),
@@ -38,6 +50,13 @@ def heading(view: SessionView, more: Sequence[tuple[str, str]] = ()) -> Renderab
     if exited:
         shown.append(("time", f"{exited.agent_seconds:.1f} s on the agent's clock, {exited.wall_seconds:.1f} s in all"))
     return facts([*shown, *more])
+
+
+def _limit(trajectory: TrajectoryBuilt) -> str:
+    """Return the budget that ended a session. Empty: none did, or it is the task's own."""
+    field, unit = LIMITS.get(trajectory.termination_reason, ("", ""))
+    limit = getattr(trajectory.spec.budgets, field) if field else None
+    return "" if limit is None else f" (limit: {limit:g} {unit})"
 
 
 def _last_failure(view: SessionView) -> str:
