@@ -197,10 +197,10 @@ def test_user_turn_after_reasoning(family: Family, thinking: Thinking) -> None:
     assert (bridge is None) is (strips and (thinking is Thinking.TEMPLATE or family.name == "gpt-oss"))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "qwen3.6"])
-def test_all_reasoning_is_kept_in_whole_renders_too(home: Path, name: str) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "qwen3.5", "qwen3.6"], indirect=True)
+def test_all_reasoning_is_kept_in_whole_renders_too(family: Family) -> None:
     """A new root shows what a path holds: path and bridge equal the whole render across user turns."""
-    renderer = Family(name, home).open(Thinking.ALL)
+    renderer = family.open(Thinking.ALL)
     messages = [user("Where is Ada?")]
     path = renderer.render(messages, TOOLS)
     for turn in range(3):
@@ -287,24 +287,24 @@ def test_what_is_certain_never_changes_for_any_ids(family: Family) -> None:
     check()
 
 
-def test_family_of_another_model_is_refused(home: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3"], indirect=True)
+def test_family_of_another_model_is_refused(family: Family) -> None:
     """Its rules differ from the template: a named family is never believed without proof."""
-    qwen3 = Family("qwen3", home)
     with pytest.raises(TemplateError, match="family llama-3: not its tokenizer"):
-        qwen3.make("llama-3")
+        family.make("llama-3")
     with pytest.raises(TemplateError, match=r"family qwen3\.8: the library's bridges differ"):
-        qwen3.make("qwen3.8")
+        family.make("qwen3.8")
     with pytest.raises(TemplateError, match=r"renderer 'gpt-oss': write auto, jinja, or a family"):
-        qwen3.make("gpt-oss")
+        family.make("gpt-oss")
 
 
-def test_without_the_library_two_renders_are_left(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["qwen3"], indirect=True)
+def test_without_the_library_two_renders_are_left(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an extra; who names a family is told how to get it."""
-    qwen3 = Family("qwen3", home)
     monkeypatch.setitem(sys.modules, "renderers", None)
-    assert qwen3.make().family is None
+    assert family.make().family is None
     with pytest.raises(TemplateError, match=r"pip install 'evener\[renderers\]'"):
-        qwen3.make("qwen3")
+        family.make("qwen3")
 
 
 def test_page_says_what_the_template_does(family: Family) -> None:

@@ -91,7 +91,7 @@ async def test_demo_runs_as_six_processes_on_kafka_and_continues_after_stops(
     tokenizer = smollm()
     async with (
         scripted_engine(SCRIPT, tokenizer) as engine,
-        deployment(tmp_path, bus, partitions=PARTITIONS, policies=POLICIES) as six,
+        deployment(tmp_path, bus, partitions=PARTITIONS, policies=POLICIES, alone=True) as six,
         open_collector() as collector,
     ):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)

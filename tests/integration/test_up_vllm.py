@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any, Final
 import aiohttp
 import pytest
 from tests.contract.test_weights import tiny
+from tests.support.commands import evener
+from tests.support.forks import Forked, start
 from tests.support.updates import scored, state
 from tests.support.waiting import eventually, until
 
@@ -32,7 +34,7 @@ exec PYTHON -m evener.cli engine scripted --port $port --policy $name --source "
 class Up:
     """An `evener up` with vLLM, and commands beside it."""
 
-    def __init__(self, folder: Path, process: Process) -> None:
+    def __init__(self, folder: Path, process: Process | Forked) -> None:
         self.folder = folder
         self.process = process
 
@@ -65,40 +67,24 @@ class Up:
 
     async def run(self, *words: str) -> str:
         """Run a command; return what it said."""
-        command = [sys.executable, "-m", "evener.cli", *words, "--state", str(self.folder)]
-        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
-        out, errors = await process.communicate()
-        assert process.returncode == 0, errors.decode()
-        return out.decode()
+        ended = await evener(*words, "--state", str(self.folder))
+        assert ended.code == 0, ended.errors
+        return ended.out
 
 
 @asynccontextmanager
 async def up(folder: Path, *options: str) -> AsyncIterator[Up]:
     """Run `evener up` inside this block."""
     folder.mkdir()  # noqa: ASYNC240 (nothing else runs yet)
-    command = [
-        sys.executable,
-        "-m",
-        "evener.cli",
-        "up",
-        "--port",
-        "0",
-        "--state",
-        str(folder),
-        "--instance",
-        "local",
-        "--engine",
-        "vllm",
-        *options,
-    ]
+    words = ("--port", "0", "--state", str(folder), "--instance", "local", "--engine", "vllm", *options)
     with (folder / "up.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=log, stderr=log)
+        process = await start(("-m", "evener.cli", "up", *words), log, os.environ)
     try:
         yield Up(folder, process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SECONDS):
             await process.wait()
 
 
@@ -129,8 +115,8 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-async def until_gone(word: str, *, seconds: float = 40.0) -> None:
-    await eventually(lambda: not processes_with(word), seconds=seconds)
+async def until_gone(word: str) -> None:
+    await eventually(lambda: not processes_with(word))
 
 
 async def lives_through(tmp_path: Path, model: Path, task: Path, options: Sequence[str]) -> None:

@@ -28,7 +28,10 @@ POLL_SECONDS: Final = 0.1
 
 
 class Program:
-    """One service, as a process that can be started again. `words`: what Python is told. `alone`: it is no fork, also in tests."""
+    """One service, as a process that can be started again.
+
+    `words`: what Python is told. `alone`: its first process is no fork, also in tests.
+    """
 
     def __init__(self, name: str, folder: Path, words: Sequence[str], *, alone: bool = False) -> None:
         self.name = name
@@ -59,7 +62,7 @@ class Program:
         self._starts += 1
         self.url = ""
         with self._log.open("wb") as log:
-            self._process = await start(self._words, log, os.environ, alone=self._alone)
+            self._process = await start(self._words, log, os.environ, alone=self._alone and self._starts == 1)
 
     async def listening(self) -> None:
         """Wait until it says where it listens."""
@@ -115,9 +118,9 @@ class Program:
 class Deployment:
     """All six."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, alone: bool) -> None:
         words = ("--config", str(folder / "evener.toml"), "--instance")
-        self.programs = {name: Program(name, folder, ("-m", f"evener.{name}", *words, f"of-{name}"), alone=True) for name in SERVICES}
+        self.programs = {name: Program(name, folder, ("-m", f"evener.{name}", *words, f"of-{name}"), alone=alone) for name in SERVICES}
         self._token = folder / "state" / TOKEN_FILE
 
     async def start(self) -> None:
@@ -158,13 +161,15 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployment(folder: Path, bus: str, *, partitions: int, policies: str, trust_local: bool = False) -> AsyncIterator[Deployment]:
-    """Yield what can be started; nothing of it runs on after the block. `policies`: of the gateway, as TOML."""
+async def deployment(
+    folder: Path, bus: str, *, partitions: int, policies: str, trust_local: bool = False, alone: bool = False
+) -> AsyncIterator[Deployment]:
+    """Yield what can be started; nothing of it runs on after the block. `policies`: of the gateway, as TOML. `alone`: as for programs."""
     shared = f'bus = "{bus}"\nstate = "{folder / "state"}"\npartitions = {partitions}\n'
     shared += f"stop_seconds = {DRAIN_SECONDS}\n"
     services = f"[provider_gateway]\npolicies = {policies}\n[sandbox_runner]\ntrust_local = {str(trust_local).lower()}\n"
     (folder / "evener.toml").write_text(f"{shared}\n{services}")
-    six = Deployment(folder)
+    six = Deployment(folder, alone=alone)
     try:
         yield six
     finally:
