@@ -3,6 +3,7 @@
 Each row says what may be answered: a refusal with a message (4xx), or success. A fault of ours (5xx) is neither.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -103,6 +104,18 @@ async def repeated(site: Site) -> None:
     checked(await site.control("POST", "/tasks", json.dumps(body).encode()), refused=REFUSED, doing="another under its id")
     await site.control("DELETE", f"/tasks/{body['task_id']}")
     await site.ended(str(body["task_id"]))
+
+
+async def crowd(site: Site) -> None:
+    """Open a thousand sessions of one task, and cancel it while they are open: all of them end at once."""
+    task_id = site.name("crowd")
+    options = {"samples": 1000, "harness": {"name": "x", "sandbox": "none"}, "grader": {"name": "none"}, "purpose": "collect"}
+    submitted = json.dumps({"task_id": task_id, "options": options}).encode()
+    checked(await site.control("POST", "/tasks", submitted), refused=TAKEN, doing="a thousand sessions")
+    site.tasks.append(task_id)
+    await asyncio.sleep(2)
+    checked(await site.control("DELETE", f"/tasks/{task_id}"), refused=TAKEN, doing="their end")
+    await site.ended(task_id)
 
 
 async def wrong_tokens(site: Site) -> None:
@@ -247,6 +260,7 @@ CONTROL: Final = (
     engine("for a policy that there is not", "http://127.0.0.1:{port}", policy="none", refused=EITHER),
     engine("for 2^63 calls at a time", "http://127.0.0.1:{port}", max_concurrency=2**63, refused=EITHER),
     _made("the same task a hundred times", repeated),
+    _made("a thousand open sessions that are cancelled", crowd),
     _made("tokens that open nothing", wrong_tokens),
 )
 SAMPLES: Final[tuple[Any, ...]] = (0, -1, 10**9, 2**70, 1.5, "1", None, True, [])

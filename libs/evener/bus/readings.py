@@ -11,8 +11,8 @@ from evener.bus.port import Reader
 
 Where = Callable[[], Awaitable[int]]
 NO_READER: Final = Reader("")
-READ_RECORDS: Final = 1000
-"""The largest number of records that a follower gets at once."""
+READ_RECORDS: Final = 100
+"""The largest number of records that a follower gets at once. It decodes them all before others have a turn."""
 
 
 class Reading:

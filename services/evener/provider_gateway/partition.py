@@ -38,6 +38,7 @@ from evener.provider_gateway.writer import PartitionWriter
 from evener.runtime.backoff import Backoff
 from evener.runtime.change import Change
 from evener.runtime.faults import point, point_in_thread
+from evener.runtime.turns import Turns
 from evener.service.events import EventLog, header
 from evener.service.tracing import context_of
 from evener.tokens.inconsistencies import fingerprints
@@ -77,6 +78,8 @@ class Partition(Struct, eq=False):
     landed: Change = field(default_factory=Change)
     """Notes the end of every call."""
     _read_on: asyncio.Event = field(default_factory=asyncio.Event)
+    _ends: Turns = field(default_factory=Turns)
+    """A task that is cancelled ends a thousand sessions together."""
     _tasks: asyncio.TaskGroup | None = None
 
     async def take_over(self) -> None:
@@ -219,6 +222,7 @@ class Partition(Struct, eq=False):
         """Write the end, however long the log is unavailable: no other process may. Records read meanwhile may require another end."""
         pauses = iter(END_PAUSES)
         while _is_due(session):
+            await self._ends.wait()
             try:
                 await self._write_end(session)
             except Recoverable as error:

@@ -19,6 +19,8 @@ from evener.service.events import EventLog
 from evener.service.telemetry import Metrics
 
 BATCH_BYTES: Final = 4 << 20
+BATCH_ENTRIES: Final = 64
+"""The limit of entries in a batch: whoever waits for one goes on at the same iteration of the event loop."""
 CRASHED: Final = "the writer of the partition crashed"
 
 log = structlog.get_logger()
@@ -134,7 +136,7 @@ class PartitionWriter:
         size = count = 0
         for entry in self._queue:
             size += entry.size
-            if count and size > BATCH_BYTES:
+            if count == BATCH_ENTRIES or (count and size > BATCH_BYTES):
                 break
             count += 1
         batch, self._queue = self._queue[:count], self._queue[count:]

@@ -44,6 +44,8 @@ COMMIT: Final = Backoff(0.2, 10.0)
 """The pauses after a commit that is not in the log."""
 COMMIT_TRIES: Final = 7
 """After this many failed commits the service is started again."""
+BLOB_REQUESTS: Final = 16
+"""How many sessions of a partition's groups are read or put at a time: a group may have a thousand."""
 FORGET_SECONDS: Final = 60.0
 """The shortest interval between two searches for ended groups to forget."""
 
@@ -94,6 +96,7 @@ class Merging:
         self._policies = policies
         self._groups: dict[str, RememberedGroup] = {}
         self._swept_at = 0.0
+        self._blob_requests = asyncio.Semaphore(BLOB_REQUESTS)
 
     async def restore(self) -> int:
         """Read the state to its end, and return the offset to continue from. Raises BadRecord: no bridge may run without its state."""
@@ -169,7 +172,8 @@ class Merging:
         if member.session is None:
             return arrived[member.index]
         try:
-            return checked(await self._events.stored(member.session), TrajectoryScored)
+            async with self._blob_requests:
+                return checked(await self._events.stored(member.session), TrajectoryScored)
         except BadRecord as bad:
             session_id = session_of(state.group_id, member.index)
             log.error("session_not_read", session_id=session_id, error=str(bad))
@@ -182,7 +186,8 @@ class Merging:
         async def stored(member: ScoredMember) -> ScoredMember:
             if member.session is not None:
                 return member
-            return replace(member, session=await self._events.store(arrived[member.index]))
+            async with self._blob_requests:
+                return replace(member, session=await self._events.store(arrived[member.index]))
 
         return replace(state, scored=tuple(await asyncio.gather(*map(stored, state.scored))))
 

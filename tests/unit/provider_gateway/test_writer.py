@@ -18,7 +18,7 @@ from evener.proto.codec import AnyEvent
 from evener.proto.reasons import CallFailure
 from evener.proto.topics import Topic
 from evener.provider_gateway.session import SessionRuntime
-from evener.provider_gateway.writer import PartitionWriter
+from evener.provider_gateway.writer import BATCH_ENTRIES, PartitionWriter
 from evener.service.events import EventLog
 from evener.service.telemetry import metrics
 
@@ -74,3 +74,27 @@ async def test_writer_whose_events_a_session_cannot_take_in_ends_with_the_bug(tm
         with pytest.raises(ZeroDivisionError):
             await writer.lost()
         assert not session.pending
+
+
+class Counting(SessionRuntime):
+    """A session that counts what it takes in."""
+
+    folded = 0
+
+    def fold(self, events: Sequence[tuple[AnyEvent, int]], now: float) -> None:
+        super().fold(events, now)
+        Counting.folded += 1
+
+
+async def test_many_entries_that_come_together_are_committed_in_several_batches(tmp_path: Path) -> None:
+    """Whoever waits for them would go on all at once: the seals of a thousand sessions."""
+    async with open_parts(tmp_path) as context:
+        producer = await context.bus.producer("gateway-0")
+        writer = PartitionWriter(producer, EventLog(context.bus, open_blobs("memory://")), metrics(context.registry))
+        _, opened = World().open([user("hello")])
+        committing = [writer.commit(Counting(f"t.{number}"), [opened]) for number in range(3 * BATCH_ENTRIES)]
+        await committing[0]
+        first = Counting.folded
+        await asyncio.gather(*committing)
+        await writer.aclose()
+    assert (first, Counting.folded) == (BATCH_ENTRIES, 3 * BATCH_ENTRIES)
