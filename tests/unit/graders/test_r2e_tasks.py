@@ -29,7 +29,7 @@ for name, passed in (("test_add", calc.add(2, 3) == 5), ("test_double", calc.dou
 }
 SOLVE = """\
 #!/bin/bash
-ls /r2e_tests /testbed/run_tests.sh /testbed/r2e_tests 2>/dev/null && exit 1
+for seen in /r2e_tests /testbed/run_tests.sh /testbed/r2e_tests; do [ -e "$seen" ] && exit 1; done
 sed -i 's/a - b/a + b/' calc.py
 echo "print('PASSED r2e_tests/test_1.py::test_add')" > r2e_tests
 """
