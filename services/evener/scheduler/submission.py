@@ -111,8 +111,6 @@ def check(submission: Submission) -> None:
         _refuse("only a recording (options.harness.sandbox = 'none') goes without a task", "task")
     if options.grader.name not in GRADERS:
         _refuse(f"unknown grader {options.grader.name!r}: there are {', '.join(sorted(GRADERS))}", "options.grader.name")
-    if (wrong := spec_problem(options.grader)) is not None:
-        _refuse(wrong, "options.grader")
     if submission.task is None and options.grader.name == "harbor":
         _refuse("the grader `harbor` runs the task's tests/test.sh, and there is no task", "options.grader.name")
     if (problem := group_problem(options)) is not None:
@@ -121,6 +119,8 @@ def check(submission: Submission) -> None:
     for model, target in options.models.items():
         _check_target(model, target, options.policy)
     _check_patterns(options)
+    if (wrong := spec_problem(options.grader)) is not None:
+        _refuse(wrong, "options.grader")
 
 
 def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
