@@ -40,6 +40,7 @@ SCRIPT = Script(
     rules=(
         Rule(match="at length", say=LENGTHY),
         Rule(match="at the gate", say="one two three four five six", wait=(Wait(before=4),)),
+        Rule(match="say nothing", say="one", wait=(Wait(before=1),)),
         Rule(match="break", fail=400),
         Rule(match="cut once", fail="cut", times=1),
         Rule(match="cut always", fail="cut"),
@@ -214,6 +215,33 @@ async def test_call_that_never_got_an_engine_is_our_failure_not_the_agents(hand:
 
     assert (await hand.until("s1", CallFailed)).reason is CallFailure.OVERLOADED
     assert (await hand.until("s1", AttemptEnded)).termination_reason is TerminationReason.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("hand", "reason", "end"),
+    [
+        (GatewayTimings(silence=0.0), CallFailure.ENGINE_UNREACHABLE, AttemptEnded),
+        (GatewayTimings(silence=600.0), CallFailure.CANCELLED, SessionSealed),
+    ],
+    indirect=["hand"],
+    ids=["long", "short"],
+)
+async def test_harness_that_leaves_an_engine_that_says_nothing_ran_into_a_fault_of_ours(
+    hand: Hand, reason: CallFailure, end: type[AttemptEnded | SessionSealed]
+) -> None:
+    """The engine took the call and sent no token: its harness gave up, exited with 1, and its session was graded."""
+    capability, request_id = await hand.start("s1"), new_request_id()
+    await hand.say(capability, [{"role": "user", "content": "hi"}])
+    asking = asyncio.create_task(hand.ask(capability, [{"role": "user", "content": "say nothing"}], request_id))
+    await hand.engine.waiting()
+    await hand.disconnect(capability, request_id)
+    await asking
+    await hand.exit("s1", code=1)
+    ended = await hand.until("s1", end)
+
+    assert (await hand.until("s1", CallFailed)).reason is reason
+    harness, ours = TerminationReason.HARNESS_FAILED, TerminationReason.INFRASTRUCTURE
+    assert ended.termination_reason is (harness if reason is CallFailure.CANCELLED else ours)
 
 
 @IN_VAIN

@@ -1,6 +1,6 @@
 """I7: finds the faults of Evener in the attempt that counts. It uses none of the tables by which the services decide."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from evener.audit.answers import is_whole
@@ -52,20 +52,35 @@ def met_of_ours(built: BuiltFacts, records: Sequence[EventRecord]) -> Iterator[s
     for left in exits:
         if left.unanswered in OURS:
             yield f"its last request had no answer for a reason of ours: {left.unanswered}"
-    last = _last_call(built.attempt, records)
-    if last in OURS:
-        yield f"its last call failed for a reason of ours: {last}"
+    for reason in sorted(_left_waiting(built.attempt, records)):
+        yield f"a call that its agent waited for failed for a reason of ours: {reason}"
 
 
-def _last_call(attempt: int, records: Sequence[EventRecord]) -> CallFailure | None:
-    """Return why the last call of the agent failed. None: it was answered, or there is none."""
-    own = [event for event in _of_kind(records, CallOpened) if event.attempt == attempt and event.side_call is None]
-    failed = {event.call_id: event.reason for event in _of_kind(records, CallFailed)}
+def _left_waiting(attempt: int, records: Sequence[EventRecord]) -> Iterator[CallFailure]:
+    """Yield the failures of ours after which the agent did not go on.
+
+    It went on if a later answer was given to an equal request, or in a conversation that began no later than that of the failed call.
+    """
+    opened = {event.call_id: event for event in _of_kind(records, CallOpened)}
+    own = [event for event in opened.values() if event.attempt == attempt and event.side_call is None]
     answered = {event.call_id for event in _of_kind(records, CallClosed) if is_whole(event)}
-    ends = [failed.get(event.call_id) for event in own if event.call_id in answered or event.call_id in failed]
-    while ends and ends[-1] is CallFailure.CANCELLED:
-        ends.pop()
-    return ends[-1] if ends else None
+    again = {event.request_id for event in own if event.call_id in answered}
+    roots = {event.call_id: _root(event, opened) for event in own}
+    begun = {conversation: at for at, conversation in reversed(list(enumerate(roots.values())))}
+    for failed in _of_kind(records, CallFailed):
+        if failed.reason not in OURS or failed.call_id not in roots or failed.request_id in again:
+            continue
+        call = opened[failed.call_id]
+        later = [event for event in own if event.call_id in answered and event.opened_at >= failed.failed_at]
+        if not any(event.body_digest == call.body_digest or begun[roots[event.call_id]] <= begun[roots[call.call_id]] for event in later):
+            yield failed.reason
+
+
+def _root(call: CallOpened, opened: Mapping[str, CallOpened]) -> str:
+    """Return the conversation of a call, which its root names, or its root itself."""
+    while (parent := call.placement.parent) is not None and parent.call_id in opened:
+        call = opened[parent.call_id]
+    return call.placement.conversation or call.call_id
 
 
 def _of_kind(records: Sequence[EventRecord], kind: type[EventT]) -> list[EventT]:

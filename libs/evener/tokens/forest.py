@@ -23,6 +23,7 @@ from evener.proto.sessions import (
     Fidelity,
     FinishReason,
     Placement,
+    RootReason,
     SegmentRef,
 )
 
@@ -195,6 +196,15 @@ class Forest:
     def conversation(self, call_id: str) -> str:
         """Return the name of a call's conversation, which its root holds."""
         return self.calls[self.lineage(SegmentRef(call_id=call_id))[0].call_id].placement.conversation
+
+    def conversations(self) -> dict[str, str]:
+        """Return the name of each call's conversation, by call id, in the order of the log."""
+        names: dict[str, str] = {}
+        for call in self.in_order():
+            parent = call.placement.parent
+            told = call.placement.conversation if parent is None else names[parent.call_id]
+            names[call.call_id] = told or (call.call_id if call.placement.root is RootReason.SUB_AGENT else "")
+        return names
 
     def context(self, call: Call) -> Ids:
         """Return int32[T]: the whole prompt of this call."""

@@ -36,11 +36,11 @@ class Conversations:
 
     def __init__(self, session: SessionLog) -> None:
         self._forest = session.forest
-        self._names: dict[str, str] = {}
+        self._names = session.forest.conversations()
         self._sub_agents: set[str] = set()
         self._found: dict[str, Conversation] = {}
         for call in session.forest.in_order():
-            name = self._name(call)
+            name = self._names[call.call_id]
             if call.opened.attempt != session.attempt or call.closed is None:  # what failed, or was begun anew, names nothing
                 continue
             if call.placement.root is RootReason.SUB_AGENT:
@@ -61,13 +61,6 @@ class Conversations:
     def main_calls(self) -> list[Call]:
         """Return the answered calls of the main conversation, in the order of the log."""
         return self._found[self.main].calls if self.main is not None else []
-
-    def _name(self, call: Call) -> str:
-        parent = call.placement.parent
-        told = call.placement.conversation if parent is None else self._names.get(parent.call_id, "")
-        name = told or (call.call_id if call.placement.root is RootReason.SUB_AGENT else "")
-        self._names[call.call_id] = name
-        return name
 
     def _main(self) -> str | None:
         """Return the main conversation. It is not a sub-agent's, belongs to the policy, and offers tools, as far as any conversation does.

@@ -4,12 +4,13 @@ Nothing here depends on how the records of different writers interleave. The own
 order; a record of a runner or the scheduler only raises the attempt, sets its exit, or asks for the end.
 """
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from evener.proto.arrays import length
 from evener.proto.blobs import Bulk
 from evener.proto.codec import AnyEvent, tag_of
-from evener.proto.reasons import CallFailure, TerminationReason, termination_of
+from evener.proto.reasons import INFRASTRUCTURE, CallFailure, TerminationReason, termination_of
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
@@ -199,23 +200,37 @@ def _whole(ids: Bulk) -> bool:
 
 
 def last_failure(session: SessionLog) -> CallFailure | None:
-    """Return the failure of the current attempt's last call, unless an answered call followed it: then the agent went on.
+    """Return the failure that kept the agent of the current attempt from going on, or None. The exit code does not matter.
 
-    The exit code does not matter: some harnesses give up with 0. Nor does a call that was answered beside it, such as a title.
+    A fault of Evener's counts unless an answered call repeats the failed one, or was opened after it in the same conversation, or in an
+    older one, whose agent saw a sub-agent fail. An answer in a younger conversation, such as a sub-agent's, says nothing about the agent
+    that waited. Any other failure counts if no call is opened after it and answered.
     """
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.opened.side_call is None]
-    answered: list[Call] = []
-    for call in reversed(calls):
-        if call.answered:
-            answered.append(call)
-        elif call.failed is not None and call.failed.reason is not CallFailure.CANCELLED:
-            return None if any(_follows(one, call, call.failed) for one in answered) else call.failed.reason
-    return None
+    answered = [call for call in calls if call.answered]
+    failed = [call for call in reversed(calls) if call.failed is not None and call.failed.reason is not CallFailure.CANCELLED]
+    if not failed:
+        return None
+    names = session.forest.conversations()
+    begun = {name: age for age, name in enumerate(dict.fromkeys(names[call.call_id] for call in calls))}
+    ages = {call.call_id: begun[names[call.call_id]] for call in calls}
+    for call in failed:
+        after = [one for one in answered if ages[one.call_id] <= ages[call.call_id] or _repeats(one, call)]
+        if (reason := _unanswered(call, after)) in INFRASTRUCTURE:
+            return reason
+    return _unanswered(failed[0], answered)
 
 
-def _follows(answered: Call, call: Call, failed: CallFailed) -> bool:
-    """Return whether an answered call has the same request as a failed one, or was opened after that failure."""
-    return call.opened.request_id in answered.requests or answered.opened.opened_at >= failed.failed_at
+def _unanswered(call: Call, answered: Sequence[Call]) -> CallFailure | None:
+    """Return the failure of a call, or None if one of the answered calls has the same request or was opened after that failure."""
+    failed = call.failed
+    if failed is None or any(call.opened.request_id in one.requests or one.opened.opened_at >= failed.failed_at for one in answered):
+        return None
+    return failed.reason
+
+
+def _repeats(answered: Call, call: Call) -> bool:
+    return answered.opened.body_digest == call.opened.body_digest
 
 
 def attempt_end(session: SessionLog, budget: TerminationReason | None) -> tuple[TerminationReason, str] | None:

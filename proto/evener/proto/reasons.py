@@ -57,7 +57,7 @@ INFRASTRUCTURE: Final = frozenset(
         CallFailure.OVERLOADED,
     }
 )
-"""Faults of Evener that another attempt may not meet: a session whose last call failed for one of these reasons is run again."""
+"""Faults of Evener that another attempt may not meet: a session whose agent did not go on after one of these is run again."""
 UNSERVED: Final = frozenset({CallFailure.REFUSED})
 """Faults of Evener that another attempt would meet again: a session is not trained if any of its calls failed for one of these reasons.
 All other failures are the doing of the agent, its harness or the run's owner, and part of what is trained."""
@@ -77,7 +77,7 @@ class TerminationReason(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     LOOPING = "looping"
     INFRASTRUCTURE = "infrastructure"
-    """The last call failed because of Evener, whatever the exit code of the harness."""
+    """A call failed because of Evener and its agent did not go on, whatever the exit code of the harness."""
     REFUSED = "refused"
     """A call asked for something that Evener does not serve, so what the agent did next says nothing about the agent. The detail names the
     field."""

@@ -29,6 +29,7 @@ from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.placement import PlacedCall, Placer
 from evener.provider_gateway.sampling import CallSampling
 from evener.provider_gateway.session import SessionRuntime
+from evener.provider_gateway.silence import Silence
 from evener.provider_gateway.timings import GatewayTimings
 from evener.runtime.faults import point
 from evener.service.telemetry import Metrics
@@ -117,7 +118,14 @@ class CallRun:
             opened = self._opened = replace(opened, max_tokens=limit)
             self.call.has_engine = True
             sampling = self._sampling = CallSampling(
-                session=session, placed=placed, opened=opened, slots=slots, call=self.call, max_tokens=limit, timings=services.timings
+                session=session,
+                placed=placed,
+                opened=opened,
+                slots=slots,
+                call=self.call,
+                max_tokens=limit,
+                timings=services.timings,
+                silence=Silence(self.call.put, services.timings.silence),
             )
             self.call.put(Admitted(prompt_tokens=opened.prompt_tokens))
             await point("gateway.admitted")
@@ -198,17 +206,20 @@ class CallRun:
         opened, sampling = self._opened, self._sampling
         if opened is None:
             return
-        if sampling is None and self._waited_in_vain(opened):
-            none_free = overloaded("no engine was free")
-            await self._record(opened, records.failed(opened, CallFailure.OVERLOADED, none_free.message, none_free.status))
+        if (fault := self._kept_waiting(opened, sampling)) is not None:
+            await self._record(opened, records.failed(opened, fault.reason, fault.message, fault.status))
             return
         tokens = 0 if sampling is None else sampling.tokens
         failed = records.failed(opened, CallFailure.CANCELLED, "the harness disconnected", STOP_STATUS, tokens)
         await self._record(opened, failed, await sampling.closed(aborted=True) if sampling is not None and tokens else None)
 
-    def _waited_in_vain(self, opened: CallOpened) -> bool:
-        """Return whether a harness may have left because its call has no engine. A request waits from its first try on."""
-        return opened.try_number > 1 or time.time() - self._permit.asked_at > self._services.timings.in_vain
+    def _kept_waiting(self, opened: CallOpened, sampling: CallSampling | None) -> RequestError | None:
+        """Return why Evener kept a harness waiting that left without a token. A request waits for an engine from its first try on."""
+        if sampling is not None:
+            silent = sampling.silence.is_long and not sampling.tokens
+            return overloaded("the engine says nothing", CallFailure.ENGINE_UNREACHABLE) if silent else None
+        waited = opened.try_number > 1 or time.time() - self._permit.asked_at > self._services.timings.in_vain
+        return overloaded("no engine was free") if waited else None
 
     async def _record(self, opened: CallOpened, failed: CallFailed, closed: CallClosed | None = None) -> None:
         """Commit an end without an answer. Until the log takes the tokens of failed tries, the session owes them to the accounting."""

@@ -26,6 +26,7 @@ from evener.provider_gateway.engine_handle import EngineHandle, EngineSlots
 from evener.provider_gateway.inflight import InflightCall
 from evener.provider_gateway.placement import PlacedCall
 from evener.provider_gateway.session import SessionRuntime
+from evener.provider_gateway.silence import Silence
 from evener.provider_gateway.streaming import AnswerStream
 from evener.provider_gateway.threads import ENDING, PLACING
 from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings
@@ -58,6 +59,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
     max_tokens: int
     """The limit of each answer."""
     timings: GatewayTimings
+    silence: Silence
     began: float = field(default_factory=time.time)
     opening: asyncio.Future[None] | None = None
     """The commit of the opening (`live`): a call that was seen in part and lost must be visible."""
@@ -83,7 +85,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
         if self.placed.request.canonical.stream and self.placed.spec.streaming is Streaming.LIVE:
             self._begin_to_stream(writer)
         try:
-            with self._interrupt, self.slots.engine.pauses.told_to(self.call.put):
+            with self._interrupt, self.silence, self.slots.engine.pauses.told_to(self.call.put):
                 before = None if self.slots.engine.facts.reports_versions else await self.slots.engine.engine.facts()
                 if len(self._answers) == 1:
                     await self._sample(0)
@@ -160,6 +162,7 @@ class CallSampling(Struct, kw_only=True, eq=False):
         """Take a chunk of an answer. Returns False if concurrent calls have spent the session's tokens."""
         count = len(chunk.ids)
         self.slots.engine.pauses.heard()
+        self.silence.heard()
         if self._first_token_at is None and count:
             self._first_token_at = time.time()
         had = self.session.budget.draw(self.opened.call_id, index, count)

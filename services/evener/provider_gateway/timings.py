@@ -17,6 +17,8 @@ class GatewayTimings(Struct, frozen=True, kw_only=True):
     in_vain: float = 1.0
     """A harness that ends for reasons of its own leaves calls that it sent a moment ago: after this time without an engine, a call may have
     waited in vain. The relay's `in_vain_seconds` is the same time."""
+    silence: float = 10.0
+    """The time in which an engine that sends a call no token keeps it waiting: reading a prompt and sampling a token take less."""
     engine_given_up: float = 30.0
     """After all probes of an engine have failed for this long, its open calls go elsewhere."""
     outreached: float = 20.0

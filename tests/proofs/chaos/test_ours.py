@@ -74,7 +74,7 @@ PLANTED: Final[dict[str, tuple[Callable[[World], object], tuple[object, str, Any
     "engine lost": (
         engine_lost,
         (folding, "termination_of", judged_by_exit),
-        "I7: t.0: its last call failed for a reason of ours: engine_unreachable",
+        "I7: t.0: a call that its agent waited for failed for a reason of ours: engine_unreachable",
     ),
     "nothing sampled": (silent, (core, "nothing_sampled", lambda _: False), "I7: t.0: its agent sampled nothing"),
 }

@@ -41,12 +41,31 @@ def test_call_that_failed_last_is_found_although_its_harness_exited_with_0(reaso
     world.ask([user("go")], "fine")
     world.fail(world.open([user("there")])[1], reason)
 
-    assert found(world) == [f"its last call failed for a reason of ours: {reason}"]
+    assert found(world) == [f"a call that its agent waited for failed for a reason of ours: {reason}"]
 
 
 def test_call_that_was_answered_afterwards_shows_that_the_agent_went_on() -> None:
     world = World()
     world.fail(world.open([user("go")])[1], CallFailure.OVERLOADED)
     world.ask([user("go")], "fine")
+
+    assert found(world) == []
+
+
+def test_answer_to_a_sub_agent_does_not_hide_that_its_agent_got_none() -> None:
+    """The agent gave up; its sub-agent's call was opened last."""
+    world = World()
+    answer = world.ask([user("go")], "I ask a helper.")
+    world.fail(world.open([user("go"), answer, user("on")])[1], CallFailure.OVERLOADED)
+    world.ask([user("look")], "I looked.")
+
+    assert found(world) == ["a call that its agent waited for failed for a reason of ours: overloaded"]
+
+
+def test_agent_that_saw_its_sub_agent_fail_went_on() -> None:
+    world = World()
+    answer = world.ask([user("go")], "I ask a helper.")
+    world.fail(world.open([user("look")])[1], CallFailure.OVERLOADED)
+    world.ask([user("go"), answer, user("error 503")], "I look myself.")
 
     assert found(world) == []

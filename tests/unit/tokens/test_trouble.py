@@ -108,3 +108,28 @@ def test_agent_that_continues_after_its_sub_agent_failed_because_of_ours_is_trai
     found = attempt_end(left(world, code=code), None)
     assert found is not None
     assert found[0] is end
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_answer_to_a_sub_agent_does_not_hide_that_its_agent_got_none(code: int) -> None:
+    """The agent gave up after a fault of ours while its sub-agent worked on: it was graded for that."""
+    world = World()
+    history = [user("Fix it.")]
+    answer = world.ask(history, "I ask a helper.")
+    world.fail(world.open([*history, answer, user("Go on.")])[1], CallFailure.ENGINE_ERROR, "the engine failed")
+    world.ask([user("Look.")], "I looked.")
+    found = attempt_end(left(world, code=code), None)
+    assert found is not None
+    assert found[0] is TerminationReason.INFRASTRUCTURE
+
+
+def test_later_failure_of_the_agent_does_not_hide_an_earlier_one_of_ours() -> None:
+    """A sub-agent's request is too long after the agent's own call failed."""
+    world = World()
+    history = [user("Fix it.")]
+    answer = world.ask(history, "I ask a helper.")
+    world.fail(world.open([*history, answer, user("Go on.")])[1], CallFailure.ENGINE_ERROR, "the engine failed")
+    world.fail(world.open([user("Look.")])[1], CallFailure.CONTEXT_OVERFLOW, "too long")
+    found = attempt_end(left(world, code=1), None)
+    assert found is not None
+    assert found[0] is TerminationReason.INFRASTRUCTURE
