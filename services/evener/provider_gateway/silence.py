@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from evener.proto.relay import Waiting
 
-POLL_SECONDS: Final = 0.5
+SILENCE_POLL_SECONDS: Final = 0.5
 """How often a call learns that a long silence lasts. Relays must hear of it more often than their `told_seconds`."""
 
 
@@ -17,7 +17,7 @@ class Silence:
     A stuck engine, or one with a queue of its own, would otherwise spend the agent's time. Used as a context while the call is sampled.
     """
 
-    def __init__(self, tell: Callable[[Waiting], None], seconds: float, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, tell: Callable[[Waiting], None], seconds: float, poll_seconds: float = SILENCE_POLL_SECONDS) -> None:
         self._tell = tell
         self._seconds = seconds
         self._poll_seconds = poll_seconds
