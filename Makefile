@@ -88,7 +88,7 @@ lint: $(READY) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 ##@ Prove (each leaves its figures in outputs/<target>.json)
-.PHONY: conformance swaps bench-bus bench-scale bench-recovery simulate bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile escape containers learn
+.PHONY: conformance swaps bench-bus bench-scale bench-recovery bench-overlap simulate bench-gateway bench-cli bench-tokens drift fuzz merge-effect chaos hostile escape containers learn
 bench-bus: $(READY) ## Measure the buses: commits a second, latency, CPU for a call
 	$(BIN)/python -m proofs.bench.bus
 
@@ -97,6 +97,9 @@ bench-scale: $(READY) ## Measure 1, 2 and 4 gateways on the same load, and what 
 
 bench-recovery: $(READY) ## Measure what open sessions notice of gateways that join, leave, restart, freeze and die, on Kafka (SESSIONS=500 QUICK=1; 6 minutes; Java, Maven)
 	$(BIN)/python -m proofs.bench.recovery $(if $(QUICK),--quick) $(if $(SESSIONS),--sessions $(SESSIONS))
+
+bench-overlap: $(READY) ## Measure how stages of sessions overlap, first calls from warm sandboxes, and what 200 sessions in Docker leave (8 minutes idle; Docker, bubblewrap, root)
+	$(BIN)/python -m proofs.bench.overlap
 
 simulate: $(READY) ## Simulate fleets of up to 100,000 concurrent sessions, and size deployments for them (2 minutes idle)
 	$(BIN)/python -m proofs.scaling

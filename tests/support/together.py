@@ -38,15 +38,17 @@ async def together(
     capacity: int = 4,
     engine_calls: int = 64,
     of_runner: Mapping[str, Any] = MappingProxyType({}),
+    of_evaluator: Mapping[str, Any] = MappingProxyType({}),
     **of_scheduler: Any,
 ) -> AsyncIterator[ServiceContext]:
     """Run all services, their state in a folder; yield what they share. They are cancelled at the end.
 
     `blobs` None: a folder. `capacity`: sessions that run at a time. `engine_calls`: calls that the engine takes at a time. `of_runner`,
-    `of_scheduler`: further keys of their configurations.
+    `of_evaluator`, `of_scheduler`: further keys of their configurations.
     """
     own: dict[str, dict[str, Any]] = {
         "sandbox_runner": {"trust_local": True, "capacity": capacity} | dict(of_runner),
+        "evaluator": dict(of_evaluator),
         "provider_gateway": {"policies": (POLICY,)},
         "scheduler": {"tick_seconds": 0.2, "lease_seconds": 60.0} | of_scheduler,
     }
