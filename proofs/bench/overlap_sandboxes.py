@@ -47,8 +47,8 @@ WARM: Final = 6
 BEAT_SECONDS: Final = 2.0
 WARM_UP: Final = 20
 """Sessions that come before anything is counted: threads, connections and caches are there then."""
-MEMORY_MB: Final = 16.0
-"""Growth of the resident memory that counts as none: allocators keep what they have."""
+NO_LEAK: Final = {"descriptors": 8.0, "sockets": 8.0, "threads": 8.0, "memory_mb": 16.0}
+"""Growth that counts as none: connections that are kept alive, threads of bounded pools, what allocators keep."""
 
 
 class Left(Struct, frozen=True, kw_only=True):
@@ -223,7 +223,7 @@ async def measure_many(folder: Path, docker_host: str, sessions: int) -> ManySes
             cpu_ms_per_session=cpu / sessions * 1000,
             before=before,
             after=after,
-            leaked=_leaked(before, after),
+            leaked=leaked(before, after),
         )
 
 
@@ -270,7 +270,7 @@ def _left(folder: Path, docker_host: str) -> Left:
     )
 
 
-def _leaked(before: Left, after: Left) -> dict[str, float]:
+def leaked(before: Left, after: Left) -> dict[str, float]:
+    """Return what there is more of than before, by name, beyond what counts as none."""
     grown = {name: getattr(after, name) - getattr(before, name) for name in Left.__struct_fields__}
-    allowed = {"memory_mb": MEMORY_MB}
-    return {name: round(more, 1) for name, more in grown.items() if more > allowed.get(name, 0)}
+    return {name: round(more, 1) for name, more in grown.items() if more > NO_LEAK.get(name, 0)}
