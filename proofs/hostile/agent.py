@@ -213,6 +213,13 @@ def noisy(size: str) -> None:
         left -= os.write(1, block[: min(left, len(block))])
 
 
+def lines(number: str) -> None:
+    """Print very many lines, each of which reads like the end of a harness's work."""
+    thousand = b'{"type": "result", "result": "x"}\n' * 1000
+    for _ in range(int(number) // 1000):
+        sys.stdout.buffer.write(thousand)
+
+
 def binary() -> None:
     """Print what is no text, and fail."""
     os.write(1, bytes(range(256)) * 100 + b"\xff\xfe\x00 last words")

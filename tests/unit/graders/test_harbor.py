@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import tarfile
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.support.waiting import eventually
 from evener.blobs.open import open_blobs
 from evener.graders import harbor
 from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext
+from evener.graders.task_tests import last_lines
 
 
 @pytest.fixture
@@ -180,3 +182,16 @@ async def test_session_whose_changes_were_not_kept_is_refused_and_not_zero(bench
     """The tests would see an environment in which nobody worked."""
     with pytest.raises(GraderRefused, match="changed files were not kept: too large"):
         await grade(bench, "echo 0 > /logs/verifier/reward.txt", lost="changed files were not kept: too large")
+
+
+def test_only_the_end_of_what_tests_printed_is_read_for_a_message() -> None:
+    """A million lines, each a string of its own, stopped the evaluator's loop for 66 ms."""
+    printed = b"x\n" * 1_000_000 + b"\xc3\xa9 the end\n\n"
+    tracemalloc.start()
+    told = last_lines(printed)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert told == "its last lines: " + "x\n" * 9 + "\u00e9 the end"
+    assert most < 2 * len(printed)
+    assert last_lines(b" \n" * 100) == last_lines(None) == "it printed nothing"
