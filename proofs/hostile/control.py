@@ -148,8 +148,8 @@ def _short(text: str) -> str:
     return text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]}...{text[-SHOWN:]}"
 
 
-def _made(name: str, act: Callable[[Site], Awaitable[None]]) -> Input:
-    return Input(kind=Kind.CONTROL, name=name, act=act)
+def _made(name: str, act: Callable[[Site], Awaitable[None]], **given: Any) -> Input:
+    return Input(kind=Kind.CONTROL, name=name, act=act, **given)
 
 
 DIGEST: Final = "0" * 64
@@ -260,7 +260,7 @@ CONTROL: Final = (
     engine("for a policy that there is not", "http://127.0.0.1:{port}", policy="none", refused=EITHER),
     engine("for 2^63 calls at a time", "http://127.0.0.1:{port}", max_concurrency=2**63, refused=EITHER),
     _made("the same task a hundred times", repeated),
-    _made("a thousand open sessions that are cancelled", crowd),
+    _made("a thousand open sessions that are cancelled", crowd, seconds=90),
     _made("tokens that open nothing", wrong_tokens),
 )
 SAMPLES: Final[tuple[Any, ...]] = (0, -1, 10**9, 2**70, 1.5, "1", None, True, [])

@@ -6,7 +6,7 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from evener.proto.reasons import TerminationReason
 
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 500
+READERS: Final = 300
 QUIET_SECONDS: Final = 4.0
 """A server that says nothing for so long waits for more: the suite leaves."""
 BODY: Final = json.dumps(CHAT.text("hi")).encode()
@@ -104,6 +105,21 @@ async def idle_connections(site: Site, address: Callable[[Site, Session], tuple[
         finally:
             for _, writer in opened:
                 writer.close()
+
+
+async def readers(site: Site) -> None:
+    """Follow the groups with many readers that never read, while calls are served and a group ends."""
+    asked = f"GET /groups/follow HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.token}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        for _ in range(READERS):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            connection.settimeout(0)
+            await asyncio.get_running_loop().sock_connect(connection, _address(site))
+            await asyncio.get_running_loop().sock_sendall(connection, asked)
+        async with site.session() as session:
+            for _ in range(5):
+                CHAT.check(await session.post(CHAT.path, BODY), refused=False)
 
 
 async def slow_bodies(site: Site) -> None:
@@ -247,6 +263,7 @@ WIRE: Final = (
     *(_made(f"relay: after a sampled call {name}", partial(unserved, path=path, headers=said)) for name, path, said in UNSERVED),
     _made("relay: 500 idle connections", partial(idle_connections, address=lambda _, session: session.address)),
     _made("control: 500 idle connections", partial(idle_connections, address=lambda site, _: _address(site))),
+    _made("control: 300 readers of groups that never read", readers),
     _made("relay: twenty bodies, a byte a time", slow_bodies),
     _made("relay: connections reset in the middle of a body", reset),
     _made("relay: keys that open nothing", keys),

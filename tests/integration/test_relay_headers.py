@@ -14,6 +14,7 @@ from evener.proto.reasons import CallFailure
 from evener.sandbox_runner.http_server import MAX_HEADERS_BYTES
 
 LONG = 60_000
+SECONDS = 30.0
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1beta/models/policy:generateContent")
 ALLOWED = MAX_HEADERS_BYTES // LONG
 
@@ -36,7 +37,8 @@ async def answered(url: str, path: str, headers: int, *, ends: bool = True) -> b
             await writer.drain()
         if ends:
             writer.write(b"connection: close\r\n\r\n" + body)
-        return await reader.read()
+        async with asyncio.timeout(SECONDS):
+            return await reader.read()
     finally:
         writer.close()
 

@@ -6,6 +6,7 @@ A request reads only the states that were not followed yet: after the start of a
 of the compacted topic. No request reads a topic of groups or sessions from its beginning.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -128,6 +129,7 @@ class GroupReader:
         async for batch in self._bus.follow(Topic.BRIDGE_STATE, partition, self._next.get(partition, 0)):
             for record in batch:
                 await self._take(record)
+                await asyncio.sleep(0)  # the state of a group of a thousand sessions is decoded for milliseconds
 
     async def _take(self, record: Record) -> None:
         if record.offset < self._next.get(record.partition, 0):  # `_state` and `follow` meet the same ones

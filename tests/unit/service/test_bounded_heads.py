@@ -11,6 +11,7 @@ from evener.service.bounded_heads import MAX_HEAD_BYTES
 from evener.service.listener import Mounts, listen
 
 LONG = 60_000
+SECONDS = 30.0
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\n"
 
 
@@ -30,7 +31,8 @@ async def exchanged(*pieces: bytes) -> bytes:
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
-            return await reader.read()
+            async with asyncio.timeout(SECONDS):
+                return await reader.read()
         finally:
             writer.close()
 
