@@ -18,7 +18,7 @@ from evener.proto.reasons import TerminationReason
 
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 500
-READERS: Final = 300
+IDLE_READERS: Final = 300
 QUIET_SECONDS: Final = 4.0
 """A server that says nothing for so long waits for more: the suite leaves."""
 BODY: Final = json.dumps(CHAT.text("hi")).encode()
@@ -111,7 +111,7 @@ async def readers(site: Site) -> None:
     """Follow the groups with many readers that never read, while calls are served and a group ends."""
     asked = f"GET /groups/follow HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.token}\r\n\r\n".encode()
     with ExitStack() as stack:
-        for _ in range(READERS):
+        for _ in range(IDLE_READERS):
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             connection.settimeout(0)

@@ -26,7 +26,7 @@ GRADING_FILE: Final = "grading.json"
 LAST_LINES: Final = 10
 """The number of output lines quoted in the reason why there is no reward."""
 LAST_CHARACTERS: Final = 1000
-LAST_BYTES: Final = 16 << 10
+QUOTED_BYTES: Final = 16 << 10
 """The end of the output in which they are searched: there may be a million lines before."""
 MAX_NOT_TAKEN: Final = 100
 """The changes that were not taken over are named up to this number."""
@@ -107,7 +107,7 @@ def evidence_of(left: GradingOutcome) -> dict[str, bytes]:
 
 def last_lines(output: bytes | None) -> str:
     """Return the end of the tests' output, as a clause for a message."""
-    end = (output or b"").rstrip()[-LAST_BYTES:]
+    end = (output or b"").rstrip()[-QUOTED_BYTES:]
     lines = [line for line in end.decode(errors="replace").splitlines() if line.strip()]
     if not lines:
         return "it printed nothing"
