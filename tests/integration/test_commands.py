@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 TASK = ROOT / "libs/evener/tasks/bundled/small-sum"
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 ASKS = """
 import json, os, urllib.request
 body = json.dumps({"model": "any", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8})

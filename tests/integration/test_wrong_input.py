@@ -17,7 +17,7 @@ import pytest
 from tests.support.forks import Command, fork
 from tests.support.waiting import block_until
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 DISK_BYTES = 8 * 1024 * 1024
 
 

@@ -23,7 +23,7 @@ from typing import IO, Final
 from tests.support.waiting import eventually
 
 SERVER: Final = Path(__file__).with_name("fork_server.py")
-ENDED_SECONDS: Final = 300.0
+ENDED_SECONDS: Final = 600.0
 LONGEST_SECONDS: Final = 3600.0
 """The limit of a wait that has a limit of its own where it is needed."""
 ASKING: Final = threading.Lock()
