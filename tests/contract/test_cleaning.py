@@ -11,6 +11,7 @@ from msgspec import structs
 from tests.contract.test_sandboxes import configured, files_in, ran, sh
 from tests.support.swe_rows import BUGGY, FIXED, git
 
+from evener.graders.validation import Fault, Validator
 from evener.proto.sandbox import ImageBuild, SandboxSpec
 from evener.sandboxes.bubblewrap import open_bubblewrap
 from evener.sandboxes.cleaning import Unclean, clean, leaks
@@ -23,6 +24,7 @@ from evener.tasks.tables import Cleaning, HistoryKept
 SPEC = SandboxSpec(workdir="/testbed")
 REPOSITORY = Cleaning(repositories=("/testbed",))
 MARK = "THE FIX"
+REWARD = "[ $? = 0 ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n"
 
 
 def open_to_all(folder: Path) -> None:
@@ -220,3 +222,36 @@ class TestDockerCleaning(CleaningContract):
             await sandbox.bring(repository, "/testbed")
             with pytest.raises(Unclean, match="there is no git, with which the history of /testbed would be cut"):
                 await clean(sandbox, REPOSITORY)
+
+    @pytest.mark.parametrize("copies", [False, True], ids=["clean", "with a copy elsewhere"])
+    async def test_repository_task_with_a_history_is_validated(self, sandboxes: Sandboxes, tmp_path: Path, *, copies: bool) -> None:
+        """Its image holds the fix in its history, which the agent's sandbox does not have, and the tests' sandbox does."""
+        repository, base = made(tmp_path)
+        gold = git(repository, "--no-replace-objects", "diff", base, "future", "--", "calc.py")
+        git(repository, "bundle", "create", str(tmp_path / "all.bundle"), "future", "main")
+        copy = "RUN git clone -q --bare all.bundle /srv/copy.git\n" if copies else ""
+        task = tmp_path / "task"
+        check = f'cd /testbed; git cat-file -e future && python3 -c "import calc; assert calc.add(2, 3) == 5"\n{REWARD}'
+        look = "cd /testbed && ! git log --all | grep FIX"
+        files = {
+            "instruction.md": "Mend add().",
+            "task.toml": '[environment]\nworkdir = "/testbed"\n[metadata.evener.clean]\nrepositories = ["/testbed"]\n',
+            "environment/Dockerfile": (
+                "FROM evener-base\nCOPY all.bundle /srv/\nWORKDIR /srv\nRUN git clone -q -b main all.bundle /testbed && cd /testbed && "
+                f"git branch -q future origin/future\n{copy}RUN rm all.bundle\nWORKDIR /testbed\n"
+            ),
+            "tests/test.sh": f"#!/bin/sh\nexport GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'\n{check}",
+            "solution/gold.patch": gold,
+            "solution/solve.sh": f"#!/bin/sh\nhere=$(dirname $0)\n{look} && git apply $here/gold.patch\n",
+        }
+        for name, text in files.items():
+            (task / name).parent.mkdir(parents=True, exist_ok=True)
+            (task / name).write_text(text)
+        (tmp_path / "all.bundle").rename(task / "environment" / "all.bundle")
+        verdict = await Validator({"docker": sandboxes}).validate(task, "docker")
+
+        assert [[trial.reward for trial in trials] for trials in (verdict.oracle, verdict.no_op)] == [[1.0, 1.0], [0.0, 0.0]], (
+            verdict.detail
+        )
+        assert verdict.faults == ((Fault.LEAKS,) if copies else ())
+        assert verdict.leaks == (("/srv/copy.git is another repository with the same commit",) if copies else ())
