@@ -15,7 +15,7 @@ from evener.proto.sandbox import Mount, SandboxSpec
 from evener.sandboxes.bubblewrap import open_bubblewrap
 from evener.sandboxes.config import BubblewrapConfig
 from evener.sandboxes.local import open_local
-from evener.sandboxes.port import BUNDLES, Program, Sandbox, Sandboxes
+from evener.sandboxes.port import BUNDLES, Program, Sandbox, Sandboxes, SandboxLost
 
 BUNDLE: Final = f"{BUNDLES}/bundle"
 
@@ -92,6 +92,8 @@ async def _ran(sandbox: Sandbox, program: Program) -> str:
             await process.wait()
     except TimeoutError:
         await process.end(grace_seconds=0)
+    except SandboxLost:  # its memory ended
+        pass
     return process.log().decode(errors="replace")
 
 
