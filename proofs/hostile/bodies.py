@@ -76,7 +76,11 @@ def braces() -> bytes:
 
 def long_integers(digits: int) -> bytes:
     """Return ten MB of integers of so many digits in a tool's schema. They are many characters, and few values."""
-    numbers = ",".join(["9" * digits] * (10 * MIB // digits))
+    return schema(",".join(["9" * digits] * (10 * MIB // digits)))
+
+
+def schema(numbers: str) -> bytes:
+    """Return a request whose tool has these numbers in its schema."""
     tool = f'{{"name":"f","input_schema":{{"type":"object","properties":{{"x":{{"enum":[{numbers}]}}}}}}}}'
     return raw("tools", f"[{tool}]", ANTHROPIC)
 
@@ -329,6 +333,12 @@ BODIES: Final = (
     body("16 MB of numbers in the arguments of a call", lambda: response_arguments("1," * (8 * MIB)), dialect=RESPONSES),
     body("10 MB of integers of 4,200 digits in a tool's schema", lambda: long_integers(4200), dialect=ANTHROPIC),
     body("10 MB of integers of 100 digits in a tool's schema", lambda: long_integers(100), dialect=ANTHROPIC),
+    body("a number of 20 MB in a tool's schema", lambda: schema("0." + "1" * (20 * MIB)), dialect=ANTHROPIC),
+    body("a role of 10 MB", lambda: fields(messages=[{"role": "r" * (10 * MIB), "content": "x"}])),
+    body("a part's type of 10 MB", lambda: fields(messages=[{"role": "user", "content": [{"type": "t" * (10 * MIB)}]}])),
+    body("a format's type of 10 MB", lambda: fields(response_format={"type": "t" * (10 * MIB)})),
+    body("an item's type of 10 MB", lambda: fields(RESPONSES, input=[{"type": "t" * (10 * MIB)}]), dialect=RESPONSES),
+    body("a tool's type of 10 MB", lambda: fields(tools=[{"type": "t" * (10 * MIB)}])),
     body("four million letters without a blank", lambda: text("a" * 4_000_000), seconds=60),
     body("four million accents", lambda: text("\u0301" * 3_900_000), seconds=60),
     body("a model's name of 5 MB", lambda: fields(model="m" * 5 * MIB), refused=EITHER),

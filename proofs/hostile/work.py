@@ -1,6 +1,7 @@
 """What a harness does to the machine that it runs on, what it leaves behind, and what the tests of its task write as a reward."""
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from evener.client.views import TaskDetail
 from evener.proto.reasons import TerminationReason
 from evener.proto.spec import Budgets, GraderSpec
 from evener.proto.tasks import TaskOutcome
+from evener.tasks.test_markers import END, START
 
 GIB: Final = 1 << 30
 DONE: Final = (TerminationReason.FINISHED,)
@@ -87,6 +89,21 @@ def _lives(pid: int) -> bool:
 def reward(name: str, script: str, worth: Worth) -> Input:
     """Return the input whose tests are this script. `worth`: the reward. None: there is none, and the group says so."""
     return work(Kind.REWARDS, name, "exit_code", "0", reward=worth, test_sh=script)
+
+
+def printed(name: str, script: str, parser: str = "pytest") -> Input:
+    """Return the input whose tests print this as the output of a test runner, in which the one test that counts is missing."""
+    expected = {"tests/expected.json": json.dumps({"parser": parser, "fail_to_pass": ["a"]})}
+    return work(
+        Kind.REWARDS,
+        f"tests print {name}",
+        "exit_code",
+        "0",
+        reward=0.0,
+        test_sh=f"echo '{START}'\n{script}\necho\necho '{END}'\n",
+        files=expected,
+        grader=GraderSpec(name="test_log", options={"expected": "expected.json"}),
+    )
 
 
 def _text(content: str) -> str:
@@ -179,6 +196,11 @@ REWARDS: Final = (
         files={"instruction.md": "Go on, step by step, in 3 steps."},
         grader=GraderSpec(name="answer", options={"expected": "^(?:.|..)+[^ -~]$", "match": "regex"}),
     ),
+    printed("a line of 80,000 colons", "head -c 80000 /dev/zero | tr '\\0' ':'"),
+    printed("a test's name and 100,000 blanks", "printf 'a::b'; head -c 100000 /dev/zero | tr '\\0' ' '"),
+    printed("a line of 15,000 times ' ... '", "yes ' ... ' | head -15000 | tr -d '\\n'", "unittest"),
+    printed("12 MB of tests that passed", "yes 'PASSED tests/test_x.py::test_a' | head -c 12000000"),
+    printed("12 MB of empty lines", "yes '' | head -c 12000000"),
     reward("none", "true\n", None),
     reward("none, and tests that print 100 MB", "head -c 100000000 /dev/zero\n", None),
     reward("none, and tests that print a million lines", "yes '' | head -c 1000000; echo the end\n", None),

@@ -33,6 +33,11 @@ class Overflow(Struct, frozen=True, kw_only=True):
     limit: int
 
 
+MAX_TOLD: Final = 1000
+"""The longest message, in characters. It may quote what was sent, which is megabytes in the worst case."""
+TOLD_END: Final = 300
+
+
 class RequestError(EvenerError):
     """Correct the request: the message names the field."""
 
@@ -52,9 +57,10 @@ class RequestError(EvenerError):
         `overloaded_error`, `api_error`. `overflow` belongs to `context_length_exceeded`, if the numbers are known. `reason` decides who is
         responsible (`evener.proto.reasons`): by default Evener, which does not serve the request.
         """
+        message = _shortened(message)
         super().__init__(message)
         self.message = message
-        self.field = field
+        self.field = None if field is None else _shortened(field)
         self.status = status
         self.kind = kind
         self.overflow = overflow
@@ -63,6 +69,12 @@ class RequestError(EvenerError):
     def __str__(self) -> str:
         """Return the message alone: a harness shows it to its user."""
         return self.message
+
+
+def _shortened(text: str) -> str:
+    """Return a text without its middle if it is long: it begins with the field and ends with what to do."""
+    left_out = len(text) - MAX_TOLD
+    return text if left_out <= 0 else f"{text[: MAX_TOLD - TOLD_END]} [{left_out} characters left out] {text[-TOLD_END:]}"
 
 
 class Image(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec import Struct
 from evener.dialects.bodies import MAX_VALUES, as_utf8, check_size, mended, values_in
 from evener.dialects.canonical import RequestError, RequestHints
 from evener.proto.reasons import CallFailure
-from evener.tokens.integers import read_integer
+from evener.tokens.numbers import read_float, read_integer
 
 MAX_NESTING: Final = 100
 """The limit of nested objects and lists in a request."""
@@ -236,4 +236,4 @@ def _not_json(constant: str) -> NoReturn:
     raise ValueError(msg)
 
 
-_json: Final = json.JSONDecoder(parse_int=read_integer, parse_constant=_not_json)
+_json: Final = json.JSONDecoder(parse_float=read_float, parse_int=read_integer, parse_constant=_not_json)

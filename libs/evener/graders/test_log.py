@@ -3,11 +3,16 @@
 The task's `tests/test.sh` prints its runner's output between two lines, `START` and `END`. The option `expected` names a JSON file in the
 task's `tests/`, see `Expected`. The reward is 1 if all tests of both lists passed, otherwise 0. The evidence `tests.json` has the state of
 each. Without the two lines there is no reward: the tests did not run.
+
+An agent can have its tests print anything. So the output is read in time that grows with its length and no faster, some lines at a time in
+a thread, and no further once the grading is called off. Of a line above `LINE_BYTES` only the beginning is read.
 """
 
 import asyncio
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from io import BytesIO
 from typing import Final
 
 import msgspec
@@ -17,12 +22,17 @@ from evener.graders.log_parsers import LogParser, parser_named, parser_names
 from evener.graders.port import Grade, GraderError, GraderRefused, GradingContext, graded
 from evener.graders.task_tests import OUTPUT, ending, last_lines, tested
 from evener.proto.names import unknown
+from evener.runtime.threads import Threads, check_wanted
 from evener.sandboxes.grading import Grading
 from evener.tasks.directory import Task
 from evener.tasks.test_markers import END, START
 
 LOG_BYTES: Final = 16 << 20
 """How much of the output is read: its first and its last half. A large test suite prints some megabytes."""
+LINE_BYTES: Final = 1 << 16
+"""How much of a line is read. Names of tests are much shorter, also with their parameters."""
+PIECE_BYTES: Final = 1 << 16
+READING: Final = Threads("test-log", 2)
 REPORT: Final = "tests.json"
 PASSED: Final = "passed"
 FAILED: Final = "failed"
@@ -54,15 +64,13 @@ async def grade(context: GradingContext) -> Grade:
     parser = await asyncio.to_thread(parser_named, expected.parser)
     if parser is None:
         raise GraderRefused(unknown("parser", expected.parser, parser_names(), f"in tests/{file}"))
-    states = parsed(left.output, parser)
-    if states is None:
+    found = await READING.run(_graded, left.output, parser, expected)
+    if found is None:
         msg = f"tests/test.sh {ending(left)} and did not print {START!r} and {END!r}; {last_lines(left.output)}"
         raise GraderError(msg)
-    context.evidence[REPORT] = msgspec.json.format(msgspec.json.encode(report := report_of(states, expected)))
+    rewards, context.evidence[REPORT] = found
     context.evidence[OUTPUT] = left.output or b""
-    solved = is_solved(states, expected)
-    shares = {name: _share(tests) for name, tests in report.items() if tests}
-    return graded({"reward": float(solved), **shares})
+    return graded(rewards)
 
 
 def read_expected(task: Task, file: str) -> Expected:
@@ -85,10 +93,9 @@ def read_expected(task: Task, file: str) -> Expected:
 
 def parsed(output: bytes | None, parser: LogParser) -> Mapping[str, bool] | None:
     """Return test name to whether it passed. None: the output is not all there."""
-    text = _COLOURS.sub("", (output or b"").decode(errors="replace"))
-    _, begun, rest = text.partition(START)
-    log, ended, _ = rest.rpartition(END)
-    return parser(log) if begun and ended else None
+    _, begun, rest = (output or b"").partition(START.encode())
+    log, ended, _ = rest.rpartition(END.encode())
+    return parser(_lines(log)) if begun and ended else None
 
 
 def report_of(states: Mapping[str, bool], expected: Expected) -> dict[str, dict[str, str]]:
@@ -112,6 +119,33 @@ def is_solved(states: Mapping[str, bool], expected: Expected) -> bool:
     if expected.every:
         return bool(states) and all(states.values())
     return all(states.get(name, False) for name in (*expected.fail_to_pass, *expected.pass_to_pass))
+
+
+def _graded(output: bytes | None, parser: LogParser, expected: Expected) -> tuple[dict[str, float], bytes] | None:
+    """Return the rewards and the report. None: the output is not all there."""
+    states = parsed(output, parser)
+    if states is None:
+        return None
+    report = report_of(states, expected)
+    shares = {name: _share(tests) for name, tests in report.items() if tests}
+    written = json.dumps(report, indent=2, ensure_ascii=False)  # in Python, so that other threads run
+    return {"reward": float(is_solved(states, expected)), **shares}, written.encode()
+
+
+def _lines(log: bytes) -> Iterator[str]:
+    """Yield the lines without colours, of blank ones together one.
+
+    They come from some lines at a time: millions of them would fill the memory.
+    """
+    file, blank = BytesIO(log), False
+    while lines := file.readlines(PIECE_BYTES):
+        check_wanted()
+        for line in lines:
+            if not line.isspace():
+                yield from _COLOURS.sub("", line[:LINE_BYTES].decode(errors="replace")).splitlines()
+            elif not blank:
+                yield ""
+            blank = line.isspace()
 
 
 def _with_long_log(work: Grading) -> Grading:

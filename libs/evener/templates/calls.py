@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, Protocol
 from msgspec import Struct
 
 from evener.tokens.digests import Message
-from evener.tokens.integers import read_integer
+from evener.tokens.numbers import read_float, read_integer
 
 Found = tuple[str, dict[str, Any]]
 """The name and arguments of a call."""
@@ -217,7 +217,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _finite(digits: str) -> float:
-    number = float(digits)
+    number = read_float(digits)
     if not math.isfinite(number):
         _not_json(digits)
     return number

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.dialects.bodies import MAX_SLOW_CHARACTERS, MAX_VALUES, as_utf8, check_size, mended, values_in
-from evener.dialects.canonical import RequestError, RequestHints
+from evener.dialects.canonical import MAX_TOLD, RequestError, RequestHints
 from evener.dialects.fields import read_fields, read_hints, read_json
 from evener.dialects.openai_chat import OpenAIChat
-from evener.tokens.integers import MAX_DIGITS
+from evener.tokens.numbers import MAX_DIGITS, MAX_FLOAT
 
 PATH = "/v1/chat/completions"
 TEXTS = st.text(st.sampled_from('ab,[]{}:"\\/\né\u2122😀')) | st.text()
@@ -80,6 +80,35 @@ def test_an_integer_of_absurd_length_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match=f"more than {MAX_DIGITS} digits") as told:
         OpenAIChat().parse(PATH, body.encode())
     assert told.value.status == 400
+
+
+def test_a_number_of_absurd_length_is_refused_by_name() -> None:
+    """One of 20 MB in a tool's schema stopped the gateway. Numbers that are written out are served."""
+    assert read_json(f"{1.7e308:.6f}") == 1.7e308
+    assert read_json("0." + "1" * (MAX_FLOAT - 2)) == 1 / 9
+    with pytest.raises(ValueError, match=f"more than {MAX_FLOAT} characters"):
+        read_json("0." + "1" * (MAX_FLOAT - 1))
+    with pytest.raises(ValueError, match=f"more than {MAX_FLOAT} characters"):
+        read_json("1" * MAX_FLOAT + "e1")
+
+
+@pytest.mark.parametrize(
+    ("field", "path"),
+    [
+        ('"messages": [{"role": "@", "content": "hi"}]', "messages[0].role"),
+        ('"messages": [{"role": "user", "content": [{"type": "@"}]}]', "messages[0].content[0].type"),
+        ('"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "@"}]', "tools[0].type"),
+        ('"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "@"}', "response_format"),
+    ],
+)
+def test_what_was_sent_is_not_told_at_length(field: str, path: str) -> None:
+    """A role of 10 MB made an answer of 10 MB. The message says where and what is wrong, and so much of it as a reader needs."""
+    with pytest.raises(RequestError, match=r"aaaa.* characters left out\] a+") as told:
+        OpenAIChat().parse(PATH, f'{{"model": "m", {field}}}'.replace("@", "a" * 100_000).encode())
+    assert told.value.field == path
+    assert told.value.message.startswith(path)
+    assert not told.value.message.endswith("a")
+    assert len(OpenAIChat().error(told.value)) < 3 * MAX_TOLD
 
 
 @given(ESCAPES.map("".join), st.integers(1, 40))

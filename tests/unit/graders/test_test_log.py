@@ -1,15 +1,22 @@
 """Rewards from what test runners print."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.grading import GradingBench, open_bench
 
-from evener.graders.log_parsers import LOG_PARSERS
+from evener.graders.log_parsers import LOG_PARSERS, read_pytest, read_unittest
 from evener.graders.port import GraderError, GraderRefused
-from evener.graders.test_log import Expected, is_solved, parsed
+from evener.graders.task_tests import last_lines
+from evener.graders.test_log import LINE_BYTES, Expected, is_solved, parsed
 from evener.tasks.test_markers import END, START
 
 PYTEST = """
@@ -33,6 +40,13 @@ Division by zero is refused. ... ok
 test_old (calc.tests.Adding) ... skipped 'old'
 test_known (calc.tests.Adding) ... expected failure
 """
+
+
+VERBOSE = re.compile(r"^(\S+::\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+DOTTED = re.compile(r"^(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped|expected failure)\b")
+WORDS = st.lists(st.sampled_from([*"a: \t.[", "::", "PASSED", "XFAIL", " ... ", "ok", "skipped", "expected failure"]), max_size=14)
+CPU_SECONDS = 10.0
+"""A bar for what takes a tenth of a second, and minutes if its time grows with the square of a line's length."""
 
 
 @pytest.fixture
@@ -74,6 +88,68 @@ def test_unittest_is_read() -> None:
         "test_old (calc.tests.Adding)": False,
         "test_known (calc.tests.Adding)": False,
     }
+
+
+@given(WORDS.map("".join))
+def test_lines_are_read_as_swe_bench_reads_them(line: str) -> None:
+    """Its patterns say the same; they take time that grows with the square of a line's length."""
+    verbose, dotted = VERBOSE.match(line), DOTTED.match(line)
+    if not line.startswith(("PASSED", "XFAIL")):
+        assert read_pytest(line) == (verbose and verbose.groups())
+    assert read_unittest(line) == (dotted and dotted.groups())
+
+
+@pytest.mark.parametrize("parser", LOG_PARSERS)
+@pytest.mark.parametrize(
+    "line", ["::" * 15_000, "a::b" + " " * 30_000, " ... " * 6_000, "a ... " + " " * 30_000, "FAILED a[" + "] " * 15_000]
+)
+def test_lines_that_an_agent_made_to_stop_us_take_no_longer_than_others(line: str, parser: str) -> None:
+    """Eighty thousand colons took more than three minutes, in which no other thread ran."""
+    before = time.thread_time()
+    assert parsed(script("\n".join([line] * 40)).encode(), LOG_PARSERS[parser]) is not None
+    assert time.thread_time() - before < CPU_SECONDS
+
+
+def test_of_a_very_long_line_the_beginning_is_read() -> None:
+    """And the next line is one again."""
+    log = f"FAILED a::one - {'x' * 3 * LINE_BYTES}\nPASSED a::two\n{'y' * LINE_BYTES}PASSED a::three\n"
+    assert parsed(script(log).encode(), LOG_PARSERS["pytest"]) == {"a::one": False, "a::two": True}
+
+
+def test_last_lines_are_those_before_the_blank_ones() -> None:
+    """Only the end of the output is read."""
+    assert last_lines(b"a\n" * 8_000_000 + b"\n" * 100_000) == "its last lines: " + "\n".join("a" * 10)
+    assert last_lines(b"\xff" * 100_000) == "its last lines: " + "\ufffd" * 1000
+    assert last_lines(b" \n") == last_lines(None) == "it printed nothing"
+
+
+async def test_a_log_is_read_off_the_loop_and_no_further_once_it_is_called_off(
+    bench: GradingBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluator's time limit cancels a grading."""
+    begun, go_on, read = asyncio.Event(), threading.Event(), list[str]()
+    loop = asyncio.get_running_loop()
+
+    def wait_before_the_first(lines: Iterable[str]) -> Mapping[str, bool]:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        read.extend(lines)
+        return {}
+
+    monkeypatch.setitem(LOG_PARSERS, "pytest", wait_before_the_first)
+    lines = 100_000
+    task = asyncio.ensure_future(
+        bench.grade("test_log", {"expected": "expected.json"}, files=files("PASSED a::one\n" * lines, ("a::one",)))
+    )
+    await asyncio.wait_for(begun.wait(), 60)
+    task.cancel()
+    for _ in range(10):  # until the cancellation has come through
+        await asyncio.sleep(0)
+    go_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert read == []
 
 
 async def test_all_tests_of_both_lists_must_pass(bench: GradingBench) -> None:
@@ -118,7 +194,7 @@ FAILED r2e_tests/test_2.py::test_old - AssertionError: 1 - 2
 
 
 def test_output_of_r2e_gym_is_read_by_the_names_within_its_files() -> None:
-    assert LOG_PARSERS["r2e"](R2E) == {"TestCalc.test_add": True, "test_plain": True, "test_old": False}
+    assert LOG_PARSERS["r2e"](R2E.splitlines()) == {"TestCalc.test_add": True, "test_plain": True, "test_old": False}
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_log_parsers_of_swebench_are_there_by_their_names() -> None:
 
     assert {"pytest", "parse_log_django", "parse_log_jest", "parse_log_cargo"} <= set(parser_names())
     assert parser is not None
-    assert parser(DJANGO) == {
+    assert parser(DJANGO.splitlines()) == {
         "test_add (calc.tests.Adding)": True,
         "test_sub (calc.tests.Adding)": False,
         "test_many (calc.tests.Adding)": False,

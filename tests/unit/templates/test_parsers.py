@@ -10,7 +10,7 @@ from evener.templates import calls
 from evener.templates.calls import WholeJson
 from evener.templates.harmony import Harmony
 from evener.templates.parsers import AnswerParser, ParsedAnswer, Tagged
-from evener.tokens.integers import MAX_DIGITS
+from evener.tokens.numbers import MAX_DIGITS, MAX_FLOAT
 
 PARSER = Tagged(calls=calls.CALL_FORMATS["hermes"], thinks=True)
 INSIDE = Tagged(calls=calls.CALL_FORMATS["functions"], thinks=True, thinking=True)
@@ -52,6 +52,7 @@ def test_call_alone_has_empty_content() -> None:
         '["f"]',
         "9" * 5000,
         f'{{"name": "f", "arguments": {{"a": {"9" * (MAX_DIGITS + 1)}}}}}',
+        f'{{"name": "f", "arguments": {{"a": 0.{"1" * MAX_FLOAT}}}}}',
         "[" * 100_000,
         "",
     ],
