@@ -1,11 +1,15 @@
 """How families of models spell tool calls in sampled text. Pure.
 
 These are the spellings that the families' chat templates write and teach. A block that is incomplete or invalid stays text.
+
+A model may write any number of blocks that never close. So what one try to read a block has found serves the further ones, and the time of
+all grows with the length of the text and no faster.
 """
 
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
@@ -16,8 +20,10 @@ from evener.tokens.numbers import read_float, read_integer
 
 Found = tuple[str, dict[str, Any]]
 """The name and arguments of a call."""
-Read = Callable[[str, int, Mapping[str, Mapping[str, Any]]], tuple[Sequence[Found], int] | None]
-"""Given a text, the position after an opening mark, and the parameter schemas by tool: the calls and the end of their block, or None."""
+Read = Callable[[int], tuple[Sequence[Found], int] | None]
+"""Given the position after an opening mark in a text: the calls and the end of their block, or None. Positions come in their order."""
+Reader = Callable[[str, Mapping[str, Mapping[str, Any]]], Read]
+"""Given a text and the parameter schemas by tool: what reads the blocks in this text."""
 HERMES, HERMES_END = "<tool_call>", "</tool_call>"
 DEEPSEEK, DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
 PYTHON_TAG: Final = "<|python_tag|>"
@@ -42,15 +48,17 @@ class Blocks(Struct, frozen=True):
     """Calls between marks. White space next to a block belongs to the template."""
 
     opener: str
-    read: Read
+    reader: Reader
 
     def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
         kept: list[str] = []
         calls: list[Found] = []
         done = at = 0
-        schemas = _schemas(tools)
+        if self.opener not in text:
+            return text, ()
+        read = self.reader(_Unplaced(text), _schemas(tools))
         while (start := text.find(self.opener, at)) >= 0:
-            block = self.read(text, start + len(self.opener), schemas)
+            block = read(start + len(self.opener))
             if block is None:
                 at = start + len(self.opener)
                 continue
@@ -84,6 +92,18 @@ class WholeJson(Struct, frozen=True):
         return before(PYTHON_TAG, text).rstrip()
 
 
+class _Unplaced(str):
+    """A text in which errors have no line. `json` counts the lines before each error, which is all of the text each time."""
+
+    __slots__ = ()
+
+    def count(self, *_: Any) -> int:
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        return -1
+
+
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
     """Return the JSON value at a position, after white space, and its end. None: there is none, or it could not be sent back."""
     try:
@@ -108,11 +128,14 @@ def without_beginning_of(mark: str, text: str) -> str:
     return text
 
 
-def _read_hermes(text: str, at: int, _: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[Found], int] | None:
-    call = _named(read_json(text, at), "arguments")
-    if call is None or not text.startswith(HERMES_END, call[1]):
-        return None
-    return [call[0]], call[1] + len(HERMES_END)
+def _hermes(text: str, _: Mapping[str, Mapping[str, Any]]) -> Read:
+    def read(at: int) -> tuple[Sequence[Found], int] | None:
+        call = _named(read_json(text, at), "arguments")
+        if call is None or not text.startswith(HERMES_END, call[1]):
+            return None
+        return [call[0]], call[1] + len(HERMES_END)
+
+    return read
 
 
 class _Pairs(Struct, frozen=True):
@@ -124,20 +147,32 @@ class _Pairs(Struct, frozen=True):
     value_end: str
     end: re.Pattern[str]
 
-    def read(self, text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[Found], int] | None:
-        named = self.name.match(text, at)
-        if named is None:
-            return None
-        at, known = named.end(), schemas.get(named[1], {})
-        arguments: dict[str, Any] = {}
-        while (key := self.key.match(text, at)) is not None:
-            stop = text.find(self.value_end, key.end())
-            if stop < 0:
+    def reader(self, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Read:
+        ends = [found.start() for found in re.finditer(re.escape(self.value_end), text)]
+        broken: set[int] = set()
+        """Where a value ends from which on no block is whole, whichever one it is of."""
+
+        def read(at: int) -> tuple[Sequence[Found], int] | None:
+            named = self.name.match(text, at)
+            if named is None:
                 return None
-            arguments[key[1]] = _typed(text[key.end() : stop].removesuffix("\n"), known.get(key[1]))
-            at = stop + len(self.value_end)
-        closed = self.end.match(text, at)
-        return None if closed is None else ([(named[1], arguments)], closed.end())
+            at, pairs, seen = named.end(), list[tuple[str, int, int]](), list[int]()
+            while at not in broken and (key := self.key.match(text, at)) is not None:
+                index = bisect_left(ends, key.end())
+                if index == len(ends):
+                    break
+                pairs.append((key[1], key.end(), ends[index]))
+                at = ends[index] + len(self.value_end)
+                seen.append(at)
+            closed = None if at in broken else self.end.match(text, at)
+            if closed is None:
+                broken.update(seen)
+                return None
+            known = schemas.get(named[1], {})
+            arguments = {key: _typed(text[start:stop].removesuffix("\n"), known.get(key)) for key, start, stop in pairs}
+            return [(named[1], arguments)], closed.end()
+
+        return read
 
 
 _FUNCTIONS: Final = _Pairs(
@@ -172,17 +207,20 @@ _DEEPSEEK_CALL: Final = re.compile(
 _DEEPSEEK_CALLED: Final = re.compile(r"(?:```)?\s*<\uff5ctool\u2581call\u2581end\uff5c>")
 
 
-def _read_deepseek(text: str, at: int, _: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[Found], int] | None:
-    calls: list[Found] = []
-    while (begun := _DEEPSEEK_CALL.match(text, at)) is not None:
-        found = read_json(text, begun.end())
-        closed = None if found is None else _DEEPSEEK_CALLED.match(text, found[1])
-        if found is None or closed is None or not isinstance(found[0], dict):
-            return None
-        calls.append((begun[1] or begun[2], found[0]))
-        at = closed.end()
-    at = _skip(text, at)
-    return (calls, at + len(DEEPSEEK_END)) if calls and text.startswith(DEEPSEEK_END, at) else None
+def _deepseek(text: str, _: Mapping[str, Mapping[str, Any]]) -> Read:
+    def read(at: int) -> tuple[Sequence[Found], int] | None:
+        calls: list[Found] = []
+        while (begun := _DEEPSEEK_CALL.match(text, at)) is not None:
+            found = read_json(text, begun.end())
+            closed = None if found is None else _DEEPSEEK_CALLED.match(text, found[1])
+            if found is None or closed is None or not isinstance(found[0], dict):
+                return None
+            calls.append((begun[1] or begun[2], found[0]))
+            at = closed.end()
+        at = _skip(text, at)
+        return (calls, at + len(DEEPSEEK_END)) if calls and text.startswith(DEEPSEEK_END, at) else None
+
+    return read
 
 
 def _named(found: tuple[Any, int] | None, arguments: str) -> tuple[Found, int] | None:
@@ -230,11 +268,11 @@ def _not_json(constant: str) -> NoReturn:
 
 _decoder: Final = json.JSONDecoder(parse_float=_finite, parse_int=read_integer, parse_constant=_not_json)
 CALL_FORMATS: Final[Mapping[str, ToolCallFormat]] = {
-    "hermes": Blocks(HERMES, _read_hermes),
-    "functions": Blocks(HERMES, _FUNCTIONS.read),
-    "keys": Blocks(HERMES, _KEYS.read),
+    "hermes": Blocks(HERMES, _hermes),
+    "functions": Blocks(HERMES, _FUNCTIONS.reader),
+    "keys": Blocks(HERMES, _KEYS.reader),
     "json": WholeJson(),
-    "deepseek": Blocks(DEEPSEEK, _read_deepseek),
+    "deepseek": Blocks(DEEPSEEK, _deepseek),
 }
 """The formats by name.
 

@@ -4,16 +4,13 @@ The template renders each turn with its reasoning if that turn is the last one. 
 both are equal without the reasoning. Otherwise the text stays as the template wrote it.
 """
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from evener.templates.jinja import ChatTemplate
-from evener.templates.parsers import THINK
+from evener.templates.parsers import THINK, THOUGHT
 from evener.templates.port import TemplateError
 from evener.templates.tools import HELLO
-
-THOUGHT: Final = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 class KeptThinking:
@@ -47,10 +44,17 @@ class KeptThinking:
             return turn
         _, *own = alone.split(self._header)
         end, own_end = self._turn_end(turn), self._turn_end(own[-1]) if own else None
-        if end is None or own_end is None or THOUGHT.sub("", own[-1][:own_end], count=1) != turn[:end]:
+        if end is None or own_end is None or without_thought(own[-1][:own_end]) != turn[:end]:
             return turn
         return own[-1][:own_end] + turn[end:]
 
     def _thought(self, answer: dict[str, Any]) -> bool:
         """Return whether the sampled turn contains reasoning marks, its own or those that the generation prompt opened."""
         return bool(answer.get("reasoning_content") or self._opens)
+
+
+def without_thought(turn: str) -> str:
+    """Return a turn without its first marked reasoning and the white space around it."""
+    start = turn.find(THINK)
+    stop = turn.find(THOUGHT, start + len(THINK))
+    return turn if start < 0 or stop < 0 else turn[:start].rstrip() + turn[stop + len(THOUGHT) :].lstrip()

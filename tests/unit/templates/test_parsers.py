@@ -1,6 +1,8 @@
 """Sampled text to messages: whole blocks are calls, everything else is what the model wrote."""
 
 import json
+import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from evener.templates import calls
 from evener.templates.calls import WholeJson
 from evener.templates.harmony import Harmony
+from evener.templates.kept_thinking import without_thought
 from evener.templates.parsers import AnswerParser, ParsedAnswer, Tagged
 from evener.tokens.numbers import MAX_DIGITS, MAX_FLOAT
 
@@ -22,6 +25,11 @@ TOOLS = [
         "parameters": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}},
     }
 ]
+
+
+def marked(name: str) -> str:
+    """Spell a control token of DeepSeek."""
+    return f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
 
 
 def parse(text: str, parser: AnswerParser = PARSER, end: str = "") -> ParsedAnswer:
@@ -131,6 +139,64 @@ def test_broken_function_stays_text(block: str) -> None:
     assert parse(block, Tagged(calls=calls.CALL_FORMATS["functions"], thinks=False)) == ParsedAnswer(content=block)
 
 
+OPEN = "<tool_call><function=f><parameter=a>"
+CPU_SECONDS = 5.0
+"""A bar for what takes a tenth of a second, and much longer if its time grows with the square of the number of blocks."""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("functions", OPEN * 30_000),
+        ("functions", OPEN * 30_000 + "</parameter>"),
+        ("functions", OPEN * 5_000 + "</parameter><parameter=a>" * 5_000),
+        ("functions", OPEN * 5_000 + "</parameter><parameter=a>" * 5_000 + "</function>"),
+        ("keys", "<tool_call>f<arg_key>a</arg_key><arg_value>" * 30_000),
+        ("hermes", "<tool_call>" * 30_000 + " " * 600_000),
+        ("hermes", ("<tool_call>" + " " * 20) * 60_000),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' * 30_000),
+        ("deepseek", (marked("tool calls begin") + marked("tool call begin") + "f" + marked("tool sep") + "{") * 30_000),
+    ],
+)
+def test_blocks_that_never_close_take_no_longer_than_others(name: str, text: str) -> None:
+    """Eight thousand took five seconds, in which no other thread ran; as many fit into one answer."""
+    before = time.thread_time()
+    assert parse(text, Tagged(calls=calls.CALL_FORMATS[name], thinks=False)) == ParsedAnswer(content=text)
+    assert time.thread_time() - before < CPU_SECONDS
+
+
+PIECES = st.sampled_from([OPEN, "<parameter=b>", "1", "</parameter>", "</function>", "</tool_call>", " "])
+
+
+@given(st.lists(PIECES, max_size=30).map("".join))
+def test_a_block_that_follows_broken_ones_is_read_as_if_it_stood_alone(text: str) -> None:
+    """What was learnt from the blocks before it changes nothing."""
+    functions = calls.CALL_FORMATS["functions"]
+    assert isinstance(functions, calls.Blocks)
+    found: list[calls.Found] = []
+    at = 0
+    while (start := text.find("<tool_call>", at)) >= 0:
+        at = start + len("<tool_call>")
+        if block := functions.reader(text, {})(at):
+            found += block[0]
+            at = block[1]
+    assert functions.split(text, [])[1] == tuple(found)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", " \n", "a"]), max_size=10).map("".join))
+def test_a_turn_without_its_reasoning(turn: str) -> None:
+    """As the pattern says, which takes time that grows with the square of the number of marks."""
+    assert without_thought(turn) == re.sub(r"\s*<think>.*?</think>\s*", "", turn, count=1, flags=re.DOTALL)
+
+
+def test_a_turn_of_marks_is_looked_at_once() -> None:
+    """Twenty thousand took half a minute."""
+    before = time.thread_time()
+    assert without_thought("<think>" * 60_000) == "<think>" * 60_000
+    assert without_thought(" " * 400_000 + "a") == " " * 400_000 + "a"
+    assert time.thread_time() - before < CPU_SECONDS
+
+
 def test_keys_and_values_are_a_call() -> None:
     """As GLM spells them."""
     block = "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value>5</arg_value>\n</tool_call>"
@@ -155,11 +221,6 @@ def test_answer_that_is_json_is_a_call(before: str) -> None:
 )
 def test_answer_with_json_in_it_is_text(text: str) -> None:
     assert parse(text, Tagged(calls=WholeJson(), thinks=False)) == ParsedAnswer(content=text)
-
-
-def marked(name: str) -> str:
-    """Spell a control token of DeepSeek."""
-    return f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
 
 
 DEEPSEEK_OLD = marked("tool call begin") + "function" + marked("tool sep") + 'f\n```json\n{"a": 1}\n```' + marked("tool call end")
