@@ -5,7 +5,7 @@ task's `tests/`, see `Expected`. The reward is 1 if all tests of both lists pass
 each. Without the two lines there is no reward: the tests did not run.
 
 An agent can have its tests print anything. So the output is read in time that grows with its length and no faster, some lines at a time in
-a thread, and no further once the grading is called off. Of a line above `LINE_BYTES` only the beginning is read.
+a thread, and no further once the grading is called off. Of a line above `LOG_LINE_BYTES` only the beginning is read.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from evener.tasks.test_markers import END, START
 
 LOG_BYTES: Final = 16 << 20
 """How much of the output is read: its first and its last half. A large test suite prints some megabytes."""
-LINE_BYTES: Final = 1 << 16
+LOG_LINE_BYTES: Final = 1 << 16
 """How much of a line is read. Names of tests are much shorter, also with their parameters."""
-PIECE_BYTES: Final = 1 << 16
-READING: Final = Threads("test-log", 2)
+LOG_PIECE_BYTES: Final = 1 << 16
+LOG_READING: Final = Threads("test-log", 2)
 REPORT: Final = "tests.json"
 PASSED: Final = "passed"
 FAILED: Final = "failed"
@@ -64,7 +64,7 @@ async def grade(context: GradingContext) -> Grade:
     parser = await asyncio.to_thread(parser_named, expected.parser)
     if parser is None:
         raise GraderRefused(unknown("parser", expected.parser, parser_names(), f"in tests/{file}"))
-    found = await READING.run(_graded, left.output, parser, expected)
+    found = await LOG_READING.run(_graded, left.output, parser, expected)
     if found is None:
         msg = f"tests/test.sh {ending(left)} and did not print {START!r} and {END!r}; {last_lines(left.output)}"
         raise GraderError(msg)
@@ -138,11 +138,11 @@ def _lines(log: bytes) -> Iterator[str]:
     They come from some lines at a time: millions of them would fill the memory.
     """
     file, blank = BytesIO(log), False
-    while lines := file.readlines(PIECE_BYTES):
+    while lines := file.readlines(LOG_PIECE_BYTES):
         check_wanted()
         for line in lines:
             if not line.isspace():
-                yield from _COLOURS.sub("", line[:LINE_BYTES].decode(errors="replace")).splitlines()
+                yield from _COLOURS.sub("", line[:LOG_LINE_BYTES].decode(errors="replace")).splitlines()
             elif not blank:
                 yield ""
             blank = line.isspace()

@@ -22,7 +22,7 @@ Found = tuple[str, dict[str, Any]]
 """The name and arguments of a call."""
 Read = Callable[[int], tuple[Sequence[Found], int] | None]
 """Given the position after an opening mark in a text: the calls and the end of their block, or None. Positions come in their order."""
-Reader = Callable[[str, Mapping[str, Mapping[str, Any]]], Read]
+BlockReader = Callable[[str, Mapping[str, Mapping[str, Any]]], Read]
 """Given a text and the parameter schemas by tool: what reads the blocks in this text."""
 HERMES, HERMES_END = "<tool_call>", "</tool_call>"
 DEEPSEEK, DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
@@ -48,7 +48,7 @@ class Blocks(Struct, frozen=True):
     """Calls between marks. White space next to a block belongs to the template."""
 
     opener: str
-    reader: Reader
+    reader: BlockReader
 
     def split(self, text: str, tools: Sequence[Message]) -> tuple[str, tuple[Found, ...]]:
         kept: list[str] = []

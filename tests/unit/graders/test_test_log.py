@@ -16,7 +16,7 @@ from tests.support.grading import GradingBench, open_bench
 from evener.graders.log_parsers import LOG_PARSERS, read_pytest, read_unittest
 from evener.graders.port import GraderError, GraderRefused
 from evener.graders.task_tests import last_lines
-from evener.graders.test_log import LINE_BYTES, Expected, is_solved, parsed
+from evener.graders.test_log import LOG_LINE_BYTES, Expected, is_solved, parsed
 from evener.tasks.test_markers import END, START
 
 PYTEST = """
@@ -112,7 +112,7 @@ def test_lines_that_an_agent_made_to_stop_us_take_no_longer_than_others(line: st
 
 def test_of_a_very_long_line_the_beginning_is_read() -> None:
     """And the next line is one again."""
-    log = f"FAILED a::one - {'x' * 3 * LINE_BYTES}\nPASSED a::two\n{'y' * LINE_BYTES}PASSED a::three\n"
+    log = f"FAILED a::one - {'x' * 3 * LOG_LINE_BYTES}\nPASSED a::two\n{'y' * LOG_LINE_BYTES}PASSED a::three\n"
     assert parsed(script(log).encode(), LOG_PARSERS["pytest"]) == {"a::one": False, "a::two": True}
 
 
