@@ -22,13 +22,13 @@ from evener.evaluator.config import Config
 from evener.formats import jsonl, parquet
 from evener.formats.neutral import neutral_rows
 from evener.formats.summary import summarize
+from evener.proto.blobs import BlobRef
 from evener.proto.codec import decode, encode
 from evener.proto.delivered import GroupPosition
 from evener.proto.fields import shared_fields
 from evener.proto.reasons import TerminationReason
 from evener.proto.spec import Consequence, Detector
 from evener.proto.trajectories import GroupMerged, TrajectoryScored
-from evener.service.telemetry import metrics
 
 CHEAT = "the tests are read"
 SOLVED = {"tests/test.sh": "#!/bin/sh\nmkdir -p /logs/verifier\necho 1 > /logs/verifier/reward.txt\n"}
@@ -42,8 +42,8 @@ async def score_of(run: Run, folder: Path, hacking: dict[Detector, Consequence])
         await write(context, await stored(solved, folder / "task", context.blobs, hacking))
         async with running(context, config):
             (score,) = await scores(context, 1)
-        samples = [sample for family in metrics(context.registry).sessions_flagged.collect() for sample in family.samples]
-    counted = {"/".join(sample.labels.values()): sample.value for sample in samples if sample.name.endswith("_total")}
+        samples = [sample for family in context.registry.collect() for sample in family.samples]
+    counted = {"/".join(sample.labels.values()): sample.value for sample in samples if sample.name == "evener_sessions_flagged_total"}
     return score, counted
 
 
@@ -69,6 +69,20 @@ async def test_honest_session_is_paid_where_cheats_are_failed(tmp_path: Path) ->
     score, counted = await score_of(HONEST["the bug is mended"], tmp_path, dict.fromkeys(Detector, Consequence.FAIL))
 
     assert (score.reward, score.flags, score.unwatched, counted) == (1.0, (), None, {})
+
+
+async def test_session_that_no_detector_could_read_is_counted(tmp_path: Path) -> None:
+    """Its calls lie in a blob that is gone. Its reward stays, as its task fails nobody for signs."""
+    async with open_parts(tmp_path) as context:
+        run = await stored(CHEATS[CHEAT], tmp_path / "task", context.blobs)
+        run = structs.replace(run, records=BlobRef(digest="0" * 64, size=7))
+        await write(context, run)
+        async with running(context, Config(state=str(tmp_path), commit_seconds=0.05)):
+            (score,) = await scores(context, 1)
+        counted = context.registry.get_sample_value("evener_sessions_unwatched_total")
+
+    assert counted == 1.0
+    assert score.unwatched is not None
 
 
 async def test_session_that_nobody_grades_is_not_looked_at(tmp_path: Path) -> None:
