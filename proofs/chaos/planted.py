@@ -38,7 +38,7 @@ def answer_before_commit() -> None:
 
     async def commit(self: Any, opened: CallOpened, closed: CallClosed) -> None:
         self.call.put(Answered(opened=opened, closed=closed))
-        await asyncio.sleep(1.0)  # so long the harness has to note it
+        await asyncio.sleep(5.0)  # so long the harness has to note it, also on a busy machine
         await self._partition.writer.commit(self._session, [opened, closed])
 
     replace(CallRun, "_commit", commit)
