@@ -111,7 +111,7 @@ def test_help_of_a_service_imports_nothing_heavy(service: str) -> None:
         (["run", str(BUNDLED), "--harness", "script", "--sampling.temperature", "nan"], "--sampling.temperature: "),
         (["run", str(BUNDLED), "--harness", "script", "--samples", "many"], "many"),
         (["harness", "check", "scrip"], "unknown harness 'scrip' (known: "),
-        (["harness", "check", "codex"], "give --trust-local if you trust the tasks and the model"),
+        (["harness", "check", "codex", "--sandbox", "local"], "give --trust-local if you trust the tasks and the model"),
         (["harness", "check", "command", "--option.argv", '["true"]'], "harness command cannot be checked: its tools are not known"),
         (["harness", "check", "codex", "--option.tools", "some"], "option tools is 'some', not one of all, lean"),
         (["harness", "show", "nosuch"], "unknown harness 'nosuch'"),
