@@ -32,7 +32,7 @@ SESSION = [
     "      seal",
     "        build",
     "          grade",
-    "            try",
+    *("            try", "            look"),
 ]
 
 

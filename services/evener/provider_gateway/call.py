@@ -21,7 +21,7 @@ from evener.proto.relay import Admitted, Waiting
 from evener.proto.sessions import CallClosed, CallFailed, CallOpened
 from evener.provider_gateway import records
 from evener.provider_gateway.core import STOP_STATUS, ParsedRequest, Sample, answer_tokens, too_long, unsupported
-from evener.provider_gateway.engine_handle import PAUSE_POLL_SECONDS, EngineHandle
+from evener.provider_gateway.engine_handle import PAUSE_POLL_SECONDS, EngineHandle, Silence
 from evener.provider_gateway.engine_scheduler import AdmissionPermit, EngineScheduler
 from evener.provider_gateway.failures import call_error, outcome, overloaded
 from evener.provider_gateway.inflight import Answered, InflightCall, SendAgain
@@ -29,7 +29,6 @@ from evener.provider_gateway.partition import Partition
 from evener.provider_gateway.placement import PlacedCall, Placer
 from evener.provider_gateway.sampling import CallSampling
 from evener.provider_gateway.session import SessionRuntime
-from evener.provider_gateway.silence import Silence
 from evener.provider_gateway.timings import GatewayTimings
 from evener.runtime.faults import point
 from evener.service.telemetry import Metrics

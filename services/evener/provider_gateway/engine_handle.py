@@ -1,9 +1,10 @@
-"""A checked engine, the slots that calls hold at it, and its pauses."""
+"""A checked engine, the slots that calls hold at it, and what keeps its calls waiting: its pauses and its silence."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from msgspec import Struct, field
 
@@ -14,10 +15,10 @@ from evener.proto.relay import Waiting
 from evener.runtime.interrupt import Interrupt
 
 PAUSE_POLL_SECONDS: Final = 0.5
-"""An engine that sends nothing for this long is asked whether it is paused, at this interval."""
+"""An engine that sends nothing for this long is asked whether it is paused, at this interval. Calls learn as often that a silence lasts."""
 
 TellWaiting = Callable[[Waiting], None]
-"""Tells a call that a pause keeps it waiting."""
+"""Tells a call that it was kept waiting."""
 
 
 class Pauses:
@@ -92,6 +93,47 @@ class Pauses:
     def _tell(self, now: float) -> None:
         for tell, began in self._calls.items():
             tell(Waiting(seconds=now - max(began, self._known_until)))
+
+
+class Silence:
+    """Tells a call of each silence of its engine that is longer than `seconds`, from the last token on, again and again while it lasts.
+
+    A stuck engine, or one with a queue of its own, would otherwise spend the agent's time. Used as a context while the call is sampled.
+    """
+
+    def __init__(self, tell: TellWaiting, seconds: float, poll_seconds: float = PAUSE_POLL_SECONDS) -> None:
+        self._tell = tell
+        self._seconds = seconds
+        self._poll_seconds = poll_seconds
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the engine has said nothing for longer than `seconds`."""
+        return self._lasts() >= self._seconds
+
+    def heard(self) -> None:
+        """Note that a token arrived."""
+        self._heard_at = self._loop.time()
+
+    def __enter__(self) -> Self:
+        self.heard()
+        self._look()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _lasts(self) -> float:
+        return self._loop.time() - self._heard_at
+
+    def _look(self) -> None:
+        if (lasts := self._lasts()) >= self._seconds:
+            self._tell(Waiting(seconds=lasts))
+        self._timer = self._loop.call_later(max(self._seconds - lasts, self._poll_seconds), self._look)
 
 
 class RegisteredEngine(Struct, eq=False):

@@ -22,11 +22,10 @@ from evener.proto.reasons import ExclusionReason
 from evener.proto.sessions import CallClosed, CallOpened, Choice, Fidelity, FinishReason, MaskRange
 from evener.proto.spec import Streaming
 from evener.provider_gateway.core import seed_of
-from evener.provider_gateway.engine_handle import EngineHandle, EngineSlots
+from evener.provider_gateway.engine_handle import EngineHandle, EngineSlots, Silence
 from evener.provider_gateway.inflight import InflightCall
 from evener.provider_gateway.placement import PlacedCall
 from evener.provider_gateway.session import SessionRuntime
-from evener.provider_gateway.silence import Silence
 from evener.provider_gateway.streaming import AnswerStream
 from evener.provider_gateway.threads import ENDING, PLACING
 from evener.provider_gateway.timings import GATEWAY_TIMINGS, GatewayTimings

@@ -6,7 +6,7 @@ import pytest
 from tests.support.loop import LoopTime
 
 from evener.proto.relay import Waiting
-from evener.provider_gateway.silence import SILENCE_POLL_SECONDS, Silence
+from evener.provider_gateway.engine_handle import PAUSE_POLL_SECONDS, Silence
 
 SECONDS = 10.0
 
@@ -20,8 +20,8 @@ async def test_long_silence_is_told_from_its_beginning_and_as_long_as_it_lasts(m
         await time.pass_by(SECONDS - 1)
         assert (told, silence.is_long) == ([], False)
         await time.pass_by(1)
-        await time.pass_by(SILENCE_POLL_SECONDS)
-        assert [one.seconds for one in told] == pytest.approx([SECONDS, SECONDS + SILENCE_POLL_SECONDS])
+        await time.pass_by(PAUSE_POLL_SECONDS)
+        assert [one.seconds for one in told] == pytest.approx([SECONDS, SECONDS + PAUSE_POLL_SECONDS])
         assert silence.is_long
         silence.heard()
         assert not silence.is_long
