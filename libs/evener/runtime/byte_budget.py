@@ -4,8 +4,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-MAX_PER_ITERATION: Final = 8
-"""How many callers are let in at each iteration of the event loop: what hundreds do next, all in one, would stop it."""
+from evener.runtime.turns import Turns
 
 
 class ByteBudget:
@@ -18,12 +17,12 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self._limit: Final = limit
         self._held = 0
-        self._let_in_now = 0
-        """How many callers were let in at this iteration of the event loop."""
+        self._turns: Final = Turns()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> "HeldBytes":
         """Wait until so many bytes may be held; return what gives them back."""
+        await self._turns.wait()
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
         self._let_in()
@@ -44,23 +43,13 @@ class ByteBudget:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._waiting and self._let_in_now < MAX_PER_ITERATION and self._fits(self._waiting[0][0]):
+        while self._waiting and (self._held == 0 or self._held + self._waiting[0][0] <= self._limit):
             size, turn = self._waiting.popleft()
             if turn.done():  # cancelled, and not yet gone
                 self._waiting.appendleft((size, turn))
                 return
             self._held += size
             turn.set_result(None)
-            if not self._let_in_now:
-                asyncio.get_running_loop().call_soon(self._next_iteration)
-            self._let_in_now += 1
-
-    def _fits(self, size: int) -> bool:
-        return self._held == 0 or self._held + size <= self._limit
-
-    def _next_iteration(self) -> None:
-        self._let_in_now = 0
-        self._let_in()
 
 
 class HeldBytes:

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from evener.runtime.byte_budget import MAX_PER_ITERATION, ByteBudget
+from evener.runtime.byte_budget import ByteBudget
+from evener.runtime.turns import TURNS_PER_ITERATION
 
 
 async def turns() -> None:
@@ -77,6 +78,6 @@ async def test_callers_that_come_together_are_let_in_over_several_iterations_of_
     while seen[-1] < len(coming):
         await asyncio.sleep(0)
         seen.append(let_in)
-    assert max(after - before for before, after in pairwise(seen)) <= MAX_PER_ITERATION < len(coming) / 10
+    assert max(after - before for before, after in pairwise(seen)) <= TURNS_PER_ITERATION < len(coming) / 10
     assert len(seen) < len(coming)
     await asyncio.gather(*coming)
