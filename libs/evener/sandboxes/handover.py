@@ -8,8 +8,9 @@ from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import Final
 
-from evener.sandboxes.port import AGENT_LOGS, ChangeLimits, Changes, Program, Sandbox, SandboxError
-from evener.tasks.tables import CollectHook, DeclaredArtifact, Handover
+from evener.sandboxes.completion import complete
+from evener.sandboxes.port import AGENT_LOGS, ChangeLimits, Changes, Program, Sandbox
+from evener.tasks.tables import DeclaredArtifact, Handover
 
 STAGE: Final = f"{AGENT_LOGS}/.handover"
 COPY_SECONDS: Final = 600.0
@@ -31,28 +32,15 @@ done
 async def artifacts_of(sandbox: Sandbox, handover: Handover) -> Changes:
     """Return the artifacts in a sandbox, in their places, as changes. Hooks run first. Raises SandboxError."""
     for hook in handover.collect:
-        await _run(sandbox, ("sh", "-c", hook.command), hook.timeout_sec, f"collect hook {hook.command!r}", hook)
+        user = None if hook.user is None else str(hook.user)
+        await complete(sandbox, Program(argv=("sh", "-c", hook.command), user=user), hook.timeout_sec, f"collect hook {hook.command!r}")
     await sandbox.settle()
     places = [_place(one, sandbox.workdir) for one in handover.artifacts]
     words = [word for number, place in enumerate(places) for word in (sandbox.inside(place), str(number))]
-    await _run(sandbox, ("sh", "-c", _COPY, "copy", sandbox.inside(STAGE), *words), COPY_SECONDS, "copying the artifacts")
+    copy = Program(argv=("sh", "-c", _COPY, "copy", sandbox.inside(STAGE), *words))
+    await complete(sandbox, copy, COPY_SECONDS, "copying the artifacts")
     changes = await sandbox.changes(ChangeLimits())
     return await asyncio.to_thread(_moved, changes.archive, places, handover.artifacts)
-
-
-async def _run(sandbox: Sandbox, argv: Sequence[str], seconds: float, what: str, hook: CollectHook | None = None) -> None:
-    user = None if hook is None or hook.user is None else str(hook.user)
-    process = await sandbox.start(Program(argv=argv, user=user))
-    try:
-        async with asyncio.timeout(seconds):
-            code = await process.wait()
-    except TimeoutError as cause:
-        await process.end()
-        msg = f"{what} took longer than {seconds:g} s"
-        raise SandboxError(msg) from cause
-    if code:
-        msg = f"{what} exited with {code}: {process.log()[-500:].decode(errors='replace').strip()}"
-        raise SandboxError(msg)
 
 
 def _place(artifact: DeclaredArtifact, workdir: str) -> str:

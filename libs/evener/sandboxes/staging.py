@@ -1,8 +1,8 @@
 """Makes a sandbox ready for a step of its task: the step's files, their set-up, its health check."""
 
-import asyncio
 from typing import Final
 
+from evener.sandboxes.completion import ProgramFailed, complete
 from evener.sandboxes.health import Unhealthy, wait_until_healthy
 from evener.sandboxes.port import Program, Sandbox, SandboxError
 from evener.tasks.directory import Task
@@ -30,14 +30,8 @@ async def stage(sandbox: Sandbox, step: Task) -> None:
 
 
 async def _set_up(sandbox: Sandbox, step: Task) -> None:
-    process = await sandbox.start(Program(argv=("sh", "-c", f"exec $(command -v bash || echo sh) ./{SETUP}"), environment=step.env))
+    program = Program(argv=("sh", "-c", f"exec $(command -v bash || echo sh) ./{SETUP}"), environment=step.env)
     try:
-        async with asyncio.timeout(SETUP_SECONDS):
-            code = await process.wait()
-    except TimeoutError as cause:
-        await process.end()
-        msg = f"{SETUP} of step {step.name!r} took longer than {SETUP_SECONDS:g} s"
-        raise StepUnready(msg) from cause
-    if code:
-        msg = f"{SETUP} of step {step.name!r} exited with {code}: {process.log()[-500:].decode(errors='replace').strip()}"
-        raise StepUnready(msg)
+        await complete(sandbox, program, SETUP_SECONDS, f"{SETUP} of step {step.name!r}")
+    except ProgramFailed as cause:
+        raise StepUnready(*cause.args) from cause
