@@ -21,6 +21,7 @@ LONG_WORDS: Final = 60_000
 WRONG: Final[tuple[Any, ...]] = (None, [], {}, "", -1, 1e308, True, "\x00")
 """What is put in the place of every field."""
 MORE_AT_ONCE: Final = 4
+MANY_ANSWERS: Final = 64
 
 REFUSED, SERVED, EITHER = True, False, None
 Body = Callable[[], bytes] | bytes
@@ -201,6 +202,17 @@ async def votes(site: Site, number: int) -> None:
         raise Unexpected(msg)
 
 
+async def long_votes(site: Site) -> None:
+    """Ask for many answers to a prompt of 90,000 tokens at once: the engine gets 40 MB of ids."""
+    prompt = f"{site.name('votes')} " + "word " * (LONG_WORDS * 3 // 2)
+    async with site.session(sampling=Sampling(max_tokens=20)) as session:
+        answered = await session.post(CHAT.path, {**CHAT.text(prompt), "n": MANY_ANSWERS})
+        CHAT.check(answered, refused=SERVED)
+    if (got := len(msgspec.json.decode(answered.body)["choices"])) != MANY_ANSWERS:
+        msg = f"{got} answers of {MANY_ANSWERS}"
+        raise Unexpected(msg)
+
+
 async def nested_calls(site: Site, dialect: Dialect) -> None:
     """Have a call sampled that is nested beyond 100 levels, and send the answer back as the history of another request."""
     path, asked = dialect.path, dialect.text(NEST)
@@ -254,6 +266,7 @@ BODIES: Final = (
     *(long_input(dialect, counting=True) for dialect in (ANTHROPIC, GOOGLE)),
     _made(Kind.BODIES, "OpenAI Chat: a prompt beyond the context", overflow),
     *(_made(Kind.BODIES, f"OpenAI Chat: n = {n} at an engine for 1", partial(votes, number=n), review="1.8") for n in (64, 128)),
+    _made(Kind.BODIES, f"OpenAI Chat: n = {MANY_ANSWERS} to a prompt of 90,000 tokens", long_votes),
     *(
         _made(
             Kind.BODIES, f"{d.name}: a sampled call nested in {NESTED} levels, sent back", partial(nested_calls, dialect=d), review="1.14"

@@ -5,7 +5,7 @@ Only fields of type `Bulk` move, wherever they are nested. A field of type `Blob
 
 import asyncio
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,6 +18,10 @@ from evener.proto.sessions import Event
 
 REF_BYTES: Final = 100
 """The approximate size of a reference in a record. Fields below twice that size stay."""
+PREFIX_BYTES: Final = 4
+"""How much longer the prefix of a long field is than that of an empty one, in msgpack, at most."""
+ENCODED_BYTES: Final = 1 << 20
+"""Events with more bytes than these in their bulk fields are not encoded for their size: a copy of 75 MB stops the event loop."""
 CONCURRENT: Final = 16
 """The number of objects that one event moves or fetches at a time."""
 
@@ -30,12 +34,12 @@ async def offload(event: E, blobs: Blobs, limit: int = INLINE_LIMIT_BYTES) -> E:
 
     An event that is small enough is returned as it is. Equal events give equal events. Raises BlobError.
     """
-    size = len(encode(event))
-    if size <= limit:
+    excess = _size(event) - limit
+    if excess <= 0:
         return event
-    moving = dict.fromkeys(_largest(event, size - limit))
-    refs = dict(zip(moving, await _each(blobs.put, moving), strict=True))
-    moved: E = _changed(event, lambda field: refs.get(field, field) if isinstance(field, bytes) else field)
+    moving = {id(field): field for field in _largest(event, excess)}  # by identity: hashing them all would stop the event loop
+    refs = dict(zip(moving, await _each(blobs.put, moving.values()), strict=True))
+    moved: E = _changed(event, lambda field: refs.get(id(field), field))
     return moved
 
 
@@ -54,17 +58,34 @@ def moved(event: Event) -> Iterator[BlobRef]:
     return (field for field in _bulks(event) if isinstance(field, BlobRef))
 
 
+def inline_bytes(event: Event) -> int:
+    """Return the size of the bulk fields that are in an event."""
+    return sum(map(len, _inline(event)))
+
+
+def _size(event: Event) -> int:
+    """Return the encoded size of an event, without encoding fields that are many megabytes together."""
+    fields = list(_inline(event))
+    if (inline := sum(map(len, fields))) <= ENCODED_BYTES:
+        return len(encode(event))
+    bare = _changed(event, lambda field: field if isinstance(field, BlobRef) else b"")
+    return len(encode(bare)) + inline + PREFIX_BYTES * len(fields)
+
+
+def _inline(event: Event) -> Iterator[bytes]:
+    return (field for field in _bulks(event) if isinstance(field, bytes))
+
+
 def _largest(event: Event, excess: int) -> Iterator[bytes]:
     """Yield the fields to move, the largest first, until `excess` bytes are gone."""
-    inline = [field for field in _bulks(event) if isinstance(field, bytes)]
-    for field in sorted(inline, key=len, reverse=True):
+    for field in sorted(_inline(event), key=len, reverse=True):
         if excess <= 0 or len(field) < 2 * REF_BYTES:
             return
         yield field
         excess -= len(field) - REF_BYTES
 
 
-async def _each(work: Callable[[T], Any], items: dict[T, None]) -> list[Any]:
+async def _each(work: Callable[[T], Any], items: Iterable[T]) -> list[Any]:
     gate = asyncio.Semaphore(CONCURRENT)
 
     async def one(item: T) -> Any:

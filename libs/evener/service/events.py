@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from opentelemetry.context import Context
 
-from evener.blobs.claims import hydrate, offload
+from evener.blobs.claims import hydrate, inline_bytes, offload
 from evener.blobs.port import BlobError, Blobs, NotRead
 from evener.bus.port import Bus, Header, Outgoing, Position, Record
 from evener.proto.blobs import INLINE_LIMIT_BYTES, BlobRef
@@ -66,7 +66,7 @@ class EventLog:
 
     async def outgoing(self, topic: Topic, key: str, event: Event, **about: Unpack[About]) -> Outgoing:
         """Return the record of an event, its large fields in the blob store. Raises BlobError."""
-        if (small := self.record(topic, key, event, **about)) is not None:
+        if inline_bytes(event) <= INLINE_LIMIT_BYTES and (small := self.record(topic, key, event, **about)) is not None:
             return small
         value, claimed = encode(await offload(event, self._blobs)), b""
         if len(value) > CLAIM_BYTES:

@@ -62,7 +62,11 @@ def cut(
 
 def digest(rows: Sequence[Row]) -> str:
     """Return the SHA-256 over all rows in their order. Equal rows have equal digests, in the gateway and in a rebuild."""
-    return hashlib.sha256(_encoder.encode(tuple(rows))).hexdigest()
+    header = _encoder.encode((None,) * len(rows))[: -len(rows) or None]
+    hashed = hashlib.sha256(header)
+    for row in rows:  # one by one: many long rows in one piece would keep the interpreter's lock for too long
+        hashed.update(_encoder.encode(row))
+    return hashed.hexdigest()
 
 
 class _Reasons:

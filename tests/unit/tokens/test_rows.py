@@ -1,5 +1,7 @@
 """Sessions of every kind, checked by the independent checker against the engine's ledger."""
 
+import hashlib
+
 import msgspec
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from evener.proto.spec import Quirks, SideCall, Strategy, Tolerance
 from evener.proto.trajectories import RowKind, TrajectoryBuilt
 from evener.tokens.conversation import conversation
 from evener.tokens.digests import Message
-from evener.tokens.rows import cut
+from evener.tokens.rows import cut, digest
 from evener.tokens.session import SessionLog, attempt_end
 from evener.tokens.trajectory import build
 
@@ -47,6 +49,15 @@ def test_line_with_tool_turns_is_one_row_that_extends_the_sampled_ids() -> None:
     assert trajectory.accounting.delivered == trajectory.accounting.sampled
     assert trajectory.answer == "it rains in the north"
     assert [call["fed_ids"] for call in world.ledger] == [int32s(row.ids)[: len(call["fed_ids"])].tolist() for call in world.ledger]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_digest_is_that_of_all_rows_in_one_piece(count: int) -> None:
+    """The log has digests of this form, for any number of rows."""
+    world = World()
+    world.ask([user("count")], "one two three")
+    rows = world.seal().rows * count
+    assert digest(rows) == hashlib.sha256(msgspec.msgpack.Encoder(order="deterministic").encode(rows)).hexdigest()
 
 
 def test_answer_cut_by_length_gets_its_closing_token_as_given() -> None:
