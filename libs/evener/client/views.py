@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from evener.proto.fleet import Canary, Running, TopicLag, WarmSandboxes
 from evener.proto.reasons import TerminationReason
+from evener.proto.sandbox import SandboxOffer
 from evener.proto.spec import Purpose, TaskRef
 from evener.proto.state import Stage
 from evener.proto.tasks import TaskOptions, TaskOutcome
@@ -108,6 +109,8 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     running: tuple[Running, ...]
     warm: tuple[WarmSandboxes, ...] = ()
     """The sandboxes that a runner has prepared ahead."""
+    sandboxes: SandboxOffer | None = None
+    """The sandboxes that a runner can open. None: it does not say, or is no runner."""
     partitions: tuple[int, ...]
     lag: tuple[TopicLag, ...]
     """How far it is behind in each topic that it reads."""

@@ -1,8 +1,11 @@
 """The configuration of sandbox backends: of the runner and the evaluator, which open them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
+BackendName = Literal["docker", "bubblewrap", "local"]
+"""The sandbox backends: the names in evener.sandboxes.registry."""
 
 
 class DockerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

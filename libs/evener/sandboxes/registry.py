@@ -27,6 +27,8 @@ class Backend(Struct, frozen=True, kw_only=True):
     """Opens the backend on a folder of its own. Raises SandboxHeld, SandboxError."""
     is_wanted: Callable[[SandboxesConfig], bool] = lambda _: True
     """Returns whether a process with this configuration has the backend. Blocks."""
+    needs: str = ""
+    """What such a process lacks that does not have it, and how to get that, in words."""
     lacks: Callable[[SandboxSpec], tuple[str, ...]]
     """Returns what the backend cannot give of a spec, wherever it runs, in words."""
     isolates: bool = True
@@ -38,11 +40,15 @@ class Backend(Struct, frozen=True, kw_only=True):
 BACKENDS: Final[dict[str, Backend]] = {
     LOCAL: Backend(open=lambda root, _: local.open_local(root), lacks=local.lacks, isolates=False, warms=False),
     BUBBLEWRAP: Backend(
-        open=lambda root, config: bubblewrap.open_bubblewrap(root, config.bubblewrap), is_wanted=bubblewrap.works, lacks=bubblewrap.lacks
+        open=lambda root, config: bubblewrap.open_bubblewrap(root, config.bubblewrap),
+        is_wanted=bubblewrap.works,
+        needs="bwrap does not work here: install bubblewrap and util-linux; other users than root need user namespaces",
+        lacks=bubblewrap.lacks,
     ),
     DOCKER: Backend(
         open=lambda root, config: docker.open_docker_sandboxes(root, config.docker or DockerConfig()),
         is_wanted=lambda config: docker.is_wanted(config.docker),
+        needs=f"no Docker daemon listens at {DockerConfig().host}: start it, or name another one by `sandboxes.docker.host`",
         lacks=docker.lacks,
     ),
 }

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from evener.proto.blobs import BlobRef, Bulk
-from evener.proto.sandbox import SandboxKind
+from evener.proto.sandbox import SandboxKind, SandboxOffer
 from evener.proto.sessions import Event
 from evener.proto.spec import TaskRef
 
@@ -88,6 +88,8 @@ class Heartbeat(Event, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """The number of sessions that a runner can hold."""
     warm: tuple[WarmSandboxes, ...] = ()
     """The sandboxes that a runner has prepared ahead."""
+    sandboxes: SandboxOffer | None = None
+    """The sandboxes that a runner can open. None: an older process wrote this, or another service."""
     queued: tuple[QueuedSessions, ...] = ()
     """The sessions at the head of an active scheduler's queue, the next ones first: what runners prepare sandboxes for. Not all are named,
     and none for which no sandbox needs to be prepared ahead."""

@@ -67,6 +67,17 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mounts: Sequence[Mount] = ()
 
 
+class SandboxOffer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The sandboxes of a runner."""
+
+    backends: tuple[str, ...]
+    """The backends that it has opened."""
+    default: str = ""
+    """The backend of sessions whose run and task name none, as its configuration says. Empty: it says nothing."""
+    trusts_local: bool = False
+    """Whether it lets harnesses that have tools run as plain processes."""
+
+
 class SandboxKind(Struct, frozen=True, kw_only=True):
     """What a sandbox has before a session comes: sandboxes of one kind can stand in for each other."""
 

@@ -18,6 +18,7 @@ from evener.proto.fleet import EngineJoined, EngineLeft
 from evener.proto.topics import Topic
 from evener.provider_gateway.config import Config as GatewayConfig
 from evener.sandbox_runner.config import Config as RunnerConfig
+from evener.sandboxes.registry import BACKENDS
 from evener.service.config import ServiceConfig
 from evener.service.context import ServiceContext
 from evener.service.events import EventLog
@@ -36,6 +37,7 @@ def run_together(configs: Mapping[str, ServiceConfig]) -> int:
         msg = f"--engine-kind {own.engine_kind!r} is not one of {', '.join(ENGINES)}"
         raise ConfigError(msg)
     check_model(own)
+    check_sandbox(own)
     for policy in cast("GatewayConfig", configs["provider_gateway"]).policies:
         check_source(policy.source)
     wanted = [
@@ -44,6 +46,13 @@ def run_together(configs: Mapping[str, ServiceConfig]) -> int:
         if name != "up"
     ]
     return run_process(own, wanted, beside=[partial(open_engine_of, own)], state_file=True)
+
+
+def check_sandbox(config: Config) -> None:
+    """Raise ConfigError for a sandbox that this machine cannot open, before anything is started. Blocks."""
+    if config.sandbox is not None and not (backend := BACKENDS[config.sandbox]).is_wanted(config.sandboxes):
+        msg = f"--sandbox {config.sandbox}: {backend.needs}"
+        raise ConfigError(msg)
 
 
 def check_model(config: Config) -> None:
@@ -92,8 +101,9 @@ def _check_file(model: Path) -> None:
 def _told(own: Config, config: ServiceConfig) -> ServiceConfig:
     """Return the configuration of a service, completed with the settings of `up` that it leaves at their defaults."""
     match config:
-        case RunnerConfig() if own.trust_local:
-            return structs.replace(config, trust_local=True)
+        case RunnerConfig():
+            sandbox = own.sandbox if config.sandbox is None else config.sandbox
+            return structs.replace(config, trust_local=config.trust_local or own.trust_local, sandbox=sandbox)
         case GatewayConfig():
             policies = config.policies
             if policies == GatewayConfig().policies:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, structs
 
+from evener.sandboxes.config import BackendName
 from evener.service.config import ServiceConfig
 
 ENGINE_CHOICES: Final = re.compile(r"embedded|vllm|none|https?://.+")
@@ -49,6 +50,8 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The number of calls that the engine serves at a time. None: 4 for `embedded`, otherwise 64."""
     threads: Annotated[int, Meta(ge=1)] = msgspec.field(default_factory=half_of_the_cores)
     """The number of threads of the embedded engine."""
+    sandbox: BackendName | None = None
+    """The sandbox backend of sessions whose run and task name none. None: commands choose one that gives the task what it needs."""
     trust_local: bool = False
     """Let harnesses that have tools run as plain processes of this machine. What the model writes then runs with your rights."""
 

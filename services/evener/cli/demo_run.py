@@ -17,7 +17,8 @@ from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_page import write_report
 from evener.cli.run_summary import exit_code
 from evener.cli.run_warnings import RunWarnings
-from evener.cli.submission import Planned, RunRequest, harness_spec, isolated, plan, sandboxes_of, submit, trusting
+from evener.cli.sandbox_choice import offered_here, placed, placed_there, sandboxes_of, trusting
+from evener.cli.submission import Planned, RunRequest, harness_spec, plan, submit
 from evener.formats.summary import Summary, summarize
 from evener.proto.spec import Budgets, Purpose, Sampling
 from evener.service.exits import complain
@@ -59,12 +60,15 @@ async def demonstrate(harness: str, samples: int, out: Path, *, sandbox: str | N
 async def _run(
     run_request: RunRequest, planned: Sequence[Planned], out: Path, began: float, *, trust_local: bool, state: Path | None
 ) -> int:
+    brought = False
+
     def up() -> tuple[str, ...]:
-        nonlocal planned
-        planned = isolated(planned, trust_local=trust_local)
+        nonlocal brought, planned
+        brought, planned = True, placed(planned, offered_here(trust_local=trust_local))
         return trusting(run_request, sandboxes_of(planned), trust_local=trust_local)
 
     async with connect(state, up, sampling=True) as client:
+        planned = planned if brought else await placed_there(planned, client)
         run_warnings = RunWarnings(client, run_request)
         await run_warnings.check_engines()
         await submit(client, planned)

@@ -60,7 +60,7 @@ async def eval(  # noqa: A001 - the command's name
     models
         Where calls to another model name go, as with `evener run`.
     sandbox
-        Where harnesses and tests run: `docker`, `bubblewrap` or `local`. Default: what the task names, otherwise `local`.
+        Where harnesses and tests run: `docker`, `bubblewrap` or `local`. Default: as with `evener run`.
     trust_local
         Let a harness with tools run on this machine, with your rights (if this command starts the services).
     out

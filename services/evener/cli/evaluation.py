@@ -14,11 +14,13 @@ from evener.cli.interrupts import leaving
 from evener.cli.output import console, table, tell
 from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_warnings import RunWarnings
-from evener.cli.submission import RUN_ID, Planned, RunRequest, plan, sandboxes_of, submit, trusting
+from evener.cli.sandbox_choice import offered_by, offered_here, placed, sandboxes_of, trusting
+from evener.cli.submission import RUN_ID, Planned, RunRequest, plan, submit
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.formats.evaluation_picture import picture
 from evener.formats.pass_at_k import Evaluation, TaskScores, evaluation
+from evener.proto.sandbox import SandboxOffer
 from evener.service.exits import complain
 
 
@@ -66,13 +68,17 @@ def plan_arms(requests: Iterable[RunRequest], folders: Sequence[Path], sandbox: 
 
 async def evaluate(arms: Sequence[Arm], wanted: EvaluationRequest) -> int:
     """Submit all arms, wait for their ends, tell the figures; return the exit code."""
+    brought = False
 
     def up() -> tuple[str, ...]:
+        nonlocal arms, brought
+        brought, arms = True, _placed(arms, offered_here(trust_local=wanted.trust_local))
         return tuple(dict.fromkeys(word for arm in arms for word in _trusting(arm, trust_local=wanted.trust_local)))
 
     with leaving() as asked:
         try:
             async with connect(wanted.state, up, sampling=True) as client:
+                arms = arms if brought else _placed(arms, offered_by(await client.fleet()))
                 results = await _results(client, arms, wanted)
         except asyncio.CancelledError:
             if asked.number is None:
@@ -81,6 +87,10 @@ async def evaluate(arms: Sequence[Arm], wanted: EvaluationRequest) -> int:
             return asked.taken_back()
     _tell(EvaluationReport(evaluation=wanted.name, solved_at=wanted.solved_at, results=tuple(results)), wanted)
     return 0 if all(k in one.pass_at and one.pass_at[k].tasks == one.tasks for one in results for k in wanted.ks[:1]) else 1
+
+
+def _placed(arms: Sequence[Arm], offer: SandboxOffer) -> list[Arm]:
+    return [structs.replace(arm, planned=tuple(placed(arm.planned, offer))) for arm in arms]
 
 
 def _trusting(arm: Arm, *, trust_local: bool) -> tuple[str, ...]:

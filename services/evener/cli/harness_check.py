@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
@@ -16,7 +17,9 @@ from evener.cli.errors import Usage
 from evener.cli.harness_bundles import bring, cache, is_installed
 from evener.cli.harness_figures import Figures, figures_of, table
 from evener.cli.output import console, tell
-from evener.cli.submission import RunRequest, default_sandbox, plan, submit, trusting
+from evener.cli.sandbox_choice import default_sandbox, offered_here, trusting
+from evener.cli.submission import RunRequest, plan, submit
+from evener.cli.task_needs import check_name
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.engines.embedded import default_weights
@@ -27,7 +30,6 @@ from evener.harnesses.registry import harness
 from evener.proto.ids import session_of
 from evener.proto.spec import Budgets, HarnessSpec, Purpose, Sampling, Streaming
 from evener.runtime.folders import temporary_folder
-from evener.sandboxes.registry import BACKENDS
 from evener.service.exits import complain
 from evener.templates.config import PolicyConfig
 from evener.templates.gguf import load_tokenizer
@@ -48,10 +50,8 @@ async def check_harness(
     spec: HarnessSpec, streaming: Streaming, *, sandbox: str | None = None, trust_local: bool, json: bool, state: Path | None
 ) -> int:
     """Run the check and show its result; return the exit code. `sandbox`: the backend. None: that of `evener run`."""
-    if sandbox is not None and sandbox not in BACKENDS:
-        msg = f"--sandbox {sandbox!r} is not one of {', '.join(BACKENDS)}"
-        raise Usage(msg)
-    chosen = sandbox or await asyncio.to_thread(default_sandbox, spec, trust_local=trust_local)
+    check_name(sandbox)
+    chosen = sandbox or default_sandbox(spec, await asyncio.to_thread(partial(offered_here, trust_local=trust_local)))
     spec = structs.replace(spec, sandbox=chosen)
     checked, run_request = harness(spec.name), run_request_of(spec, streaming)
     if checked.probe is None:

@@ -73,7 +73,7 @@ async def run(
         it is sampled.
     sandbox
         Where the harness and the tests run: `docker` (containers), `bubblewrap` (namespaces) or `local` (plain processes). Default: what
-        the task names, otherwise `local`.
+        the task names, otherwise what `evener up --sandbox` says or, without that, what isolates: docs/sandboxes.md.
     trust_local
         Let a harness with tools run on this machine, with your rights (if this command starts the services).
     state

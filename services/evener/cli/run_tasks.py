@@ -10,7 +10,8 @@ from evener.cli.interrupts import BY_SIGNAL, leaving
 from evener.cli.progress import tell_troubles, watch
 from evener.cli.run_summary import exit_code, summarize_run, tell_summary
 from evener.cli.run_warnings import RunWarnings
-from evener.cli.submission import Planned, RunRequest, isolated, plan, sandboxes_of, submit, trusting
+from evener.cli.sandbox_choice import offered_here, placed, placed_there, sandboxes_of, trusting
+from evener.cli.submission import Planned, RunRequest, plan, submit
 from evener.client.client import Client
 from evener.proto.errors import EvenerError
 from evener.service.exits import complain, print_no_more
@@ -23,7 +24,7 @@ async def run_tasks(tasks: Path, run_request: RunRequest, *, sandbox: str | None
 
     def up() -> tuple[str, ...]:
         nonlocal brought, planned
-        brought, planned = True, isolated(planned, trust_local=trust_local)
+        brought, planned = True, placed(planned, offered_here(trust_local=trust_local))
         return trusting(run_request, sandboxes_of(planned), trust_local=trust_local)
 
     with leaving() as asked:
@@ -32,6 +33,7 @@ async def run_tasks(tasks: Path, run_request: RunRequest, *, sandbox: str | None
                 reached = True
                 try:
                     run_warnings = RunWarnings(client, run_request)
+                    planned = planned if brought else await placed_there(planned, client)
                     await run_warnings.check_engines()
                     await submit(client, planned)
                     submitted = True

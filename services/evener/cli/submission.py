@@ -9,16 +9,15 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct, structs
 
 from evener.cli.errors import Usage
+from evener.cli.task_needs import check_name, check_needs
 from evener.client.client import Client
 from evener.harnesses.quirks_file import read_quirks
 from evener.harnesses.registry import harness
-from evener.proto.errors import ConfigError, EvenerError
+from evener.proto.errors import ConfigError
 from evener.proto.names import unknown
 from evener.proto.spec import Budgets, GroupOptions, HarnessSpec, Purpose, Sampling, Streaming, Target
 from evener.proto.tasks import TaskOptions, group_problem
-from evener.sandboxes import bubblewrap
-from evener.sandboxes.registry import BACKENDS, BUBBLEWRAP, lacks
-from evener.service.exits import complain
+from evener.sandboxes.registry import BACKENDS
 from evener.service.text_values import from_text
 from evener.tasks.directory import Task, find, load
 from evener.tasks.errors import TaskError
@@ -26,10 +25,6 @@ from evener.tasks.pack import Packed, pack
 
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 StructT = TypeVar("StructT", bound=Struct)
-
-
-class TaskNeedsMore(EvenerError):
-    """Choose another sandbox (`--sandbox`), or leave the task out."""
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
@@ -54,31 +49,29 @@ class Planned(Struct, frozen=True, kw_only=True):
     task_id: str
     packed: Packed
     options: TaskOptions
+    task: Task
+    """What the task directory says."""
     chosen: bool = True
-    """Whether the run or the task named the sandbox."""
+    """Whether the run or the task named the sandbox. If not, `sandbox_choice.placed` chooses it."""
 
 
 def plan(folder: Path, run_request: RunRequest, sandbox: str | None = None) -> list[Planned]:
     """Read and pack the task in `folder`, or all tasks in it. Raises TaskError, Usage. Blocks: call it in a thread.
 
-    `sandbox`: the backend of all of them. None: each task's own, otherwise `local`.
+    `sandbox`: the backend of all of them. None: each task's own; where it names none, that is still to be chosen.
     """
-    if sandbox is not None and sandbox not in BACKENDS:
-        msg = f"--sandbox {sandbox!r} is not one of {', '.join(BACKENDS)}"
-        raise Usage(msg)
+    check_name(sandbox)
     planned: dict[str, Planned] = {}
     for path in find(folder):
         task = load(path)
-        backend = sandbox or task.backend or run_request.harness.sandbox
-        if lacking := lacks(backend, task):
-            msg = f"task {path} needs what the sandbox `{backend}` cannot give: {', '.join(lacking)}"
-            raise TaskNeedsMore(msg)
+        named = sandbox or task.backend
+        check_needs(task, (named,) if named else BACKENDS)
         task_id = task_id_of(run_request.run_id, task.name)
         if task_id in planned:
             msg = f"two tasks in {folder} are called {task.name!r}: give one of them another name in its task.toml"
             raise TaskError(msg)
-        options, chosen = _options(run_request, task, backend), (sandbox or task.backend) is not None
-        planned[task_id] = Planned(task_id=task_id, packed=pack(path), options=options, chosen=chosen)
+        options = _options(run_request, task, named or run_request.harness.sandbox)
+        planned[task_id] = Planned(task_id=task_id, packed=pack(path), options=options, task=task, chosen=named is not None)
     return list(planned.values())
 
 
@@ -126,46 +119,6 @@ def model_map(given: Iterable[str], policy: str) -> dict[str, Target]:
                 msg = f"--models {each!r} is not one of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"
                 raise Usage(msg)
     return targets
-
-
-def sandboxes_of(planned: Iterable[Planned]) -> set[str]:
-    """Return the sandbox backends of a run."""
-    return {each.options.harness.sandbox for each in planned}
-
-
-def isolated(planned: Sequence[Planned], *, trust_local: bool) -> list[Planned]:
-    """Return the tasks for an `up` on this machine: where nobody named a sandbox, harnesses with tools get one that isolates them. Blocks.
-
-    With `trust_local`, and where `bubblewrap` does not work, they stay plain processes, which need trust.
-    """
-    return [each if each.chosen else _in(each, default_sandbox(each.options.harness, trust_local=trust_local)) for each in planned]
-
-
-def default_sandbox(spec: HarnessSpec, *, trust_local: bool) -> str:
-    """Return the backend for an `up` on this machine where nobody named one: `bubblewrap` for harnesses with tools, if it works. Blocks."""
-    if trust_local or not harness(spec.name).has_tools or not bubblewrap.works():
-        return spec.sandbox
-    return BUBBLEWRAP
-
-
-def _in(planned: Planned, sandbox: str) -> Planned:
-    options = planned.options
-    return structs.replace(planned, options=structs.replace(options, harness=structs.replace(options.harness, sandbox=sandbox)))
-
-
-def trusting(run_request: RunRequest, sandboxes: Iterable[str], *, trust_local: bool) -> tuple[str, ...]:
-    """Return the options of an `up` that is started for the run. If the run needs trust and has it, warn what that means.
-
-    Raises Usage if the run needs trust and does not have it.
-    """
-    name = run_request.harness.name
-    if harness(name).has_tools and not all(BACKENDS[sandbox].isolates for sandbox in sandboxes):
-        danger = f"harness {name} has tools, and a `local` sandbox is a plain process: it runs what the model writes with your rights"
-        if not trust_local:
-            msg = f"{danger}. Choose another one (--sandbox docker), or give --trust-local if you trust the tasks and the model"
-            raise Usage(msg)
-        complain(f"warning: {danger}; use tasks and models that you trust")
-    return ("--trust-local",) if trust_local else ()
 
 
 def read(kind: type[StructT], given: Mapping[str, str], flag: str) -> StructT:

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from evener.cli.errors import Usage
 from evener.cli.output import console, table, tell
-from evener.cli.submission import TaskNeedsMore
+from evener.cli.task_needs import check_name, check_needs
 from evener.graders.validation import Trial, Validator, Verdict
 from evener.runtime.folders import temporary_folder
 from evener.sandboxes.config import SandboxesConfig
-from evener.sandboxes.registry import BACKENDS, LOCAL, lacks, open_backends
+from evener.sandboxes.registry import BACKENDS, LOCAL, open_backends
 from evener.tasks.directory import Task, find, load
 from evener.tasks.errors import TaskError
 
@@ -31,9 +31,7 @@ class Validated(Struct, frozen=True, kw_only=True):
 
 async def validate_tasks(folder: Path, sandbox: str | None, *, times: int, concurrency: int, trust_local: bool, json: bool) -> int:
     """Try all tasks, print a verdict for each as it comes; return the exit code. Raises TaskError, Usage, SandboxError."""
-    if sandbox is not None and sandbox not in BACKENDS:
-        msg = f"--sandbox {sandbox!r} is not one of {', '.join(BACKENDS)}"
-        raise Usage(msg)
+    check_name(sandbox)
     paths = await asyncio.to_thread(find, folder)
     backends = [await asyncio.to_thread(_backend, path, sandbox) for path in paths]
     if not trust_local and any(runs and not BACKENDS[name].isolates for name, runs in backends):
@@ -61,9 +59,7 @@ def _backend(path: Path, sandbox: str | None) -> tuple[str, bool]:
     except TaskError:  # its verdict says so
         return sandbox or LOCAL, False
     name = sandbox or task.backend or LOCAL
-    if lacking := lacks(name, task):
-        msg = f"task {path} needs what the sandbox `{name}` cannot give: {', '.join(lacking)}"
-        raise TaskNeedsMore(msg)
+    check_needs(task, (name,))
     return name, _runs(task)
 
 

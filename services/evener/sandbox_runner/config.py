@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from evener.proto.spec import Seconds
+from evener.sandboxes.config import BackendName
 from evener.service.config import ServiceConfig
 
 
@@ -20,6 +21,8 @@ class Config(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The number of them that are prepared at a time."""
     warm_seconds: Annotated[float, Meta(ge=0)] = 60.0
     """How long a prepared sandbox that no queued session needs is kept, unless its place is needed."""
+    sandbox: BackendName | None = None
+    """The sandbox backend of sessions whose run and task name none. None: commands choose one that gives the task what it needs."""
     trust_local: bool = False
     """Let harnesses that have tools run as plain processes. What the model writes then runs on this machine with your rights."""
     harness_cache: str = "~/.cache/evener/harnesses"

@@ -16,6 +16,7 @@ from evener.harnesses.registry import installed
 from evener.proto.codec import BadRecord
 from evener.proto.fleet import Heartbeat, RunnerLeases, Running
 from evener.proto.reasons import ExitCause
+from evener.proto.sandbox import SandboxOffer
 from evener.proto.sessions import SessionCancelled, SessionDispatched
 from evener.proto.topics import Topic
 from evener.runtime.byte_budget import ByteBudget
@@ -93,7 +94,9 @@ class Runner:
         """Return the heartbeat for `fleet`. It names no harnesses: a runner refuses one that it lacks, with the reason."""
         taking = self._context.store_usable() and not self._stopping and usable(self._runner.sandboxes)["sandboxes"]
         capacity = self._runner.config.capacity if taking else 0
-        return self._context.heartbeat(SERVICE, stopping=self._stopping, capacity=capacity, warm=self._runner.pool.ready())
+        config, backends = self._runner.config, tuple(self._runner.sandboxes)
+        offer = SandboxOffer(backends=backends, default=config.sandbox or "", trusts_local=config.trust_local)
+        return self._context.heartbeat(SERVICE, stopping=self._stopping, capacity=capacity, warm=self._runner.pool.ready(), sandboxes=offer)
 
     def leases(self) -> RunnerLeases:
         """Return the sessions that the runner holds, for `leases`."""

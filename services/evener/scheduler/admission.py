@@ -1,6 +1,7 @@
 """Decides which queued session goes to which runner: runs take turns, a run's tasks go in the order of submission.
 
-A session goes to the runner with the most free slots, of those that have a sandbox of its kind warm if there are any.
+A session goes to the runner with the most free slots, of those that can open its sandbox, and of those that have one of its kind warm if
+there are any.
 
 Each free slot goes to the run that holds the fewest slots for its priority: a run of priority 3 gets three times the slots of a run of
 priority 1. Among equals, such as runs without a slot, it goes to the run with the longest wait since its last dispatch, times its
@@ -19,7 +20,7 @@ from evener.proto.state import SessionState, Stage, TaskState
 from evener.scheduler.core import Draft, may_start_at
 from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.quotas import Allowance, QuotasOf, unlimited
-from evener.scheduler.sandbox_kinds import kind_of
+from evener.scheduler.sandbox_kinds import kind_of, opens
 
 ELSEWHERE_SECONDS: Final = 600.0
 """How long a further attempt waits for a slot at a runner where none was lost: the slots there may be taken for ever."""
@@ -42,6 +43,10 @@ class FreeSlots:
         self._most = [(-free, self._numbers[runner_id], runner_id) for runner_id, free in self._free.items()]
         """A heap of the runners with free slots, the freest first. Entries that are not true any more are skipped."""
         heapify(self._most)
+        self._opening: dict[str, frozenset[str]] = {}
+        """Sandbox backend to the runners that can open it."""
+        self._full = set[str]()
+        """Sandbox backends for which no slot is left."""
         self._warm: dict[SandboxKind, dict[str, int]] = {}
         """Kind to the runners with free slots that have such sandboxes warm, and how many."""
         for runner_id in self._free:
@@ -52,15 +57,24 @@ class FreeSlots:
         """Return whether a runner has a free slot."""
         return bool(self._free)
 
-    def take(self, kind: SandboxKind | None = None, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
+    def opens(self, backend: str) -> bool:
+        """Return whether a runner can open sandboxes of a backend."""
+        if backend not in self._opening:
+            self._opening[backend] = frozenset(name for name, runner in self._runners.items() if opens(runner, backend))
+        return bool(self._opening[backend])
+
+    def take(self, backend: str, kind: SandboxKind | None = None, *, failed_on: Collection[str] = ()) -> Heartbeat | None:
         """Take a slot at the runner with the most free slots, of those with a warm sandbox of the kind if there are any; return the runner.
 
-        None: there is none.
+        None: there is none that can open sandboxes of the backend.
 
         `failed_on` are the runners that lost earlier attempts. A free slot at another runner is preferred, and waited for: a runner that
         fails at once, and therefore always has free slots, would otherwise get all attempts of all sessions.
         """
-        if failed_on and not any(runner.capacity for runner_id, runner in self._runners.items() if runner_id not in failed_on):
+        if not self.opens(backend) or backend in self._full:
+            return None
+        opening = self._opening[backend]
+        if failed_on and not any(self._runners[runner_id].capacity for runner_id in opening if runner_id not in failed_on):
             failed_on = ()
         if kind is not None and (warm := self._take_warm(kind, failed_on)) is not None:
             return warm
@@ -71,13 +85,15 @@ class FreeSlots:
             runner = self._runners[entry[2]]
             if -entry[0] != self._free.get(runner.instance_id):
                 continue
-            if runner.instance_id in failed_on:
+            if runner.instance_id in failed_on or runner.instance_id not in opening:
                 passed.append(entry)
                 continue
             found = runner
             self._use(entry[2])
         for entry in passed:
             heappush(self._most, entry)
+        if found is None and not failed_on:
+            self._full.add(backend)
         return found
 
     def _take_warm(self, kind: SandboxKind, failed_on: Collection[str]) -> Heartbeat | None:
@@ -128,7 +144,10 @@ class Queue:
         for task, session_id, failed_on in self._waiting:
             if not allowance.allows(task):
                 continue
-            if (runner := slots.take(kind_of(task), failed_on=failed_on)) is not None:
+            if not slots.opens(_backend(task)):
+                allowance.refused[task.submitted.task_id] = f"no runner has sandboxes of `{_backend(task)}`"
+                continue
+            if (runner := slots.take(_backend(task), kind_of(task), failed_on=failed_on)) is not None:
                 allowance.take(task)
                 self._held += 1
                 self._waits_since = self._served_at = self._now
@@ -152,7 +171,7 @@ def admit(
 
     `open_tasks` are as the draft leaves them, before and after. `running`: what runners say that they hold. `only_begun`: no new
     sessions, only further attempts of those that had one. `spent`: the tokens of the last hour, by whom `quotas` name. Returns the reason
-    by task id where a quota keeps sessions from free slots. None: there are no free slots.
+    by task id where a quota or their sandbox keeps sessions from free slots. None: there are no free slots.
     """
     queued = open_tasks.queued()
     if not queued:
@@ -175,6 +194,10 @@ def admit(
             heappush(turns, (queue.turn(), number, queue))
     open_tasks.update(draft.changed[task_id] for task_id in dispatched)
     return allowance.refused
+
+
+def _backend(task: TaskState) -> str:
+    return task.submitted.options.harness.sandbox
 
 
 def _anywhere_at(session: SessionState) -> float:

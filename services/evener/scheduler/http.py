@@ -47,6 +47,7 @@ from evener.scheduler.submission import (
     check_archive,
     check_graders,
     check_policies,
+    check_sandbox,
     needs_of_recording,
     parse,
 )
@@ -127,6 +128,7 @@ class SchedulerEndpoints:
         submission = await asyncio.to_thread(_checked, await body_of(request, MAX_BODY_BYTES))
         check_policies(submission.options, self._writer.fleet.fleet.living("provider_gateway", now=time.monotonic()))
         needs = await self._check_archive(submission)
+        check_sandbox(submission.options.harness.sandbox, self._writer.fleet.fleet.runners(now=time.monotonic()))
         check_graders(needs.graders, self._writer.fleet.fleet.living("evaluator", now=time.monotonic()))
         now, options = time.time(), submission.options
         task_id = submission.task_id or new_id("t", now=now)

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import structs
 
-from evener.proto.fleet import QueuedSessions
+from evener.proto.fleet import Heartbeat, QueuedSessions
 from evener.proto.sandbox import SandboxKind
 from evener.proto.state import Stage, TaskState
 from evener.sandboxes.registry import BACKENDS
@@ -25,6 +25,11 @@ def kind_of(task: TaskState) -> SandboxKind | None:
     if submitted.task is None or not submitted.sandbox_digest or backend is None or not backend.warms:
         return None
     return SandboxKind(backend=harness.sandbox, harness=harness.name, needs=submitted.sandbox_digest)
+
+
+def opens(runner: Heartbeat, backend: str) -> bool:
+    """Return whether a runner can open sandboxes of a backend. One that does not say gets them, and refuses what it cannot."""
+    return runner.sandboxes is None or backend not in BACKENDS or backend in runner.sandboxes.backends
 
 
 def next_up(open_tasks: OpenTasks, held_back: Collection[str]) -> tuple[QueuedSessions, ...]:

@@ -24,6 +24,7 @@ from evener.proto.prepared import Converter
 from evener.proto.spec import HarnessSpec, Quirks, Target
 from evener.proto.tasks import TaskOptions, group_problem
 from evener.sandboxes.registry import BACKENDS, lacks
+from evener.scheduler.sandbox_kinds import opens
 from evener.tasks.directory import Task
 from evener.tasks.errors import TaskError
 from evener.tasks.pack import unpacked
@@ -134,6 +135,15 @@ def check_policies(options: TaskOptions, gateways: Iterable[Heartbeat]) -> None:
         lacking = sorted(gateway.instance_id for gateway in beats if policy not in {None, *gateway.policies})
         if lacking:
             _refuse(f"the policy {policy!r} is not known to all gateways yet: {', '.join(lacking)} lacks it", field)
+
+
+def check_sandbox(name: str, runners: Iterable[Heartbeat]) -> None:
+    """Refuse a sandbox that no living runner can open. Raises Refused. Without a runner nothing is known."""
+    beats = tuple(runners)
+    if name == NO_SANDBOX or not beats or any(opens(runner, name) for runner in beats):
+        return
+    offered = {backend for runner in beats if runner.sandboxes is not None for backend in runner.sandboxes.backends}
+    _refuse(f"no runner has sandboxes of `{name}` (they have {', '.join(sorted(offered)) or 'none'})", "options.harness.sandbox")
 
 
 def check_graders(needs: Sequence[GraderNeed], evaluators: Iterable[Heartbeat]) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from evener.cli.errors import Usage
-from evener.cli.submission import RunRequest, default_sandbox, isolated, model_map, plan, read, sandboxes_of
+from evener.cli.submission import RunRequest, model_map, plan, read
 from evener.proto.errors import ConfigError
 from evener.proto.spec import GroupOptions, HarnessSpec, Purpose, Target
-from evener.sandboxes import bubblewrap
 
 TASK = """
 [metadata]
@@ -32,35 +31,6 @@ def task(tmp_path: Path) -> Path:
 def asked(**given: Any) -> RunRequest:
     fields: dict[str, Any] = {"run_id": "run", "harness": HarnessSpec(name="script"), "samples": 4, "purpose": Purpose.TRAIN}
     return RunRequest(**fields | given)
-
-
-@pytest.mark.parametrize(
-    ("harness", "sandbox", "trust", "wanted"),
-    [
-        ("pi", None, False, "bubblewrap"),
-        ("pi", None, True, "local"),
-        ("pi", "local", False, "local"),
-        ("pi", "docker", False, "docker"),
-        ("script", None, False, "local"),
-    ],
-)
-def test_harnesses_with_tools_are_isolated_unless_something_else_is_chosen(
-    task: Path, harness: str, sandbox: str | None, *, trust: bool, wanted: str
-) -> None:
-    """Where bubblewrap works; a plain process is asked for, or trusted."""
-    if not bubblewrap.works():
-        pytest.fail("bubblewrap does not work on this machine (Debian, Ubuntu: apt install bubblewrap; it needs user namespaces)")
-
-    planned = isolated(plan(task, asked(harness=HarnessSpec(name=harness)), sandbox), trust_local=trust)
-
-    assert sandboxes_of(planned) == {wanted}
-
-
-def test_sandbox_that_a_task_names_is_kept(task: Path) -> None:
-    """Also the plain process, which then asks for trust."""
-    (task / "task.toml").write_text(f'{TASK}\n[metadata.evener]\ngrader = "harbor"\nsandbox = "local"\n')
-
-    assert sandboxes_of(isolated(plan(task, asked(harness=HarnessSpec(name="pi"))), trust_local=False)) == {"local"}
 
 
 def test_priority_of_a_run_is_that_of_its_tasks(task: Path) -> None:
@@ -122,8 +92,3 @@ def test_bad_group_option_is_named(key: str, value: str, says: str) -> None:
 def test_model_map_that_says_nothing_is_refused_with_what_can_be_said(given: str) -> None:
     with pytest.raises(Usage, match="not one of NAME=policy, NAME=frozen:ENGINE and NAME=refuse:REASON"):
         model_map([given], "policy")
-
-
-@pytest.mark.parametrize(("harness", "trust", "wanted"), [("pi", False, "bubblewrap"), ("pi", True, "local"), ("script", False, "local")])
-def test_a_check_of_a_harness_runs_where_its_sessions_do(harness: str, *, trust: bool, wanted: str) -> None:
-    assert default_sandbox(HarnessSpec(name=harness), trust_local=trust) == wanted

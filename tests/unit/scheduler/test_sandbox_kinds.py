@@ -6,12 +6,12 @@ from tests.support.builders import T0, heartbeat
 
 from evener.proto.blobs import BlobRef
 from evener.proto.fleet import Heartbeat, WarmSandboxes
-from evener.proto.sandbox import SandboxKind
+from evener.proto.sandbox import SandboxKind, SandboxOffer
 from evener.proto.sessions import SessionDispatched
 from evener.proto.spec import GraderSpec, HarnessSpec, TaskRef
 from evener.proto.state import TaskState
 from evener.proto.tasks import TaskOptions, TaskSubmitted
-from evener.scheduler.admission import admit
+from evener.scheduler.admission import FreeSlots, admit
 from evener.scheduler.core import Draft
 from evener.scheduler.open_tasks import OpenTasks
 from evener.scheduler.sandbox_kinds import LOOKAHEAD_SESSIONS, MAX_KINDS, next_up
@@ -48,6 +48,10 @@ class Deployment:
         self._commit(draft)
         events = [write.event for write in draft.writes if isinstance(write.event, SessionDispatched)]
         return Counter((event.spec.task_id, event.runner_id) for event in events)
+
+    def held(self, *runners: Heartbeat) -> dict[str, str] | None:
+        """Return why tasks wait although there are free slots."""
+        return admit(Draft(self.known, now=T0 + 1), self.open, runners, now=T0 + 1, lease_seconds=10)
 
     def next_up(self, *held_back: str) -> list[tuple[str, int]]:
         return [(queued.kind.needs, queued.sessions) for queued in next_up(self.open, set(held_back))]
@@ -122,3 +126,39 @@ def test_what_is_told_is_bounded() -> None:
     for number in range(4):
         at.submit(f"t{number}", LOOKAHEAD_SESSIONS // 2, "same" if number < 2 else "later")
     assert at.next_up() == [("same", LOOKAHEAD_SESSIONS)]
+
+
+def of(name: str, *backends: str, capacity: int = 4) -> Heartbeat:
+    return heartbeat("sandbox_runner", name, capacity=capacity, sandboxes=SandboxOffer(backends=backends))
+
+
+def test_sessions_go_only_to_runners_that_open_their_sandbox() -> None:
+    """However much room the others have; further sessions wait for the one that opens it."""
+    deployment = Deployment()
+    deployment.submit("contained", 6, "a")
+    deployment.submit("plain", 4, "b", sandbox="local")
+
+    found = deployment.admit(of("small", "local", capacity=8), of("docker", "docker", capacity=2))
+
+    assert found == {("contained", "docker"): 2, ("plain", "small"): 4}
+
+
+def test_task_whose_sandbox_no_runner_opens_waits_and_says_why() -> None:
+    """The one that has it may be starting again. A runner that does not say what it opens gets it, and refuses it by name."""
+    deployment = Deployment()
+    deployment.submit("contained", 1, "a")
+
+    assert deployment.held(of("small", "local")) == {"contained": "no runner has sandboxes of `docker`"}
+    assert deployment.admit(of("small", "local"), runner("older")) == {("contained", "older"): 1}
+
+
+def test_attempt_that_its_only_fitting_runner_lost_goes_there_again() -> None:
+    """A free slot elsewhere is worth nothing."""
+    deployment = Deployment()
+    deployment.submit("contained", 1, "a")
+    slots = FreeSlots((of("small", "local"), of("docker", "docker")), {}, deployment.open, Draft(deployment.known, now=T0))
+
+    taken = slots.take("docker", failed_on=("docker",))
+
+    assert taken is not None
+    assert taken.instance_id == "docker"

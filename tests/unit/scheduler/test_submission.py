@@ -7,9 +7,10 @@ from tests.support.builders import heartbeat
 from evener.client.views import Submission
 from evener.proto.fleet import Heartbeat
 from evener.proto.prepared import Converter
+from evener.proto.sandbox import SandboxOffer
 from evener.proto.spec import GraderSpec, HarnessSpec, Noise, Quirks, SideCall, Target
 from evener.proto.tasks import TaskOptions
-from evener.scheduler.submission import SubmissionRefused, check, check_policies, parse
+from evener.scheduler.submission import SubmissionRefused, check, check_policies, check_sandbox, parse
 
 
 def options(policy: str, **models: Target) -> TaskOptions:
@@ -42,6 +43,25 @@ def test_policy_is_taken_on_trust_while_no_gateway_lives() -> None:
     """One may come that knows it."""
     check_policies(options("c"), [])
     check_policies(options("a", judge=Target(frozen="engine")), [gateway("a")])
+
+
+def runner(*backends: str) -> Heartbeat:
+    return heartbeat("sandbox_runner", f"r-{backends}", sandboxes=SandboxOffer(backends=backends))
+
+
+def test_sandbox_that_no_runner_opens_is_refused_with_those_that_they_open() -> None:
+    """Its sessions would wait for ever."""
+    with pytest.raises(SubmissionRefused, match=r"no runner has sandboxes of `docker` \(they have bubblewrap, local\)") as refused:
+        check_sandbox("docker", [runner("local"), runner("bubblewrap", "local")])
+
+    assert refused.value.field == "options.harness.sandbox"
+
+
+@pytest.mark.parametrize("runners", [[], [runner("local"), runner("docker")], [heartbeat("sandbox_runner", "older")]])
+def test_sandbox_that_some_runner_opens_or_may_open_is_taken(runners: list[Heartbeat]) -> None:
+    """Also while no runner lives; and nobody opens one for a recording."""
+    check_sandbox("docker", runners)
+    check_sandbox("none", [runner("local")])
 
 
 SUBMISSIONS = Converter(Submission)
