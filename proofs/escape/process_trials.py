@@ -14,6 +14,7 @@ from proofs.escape.attempt import ESCAPED
 from proofs.escape.backends import DOCKER, KILLS_NOTHING, open_backend, open_docker_backend
 from proofs.escape.trial import Place, Trial
 
+from evener.proto.sandbox import SandboxSpec
 from evener.sandboxes.port import Program
 
 LIVES: Final = """
@@ -79,6 +80,16 @@ async def _endless(place: Place) -> str:
         return ESCAPED if len(process.log()) > 2 * LOG_BYTES else f"{len(process.log())} bytes are kept"
 
 
+async def _writes_system(place: Place) -> str:
+    """Write as root, without capabilities, where root's programs are."""
+    program = Program(argv=("python3", "-c", "open('/usr/bin/evener-trial', 'w').write('x')"), user="0:0")
+    spec = SandboxSpec(read_only_root=place.defended)
+    async with open_backend(place.world, place.kind) as sandboxes, sandboxes.open("attempt", spec) as sandbox:
+        process = await sandbox.start(program)
+        code = await process.wait()
+        return ESCAPED if code == 0 else process.log().decode(errors="replace")
+
+
 def survives(name: str, code: str, environment: str = "os.environ") -> Trial:
     """Return the attempt to leave a process behind."""
     return Trial(name=name, tried=partial(_survives, LIVES.replace("ENVIRONMENT", environment) + code))
@@ -93,4 +104,5 @@ PROCESS_TRIALS: Final = (
     ),
     survives("a process that survives its program's death by a signal", "live(MARKER)\nos.kill(os.getpid(), 9)", "{}"),
     Trial(name="endless output", tried=_endless),
+    Trial(name="changing the system's programs as root", tried=_writes_system, kinds=(DOCKER,)),
 )

@@ -590,6 +590,37 @@ class TestDocker(IsolatingContract):
             async with sandboxes.open("s", SandboxSpec(image="127.0.0.1:1/nobody/nothing:here")):
                 pass
 
+    @pytest.mark.parametrize(
+        ("spec", "read_only"),
+        [
+            (ANY_SANDBOX, True),
+            (SandboxSpec(read_only_root=False), False),
+            (SandboxSpec(user="0:0"), False),
+            (SandboxSpec(image="evener-base"), False),
+            (SandboxSpec(image="evener-base", workdir="/srv", read_only_root=True), True),
+            (SandboxSpec(image="evener-base", workdir="/", read_only_root=True), False),
+        ],
+    )
+    async def test_root_is_read_only_where_the_task_allows_it(self, sandboxes: Sandboxes, spec: SandboxSpec, *, read_only: bool) -> None:
+        """For root too, and for the next program: by default where the task has no image or user of its own, and it works somewhere else.
+
+        Its folders stay writable, what programs change there is kept, and the runner itself writes anywhere.
+        """
+        root = Program(argv=("sh", "-c", "for i in /usr/x /etc/x /x; do (: > $i) 2> /dev/null && echo wrote $i; done; true"), user="0:0")
+        work = sh("date > kept && touch $HOME/x /tmp/x /logs/agent/x")
+        async with sandboxes.open("s", spec) as sandbox:
+            await sandbox.settle()
+            said = [await ran(sandbox, root), await ran(sandbox, root)]
+            assert await ran(sandbox, work) == (0, "")
+            changes = await sandbox.changes(LIMITS)
+            await sandbox.write({"/usr/brought": b"brought"})
+            assert await sandbox.read("/usr/brought") == b"brought"
+
+        everywhere = {"etc/x", "usr/x", "x"}
+        assert said == [(0, "" if read_only else "wrote /usr/x\nwrote /etc/x\nwrote /x\n")] * 2
+        names = {name for name in files_in(changes) if name.rpartition("/")[2] in {"x", "kept"}}
+        assert names == {"logs/agent/x", f"{sandbox.workdir}/kept".strip("/")} | (set() if read_only else everywhere)
+
     async def test_programs_run_as_the_tasks_user(self, sandboxes: Sandboxes) -> None:
         """Where the task has an image, root without any capability is the image's default."""
         for user, uid in (("daemon", "1"), ("4321", "4321"), (None, "0")):

@@ -35,6 +35,8 @@ class DockerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The Docker network of tasks with a public network, such as `bridge`. None: they get a proxy that refuses private addresses."""
     private_hosts: tuple[str, ...] = ()
     """Ranges of addresses (CIDR) that are not public, and that tasks with a network may reach nonetheless."""
+    read_only_root: bool = True
+    """Whether the root is read-only where a task names no image, no user, and says nothing of it. An image's owner may need to write."""
     build_network: str = "default"
     """The network in which images are built."""
 

@@ -1,7 +1,8 @@
 """The `docker` backend: a container for each sandbox.
 
 A container has no network: the relay listens on its loopback, which is the only thing there. It has no capabilities, gains no privileges,
-and has the daemon's seccomp profile. When its program ends, the whole container is killed, so that nothing of it is left running.
+and makes only the system calls of a list. Its root is read-only where the task allows it. When its program ends, the whole container is
+killed, so that nothing of it is left running.
 """
 
 import asyncio

@@ -27,6 +27,13 @@ def user_of(image: Mapping[str, Any], spec: SandboxSpec, config: DockerConfig) -
     return spec.user or (config.user if spec.image is None else image["Config"].get("User") or "0:0")
 
 
+def has_read_only_root(image: Mapping[str, Any], spec: SandboxSpec, config: DockerConfig) -> bool:
+    """Return whether the root is made read-only: as the spec says, otherwise as it is configured for sandboxes of our own image."""
+    is_ours = spec.image is None and spec.user is None and config.runtime is None
+    wanted = config.read_only_root and is_ours if spec.read_only_root is None else spec.read_only_root
+    return wanted and workdir_of(image, spec) != "/"
+
+
 def container_of(image: Mapping[str, Any], spec: SandboxSpec, config: DockerConfig, owner: str) -> dict[str, Any]:
     """Return the daemon's request to create the container."""
     limits = spec.limits

@@ -5,16 +5,16 @@ import io
 import re
 import socket
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from evener.proto.sandbox import NetworkMode, SandboxSpec
 from evener.sandboxes.apply_changes import APPLY_SECONDS, parts_of
 from evener.sandboxes.config import DockerConfig
 from evener.sandboxes.docker_api import Docker, DockerError, output
-from evener.sandboxes.docker_container import user_of, workdir_of
+from evener.sandboxes.docker_container import has_read_only_root, user_of, workdir_of
 from evener.sandboxes.docker_files import (
     Before,
     ContainerEntry,
@@ -34,7 +34,9 @@ from evener.sandboxes.port import (
     AGENT_LOGS,
     ARTIFACTS,
     HOME,
+    LOGS,
     SIGNALLED,
+    SOLUTION,
     TEMPORARY,
     TESTS,
     VERIFIER_LOGS,
@@ -48,6 +50,7 @@ from evener.sandboxes.port import (
     SandboxLost,
     Unstartable,
 )
+from evener.sandboxes.read_only_root import make_root_read_only
 from evener.sandboxes.tracked import tracked
 
 ARGUMENT_BYTES: Final = 1 << 17
@@ -56,7 +59,13 @@ ARGUMENTS_BYTES: Final = 1 << 16
 """The most bytes of names that one `rm` is given."""
 STARTING_SECONDS: Final = 0.02
 """The first pause between two looks at a program that is starting. Each further one is twice as long."""
+WRITABLE: Final = (HOME, TEMPORARY, TESTS, SOLUTION, LOGS)
+"""Where programs write, besides the working directory, if the root is read-only."""
 ABSENT: Final = re.compile(r"executable file not found|no such file or directory")
+
+
+Rest = ParamSpec("Rest")
+ResultT = TypeVar("ResultT")
 
 
 class DockerProcess:
@@ -106,6 +115,7 @@ class DockerSandbox:
         self._config = config
         self._network = spec.network
         self._user = user_of(image, spec, config)
+        self._has_read_only_root = has_read_only_root(image, spec, config)
         self._owner = (0, 0)
         self._before = Before()
         self._runs = False
@@ -259,6 +269,8 @@ class DockerSandbox:
             return
         await self._docker.post(f"{self._path}/start")
         self._runs = True
+        if self._has_read_only_root:
+            await self._from_outside(make_root_read_only, (self.workdir, *WRITABLE))
         if self._network is not None and self._network.mode is not NetworkMode.NONE and not self._has_network_of_its_own:
             self._proxy = ForwardProxy(self._network, self._config.private_hosts)
             self._environment = variables(await self._proxy.serve(await self._listen()))
@@ -268,14 +280,18 @@ class DockerSandbox:
         return self._config.public_network is not None and self._network is not None and self._network.mode is NetworkMode.PUBLIC
 
     async def _listen(self) -> socket.socket:
+        return await self._from_outside(listen_in)
+
+    async def _from_outside(self, work: Callable[Concatenate[int, Rest], ResultT], *given: Rest.args, **named: Rest.kwargs) -> ResultT:
+        """Do something in the container's namespaces. Raises SandboxError, SandboxLost."""
         pid = (await self._docker.get(f"{self._path}/json"))["State"]["Pid"]
         try:
-            return await asyncio.to_thread(listen_in, pid)
+            return await asyncio.to_thread(work, pid, *given, **named)
         except PermissionError as cause:
-            msg = "this process may not enter the container's network: it needs CAP_SYS_ADMIN"
+            msg = "this process may not enter the container's namespaces: it needs CAP_SYS_ADMIN"
             raise SandboxError(msg) from cause
         except OSError as cause:
-            msg = f"cannot listen in the container: {cause}"
+            msg = f"cannot work in the container's namespaces: {cause}"
             raise SandboxLost(msg) from cause
 
     async def _close_proxy(self) -> None:

@@ -22,9 +22,10 @@ HOME: Final = "/home/agent"
 TEMPORARY: Final = "/tmp"  # noqa: S108 - a place in the sandbox, not a file of ours
 TESTS: Final = "/tests"
 SOLUTION: Final = "/solution"
-VERIFIER_LOGS: Final = "/logs/verifier"
-AGENT_LOGS: Final = "/logs/agent"
-ARTIFACTS: Final = "/logs/artifacts"
+LOGS: Final = "/logs"
+VERIFIER_LOGS: Final = f"{LOGS}/verifier"
+AGENT_LOGS: Final = f"{LOGS}/agent"
+ARTIFACTS: Final = f"{LOGS}/artifacts"
 BUNDLES: Final = "/opt/evener"
 """Folders of this machine are mounted below it."""
 

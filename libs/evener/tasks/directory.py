@@ -145,6 +145,7 @@ def _load(path: Path) -> Task:
     environment = path / "environment"
     image = read.environment.docker_image or _build(environment)
     verified = verification(path, read, None, image)
+    own = read.metadata.evener
     task = Task(
         name=read.task.name or path.resolve().name,
         path=path,
@@ -153,12 +154,14 @@ def _load(path: Path) -> Task:
         verification=verified,
         solution=_solution(path / SOLUTION_FOLDER),
         solution_env=read.solution.env,
-        sandbox=manifest.sandbox(read.environment, read.agent, image),
-        backend=None if read.metadata.evener is None else read.metadata.evener.sandbox,
+        sandbox=structs.replace(
+            manifest.sandbox(read.environment, read.agent, image), read_only_root=None if own is None else own.read_only_root
+        ),
+        backend=None if own is None else own.sandbox,
         env=read.environment.env,
         agent_seconds=read.agent.timeout_sec,
         grader=_grader(read, has_script=verified.has_script),
-        clean=None if read.metadata.evener is None else read.metadata.evener.clean,
+        clean=None if own is None else own.clean,
         healthcheck=read.environment.healthcheck,
         mcp_servers=read.environment.mcp_servers,
         strategy=read.multi_step_reward_strategy,

@@ -84,19 +84,26 @@ class OwnTable(PartTable, frozen=True, forbid_unknown_fields=True):
     """What follows from what the detectors find: for all of them, or by detector (those that are not named flag). None: they all flag."""
     clean: Cleaning | None = None
     """What an agent must not find in its sandbox. None: nothing is said."""
+    read_only_root: bool | None = None
+    """Whether the root of the agent's container is read-only. None: as the backend's configuration says."""
     parts: list[PartTable] = []
     """The parts of the grader `weighted`."""
 
 
 def own_grader(table: OwnTable | None) -> GraderSpec | None:
     """Return the grader of `[metadata.evener]`. None: it names none. Raises TaskError if it is not a valid one."""
-    if table is None or (table != OwnTable() and structs.replace(table, sandbox=None, hacking=None, clean=None) == OwnTable()):
+    if table is None or (table != OwnTable() and _without_places(table) == OwnTable()):
         return None
     if (table.grader == "weighted") != bool(table.parts):
         msg = "task.toml: [[metadata.evener.parts]] are for the grader 'weighted', which needs some"
         raise TaskError(msg)
     parts = tuple(_part(part) for part in _distinct(table.parts))
     return GraderSpec(name=table.grader, options=table.options(), parts=parts, hacking=hacking_of(table))
+
+
+def _without_places(table: OwnTable) -> OwnTable:
+    """Return what a table says of grading alone."""
+    return structs.replace(table, sandbox=None, hacking=None, clean=None, read_only_root=None)
 
 
 def hacking_of(table: OwnTable | None) -> dict[Detector, Consequence]:

@@ -47,10 +47,13 @@ def verification(path: Path, read: Manifest, step: StepTable | None, image: str 
     own_image = _own_image(read, step, folders) if separate else None
     has_script = own_image is not None or any((folder / TEST).is_file() for folder in tests)
     phase = own if own.network_mode or own.user is not None else read.verifier
+    spec = sandbox(structs.replace(place, workdir=place.workdir or read.environment.workdir), phase, own_image or image)
+    if read.metadata.evener is not None and read.metadata.evener.read_only_root is False:
+        spec = structs.replace(spec, read_only_root=False)  # what the agent wrote there may be needed
     return Verification(
         tests=tests if own_image is None else (),
         has_script=has_script,
-        sandbox=sandbox(structs.replace(place, workdir=place.workdir or read.environment.workdir), phase, own_image or image),
+        sandbox=spec,
         seconds=own.timeout_sec or read.verifier.timeout_sec or TEST_SECONDS,
         env=read.verifier.env | own.env,
         healthcheck=place.healthcheck,

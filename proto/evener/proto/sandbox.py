@@ -65,6 +65,9 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     network: Network | None = None
     """What may be reached. None: as little as the backend can give."""
     mounts: Sequence[Mount] = ()
+    read_only_root: bool | None = None
+    """Whether programs can write only in the working directory, the home, /tmp, /logs, /tests and /solution. None: as the backend's
+    configuration says."""
 
 
 class SandboxOffer(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -147,6 +147,17 @@ def test_dockerfile_is_built_with_the_files_beside_it(tmp_path: Path) -> None:
     assert task.needs == ()
 
 
+@pytest.mark.parametrize(("said", "agent", "tests"), [("", None, None), ("true", True, None), ("false", False, False)])
+def test_read_only_root_is_the_agents_and_a_writable_one_that_of_its_tests_too(
+    tmp_path: Path, said: str, *, agent: bool | None, tests: bool | None
+) -> None:
+    """What the agent installed there may be what its tests need; tests may install something themselves."""
+    made = load(written(tmp_path, instruction="Go.", test="true", manifest=f"[metadata.evener]\nread_only_root = {said}\n" if said else ""))
+
+    assert (made.sandbox.read_only_root, made.verification.sandbox.read_only_root) == (agent, tests)
+    assert made.grader.name == "harbor"
+
+
 def test_manifest_says_what_the_sandboxes_of_both_phases_are(tmp_path: Path) -> None:
     """The keys of a phase go before those of the environment."""
     manifest = """
