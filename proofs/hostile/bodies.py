@@ -265,6 +265,8 @@ BODIES: Final = (
     *(long_input(dialect) for dialect in DIALECTS),
     *(long_input(dialect, counting=True) for dialect in (ANTHROPIC, GOOGLE)),
     _made(Kind.BODIES, "OpenAI Chat: a prompt beyond the context", overflow),
+    body("30 MB of metadata", lambda: fields(metadata={"x": "y" * (30 * MIB)}), refused=SERVED),
+    body("a model's name of 10 MB", lambda: fields(model="m" * (10 * MIB))),
     *(_made(Kind.BODIES, f"OpenAI Chat: n = {n} at an engine for 1", partial(votes, number=n), review="1.8") for n in (64, 128)),
     _made(Kind.BODIES, f"OpenAI Chat: n = {MANY_ANSWERS} to a prompt of 90,000 tokens", long_votes),
     *(

@@ -132,7 +132,7 @@ def records_of(run: Run) -> bytes:
         events += [opened, call_closed(opened, [choice([1, 2], answer, logprobs=[-0.1, -0.1])])]
         messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": made.result}]
     events += [exited(session), sealed(session)]
-    return pack_records(KeptRecord(number, int(1e6) + number, encode(event)) for number, event in enumerate(events, 1))
+    return pack_records([KeptRecord(number, int(1e6) + number, encode(event)) for number, event in enumerate(events, 1)])
 
 
 def _archive(files: Mapping[str, str]) -> bytes:

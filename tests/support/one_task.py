@@ -44,7 +44,7 @@ async def one_task(world: World, blobs: Blobs, run_id: str = "run") -> list[Writ
     session = SessionLog(SESSION)
     for offset, event in enumerate(told):
         session.apply(event, offset=offset, record_at=now)
-    kept = await blobs.put(pack(KeptRecord(offset, int(1000 * now), encode(event)) for offset, event in enumerate(told)))
+    kept = await blobs.put(pack([KeptRecord(offset, int(1000 * now), encode(event)) for offset, event in enumerate(told)]))
     built = build(session, records=kept)
     first = scored(built)
     group = ended([first], now=now)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from evener.dialects.anthropic_messages_items import MessageItem, parse_item, parse_text
 from evener.dialects.canonical import CanonicalRequest
-from evener.dialects.fields import as_flag, as_items, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
+from evener.dialects.fields import as_flag, as_items, as_list, as_model, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.offered import OfferedTool, as_function, record_dropped
@@ -92,7 +92,7 @@ def parse_request(dialect: str, body: bytes, *, count_only: bool) -> CanonicalRe
     shown = [] if _chooses_none(fields.get("tool_choice"), requested_params) else _shown(tools, items, requested_params)
     return CanonicalRequest(
         dialect=dialect,
-        model=as_name(fields.get("model"), "model"),
+        model=as_model(fields.get("model")),
         messages=tuple(messages),
         digests=tuple(digests),
         tools=tuple(shown),

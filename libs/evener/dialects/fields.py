@@ -15,6 +15,7 @@ from evener.proto.reasons import CallFailure
 from evener.tokens.numbers import read_float, read_integer
 
 MAX_NESTING: Final = 100
+MAX_MODEL_CHARACTERS: Final = 500
 """The limit of nested objects and lists in a request."""
 NO_JSON: Final = (json.JSONDecodeError, UnicodeError)
 """The errors for a body that is not JSON anywhere. Any other ValueError is a limit of Evener."""
@@ -148,23 +149,29 @@ def as_name(value: Any, path: str) -> str:
     return as_string(value, path) or malformed(path, "must not be empty")
 
 
+def as_model(value: Any) -> str:
+    """Return the name of a request's model, or refuse. Each event of the answer repeats it."""
+    name = as_name(value, "model")
+    return name if len(name) <= MAX_MODEL_CHARACTERS else malformed("model", f"must have at most {MAX_MODEL_CHARACTERS} characters")
+
+
 def as_flag(value: Any, path: str) -> bool:
     """Return a boolean (null: false), or refuse."""
     return bool(value) if value is None or isinstance(value, bool) else malformed(path, f"must be true or false, not {_kind(value)}")
 
 
 def as_count(value: Any, path: str, *, at_most: int | None = None) -> int:
-    """Return an integer of at least 1, or refuse."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (at_most is not None and value > at_most):
+    """Return an integer of at least 1, or refuse. 7.0 is an integer: JSON has a single kind of number."""
+    count = _whole_number(value)
+    if count is None or count < 1 or (at_most is not None and count > at_most):
         malformed(path, "must be an integer of at least 1" + (f" and at most {at_most}" if at_most else ""))
-    return value
+    return count
 
 
 def as_integer(value: Any, path: str) -> int:
-    """Return an integer, or refuse. 7.0 is an integer: JSON has a single kind of number."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else malformed(path, f"must be an integer, not {_kind(value)}")
+    """Return an integer, or refuse. 7.0 is one."""
+    number = _whole_number(value)
+    return malformed(path, f"must be an integer, not {_kind(value)}") if number is None else number
 
 
 def as_number(value: Any, path: str, *, least: float, most: float) -> float:
@@ -197,6 +204,12 @@ def _values_of(text: str) -> int:
     """Return how many members the objects and lists in a JSON text have; of a few, at most how many."""
     most = sum(map(text.count, ",[{"))
     return most if most <= FEW_VALUES else values_in(text.encode(errors="surrogatepass"))
+
+
+def _whole_number(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _kind(value: Any) -> str:

@@ -23,7 +23,7 @@ from evener.dialects.canonical import (
     head_of,
     rest_of,
 )
-from evener.dialects.fields import refuse
+from evener.dialects.fields import as_model, refuse
 from evener.dialects.google_generate_request import parse_request
 from evener.dialects.wire import arguments_object, wire_json
 from evener.proto.sessions import FinishReason
@@ -62,7 +62,7 @@ class GoogleGenerate:
 
     def parse(self, path: str, body: bytes) -> CanonicalRequest:
         found = _match(path) or refuse("", f"{path} is not served")
-        model = found["model"] or refuse("model", "must not be empty")
+        model = as_model(found["model"])
         stream = found["verb"] == STREAM
         if stream and not _asks_for_events(path):
             refuse("alt", "streams are served as events: add ?alt=sse")

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from evener.dialects.canonical import CanonicalRequest
-from evener.dialects.fields import as_count, as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, refuse
+from evener.dialects.fields import as_count, as_flag, as_list, as_model, as_object, as_string, malformed, read_field, read_fields, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.offered import OfferedTool, as_function, record_dropped
@@ -99,7 +99,7 @@ def parse_request(dialect: str, body: bytes) -> CanonicalRequest:
         requested_params["tool_choice"], tools = "none", []
     return CanonicalRequest(
         dialect=dialect,
-        model=as_name(fields.get("model"), "model"),
+        model=as_model(fields.get("model")),
         messages=tuple(item.message for item in items),
         digests=tuple(item.digest for item in items),
         tools=tuple(tools),

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from evener.dialects.canonical import CanonicalRequest
-from evener.dialects.fields import as_flag, as_list, as_name, as_object, as_string, malformed, read_field, read_fields, read_raw, refuse
+from evener.dialects.fields import as_flag, as_list, as_model, as_object, as_string, malformed, read_field, read_fields, read_raw, refuse
 from evener.dialects.images import images_of
 from evener.dialects.items import Items
 from evener.dialects.openai_responses_items import ItemPart, assembled, check_format, parse_item, whole
@@ -70,7 +70,7 @@ class ResponsesParser:
             requested_params["tool_choice"] = "none"
         return CanonicalRequest(
             dialect=dialect,
-            model=as_name(fields.get("model"), "model"),
+            model=as_model(fields.get("model")),
             messages=tuple(message for message, _ in said),
             digests=tuple(digest for _, digest in said),
             tools=() if no_tools else tuple(tool.shown for tool in shown.tools),

@@ -108,8 +108,8 @@ class Call:
         return self.closed is not None or self.failed is not None
 
     def forget_messages(self) -> None:
-        """Drop the prompt's texts, if only the tokens are still needed."""
-        self.opened = structs.replace(self.opened, messages=b"[]", tools=None)
+        """Drop what the request said beside its tokens, if only the tokens are still needed."""
+        self.opened = structs.replace(self.opened, messages=b"[]", tools=None, requested_params=b"{}")
 
 
 class Forest:
@@ -119,6 +119,7 @@ class Forest:
         self.calls: dict[str, Call] = {}
         self._of_request: defaultdict[str, list[Call]] = defaultdict(list)
         self._of_body: defaultdict[str, list[Call]] = defaultdict(list)
+        self._failed: list[Call] = []
         self._superseded: set[str] = set()
         self._paths: dict[SegmentRef, Ids] = {}
         """The longest recent paths, cached so that a long context is not assembled again for each call."""
@@ -150,6 +151,7 @@ class Forest:
         if call is None or call.ended:
             return False
         call.failed = failed
+        self._failed.append(call)
         return True
 
     def undeliver(self, undelivered: CallUndelivered) -> bool:
@@ -169,6 +171,11 @@ class Forest:
             call.requests.add(delivered.request_id)
             self._of_request[delivered.request_id].append(call)
         return True
+
+    @property
+    def failed(self) -> Sequence[Call]:
+        """The calls that failed, in the order of the log."""
+        return self._failed
 
     def of_request(self, request_id: str) -> Sequence[Call]:
         """Return the calls that a request began or whose answer it gets, in the order in which the log says so."""

@@ -1,6 +1,6 @@
 """A session with its records as they are kept: one blob, from which the session is built again when the log was trimmed."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -30,19 +30,16 @@ class KeptSession(Struct, frozen=True, eq=False):
     kept: list[KeptRecord]
 
     @property
-    def records(self) -> bytes:
-        """The records as one blob."""
-        return pack(self.kept)
-
-    @property
     def whole(self) -> bool:
         """Whether the session's first record was read."""
         return 1 in self.session.starts or (self.session.given_up is not None and not self.session.given_up.attempt)
 
 
-def pack(kept: Iterable[KeptRecord]) -> bytes:
-    """Return records as one blob: a msgpack array of [offset, milliseconds, event, inconsistency]."""
-    return msgspec.msgpack.encode(list(kept))
+def pack(kept: Sequence[KeptRecord]) -> bytes:
+    """Return records as one blob: a msgpack array of [offset, milliseconds, event, inconsistency]. It may be large: call it in a thread."""
+    header = msgspec.msgpack.encode([None] * len(kept))[: -len(kept) or None]
+    # One by one: a hundred megabytes in one piece would keep the interpreter's lock for too long.
+    return b"".join((header, *map(msgspec.msgpack.encode, kept)))
 
 
 def unpack(session_id: str, data: bytes) -> KeptSession:

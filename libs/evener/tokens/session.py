@@ -4,13 +4,12 @@ Nothing here depends on how the records of different writers interleave. The own
 order; a record of a runner or the scheduler only raises the attempt, sets its exit, or asks for the end.
 """
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 from evener.proto.arrays import length
 from evener.proto.blobs import Bulk
 from evener.proto.codec import AnyEvent, tag_of
-from evener.proto.reasons import INFRASTRUCTURE, CallFailure, TerminationReason, termination_of
+from evener.proto.reasons import TerminationReason, termination_of
 from evener.proto.sessions import (
     AttemptEnded,
     CallClosed,
@@ -25,6 +24,7 @@ from evener.proto.sessions import (
 )
 from evener.proto.spec import Purpose, SessionSpec
 from evener.tokens.forest import Call, Forest
+from evener.tokens.last_failure import last_failure
 from evener.tokens.trouble import failures, why
 
 ID_BYTES: Final = 4
@@ -199,40 +199,6 @@ def _whole(ids: Bulk) -> bool:
     return (len(ids) if isinstance(ids, bytes) else ids.size) % ID_BYTES == 0
 
 
-def last_failure(session: SessionLog) -> CallFailure | None:
-    """Return the failure that kept the agent of the current attempt from going on, or None. The exit code does not matter.
-
-    A fault of Evener's counts unless an answered call repeats the failed one, or was opened after it in the same conversation, or in an
-    older one, whose agent saw a sub-agent fail. An answer in a younger conversation, such as a sub-agent's, says nothing about the agent
-    that waited. Any other failure counts if no call is opened after it and answered.
-    """
-    calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt and call.opened.side_call is None]
-    answered = [call for call in calls if call.answered]
-    failed = [call for call in reversed(calls) if call.failed is not None and call.failed.reason is not CallFailure.CANCELLED]
-    if not failed:
-        return None
-    names = session.forest.conversations()
-    begun = {name: age for age, name in enumerate(dict.fromkeys(names[call.call_id] for call in calls))}
-    ages = {call.call_id: begun[names[call.call_id]] for call in calls}
-    for call in failed:
-        after = [one for one in answered if ages[one.call_id] <= ages[call.call_id] or _repeats(one, call)]
-        if (reason := _unanswered(call, after)) in INFRASTRUCTURE:
-            return reason
-    return _unanswered(failed[0], answered)
-
-
-def _unanswered(call: Call, answered: Sequence[Call]) -> CallFailure | None:
-    """Return the failure of a call, or None if one of the answered calls has the same request or was opened after that failure."""
-    failed = call.failed
-    if failed is None or any(call.opened.request_id in one.requests or one.opened.opened_at >= failed.failed_at for one in answered):
-        return None
-    return failed.reason
-
-
-def _repeats(answered: Call, call: Call) -> bool:
-    return answered.opened.body_digest == call.opened.body_digest
-
-
 def attempt_end(session: SessionLog, budget: TerminationReason | None) -> tuple[TerminationReason, str] | None:
     """Return why the current attempt or session ended, with the detail, or None while it continues.
 
@@ -243,7 +209,7 @@ def attempt_end(session: SessionLog, budget: TerminationReason | None) -> tuple[
     if (left := session.exit) is None:
         return None
     calls = [call for call in session.forest.in_order() if call.opened.attempt == session.attempt]
-    failed, met = left.unanswered or last_failure(session), failures(calls, left)
+    failed, met = left.unanswered or last_failure(session.forest, session.attempt), failures(calls, left)
     end = termination_of(left.cause, left.exit_code, failed, budget, met)
     if end is TerminationReason.INFRASTRUCTURE and failed is not None and _is_recording(session):
         end = termination_of(left.cause, left.exit_code, None, budget, met)

@@ -270,7 +270,7 @@ class CallOpened(AttemptEvent, frozen=True, kw_only=True, tag="call_opened.v1"):
     context and the budget. None: nothing was sampled, or an older gateway wrote this."""
     requested_params: JsonText = b"{}"
     """A JSON object: the limits and sampling parameters that the harness asked for, what was removed from the request, and unknown harmless
-    fields."""
+    fields. If they have more than 64 Ki characters: `{"omitted": {"characters": ..., "names": [...]}}`, with the first 20 names."""
     cuts: tuple[str, ...] = ()
     """The declared noise that was cut from the recorded messages, each with its place: `messages[0]: ...`."""
     images: tuple[BlobRef, ...] = ()

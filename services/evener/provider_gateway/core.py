@@ -162,7 +162,7 @@ def enforced(session: SessionLog) -> TerminationReason | None:
     attempt = session.attempt
     told = [
         (call.offset, call.failed.detail)
-        for call in session.forest.calls.values()
+        for call in session.forest.failed
         if call.failed is not None and call.failed.reason is CallFailure.BUDGET and call.opened.attempt == attempt
     ]
     return TerminationReason(min(told)[1]) if told else None

@@ -155,9 +155,9 @@ class Partition(Struct, eq=False):
             return
         unreceived = [
             records.undelivered(call.opened, request_id)
-            for call in session.log.forest.in_order()
-            if call.answered
-            for request_id in sorted((call.requests - call.left).intersection(request_ids))
+            for request_id in sorted(request_ids)
+            for call in session.log.forest.of_request(request_id)
+            if call.answered and request_id not in call.left
         ]
         if unreceived:
             await self.writer.commit(session, unreceived)

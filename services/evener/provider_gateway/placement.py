@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,10 @@ from evener.tokens.place import Placed, nowhere, place
 
 MAX_PROMPT_CHARACTERS: Final = 4 << 20
 """The limit of a call's messages and tools as JSON without images: a million tokens of prose."""
+MAX_REQUESTED_CHARACTERS: Final = 64 << 10
+"""The limit of the requested parameters that a call's record holds: a harness may send any field, of any size."""
+OMITTED_NAMES: Final = 20
+OMITTED_NAME_CHARACTERS: Final = 100
 SHARED_TOOLS_BYTES: Final = 128 << 10
 TAG: Final = re.compile(r"\s*<([A-Za-z][\w-]*)(?:\s[^<>]*)?>")
 
@@ -157,7 +162,7 @@ def _opened(
         marks=request.marks,
         options=policy.config.options,
         sampling=started.spec.sampling,
-        requested_params=msgspec.json.encode(dict(canonical.requested_params)),
+        requested_params=_requested_params(canonical),
         cuts=tokens.cuts,
         retry_of=sample.retry_of,
         streamed=canonical.stream,
@@ -166,6 +171,15 @@ def _opened(
         body_digest=request.body_digest,
         opened_at=time.time(),
     )
+
+
+def _requested_params(canonical: CanonicalRequest) -> bytes:
+    """Return the requested parameters as JSON. Of parameters that are too large together, the size and the first names are recorded."""
+    requested = dict(canonical.requested_params)
+    if (characters := written_characters(requested)) > MAX_REQUESTED_CHARACTERS:
+        names = [name[:OMITTED_NAME_CHARACTERS] for name in islice(requested, OMITTED_NAMES)]
+        requested = {"omitted": {"characters": characters, "names": names}}
+    return msgspec.json.encode(requested)
 
 
 def _tools(canonical: CanonicalRequest) -> bytes:

@@ -23,7 +23,7 @@ from evener.service.lost import empty_trajectory
 from evener.service.partitions import resumed_at
 from evener.service.telemetry import metrics
 from evener.service.tracing import context_of
-from evener.tokens.kept import KeptSession
+from evener.tokens.kept import KeptSession, pack
 from evener.tokens.session import SessionLog
 from evener.tokens.trajectory import build
 
@@ -87,7 +87,7 @@ class Replayer:
     async def _build(self, sealed: KeptSession, record: Record, span: Span) -> None:
         session_id = sealed.session.session_id
         span.set_attribute("evener.session.id", session_id)
-        records = await self._blobs.put(sealed.records)
+        records = await self._blobs.put(await asyncio.to_thread(pack, sealed.kept))
         try:
             trajectory = await asyncio.to_thread(build, sealed.session, records=records, strategy=self._strategy)
         except Exception as bad:  # the one place where a session's damage is caught: its group must end

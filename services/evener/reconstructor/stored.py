@@ -20,7 +20,7 @@ from evener.proto.topics import HEADER_TYPE, Topic
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.reconstructor.sessions_reader import SessionsReader, session_of
 from evener.service.events import EventLog, header
-from evener.tokens.kept import KeptSession, unpack
+from evener.tokens.kept import KeptSession, pack, unpack
 from evener.tokens.trajectory import build
 
 SIGN_OF_LIFE_RECORDS: Final = 5000
@@ -189,7 +189,7 @@ def _rebuilt(known: StoredSession, found: KeptSession, source: SessionSource, re
     """Rebuild a session, and compare it field by field."""
     recorded = known.recorded
     strategy = request.strategy or (recorded.strategy if recorded else Strategy.TREE)
-    data = found.records
+    data = pack(found.kept)
     records = BlobRef(digest=hashlib.sha256(data).hexdigest(), size=len(data))
     try:
         made = build(found.session, records=records, strategy=strategy)

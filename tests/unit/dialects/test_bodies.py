@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from evener.dialects.bodies import MAX_SLOW_CHARACTERS, MAX_VALUES, as_utf8, check_size, mended, values_in
 from evener.dialects.canonical import MAX_TOLD, RequestError, RequestHints
-from evener.dialects.fields import read_fields, read_hints, read_json
+from evener.dialects.fields import MAX_MODEL_CHARACTERS, read_fields, read_hints, read_json
 from evener.dialects.openai_chat import OpenAIChat
+from evener.dialects.registry import dialect_for
 from evener.tokens.numbers import MAX_DIGITS, MAX_FLOAT
 
 PATH = "/v1/chat/completions"
@@ -151,3 +152,25 @@ def test_other_encodings_of_unicode_are_read(encoding: str) -> None:
 def test_hint_that_cannot_be_read_is_none(body: str) -> None:
     """The gateway refuses it."""
     assert read_hints(body.encode("latin-1")) == RequestHints()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
+        ("/v1beta/models/MODEL:generateContent", {"contents": [{"parts": [{"text": "hi"}]}]}),
+    ],
+)
+def test_name_of_a_model_is_refused_if_it_is_no_name(path: str, body: dict[str, Any]) -> None:
+    """Each event of a live answer repeats it: 10 MB of it made 76 MB of 40 tokens."""
+
+    def parsed(model: str) -> str:
+        named, dialect = path.replace("MODEL", model), dialect_for(path)
+        assert dialect is not None
+        return dialect.parse(named, json.dumps(body if named != path else {**body, "model": model}).encode()).model
+
+    assert parsed("m" * MAX_MODEL_CHARACTERS) == "m" * MAX_MODEL_CHARACTERS
+    with pytest.raises(RequestError, match="at most 500 characters"):
+        parsed("m" * (MAX_MODEL_CHARACTERS + 1))

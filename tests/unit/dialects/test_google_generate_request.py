@@ -303,6 +303,7 @@ def test_a_stream_that_is_no_event_stream_is_refused() -> None:
             {"generationConfig": {"maxOutputTokens": "10", "temperature": "1", "topP": "0.5", "topK": "4", "candidateCount": "2"}},
             {"generationConfig": {"maxOutputTokens": 10, "temperature": 1, "topP": 0.5, "topK": 4, "candidateCount": 2}},
         ),
+        ({"generationConfig": {"maxOutputTokens": "1e3"}}, {"generationConfig": {"maxOutputTokens": 1000.0}}),
     ],
 )
 def test_one_for_a_list_and_a_number_as_text_mean_what_the_usual_form_means(sent: dict[str, Any], meant: dict[str, Any]) -> None:

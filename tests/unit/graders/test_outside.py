@@ -148,7 +148,7 @@ def records_of(said_first: str) -> bytes:
     world = World()
     world.ask([user(said_first)], "4")
     world.seal()
-    return pack(KeptRecord(offset, 0, data) for offset, data in enumerate(world.log))
+    return pack([KeptRecord(offset, 0, data) for offset, data in enumerate(world.log)])
 
 
 async def test_judge_sees_what_the_task_lets_it_see(bench: GradingBench) -> None:

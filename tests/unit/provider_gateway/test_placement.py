@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from evener.proto.reasons import CallFailure
 from evener.proto.sessions import RootReason
 from evener.proto.spec import Budgets
 from evener.provider_gateway.core import ParsedRequest, Sample
-from evener.provider_gateway.placement import MAX_PROMPT_CHARACTERS, PlacedCall, Placer
+from evener.provider_gateway.placement import MAX_PROMPT_CHARACTERS, MAX_REQUESTED_CHARACTERS, PlacedCall, Placer
 from evener.provider_gateway.policies import Policy
 from evener.provider_gateway.session import SessionRuntime
 from evener.templates.config import PolicyConfig
@@ -69,11 +70,26 @@ class Gateway:
         """Place a call that says one thing."""
         return await self.place_all((user(text),))
 
-    async def place_all(self, messages: tuple[Message, ...]) -> PlacedCall:
-        """Place a call with this history."""
-        canonical = CanonicalRequest(dialect="openai_chat", model="m", messages=messages, tools=(), stream=False, requested_params={})
+    async def place_all(self, messages: tuple[Message, ...], **requested: Any) -> PlacedCall:
+        """Place a call with this history and these requested parameters."""
+        canonical = CanonicalRequest(
+            dialect="openai_chat", model="m", messages=messages, tools=(), stream=False, requested_params=requested
+        )
         request = ParsedRequest(request_id="r", dialect=OpenAIChat(), canonical=canonical, body_digest="d")
         return await self.placer.place(self.session, request, Sample(1))
+
+
+async def test_requested_parameters_of_any_size_leave_a_small_record() -> None:
+    """Each call of a session may have 30 MB of `metadata`, which every owner of the partition would have to hold."""
+    gateway = Gateway()
+    gateway.renderer.go_on.set()
+    small = await gateway.place_all((user("hi"),), temperature=0.5, metadata={"run": "x" * 1000})
+    assert msgspec.json.decode(inline(small.opened.requested_params)) == {"temperature": 0.5, "metadata": {"run": "x" * 1000}}
+    for requested in ({"metadata": {"x": "y" * (1 << 20)}}, {f"{'x' * 500}{number}": number for number in range(500)}):
+        large = await gateway.place_all((user("hi"),), **requested)
+        told = msgspec.json.decode(inline(large.opened.requested_params))["omitted"]
+        assert told["characters"] > MAX_REQUESTED_CHARACTERS
+        assert told["names"] == [name[:100] for name in requested][:20]
 
 
 async def test_loop_continues_while_a_call_is_rendered() -> None:

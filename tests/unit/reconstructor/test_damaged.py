@@ -19,7 +19,7 @@ from evener.proto.topics import Topic
 from evener.proto.trajectories import TrajectoryBuilt
 from evener.reconstructor.core import Replay
 from evener.tokens.inconsistencies import fingerprints
-from evener.tokens.kept import KeptSession, unpack
+from evener.tokens.kept import KeptSession, pack, unpack
 from evener.tokens.trajectory import build
 
 LOG: Final = recorded()
@@ -89,7 +89,7 @@ def test_stored_records_tell_the_same_as_the_damaged_log(kind: str) -> None:
     """A rebuild from the blob has the same inconsistencies."""
     for where, log in KINDS[kind]:
         for read in replayed(log):
-            assert encode(build(unpack("t.0", read.records).session)) == encode(build(read.session)), where
+            assert encode(build(unpack("t.0", pack(read.kept)).session)) == encode(build(read.session)), where
 
 
 def test_what_is_certain_is_delivered() -> None:
