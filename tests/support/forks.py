@@ -35,7 +35,9 @@ def _server() -> socket.socket:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         command = [sys.executable, str(SERVER), str(its.fileno())]
-        server = subprocess.Popen(command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        # Elsewhere than where pip put what it compiled, all would be compiled again.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
+        server = subprocess.Popen(command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
 
     def end() -> None:
         ours.close()
