@@ -25,7 +25,9 @@ pytest_plugins = ["tests.support.engines", "tests.support.held"]
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")  # however slow or busy
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would every program started here
+# A shell's background jobs ignore Ctrl-C, and those under `nohup` the terminal's end: so would every program started here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 PORTS = range(20_000, 32_000)
 """Below those that the kernel gives to connections that go out: a server that is started again finds its port free."""
