@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 from tests.support.agent_runs import Run, stored
 from tests.support.hacking_runs import CHEATS, HONEST, UNSEEN_CHEATS, UNSEEN_HONEST
+from tests.support.hidden_runs import HIDDEN_CHEATS, HIDDEN_HONEST
 
 from evener.blobs.open import open_blobs
 from evener.graders.hacking.actions import action_of
@@ -28,8 +29,8 @@ async def flags(run: Run, folder: Path) -> tuple[Flag, ...]:
     return found
 
 
-ALL_CHEATS = CHEATS | UNSEEN_CHEATS
-ALL_HONEST = HONEST | UNSEEN_HONEST
+ALL_CHEATS = CHEATS | UNSEEN_CHEATS | HIDDEN_CHEATS
+ALL_HONEST = HONEST | UNSEEN_HONEST | HIDDEN_HONEST
 
 
 @pytest.mark.parametrize("name", ALL_CHEATS)
@@ -147,3 +148,23 @@ async def test_session_whose_records_are_gone_is_graded_only_if_nothing_could_fa
 )
 def test_commands_are_found_where_a_shell_would_run_them(text: str, commands: list[tuple[str, ...]]) -> None:
     assert list(commands_of(text)) == commands
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=xxxxxxxxxxxxxxxx; " + "A=$A$A$A$A; " * 60 + "echo $A | sh",
+        "echo '" + "./a;" * 4000 + "' > a; ./a; ",
+        "echo './a' > a; ./a; " * 2000,
+        "python3 -c \"x='a'\n" + "x=x+x\n" * 5000 + '"',
+        'python3 -c "x=[1]\n' + "x=[x,x]\n" * 3000 + "y='%s'%x\"",
+        "python3 -c \"f=''.join(''.join(chr(47) for c in 'aaaaaaaaa') for d in '" + "a" * 60_000 + "')\"",
+        "`echo `" * 9000,
+    ],
+)
+def test_text_that_hides_itself_is_read_to_an_end(text: str) -> None:
+    """Variables that double, scripts that run themselves, programs that repeat: there is a bound on what is read of them."""
+    found = list(commands_of(text))
+
+    assert len(found) < 50_000
+    assert sum(len(word) for command in found for word in command) < 16 << 20

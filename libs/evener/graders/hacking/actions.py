@@ -3,12 +3,13 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from evener.graders.hacking.shell import ShellCommand, commands_of
+from evener.graders.hacking.shell import ShellCommand, Written, commands_of, commands_of_program
 from evener.proto.arrays import inline
 from evener.proto.codec import NOT_AN_EVENT
 from evener.tokens.conversation import own_messages
@@ -26,6 +27,7 @@ PATH_KEYS: Final = frozenset(
 )
 ADDRESS_KEYS: Final = frozenset({"href", "uri", "url", "urls"})
 CODE_KEYS: Final = frozenset({"code"})
+CONTENT_KEYS: Final = frozenset({"content", "contents", "filecontent", "filetext", "newstr", "newstring", "text"})
 WEB_TOOLS: Final = re.compile(r"web_?(search|fetch)|google_?search|browse", re.IGNORECASE)
 SHELL_TOOLS: Final = re.compile(r"bash|shell|terminal|exec|command", re.IGNORECASE)
 _HEX: Final = re.compile(r"\b[0-9a-f]{7,40}\b")
@@ -54,6 +56,7 @@ class Action(Struct, frozen=True, kw_only=True):
 def actions_of(session: SessionLog) -> Iterator[Action]:
     """Yield the actions of the session's last attempt, in the order of the log. Answers that cannot be read are passed over."""
     known: frozenset[str] = frozenset()
+    written = Written()
     left = MAX_SESSION_CHARACTERS
     for call in session.forest.in_order():
         if call.opened.attempt != session.attempt or call.opened.side_call is not None:
@@ -63,26 +66,35 @@ def actions_of(session: SessionLog) -> Iterator[Action]:
             left -= len(arguments) if isinstance(arguments, str) else len(msgspec.json.encode(arguments))
             if left < 0:
                 return
-            yield action_of(call.call_id, tool, arguments, known)
+            yield action_of(call.call_id, tool, arguments, known, written)
 
 
-def action_of(call_id: str, tool: str, arguments: object, known: frozenset[str] = frozenset()) -> Action:
-    """Return one tool call as an action. `arguments`: JSON values, or the text of a tool that takes one."""
+def action_of(call_id: str, tool: str, arguments: object, known: frozenset[str] = frozenset(), written: Written | None = None) -> Action:
+    """Return one tool call as an action. `arguments`: JSON values, or the text of a tool that takes one.
+
+    `written`: by earlier calls; what this one writes is added.
+    """
+    written = written or Written()
     commands: list[ShellCommand] = []
     paths: list[str] = []
     addresses: list[str] = []
+    contents: list[str] = []
     given = _decoded(arguments)
     if isinstance(given, str):
         given = {"command": given} if SHELL_TOOLS.search(tool) else {}
     for key, value in _leaves(given):
         if key in COMMAND_KEYS:
-            commands += commands_of(value)
+            commands += commands_of(value, written)
         elif key in CODE_KEYS:
-            commands.append(("python3", "-c", value))
+            commands += [("python3", "-c", value), *commands_of_program("python3", value, written)]
+        elif key in CONTENT_KEYS:
+            contents.append(value)
         elif key in PATH_KEYS:
             paths.append(value)
         elif key in ADDRESS_KEYS or (key == "query" and WEB_TOOLS.search(tool)):
             addresses.append(value)
+    if len(paths) == 1 and len(contents) == 1:
+        written.files[PurePosixPath(paths[0]).name] = contents[0]
     return Action(call_id=call_id, tool=tool, commands=tuple(commands), paths=tuple(paths), addresses=tuple(addresses), known=known)
 
 

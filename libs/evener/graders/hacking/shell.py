@@ -7,8 +7,15 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Final
 
+from evener.graders.hacking.printed import printed, unescaped
+from evener.graders.hacking.programs import hidden_in
+
 MAX_SHELL_CHARACTERS: Final = 64 << 10
 """How much of a text is read."""
+MAX_HIDDEN_CHARACTERS: Final = 1 << 20
+"""How much is read of what the texts of a session hide, all together."""
+MAX_WORD: Final = 4096
+"""How much of a word with variables is kept."""
 MAX_SHELLS: Final = 4
 """How deep commands in commands are read."""
 SEPARATORS: Final = frozenset(";&|()\n")
@@ -22,33 +29,183 @@ GIT_VALUES: Final = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namesp
 """Options of git itself that take a value."""
 REDIRECTION: Final = frozenset("<>&0123456789")
 SYSTEM_PROGRAMS: Final = ("/bin/", "/usr/", "/opt/")
-_HEREDOC: Final = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+_HEREDOC: Final = re.compile(r"(?<!<)<<(?!<)-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _ASSIGNMENT: Final = re.compile(r"^[A-Za-z_]\w*=")
 _NUMBER: Final = re.compile(r"^\d+(\.\d+)?[smhd]?$")
 _NESTED: Final = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
+_ANSI_C: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
+_VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\})")
 
 ShellCommand = tuple[str, ...]
 """The words of one command: its program by its name without a folder, its arguments, and the path of a program that is not the system's."""
 
 
-def commands_of(text: str, depth: int = 0) -> Iterator[ShellCommand]:
-    """Yield the commands of shell text, also those in `sh -c`, in `$(...)` and in what a shell reads from a here-document.
+class Written:
+    """What an agent wrote into files, and how much of what it hides is still read: text that writes itself has no end."""
 
-    Programs that an interpreter gets that way come as ("python3", "-c", PROGRAM).
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        """Contents by the files' names without folders."""
+        self.running: set[str] = set()
+        self._left = MAX_HIDDEN_CHARACTERS
+
+    def spend(self, text: str) -> bool:
+        """Return whether one more text is read."""
+        self._left -= len(text)
+        return self._left >= 0
+
+
+def commands_of(text: str, written: Written | None = None) -> Iterator[ShellCommand]:
+    """Yield the commands of shell text, also those that it hides.
+
+    They are in `sh -c`, in `$(...)`, and in what a shell reads: here-documents, and what `echo`, `base64 -d` and the like print for it.
+    Programs that an interpreter gets that way come as ("python3", "-c", PROGRAM), and what they hide as commands beside them. `written`: by
+    earlier texts; what this one writes is added.
     """
-    if depth > MAX_SHELLS:
-        return
-    for line, document in _without_documents(text[:MAX_SHELL_CHARACTERS]):
-        found = [command for words in _split(line) if (command := _plain(words))]
-        for command in found:
-            yield command
-            yield from _inner(command, depth)
-        if document and found:
-            program = found[-1][0]
-            if program in SHELLS:
-                yield from commands_of(document, depth + 1)
-            elif program in INTERPRETERS:
-                yield (program, "-c", document)
+    yield from _Text(written or Written()).commands(text[:MAX_SHELL_CHARACTERS])
+
+
+def commands_of_program(program: str, code: str, written: Written | None = None) -> Iterator[ShellCommand]:
+    """Yield the commands that a program of an interpreter hides, and once more the program with the strings that it makes."""
+    yield from _Text(written or Written()).of_program(program, code)
+
+
+class _Text:
+    """One text of a shell, with its variables."""
+
+    def __init__(self, written: Written, depth: int = 0) -> None:
+        self._written = written
+        self._files = written.files
+        self._depth = depth
+        self._variables: dict[str, str] = {}
+
+    def commands(self, text: str) -> Iterator[ShellCommand]:
+        text = _ANSI_C.sub(lambda found: shlex.quote(unescaped(found[1])), text)
+        for line, document in _without_documents(text):
+            yield from self._of_line(self._evaluated(line), document)
+
+    def _of_line(self, line: str, document: str) -> Iterator[ShellCommand]:
+        given: str | None = document or None
+        for words, is_piped in _split(line):
+            filled = [self._filled(word) for word in words]
+            self._assign(filled)
+            if filled[:1] == ["eval"]:
+                yield from self._below(" ".join(filled[1:]))
+            here, filled = _here_string(filled)
+            command = _plain(filled)
+            stdin = given if here is None else here
+            if command:
+                if stdin is not None and "xargs" in filled:
+                    command = (*command, *stdin.split())
+                yield command
+                yield from self._inner(command)
+                if stdin is not None:
+                    yield from self._fed(command, stdin)
+                self._write(command, stdin)
+            given = (printed(command[0], command[1:], stdin) if command else None) if is_piped else document or None
+
+    def _below(self, text: str) -> Iterator[ShellCommand]:
+        if self._depth < MAX_SHELLS and self._written.spend(text):
+            yield from _Text(self._written, self._depth + 1).commands(text[:MAX_SHELL_CHARACTERS])
+
+    def _inner(self, command: ShellCommand) -> Iterator[ShellCommand]:
+        program, *words = command
+        if program in SHELLS:
+            for option, text in pairwise(words):
+                if option.startswith("-") and not option.startswith("--") and option.endswith("c"):
+                    yield from self._below(text)
+        if program == "find":
+            for at in (at for at, word in enumerate(words) if word in {"-exec", "-execdir"}):
+                if inner := _plain(words[at + 1 :]):
+                    yield inner
+        for word in words:
+            for found in _NESTED.finditer(word):
+                yield from self._below(found[1] or found[2] or "")
+        if (code := program_text(command)) is not None:
+            yield from self.of_program(program, code)
+        yield from self._script(command)
+
+    def _script(self, command: ShellCommand) -> Iterator[ShellCommand]:
+        """Yield the commands of a script that was written before, where it is run."""
+        program, *words = command
+        runs_its_operand = program in {*SHELLS, *INTERPRETERS, "source", "."}
+        operands = [word for word in words if not word.startswith("-")]
+        name = PurePosixPath(operands[0] if runs_its_operand and operands else program).name
+        if name not in self._files or name in self._written.running:
+            return
+        content = self._files[name]
+        self._written.running.add(name)
+        if program in INTERPRETERS or "python" in content.partition("\n")[0]:
+            yield from (one for one in self.of_program(program, content) if program_text(one) is None)
+        else:
+            yield from self._below(content)
+        self._written.running.discard(name)
+
+    def _fed(self, command: ShellCommand, stdin: str) -> Iterator[ShellCommand]:
+        """Yield what a shell or an interpreter reads from its input."""
+        program, *words = command
+        reads = words[:1] in (["-"], ["-s"]) or all(
+            word.startswith("-") or word == "/dev/stdin" or set(word) <= REDIRECTION for word in words
+        )
+        if program in SHELLS and reads:
+            yield from self._below(stdin)
+        elif program in INTERPRETERS and reads and program_text(command) is None:
+            yield (program, CODE_OPTION.get(program, "-c"), stdin)
+            yield from self.of_program(program, stdin)
+
+    def _write(self, command: ShellCommand, stdin: str | None) -> None:
+        """Note what a command writes into a file, where that is known."""
+        for at, (sign, target) in enumerate(pairwise(command)):
+            if sign in {">", ">>"} and (content := printed(command[0], command[1:at], stdin)) is not None:
+                self._files[PurePosixPath(target).name] = content
+        if command[0] == "tee" and stdin is not None:
+            self._files |= {PurePosixPath(word).name: stdin for word in command[1:] if not word.startswith("-")}
+
+    def of_program(self, program: str, code: str) -> Iterator[ShellCommand]:
+        texts: list[str] = []
+        for kind, text in hidden_in(code) if self._written.spend(code) else ():
+            if kind == "command":
+                yield from self._below(text)
+            else:
+                texts.append(text)
+        if texts:
+            shown = (code[:MAX_SHELL_CHARACTERS], *(f"'{text}'" for text in texts))
+            yield (program, CODE_OPTION.get(program, "-c"), "\n".join(shown))
+
+    def _assign(self, words: Sequence[str]) -> None:
+        for word in words[1:] if words[:1] in (["export"], ["declare"], ["local"], ["readonly"]) else words:
+            if _ASSIGNMENT.match(word) is None:
+                return
+            name, _, value = word.partition("=")
+            self._variables[name] = value
+
+    def _filled(self, word: str) -> str:
+        """Return a word with the variables that are known."""
+        if "$" not in word:
+            return word
+        filled = _VARIABLE.sub(lambda found: self._variables.get(found[1] or found[2], found[3] or found[0]), word)[:MAX_WORD]
+        return filled if self._written.spend(filled) else word
+
+    def _evaluated(self, line: str) -> str:
+        """Return text in which each `$(...)` that prints something known is a variable that holds it."""
+        for _ in range(MAX_SHELLS):
+            before = line
+            line = _NESTED.sub(self._as_variable, line)
+            if line == before:
+                break
+        return line
+
+    def _as_variable(self, found: "re.Match[str]") -> str:
+        text: str | None = None
+        for words, _ in _split(found[1] or found[2] or ""):
+            here, filled = _here_string([self._filled(word) for word in words])
+            command = _plain(filled)
+            text = printed(command[0], command[1:], text if here is None else here) if command else None
+            if text is None:
+                return found[0]
+        name = f"_EVALUATED_{len(self._variables)}"
+        self._variables[name] = (text or "").rstrip("\n")
+        return f"${{{name}}}"
 
 
 def program_text(command: ShellCommand) -> str | None:
@@ -67,19 +224,12 @@ def git_verb(words: Sequence[str]) -> tuple[str, list[str]]:
     return (left[0], left[1:]) if left else ("", [])
 
 
-def _inner(command: ShellCommand, depth: int) -> Iterator[ShellCommand]:
-    program, *words = command
-    if program in SHELLS:
-        for option, text in pairwise(words):
-            if option.startswith("-") and not option.startswith("--") and option.endswith("c"):
-                yield from commands_of(text, depth + 1)
-    if program == "find":
-        for at in (at for at, word in enumerate(words) if word in {"-exec", "-execdir"}):
-            if inner := _plain(words[at + 1 :]):
-                yield inner
-    for word in words:
-        for found in _NESTED.finditer(word):
-            yield from commands_of(found[1] or found[2] or "", depth + 1)
+def _here_string(words: list[str]) -> tuple[str | None, list[str]]:
+    """Return the text of a here-string, and the words without it. None: there is none."""
+    if "<<<" not in words[:-1]:
+        return None, words
+    at = words.index("<<<")
+    return words[at + 1], words[:at] + words[at + 2 :]
 
 
 def _without_documents(text: str) -> Iterator[tuple[str, str]]:
@@ -100,7 +250,8 @@ def _without_documents(text: str) -> Iterator[tuple[str, str]]:
     yield "\n".join(piece), ""
 
 
-def _split(text: str) -> Iterator[list[str]]:
+def _split(text: str) -> Iterator[tuple[list[str], bool]]:
+    """Yield the words of each command, and whether the next one reads what it prints."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
@@ -113,13 +264,13 @@ def _split(text: str) -> Iterator[list[str]]:
         if set(word) <= SEPARATORS:
             is_comment = is_comment and "\n" not in word
             if not is_comment:
-                yield command
+                yield command, word.startswith("|") and not word.startswith("||")
                 command = []
         elif not is_comment:
             is_comment = word.startswith("#")
             if not is_comment:
                 command.append(word)
-    yield command
+    yield command, False
 
 
 def _plain(words: list[str]) -> ShellCommand:
