@@ -6,7 +6,8 @@ from typing import IO, Any, Final
 import msgspec
 import numpy as np
 
-from evener.formats.neutral import NO_REGRADES, NeutralRow, neutral_rows
+from evener.formats.neutral import NO_REGRADES, neutral_rows
+from evener.formats.port import NeutralFile
 from evener.proto.trajectories import GroupMerged
 
 
@@ -20,8 +21,8 @@ def write(groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str,
     return count
 
 
-def line(row: NeutralRow) -> bytes:
-    """Return one row as a line of JSON, with its newline."""
+def line(row: object) -> bytes:
+    """Return one row, or a record of a trainer's format, as a line of JSON with its newline."""
     return _encoder.encode(row) + b"\n"
 
 
@@ -33,3 +34,5 @@ def _listed(value: Any) -> Any:
 
 
 _encoder: Final = msgspec.json.Encoder(enc_hook=_listed)
+
+FORMAT: Final = NeutralFile(write)

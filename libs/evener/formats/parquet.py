@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from evener.formats.neutral import NO_REGRADES, NeutralRow, RowsRefused, neutral_rows
+from evener.formats.port import NeutralFile
 from evener.proto.errors import EvenerError
 from evener.proto.trajectories import GroupMerged
 
@@ -88,3 +89,6 @@ def table(rows: list[NeutralRow]) -> "pa.Table":
 
     plain = [{**row, "rewards": list(row["rewards"].items())} for row in rows]
     return pa.Table.from_pylist(plain, schema=schema())
+
+
+FORMAT: Final = NeutralFile(write)

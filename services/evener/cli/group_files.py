@@ -5,8 +5,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Final, TypeVar
 
 from msgspec import Struct
 
@@ -16,11 +17,16 @@ from evener.cli.run_cancellation import tasks_of
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.formats.neutral import NO_REGRADES, RowsRefused
-from evener.formats.registry import FORMATS, format_named
+from evener.formats.port import Written
+from evener.formats.registry import EXTENSIONS, FORMATS, format_named
 from evener.proto.errors import EvenerError
 from evener.proto.spec import Purpose
 from evener.proto.tasks import TaskOutcome
 from evener.proto.trajectories import GroupMerged, GroupOutcome
+
+Result = TypeVar("Result")
+MAX_REFUSED: Final = 3
+"""How many refused groups a warning describes; the result names all."""
 
 
 class NotWritten(EvenerError):
@@ -40,12 +46,18 @@ class Exported(Struct, frozen=True, kw_only=True):
     """The number of groups of the purpose that failed and therefore have no rows."""
     other_purposes: dict[str, int]
     """The number of delivered groups of each other purpose, which were not exported."""
+    refused: dict[str, str] = {}
+    """Why a delivered group is not in the file, by group id: the trainer of this format would train it wrongly."""
 
     def warnings(self) -> Iterator[str]:
         """Yield the reasons why the export has fewer rows than a user may expect."""
+        for group_id, why in islice(self.refused.items(), MAX_REFUSED):
+            yield f"group {group_id} is not in the file: {why}"
+        if len(self.refused) > MAX_REFUSED:
+            yield f"{len(self.refused)} of {self.groups} groups were refused; the result names all"
         if not self.groups:
             yield "no such group has ended yet; the file is empty" if not self.failed else "all groups failed; the file is empty"
-        elif not self.rows:
+        elif not self.rows and not self.refused:
             yield "none of the groups has a token that can be trained; the file is empty"
         elif self.without_rows:
             yield f"{self.without_rows} of {self.groups} groups have no token that can be trained, and so no row"
@@ -64,12 +76,20 @@ async def export_groups(
     scores = {} if rewards is None else await asyncio.to_thread(read_regraded, rewards)
     tasks = await tasks_of(client, run_id)
     groups = with_regraded(await fetch(client, run_id, purpose), scores)
-    rows = await write_groups(file, kind, groups, dict.fromkeys(scores, "" if rewards is None else rewards.stem))
+    written = await write_groups(file, kind, groups, dict.fromkeys(scores, "" if rewards is None else rewards.stem))
     merged = [event for event in groups if isinstance(event, GroupMerged)]
     without = sum(not event.accounting.delivered for event in merged)
     others = _other_purposes(tasks, purpose)
     failed = len(groups) - len(merged)
-    return Exported(file=str(file), groups=len(merged), rows=rows, without_rows=without, failed=failed, other_purposes=others)
+    return Exported(
+        file=str(file),
+        groups=len(merged),
+        rows=written.rows,
+        without_rows=without,
+        failed=failed,
+        other_purposes=others,
+        refused=written.refused,
+    )
 
 
 def check_folder(file: Path) -> None:
@@ -87,7 +107,7 @@ def format_of(file: Path, given: str | None) -> str:
     if given:
         msg = f"--format {given!r} is not one of {', '.join(FORMATS)}"
         raise Usage(msg)
-    msg = f"cannot tell the format of {file.name}: call it {' or '.join(f'*.{name}' for name in FORMATS)}, or give --format"
+    msg = f"cannot tell the format of {file.name}: call it {' or '.join(f'*.{name}' for name in EXTENSIONS)}, or give --format"
     raise Usage(msg)
 
 
@@ -96,8 +116,8 @@ async def fetch(client: Client, run_id: str | None, purpose: Purpose | None = No
     return sorted([event async for event in client.groups(run_id, purpose=purpose)], key=lambda event: event.group_id)
 
 
-async def write_groups(file: Path, kind: str, groups: Sequence[GroupOutcome], regrades: Mapping[str, str] = NO_REGRADES) -> int:
-    """Write the rows of the delivered groups; return their number. `regrades`: the name of the regrade whose reward a session has."""
+async def write_groups(file: Path, kind: str, groups: Sequence[GroupOutcome], regrades: Mapping[str, str] = NO_REGRADES) -> Written:
+    """Write the rows of the delivered groups. `regrades`: the name of the regrade whose reward a session has."""
     merged = [event for event in groups if isinstance(event, GroupMerged)]
     return await asyncio.to_thread(_write, file, lambda sink: format_named(kind).write(merged, sink, regrades))
 
@@ -113,7 +133,7 @@ def _other_purposes(tasks: Sequence[TaskView], purpose: Purpose | None) -> dict[
     return dict(Counter(found.value for found in delivered if purpose is not None and found is not purpose))
 
 
-def _write(file: Path, fill: Callable[[IO[bytes]], int]) -> int:
+def _write(file: Path, fill: Callable[[IO[bytes]], Result]) -> Result:
     try:
         with _whole(file) as sink:
             return fill(sink)

@@ -26,7 +26,7 @@ async def export(
     out
         File to write.
     format
-        Format of the file: `jsonl`, `parquet`, or another of evener.formats.registry. Default: by its extension.
+        Format of the file: `jsonl`, `parquet`, or that of a trainer (docs/trainers.md). Default: by its extension.
     run_id
         Export only groups of this run.
     purpose

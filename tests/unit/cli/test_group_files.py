@@ -1,16 +1,17 @@
 """The rows that an export writes, and its message about those that it omits."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evener.cli.group_files import Exported, NotWritten, check_folder
 
 
-def exported(**given: int | dict[str, int]) -> Exported:
+def exported(**given: Any) -> Exported:
     """Return what was written: nothing, where nothing else is said."""
-    counts = {"groups": 0, "rows": 0, "without_rows": 0, "failed": 0, "other_purposes": {}} | given
-    return Exported(file="rows.jsonl", **counts)  # type: ignore[arg-type] # of mixed types
+    counts: dict[str, Any] = {"groups": 0, "rows": 0, "without_rows": 0, "failed": 0, "other_purposes": {}} | given
+    return Exported(file="rows.jsonl", **counts)
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,10 @@ def exported(**given: int | dict[str, int]) -> Exported:
             {"groups": 1, "rows": 4, "other_purposes": {"eval": 3, "collect": 1}},
             "groups of other purposes are not exported (1 collect, 3 eval): use --purpose collect or --purpose all",
         ),
+        ({"groups": 2, "refused": {"a": "Why."}}, "group a is not in the file: Why."),
     ],
 )
-def test_an_export_that_is_less_than_one_may_expect_says_so(given: dict[str, int | dict[str, int]], told: str) -> None:
+def test_an_export_that_is_less_than_one_may_expect_says_so(given: dict[str, Any], told: str) -> None:
     """An empty file is never a surprise."""
     assert list(exported(**given).warnings()) == [told]
 
@@ -37,3 +39,13 @@ def test_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
         check_folder(tmp_path / "nosuch" / "rows.parquet")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_refused_groups_are_described_three_times_and_counted() -> None:
+    """A thousand warnings hide what they say."""
+    warnings = list(exported(groups=9, rows=4, refused={f"g{number}": "Why." for number in range(5)}).warnings())
+
+    assert warnings == [
+        *(f"group g{number} is not in the file: Why." for number in range(3)),
+        "5 of 9 groups were refused; the result names all",
+    ]

@@ -12,6 +12,8 @@ EVERYWHERE = {"log", "tracer", "app"}
 SIBLINGS = {
     "service": ("services/evener/*/*.py", {"Config", "GROUP", "READER", "SERVICE"}),
     "dialect": ("libs/evener/dialects/*.py", {"FINISH", "HOSTED_TOOLS", "MAX_CHOICES", "PATHS", "ROLES", "RULES", "TEXT_PARTS", "TOOL"}),
+    "format": ("libs/evener/formats/*.py", {"FORMAT"}),
+    "trainer's format": ("libs/evener/formats/trainers/*.py", {"FORMAT", "ONCE"}),
     "harness": ("libs/evener/harnesses/*/*.py", None),
 }
 """What has siblings that read alike: its files, and the names that mean the same in each sibling. None: all, as no other code uses them."""
