@@ -35,7 +35,6 @@ from evener.formats.trainable import (
     SeveralRows,
     Takes,
     TrainGroup,
-    WhenTooLong,
     train_group,
 )
 from evener.formats.trainer_format import TrainerFormat
@@ -155,7 +154,7 @@ class TestTrainerFormats:
             session(0, (row_of(TURNS, seed=0),), reward=1.0, size=2),
             session(1, (row_of((*TURNS, ("given", 1), ("trained", 6)), seed=1),), reward=0.0, size=2),
         )
-        takes = Takes(row_tokens=11, when_too_long=WhenTooLong.LEAVE_OUT)
+        takes = Takes(row_tokens=11, leave_out_too_long=True)
         if kind.own_mean:
             with pytest.raises(SessionWithoutRows):
                 kind.emit(event, takes)

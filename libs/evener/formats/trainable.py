@@ -5,7 +5,6 @@ What no trainer can train rightly is refused here, by name; so is what is beyond
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from statistics import fmean, pstdev
 from typing import Final
 
@@ -53,15 +52,6 @@ class GroupIncomplete(GroupRefused):
     """The trainer needs as many sessions as it asked for. Deliver whole groups (no `deliver_early_at`), or use another format."""
 
 
-class WhenTooLong(StrEnum):
-    """What is done with a row that is longer than the trainer takes."""
-
-    REFUSE = "refuse"
-    """The group is refused."""
-    LEAVE_OUT = "leave_out"
-    """The row is left out whole and its tokens are counted. Its session's reward still counts."""
-
-
 class Takes(Struct, frozen=True, kw_only=True):
     """What a trainer is configured to take. None: not checked."""
 
@@ -71,7 +61,8 @@ class Takes(Struct, frozen=True, kw_only=True):
     """The most tokens before the first sampled one."""
     response_tokens: int | None = None
     """The most tokens from the first sampled one on."""
-    when_too_long: WhenTooLong = WhenTooLong.REFUSE
+    leave_out_too_long: bool = False
+    """Whether a longer row is left out whole and its tokens are counted; its session's reward still counts. False: its group is refused."""
     temperature: float | None = None
     """The temperature by which the trainer divides logits."""
     by_deviation: bool = True
@@ -176,7 +167,7 @@ def _session(scored: TrajectoryScored, reward: float, advantage: float, takes: T
         _check_sampling(row, event.sampling, takes.temperature)
         if (excess := _excess(row, takes)) is None:
             kept.append(row)
-        elif takes.when_too_long is WhenTooLong.LEAVE_OUT:
+        elif takes.leave_out_too_long:
             left_out += int(row["loss_mask"].sum())
         else:
             msg = f"{_called(row)} has {excess}"
