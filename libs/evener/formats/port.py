@@ -9,7 +9,7 @@ from evener.formats.neutral import NO_REGRADES
 from evener.proto.trajectories import GroupMerged
 
 
-class Written(Struct, frozen=True, kw_only=True):
+class WrittenRows(Struct, frozen=True, kw_only=True):
     """What a format wrote."""
 
     rows: int
@@ -20,7 +20,7 @@ class Written(Struct, frozen=True, kw_only=True):
 class Format(Protocol):
     """A format has a name in the registry."""
 
-    def write(self, groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> Written:
+    def write(self, groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> WrittenRows:
         """Write the rows of the groups. Raises RowsRefused.
 
         `regrades`: the name of the regrade whose reward a session has.
@@ -34,6 +34,6 @@ class NeutralFile(Struct, frozen=True):
     writer: Callable[[Iterable[GroupMerged], IO[bytes], Mapping[str, str]], int]
     """Writes all rows of groups; returns their number."""
 
-    def write(self, groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> Written:
+    def write(self, groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> WrittenRows:
         """Write all rows of the groups. Raises RowsRefused."""
-        return Written(rows=self.writer(groups, sink, regrades))
+        return WrittenRows(rows=self.writer(groups, sink, regrades))

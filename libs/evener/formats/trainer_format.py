@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evener.formats.jsonl import line
 from evener.formats.neutral import NO_REGRADES, NeutralRow, RowsRefused
-from evener.formats.port import Written
+from evener.formats.port import WrittenRows
 from evener.formats.trainable import (
     ANYTHING,
     GroupIncomplete,
@@ -92,7 +92,7 @@ class TrainerFormat(Struct, frozen=True, kw_only=True):
                 msg = f"session {session.session_id} has {len(session.rows)} rows"
                 raise SeveralRows(msg)
 
-    def write(self, groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> Written:
+    def write(self, groups: Iterable[GroupMerged], sink: IO[bytes], regrades: Mapping[str, str] = NO_REGRADES) -> WrittenRows:
         """Write the records of groups as JSON lines. Groups that this trainer would train wrongly are refused by name."""
         rows, refused = 0, dict[str, str]()
         for number, group in enumerate(groups):
@@ -103,7 +103,7 @@ class TrainerFormat(Struct, frozen=True, kw_only=True):
                 continue
             sink.writelines(map(line, emitted.records))
             rows += emitted.rows
-        return Written(rows=rows, refused=refused)
+        return WrittenRows(rows=rows, refused=refused)
 
 
 INT64: Final = np.dtype("<i8")

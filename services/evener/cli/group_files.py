@@ -17,7 +17,7 @@ from evener.cli.run_cancellation import tasks_of
 from evener.client.client import Client
 from evener.client.views import TaskView
 from evener.formats.neutral import NO_REGRADES, RowsRefused
-from evener.formats.port import Written
+from evener.formats.port import WrittenRows
 from evener.formats.registry import EXTENSIONS, FORMATS, format_named
 from evener.proto.errors import EvenerError
 from evener.proto.spec import Purpose
@@ -116,7 +116,7 @@ async def fetch(client: Client, run_id: str | None, purpose: Purpose | None = No
     return sorted([event async for event in client.groups(run_id, purpose=purpose)], key=lambda event: event.group_id)
 
 
-async def write_groups(file: Path, kind: str, groups: Sequence[GroupOutcome], regrades: Mapping[str, str] = NO_REGRADES) -> Written:
+async def write_groups(file: Path, kind: str, groups: Sequence[GroupOutcome], regrades: Mapping[str, str] = NO_REGRADES) -> WrittenRows:
     """Write the rows of the delivered groups. `regrades`: the name of the regrade whose reward a session has."""
     merged = [event for event in groups if isinstance(event, GroupMerged)]
     return await asyncio.to_thread(_write, file, lambda sink: format_named(kind).write(merged, sink, regrades))
