@@ -20,7 +20,7 @@ from tests.support.swe_rows import rebench, repository, written
 from tests.support.waiting import until
 
 from evener.graders.log_parsers import parser_named
-from evener.graders.test_log import Expected, parsed, report_of
+from evener.graders.log_report import Expected, parsed, report_of
 from evener.proto.sandbox import Mount, SandboxSpec
 from evener.sandboxes.grading import Grading, GradingOutcome, grade
 from evener.sandboxes.port import TESTS, VERIFIER_LOGS, ChangeLimits, NotAFile, Program, Sandbox, Sandboxes

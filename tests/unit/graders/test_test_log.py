@@ -2,21 +2,25 @@
 
 import asyncio
 import json
+import os
 import re
-import threading
+import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.grading import GradingBench, open_bench
+from tests.support.waiting import eventually
 
 from evener.graders.log_parsers import LOG_PARSERS, read_pytest, read_unittest
+from evener.graders.log_report import LOG_LINE_BYTES, Expected, is_solved, parsed
 from evener.graders.port import GraderError, GraderRefused
 from evener.graders.task_tests import last_lines
-from evener.graders.test_log import LOG_LINE_BYTES, Expected, is_solved, parsed
+from evener.graders.test_log import LOG_READING, read_output
+from evener.tasks.swebench_parsers import swebench_parsers
 from evener.tasks.test_markers import END, START
 
 PYTEST = """
@@ -47,6 +51,22 @@ DOTTED = re.compile(r"^(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped|expected fai
 WORDS = st.lists(st.sampled_from([*"a: \t.[", "::", "PASSED", "XFAIL", " ... ", "ok", "skipped", "expected failure"]), max_size=14)
 CPU_SECONDS = 10.0
 """A bar for what takes a tenth of a second, and minutes if its time grows with the square of a line's length."""
+
+
+LEFT_OPEN = "a ... Testing against Django installed in x"
+SWEBENCH = r"""
+import os, pathlib, re
+
+def parse_log_django(log, spec):
+    if told := re.search("^pid (.*)", log, re.MULTILINE):
+        path = pathlib.Path(told[1])
+        path.with_suffix(".new").write_text(str(os.getpid()))
+        path.with_suffix(".new").rename(path)
+    found = re.findall(r"^(.*?)\s\.\.\.\s(?:ok|Testing\ against\ Django\ installed\ in\ ((?s:.*?))\ silenced\)\.\nok)$", log, re.MULTILINE)
+    return {name: "PASSED" for name, _ in found}
+
+PARSER_REGISTRY = {"parse_log_django": parse_log_django}
+"""
 
 
 @pytest.fixture
@@ -123,33 +143,53 @@ def test_last_lines_are_those_before_the_blank_ones() -> None:
     assert last_lines(b" \n") == last_lines(None) == "it printed nothing"
 
 
-async def test_a_log_is_read_off_the_loop_and_no_further_once_it_is_called_off(
-    bench: GradingBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package `swebench` whose parser of Django takes time that grows with the square of the output, as the real one does."""
+    package = tmp_path / "packages" / "swebench" / "harness" / "log_parsers"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text(SWEBENCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    swebench_parsers.cache_clear()
+    LOG_READING.end_idle()
+    yield
+    LOG_READING.end_idle()
+    swebench_parsers.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "swebench"]:
+        del sys.modules[name]
+
+
+def of_django(log: str) -> dict[str, str]:
+    wanted = {"parser": "parse_log_django", "fail_to_pass": ["a"]}
+    return files(log) | {"tests/expected.json": json.dumps(wanted)}
+
+
+@pytest.mark.usefixtures("foreign")
+async def test_parser_of_others_that_an_agent_stops_is_ended_and_gives_no_reward(bench: GradingBench) -> None:
+    """In this process it would hold the interpreter's lock: one megabyte takes it three minutes, and sixteen twelve hours."""
+    solved = await bench.grade("test_log", {"expected": "expected.json"}, files=of_django("a ... ok"))
+    assert solved.reward == 1.0
+
+    output = script(f"{LEFT_OPEN}\n" * 25_000).encode()
+    with pytest.raises(GraderError, match=r"parser `parse_log_django` did not read the .* in 2 s"):
+        await read_output(output, Expected(parser="parse_log_django", fail_to_pass=("a",)), seconds=2)
+
+
+@pytest.mark.usefixtures("foreign")
+async def test_parser_of_others_whose_grading_is_called_off_is_ended(bench: GradingBench, tmp_path: Path) -> None:
     """The evaluator's time limit cancels a grading."""
-    begun, go_on, read = asyncio.Event(), threading.Event(), list[str]()
-    loop = asyncio.get_running_loop()
-
-    def wait_before_the_first(lines: Iterable[str]) -> Mapping[str, bool]:
-        loop.call_soon_threadsafe(begun.set)
-        go_on.wait()
-        read.extend(lines)
-        return {}
-
-    monkeypatch.setitem(LOG_PARSERS, "pytest", wait_before_the_first)
-    lines = 100_000
-    task = asyncio.ensure_future(
-        bench.grade("test_log", {"expected": "expected.json"}, files=files("PASSED a::one\n" * lines, ("a::one",)))
-    )
-    await asyncio.wait_for(begun.wait(), 60)
+    told = tmp_path / "pid"
+    log = f"pid {told}\n" + f"{LEFT_OPEN}\n" * 25_000
+    task = asyncio.ensure_future(bench.grade("test_log", {"expected": "expected.json"}, files=of_django(log)))
+    await eventually(told.exists)
     task.cancel()
-    for _ in range(10):  # until the cancellation has come through
-        await asyncio.sleep(0)
-    go_on.set()
-
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert read == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
 
 
 async def test_all_tests_of_both_lists_must_pass(bench: GradingBench) -> None:

@@ -29,7 +29,7 @@ BASE: Final = "base"
 TOP_LEVEL: Final = "top_level"
 """The file in `tests/` with the names in the repository's own folder, likewise."""
 PARSERS_OF_LOGS: Final = {"pytest": "pytest", "parse_log_pytest": "pytest", "unittest": "unittest", "parse_log_django": "unittest"}
-"""What rows call the parsers of `evener.graders.test_log`."""
+"""What rows call the parsers of `evener.graders.log_parsers`."""
 RUNNER_FILES: Final = (
     *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"),
     *("pyproject.toml", "setup.cfg"),
