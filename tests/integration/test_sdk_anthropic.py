@@ -1,13 +1,14 @@
 """The official Anthropic client as the harness of a real relay, gateway, embedded bus and scripted engine."""
 
+from __future__ import annotations
+
 import asyncio
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
-from anthropic import AsyncAnthropic
 from tests.integration.sdk import NONCE, Served, served
+from tests.support.sdks import anthropic
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.reasons import TerminationReason
@@ -36,11 +37,13 @@ WAYS = [(False, Streaming.BUFFERED), (True, Streaming.BUFFERED), (True, Streamin
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
-def official(opened: Served, retries: int = 0, key: str = NONCE) -> AsyncAnthropic:
-    return AsyncAnthropic(base_url=opened.url, api_key=key, max_retries=retries)
+def official(opened: Served, retries: int = 0, key: str = NONCE) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=opened.url, api_key=key, max_retries=retries)
 
 
-async def asked(client: AsyncAnthropic, messages: list[Any], *, stream: bool = True, thinking: Any = THINKING) -> anthropic.types.Message:
+async def asked(
+    client: anthropic.AsyncAnthropic, messages: list[Any], *, stream: bool = True, thinking: Any = THINKING
+) -> anthropic.types.Message:
     given: Any = {"model": "policy", "max_tokens": 2048, "messages": messages, "tools": TOOLS, "system": "Be brief."}
     given |= {"thinking": thinking} if thinking else {}
     if not stream:

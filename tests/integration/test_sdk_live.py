@@ -1,16 +1,16 @@
 """Streaming `live`, through the relay, as the official clients see it: each dialect's, proven by time."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
-from google.genai import errors
 from tests.integration import test_sdk_anthropic, test_sdk_google, test_sdk_openai
 from tests.integration.sdk import Served, served
+from tests.support.sdks import anthropic, genai, openai
 
 from evener.dialects.canonical import Streamed
 from evener.engines.scripted import Rule, Script, Wait
@@ -89,10 +89,15 @@ async def test_each_word_waits_until_the_client_has_the_one_before(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("ask", "error"),
-    [(chat, openai.APIError), (responses, openai.APIError), (anthropic_messages, anthropic.APIStatusError), (google, errors.ServerError)],
+    [
+        (chat, lambda: openai.APIError),
+        (responses, lambda: openai.APIError),
+        (anthropic_messages, lambda: anthropic.APIStatusError),
+        (google, lambda: genai.errors.ServerError),
+    ],
 )
 async def test_an_answer_that_is_lost_half_way_is_reported_by_an_error_of_the_client(
-    tmp_path: Path, ask: Ask, error: type[Exception]
+    tmp_path: Path, ask: Ask, error: Callable[[], type[Exception]]
 ) -> None:
     """Not sampled again: the client has seen a part of it."""
     received: list[Streamed] = []
@@ -104,7 +109,7 @@ async def test_an_answer_that_is_lost_half_way_is_reported_by_an_error_of_the_cl
                 opened.hand.engine.go()
 
     async with served(tmp_path, SCRIPT, streaming=Streaming.LIVE) as opened:
-        with pytest.raises(error, match="service unavailable: the engine does not answer"):
+        with pytest.raises(error(), match="service unavailable: the engine does not answer"):
             await listen(opened)
         text = "".join(piece.text for piece in received)
         assert text

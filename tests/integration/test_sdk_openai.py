@@ -1,14 +1,15 @@
 """The official OpenAI client, Chat and Responses, as the harness of a real relay, gateway, embedded bus and scripted engine."""
 
+from __future__ import annotations
+
 import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-from openai import AsyncOpenAI
 from tests.integration.sdk import NONCE, Served, served
+from tests.support.sdks import openai
 
 from evener.engines.scripted import Rule, Script, ToolCall, Wait
 from evener.proto.reasons import TerminationReason
@@ -50,15 +51,16 @@ SCRIPT = Script(
 )
 
 
-def official(opened: Served, retries: int = 0) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{opened.url}/v1", api_key=NONCE, max_retries=retries)
+def official(opened: Served, retries: int = 0) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key=NONCE, max_retries=retries)
 
 
-async def chat_answer(client: AsyncOpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
+async def chat_answer(client: openai.AsyncOpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
     """Ask in Chat; return the message as an agent sends it back."""
     if not stream:
-        whole = await client.chat.completions.create(model="policy", messages=messages, tools=CHAT_TOOLS)
-        return whole.choices[0].message.model_dump(exclude_none=True)
+        whole: Any = await client.chat.completions.create(model="policy", messages=messages, tools=CHAT_TOOLS)
+        kept: dict[str, Any] = whole.choices[0].message.model_dump(exclude_none=True)
+        return kept
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     async for chunk in await client.chat.completions.create(model="policy", messages=messages, tools=CHAT_TOOLS, stream=True):
         delta = chunk.choices[0].delta
@@ -68,7 +70,7 @@ async def chat_answer(client: AsyncOpenAI, messages: list[Any], *, stream: bool)
     return message
 
 
-async def responses_answer(client: AsyncOpenAI, items: list[Any], *, stream: bool) -> list[Any]:
+async def responses_answer(client: openai.AsyncOpenAI, items: list[Any], *, stream: bool) -> list[Any]:
     """Ask in Responses; return the items as an agent sends them back."""
     if not stream:
         whole = await client.responses.create(model="policy", input=items, tools=RESPONSES_TOOLS, store=False)
@@ -162,12 +164,12 @@ async def test_a_spent_budget_ends_the_harness_at_once(tmp_path: Path, *, stream
         assert (await opened.sealed(code=1)).termination_reason is TerminationReason.CALL_BUDGET
 
 
-async def events_of(client: AsyncOpenAI, api: str, text: str) -> list[Any]:
+async def events_of(client: openai.AsyncOpenAI, api: str, text: str) -> list[Any]:
     """Ask for a stream, and return all of it."""
     return [event async for event in await stream_of(client, api, text)]
 
 
-async def stream_of(client: AsyncOpenAI, api: str, text: str) -> Any:
+async def stream_of(client: openai.AsyncOpenAI, api: str, text: str) -> Any:
     if api == "chat":
         return await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}], stream=True)
     return await client.responses.create(model="policy", input=text, stream=True)

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import lru_cache, partial
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -162,9 +162,9 @@ def ids_json(ids: NDArray[np.int32]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + _spelled(min(1 << largest.bit_length(), LARGEST_ID + 1))[ids].tobytes()[:-1] + b"]")
 
 
-@lru_cache(maxsize=4)
+@cache
 def _spelled(count: int) -> NDArray[np.bytes_]:
-    """Return numbers followed by a comma and preceded by blanks, all of one length."""
+    """Return numbers followed by a comma and preceded by blanks, all of one length. 14 MB hold the tables of all sizes together."""
     return np.array([b"%6d," % number for number in range(count)])
 
 

@@ -1,14 +1,16 @@
 """Answers on the wire: golden bytes, every way to stream one, and what the official client makes of them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.sdks import anthropic
 from tests.support.server_sent_events import events_in
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 

@@ -1,14 +1,13 @@
 """A live stream of each dialect, every character a delta with a keep-alive after it, through the official client one byte at a time."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx2
-import openai
-from google import genai
-from google.genai import types
+from tests.support.sdks import anthropic, genai, openai
 from tests.unit.dialects.arbitrary import answer, live
 
 from evener.dialects.anthropic_messages import AnthropicMessages
@@ -102,7 +101,7 @@ def test_anthropic_messages() -> None:
 
 def test_google_generate() -> None:
     http = streaming(GoogleGenerate(), "/v1beta/models/policy:streamGenerateContent?alt=sse", {"contents": [{"parts": [{"text": "hi"}]}]})
-    options = types.HttpOptions(base_url="http://localhost", httpx_client=http)
+    options = genai.types.HttpOptions(base_url="http://localhost", httpx_client=http)
     client = genai.Client(api_key="k", vertexai=False, http_options=options)
     events = list(client.models.generate_content_stream(model="policy", contents="hi"))
 

@@ -1,15 +1,16 @@
 """Answers on the wire: golden bytes, every way to stream one, and what the official client makes of them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
-from google import genai
-from google.genai import errors, types
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.sdks import genai
 from tests.support.server_sent_events import events_in
 from tests.unit.dialects.arbitrary import HEAD, PIECES, answer, beginnings, held, live, messages
 
@@ -139,11 +140,11 @@ def client(status: int, body: bytes, kind: str = "application/json") -> genai.Cl
     """The official client, answered with these bytes."""
     handler: Callable[[httpx2.Request], httpx2.Response] = lambda _: httpx2.Response(status, content=body, headers={"content-type": kind})  # noqa: E731
     http = httpx2.Client(transport=httpx2.MockTransport(handler))
-    options = types.HttpOptions(base_url="http://localhost", httpx_client=http)
+    options = genai.types.HttpOptions(base_url="http://localhost", httpx_client=http)
     return genai.Client(api_key="k", vertexai=False, http_options=options)
 
 
-def check_parts(parts: list[types.Part]) -> None:
+def check_parts(parts: list[genai.types.Part]) -> None:
     thought, text, first, second = parts
     assert (thought.text, thought.thought) == ("Hm.", True)
     assert text.text == "On it é.\u2028"
@@ -162,7 +163,7 @@ def test_official_client_reads_a_whole_answer() -> None:
     assert response.usage_metadata is not None
     assert response.usage_metadata.total_token_count == 15
     assert response.candidates is not None
-    assert response.candidates[0].finish_reason == types.FinishReason.STOP
+    assert response.candidates[0].finish_reason == genai.types.FinishReason.STOP
 
 
 @pytest.mark.parametrize("body", [held(GOOGLE, asked(), answer(CALLING)), live(GOOGLE, asked(), answer(CALLING), PIECES)])
@@ -184,9 +185,9 @@ def test_official_client_reads_a_count() -> None:
 
 def test_official_client_raises_our_errors() -> None:
     error = RequestError("contents: must not be empty", field="contents")
-    with client(400, GOOGLE.error(error)) as official, pytest.raises(errors.ClientError, match="contents: must not be empty"):
+    with client(400, GOOGLE.error(error)) as official, pytest.raises(genai.errors.ClientError, match="contents: must not be empty"):
         official.models.generate_content(model="policy", contents="hi")
 
     body = GOOGLE.keep_alive(HEAD) + GOOGLE.stream_error(HEAD, RequestError("gone", kind="overloaded_error", status=503))
-    with client(200, body, "text/event-stream") as official, pytest.raises(errors.ServerError, match="gone"):
+    with client(200, body, "text/event-stream") as official, pytest.raises(genai.errors.ServerError, match="gone"):
         list(official.models.generate_content_stream(model="policy", contents="hi"))

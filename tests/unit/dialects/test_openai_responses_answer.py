@@ -1,14 +1,16 @@
 """Answers on the wire: golden bytes, streams cut anywhere, what comes back, and what the official client makes of all that."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.sdks import openai
 from tests.support.server_sent_events import events_in
 from tests.unit.dialects.arbitrary import HEAD
 

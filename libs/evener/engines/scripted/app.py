@@ -13,7 +13,7 @@ from evener.engines.scripted.answer import ScriptedAnswer, Speed
 from evener.engines.scripted.call import EVENT_STREAM, ScriptedCall, send_body
 from evener.engines.scripted.chat import Chat
 from evener.engines.scripted.control import Control
-from evener.engines.scripted.distribution import CONTEXT_IDS, Distribution
+from evener.engines.scripted.distribution import CONTEXT_IDS, distribution
 from evener.engines.scripted.ledger import Ledger
 from evener.engines.scripted.player import Player
 from evener.engines.scripted.prompt import Prompt
@@ -65,7 +65,7 @@ class ScriptedApp:
         self._special: Final = frozenset(id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._end_id: Final[int] = end_id
         self._header: Final = tokenizer.encode(answer, add_special_tokens=False).ids
-        self._distribution: Final = Distribution(tokenizer.get_vocab_size())
+        self._distribution: Final = distribution(tokenizer.get_vocab_size())
         self._read: Final = requests.reader(self._distribution.size)
         self._speed: Final = speed
         self.play(script)
