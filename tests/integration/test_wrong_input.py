@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
+from tests.support.engines import smollm
 from tests.support.forks import Command, fork
 from tests.support.waiting import block_until
+
+from evener.engines.scripted import Script, scripted_engine
 
 START_SECONDS = 300.0
 DISK_BYTES = 8 * 1024 * 1024
@@ -24,11 +28,11 @@ DISK_BYTES = 8 * 1024 * 1024
 class Shell:
     """Gives commands with a state folder of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, **variables: str) -> None:
         self.home = home
         self.state = home / "evener"
         environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENER_")}
-        self.environ = environ | {"XDG_STATE_HOME": str(home), "NO_COLOR": "1"}
+        self.environ = environ | {"XDG_STATE_HOME": str(home), "NO_COLOR": "1", **variables}
 
     def start(self, *words: str) -> Command:
         """Start a command."""
@@ -199,7 +203,7 @@ def test_mistakes_beside_a_running_evener(shell: Shell, tmp_path: Path) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 8 MB, or a skip where this user may mount none."""
+    """A real file system of 8 MB under the state, or a skip where this user may mount none."""
     folder = tmp_path / "home"
     folder.mkdir()
     mounted = subprocess.run(
@@ -260,6 +264,19 @@ def test_start_on_a_full_disk_is_reported(disk: Path, tmp_path: Path) -> None:
     assert [errors.count("\n") for errors in (up[2], run[2])] == [1, 1]
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """The URL of an engine for services that a command starts. A model of their own would take seconds of CPU at each start."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(scripted_engine(Script(), smollm())) as server:
+        yield server.url
+
+
+@pytest.fixture
+def starting(tmp_path: Path, engine: str) -> Shell:
+    """Commands that start services of their own."""
+    return Shell(tmp_path / "home", EVENER_UP_ENGINE=engine, EVENER_UP_ENGINE_KIND="scripted")
+
+
 def own_up(shell: Shell) -> int:
     """Return the pid of the `up` that a command started, once it is ready."""
     told = shell.state / "evener.json"
@@ -267,11 +284,11 @@ def own_up(shell: Shell) -> int:
     return int(json.loads(told.read_bytes())["pid"])
 
 
-def test_command_notices_the_end_of_the_up_that_it_started(shell: Shell, tmp_path: Path) -> None:
+def test_command_notices_the_end_of_the_up_that_it_started(starting: Shell, tmp_path: Path) -> None:
     """At once, and not as if none had ever run."""
-    running = shell.start(*runs(task(tmp_path / "t"), "sleep 600", "--samples", "1"))
+    running = starting.start(*runs(task(tmp_path / "t"), "sleep 600", "--samples", "1"))
     running.stdout.readline()
-    os.kill(own_up(shell), signal.SIGKILL)
+    os.kill(own_up(starting), signal.SIGKILL)
     _, errors = running.communicate()
 
     assert running.returncode == 1
@@ -279,26 +296,24 @@ def test_command_notices_the_end_of_the_up_that_it_started(shell: Shell, tmp_pat
     assert "Traceback" not in errors
 
 
-def test_full_disk_under_a_command_with_its_own_up(disk: Path, tmp_path: Path) -> None:
+def test_full_disk_under_a_command_with_its_own_up(disk: Path, starting: Shell, tmp_path: Path) -> None:
     """Its log lies on that disk too: that stops no service, and the run goes on when there is room again."""
-    shell = Shell(disk)
-    running = shell.start(*runs(task(tmp_path / "t"), "sleep 2", "--samples", "2"))
+    running = starting.start(*runs(task(tmp_path / "t"), "sleep 2", "--samples", "2"))
     running.stdout.readline()
     fill(disk / "filler")
-    url = json.loads((shell.state / "evener.json").read_bytes())["url"]
-    block_until(lambda: shell.has_crashed(url), seconds=START_SECONDS)
+    url = json.loads((starting.state / "evener.json").read_bytes())["url"]
+    block_until(lambda: starting.has_crashed(url), seconds=START_SECONDS)
     (disk / "filler").unlink()
     out, errors = running.communicate()
 
     assert running.returncode == 0, errors
     assert json.loads(out.splitlines()[-2])["rewards"] == [1.0] * 2
-    assert "never retrieved" not in (shell.state / "up.log").read_text()
+    assert "never retrieved" not in (starting.state / "up.log").read_text()
 
 
-def test_disk_that_stays_full_under_a_command_with_its_own_up_is_reported_once(disk: Path, tmp_path: Path) -> None:
+def test_disk_that_stays_full_under_a_command_with_its_own_up_is_reported_once(disk: Path, starting: Shell, tmp_path: Path) -> None:
     """In one line that names it, in some seconds, and not once for each service after minutes."""
-    shell = Shell(disk)
-    running = shell.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
+    running = starting.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
     running.stdout.readline()
     fill(disk / "filler")
     _, errors = running.communicate()
@@ -306,29 +321,27 @@ def test_disk_that_stays_full_under_a_command_with_its_own_up_is_reported_once(d
 
     assert running.returncode == 1
     assert len(told) == 1
-    assert told[0].startswith(f"evener: the disk of {shell.state} is full. Make room and run the command again")
+    assert told[0].startswith(f"evener: the disk of {starting.state} is full. Make room and run the command again")
 
 
-def test_end_on_a_full_disk_is_reported_as_such(disk: Path, tmp_path: Path) -> None:
+def test_end_on_a_full_disk_is_reported_as_such(disk: Path, starting: Shell, tmp_path: Path) -> None:
     """Whatever the log lost, and wherever it was cut."""
-    shell = Shell(disk)
-    running = shell.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
+    running = starting.start(*runs(task(tmp_path / "t"), "sleep 60", "--samples", "1"))
     running.stdout.readline()
     fill(disk / "filler")
-    os.kill(own_up(shell), signal.SIGKILL)
+    os.kill(own_up(starting), signal.SIGKILL)
     _, errors = running.communicate()
 
     assert running.returncode == 1
-    assert f"has ended: the disk of {shell.state} is full" in errors.splitlines()[-1]
+    assert f"has ended: the disk of {starting.state} is full" in errors.splitlines()[-1]
 
 
-def test_start_on_a_disk_that_is_soon_full_is_reported(disk: Path, tmp_path: Path) -> None:
+def test_start_on_a_disk_that_is_soon_full_is_reported(disk: Path, starting: Shell, tmp_path: Path) -> None:
     """The bus opens, and then no service can begin: nobody waits minutes for that."""
-    shell = Shell(disk)
-    shell.state.mkdir()
+    starting.state.mkdir()
     fill(disk / "filler")
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - 120 * 1024)
-    code, _, errors = shell.run(*runs(task(tmp_path / "t"), "true", "--samples", "1"))
+    code, _, errors = starting.run(*runs(task(tmp_path / "t"), "true", "--samples", "1"))
 
     assert code == 1
-    assert f"the disk of {shell.state} is full" in errors.splitlines()[-1]
+    assert f"the disk of {starting.state} is full" in errors.splitlines()[-1]
